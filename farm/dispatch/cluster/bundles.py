@@ -1,4 +1,4 @@
-"""A bundle that was made, or could not be, as the rows of a shared farm have it."""
+"""Outcome of a build, a bundle or a failure, as a row of a shared farm."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LOG_BYTES = 16 * 1024
 
 
 def sent_build(objects: Objects, bundle: Bundle, reply: BuildReply) -> Build:
-    """Return the bundle as others find it, its archive in the artifacts' store. Raises ArtifactsError."""
+    """Upload the archive of a bundle to the artifact store, and return its row. Raises ArtifactsError."""
     archive, nbytes = upload_bundle(objects, bundle)
     return Build(bundle.manifest.key, "built", archive, nbytes, reply)
 
 
 def failed_build(reply: BuildReply, log: Path) -> Build:
-    """Return a bundle that the compiler could not make, with the end of what it printed."""
+    """Return the row of a failed build, with the end of the compiler's log."""
     return Build(reply.key, "failed", reply=reply, log=end_of_log(log, _LOG_BYTES).replace("\0", ""))

@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 def finish(store: Store, run_id: str) -> int | None:
-    """Record how a run ended and compare its numbers with those before; return its exit code.
+    """Record the end of a run and compare its numbers with earlier runs; return its exit code.
 
-    None while there is work of it, and for a run that nobody submitted. Raises StoreError.
+    None while work of the run is left, and for a run that was not submitted. Raises StoreError.
     """
     from farm.dispatch.look_back import record_look_back
 
@@ -51,13 +51,13 @@ def finish(store: Store, run_id: str) -> int | None:
         # Verdicts are in the store, and stay.
         run = {"run": run_id}
         logger.warning("the numbers of run %s were not compared with those before: %s", run_id, error, extra=run)
-    # Last: who dies before leaves a run that others find to be without an end.
+    # Last: if this agent dies before, other agents find a run without an end and repeat these steps.
     store.finish_run(run_id, code, once=True)
     return code
 
 
 def _mark_stale(store: Store, view: RunView, order: Order) -> None:
-    """Note what had not begun when the time of a run was over."""
+    """Mark the jobs that the budget kept from starting as skipped."""
     try:
         terms = decode_terms(order.terms)
     except msgspec.MsgspecError:

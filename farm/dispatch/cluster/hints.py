@@ -1,4 +1,4 @@
-"""NOTIFY as a hint that there is news: what is missed is found by looking, so that a lost hint costs time alone."""
+"""Hints of news by NOTIFY: receivers also look at intervals, so that a lost hint costs only time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 CHANNEL = "farm"
-"""Its payloads are a word and a name: `work SM8650`, `cancel RUN`, `ended RUN`, `result RUN`."""
+"""Channel of NOTIFY; payloads are a word and a name: `work SM8650`, `cancel RUN`, `ended RUN`, `result RUN`."""
 
 _AGAIN_SECONDS = 2.0
 
 
 class Hints:
-    """A connection of its own that listens. Of one thread."""
+    """Listening connection to the database. Belongs to one thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -35,9 +35,9 @@ class Hints:
         self.close()
 
     def wait(self, timeout_s: float, also: int | None = None) -> set[str]:
-        """Return what was notified as soon as there is something; empty after `timeout_s`.
+        """Return payloads as soon as one arrives; empty after `timeout_s`.
 
-        Empty as well once the descriptor `also` can be read. Where the database is away it waits all the same.
+        Empty as well once the descriptor `also` is readable. Waits in the same way while the database is away.
         """
         self._connect()
         watched = [fd for fd in (self._descriptor(), also) if fd is not None]
@@ -74,6 +74,6 @@ class Hints:
         try:
             return {notification.payload for notification in self._connection.notifies(timeout=0)}
         except psycopg.Error:
-            # It is gone: opened again in a while.
+            # The connection is lost: a later `wait` opens another.
             self.close()
             return set()

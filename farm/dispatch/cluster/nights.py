@@ -1,9 +1,9 @@
-"""Nights that agents start: `[agent] nights` of farm.toml, each at its time, by one agent of those that have it.
+"""Nightly runs that agents start: `[agent] nights` of farm.toml, each at its time, by one of the agents that have it.
 
-A row of the store decides who starts a night, and that it is started once (`farm.store.cluster.nights`). What calls
-`check` is a hint: Procrastinate's periodic tasks, as often and as late as they like. When a night is due, and how late
-it may begin, is by the database's clock. The night itself is `farm nightly`, a child of the agent, whose cells are
-submitted as anybody's runs are.
+A row of the store decides which agent starts a nightly run, and that it starts once (`farm.store.cluster.nights`).
+Procrastinate's periodic tasks call `check` as a hint, at any time and any number of times. The database's clock decides
+when a nightly run is due, and how late it may begin. The nightly run itself is `farm nightly`, a child of the agent,
+whose cells are submitted like the runs of users.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# As farm.dispatch.nightly.plan has it.
+# Names as in farm.dispatch.nightly.plan.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
 NIGHTLY = (sys.executable, "-m", "farm.cli.main", "nightly")
 _EVERY_HALF_MINUTE = "* * * * * */30"
 _AGAIN_S = 3.0
-# What `farm nightly` let finish when it was asked to end.
+# Time for `farm nightly` to finish running cells and report after a request to end.
 _STOP_PATIENCE_S = 60.0
-# Exit codes of a night that was run: its findings are in its own report.
+# Exit codes of a nightly run that was executed: its findings are in its own report.
 _WAS_RUN = (0, 1, 3, 5)
 
 
 def due_before(night: NightConfig, now_ms: int) -> int:
-    """Return when `night` was due the last time, epoch milliseconds: at `now_ms` or before. Pure."""
+    """Return the latest time at or before `now_ms` when `night` was due, epoch milliseconds. Pure."""
     zone = ZoneInfo(night.timezone)
     today = datetime.fromtimestamp(now_ms / 1000, zone).date()
     at = time_of_day(night.hour, night.minute)
@@ -63,7 +63,7 @@ def due_before(night: NightConfig, now_ms: int) -> int:
 
 
 def name_of(file: Path) -> str:
-    """Return what a nightly.toml calls its night. Raises UsageError where that cannot be read."""
+    """Return the name in a nightly.toml. Raises UsageError for an unreadable file or an illegal name."""
     try:
         name = tomllib.loads(file.read_text(encoding="utf-8"))["nightly"]["name"]
     except OSError as error:
@@ -76,7 +76,7 @@ def name_of(file: Path) -> str:
 
 
 def night_lines(starts: Iterable[NightStart]) -> list[str]:
-    """Return starts of nights as people read them, a line each."""
+    """Return starts of nightly runs as text, a line each."""
     return [
         " ".join(
             filter(
@@ -94,10 +94,10 @@ def night_lines(starts: Iterable[NightStart]) -> list[str]:
 
 
 class NightStarter:
-    """The nights of one agent. Any thread may call."""
+    """Nightly runs of one agent. Any thread may call the methods."""
 
     def __init__(self, config: Config, store: Store, command: Sequence[str] = NIGHTLY) -> None:
-        """Read what the nights are called. Raises UsageError for a file that has no name, or for a name twice."""
+        """Read the names of the nightly runs. Raises UsageError for a file without a name, or for a name twice."""
         self._config, self._store, self._command = config, store, tuple(command)
         self._nights: dict[str, NightConfig] = {}
         for night in config.agent.nights:
@@ -108,14 +108,14 @@ class NightStarter:
         self._supervisor = Supervisor()
         self._lock, self._checking = threading.Lock(), threading.Lock()
         self._started: dict[str, int] = {}
-        """When the newest night of a name that was started here was due."""
+        """Due time of the newest nightly run that was started here, by name."""
         self._agent: AgentId | None = None
         self._running: dict[str, Child] = {}
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
 
     def periodic(self) -> tuple[Periodic, ...]:
-        """Return what Procrastinate calls: each night's `check`, on one of the agents that have it."""
+        """Return Procrastinate's periodic calls: `check` of each nightly run, on one of the agents that have it."""
         from farm.dispatch.cluster.delivery.app import Periodic
 
         def checks(name: str) -> Callable[[], None]:
@@ -124,18 +124,18 @@ class NightStarter:
         return tuple(Periodic(f"night-{name}", _EVERY_HALF_MINUTE, checks(name)) for name in self._nights)
 
     def begin(self, agent: AgentId) -> None:
-        """Start nights as `agent` from now on, and go on with those of its former life. Raises StoreError."""
+        """Start nightly runs as `agent` from now on, and resume the ones of its former life. Raises StoreError."""
         self._agent = agent
         for name, night in self._nights.items():
             due_ms = due_before(night, self._store.cluster.nights.now_ms())
-            # Last night's is not gone on with tonight.
+            # Only the newest due time is resumed: the nightly run of an earlier day is not.
             left = self._store.cluster.nights.take_up(agent, name, since_ms=due_ms - 1)
             if left is not None:
                 logger.info("night %s goes on: its agent was ended", name)
                 self._start(agent, name, left.due_ms, resume=True)
 
     def check(self, name: str) -> None:
-        """Start the night of `name` if it is due and nobody has started it. Raises StoreError."""
+        """Start the nightly run `name` if it is due and no agent has started it. Raises StoreError."""
         agent, night = self._agent, self._nights[name]
         if agent is None or self._stopping.is_set():
             return
@@ -152,7 +152,7 @@ class NightStarter:
             logger.info("night %s of %s was %s", name, clock(due_ms), state)
 
     def stop(self, patience_s: float = _STOP_PATIENCE_S) -> None:
-        """End the nights that run here: they report what they have, and this agent's next life goes on with them."""
+        """End the nightly runs here: they report their results so far, and the agent's next life resumes them."""
         self._stopping.set()
         with self._lock:
             children = list(self._running.values())
@@ -188,11 +188,11 @@ class NightStarter:
         thread.start()
 
     def _watch(self, agent: AgentId, name: str, due_ms: int, child: Child) -> None:
-        """Wait for the end of a night, and record it."""
+        """Wait for the end of a nightly run, and record it."""
         code = child.process.wait()
         stopped = self._stopping.is_set() and (code == INTERRUPTED or code < 0)
         last = child.log_tail().strip().rpartition("\n")[2]
-        # What ended by a signal has nothing left either.
+        # A nightly run that ended by a signal may have left processes: end the rest of its group.
         child.terminate(timeout_s=1.0)
         with self._lock:
             del self._running[name]
@@ -203,7 +203,7 @@ class NightStarter:
         self._tell(agent, name, due_ms, exit_code=code, why=why, stopped=stopped)
 
     def _tell(self, agent: AgentId, name: str, due_ms: int, *, exit_code: int, why: str, stopped: bool) -> None:
-        """Record an end, as soon as the store can be told."""
+        """Record the end of a nightly run, trying again while the store is away."""
         while True:
             try:
                 self._store.cluster.nights.end(agent, name, due_ms, exit_code=exit_code, why=why, stopped=stopped)

@@ -1,4 +1,4 @@
-"""Who waits for what on a shared farm, why, and about how long: from what the store says at one moment. Pure."""
+"""Waiting runs of a shared farm, their reasons and expected times, from one view of the store. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from farm.policy.situation import Situation
     from farm.store.cluster.records import Order, QueueView
 
-# What a bundle takes that nobody ever compiled.
+# Expected time of a build without any history.
 _BUILD_SECONDS = 4.0
 
 
 class QueuedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was handed in and is not over."""
+    """Submitted run that is not over."""
 
     run_id: str
     user: str
@@ -31,26 +31,26 @@ class QueuedRun(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     cancelled: bool
     submitted_ms: int
-    """On the database's clock; epoch, milliseconds."""
+    """Time of submission on the database's clock; epoch, milliseconds."""
     socs: tuple[str, ...]
     waiting: int
-    """Shards that wait: about a minute of work each."""
+    """Waiting shards: about a minute of work each."""
     running: int
-    """Devices that work for it."""
+    """Devices that work for the run."""
     ended: int
-    """Shards that are done."""
+    """Finished shards."""
     lacking: int
-    """Bundles that are not compiled yet."""
+    """Bundles still to be compiled."""
     why: tuple[str, ...]
-    """Why what waits does, one line a SoC; empty where nothing waits."""
+    """Reasons for waiting, one line for each SoC; empty without waiting shards."""
     starts_s: float | None
-    """About how long until its next shard begins; 0 where one runs, None where no living device can run it."""
+    """Expected seconds until its next shard begins; 0 while one runs, None without a living device that can run it."""
     ends_s: float | None
-    """About how long it still takes; None where nobody can tell."""
+    """Expected seconds until it ends; None for unknown."""
 
 
 def queued(view: QueueView) -> list[QueuedRun]:
-    """Return the runs that are not over, in the order in which they were handed in within their priority."""
+    """Return the runs that are not over, by priority and time of submission."""
     expected = expect(_works(view), {soc: len(one.devices) for soc, one in view.situations.items()}, view.quotas)
     reasons: dict[str, list[str]] = {}
     several = len(view.situations) > 1
@@ -85,7 +85,7 @@ def queued(view: QueueView) -> list[QueuedRun]:
 
 
 def why_it_waits(view: QueueView, run_id: str) -> str:
-    """Return in a line for what a run waits of which nothing runs; empty where nothing waits."""
+    """Return a line with the reasons why a run waits; empty while a shard runs, and without waiting shards."""
     run = next((one for one in queued(view) if one.run_id == run_id), None)
     return "" if run is None or run.running or not run.why else "; ".join(run.why)
 
@@ -123,9 +123,9 @@ def _works(view: QueueView) -> Iterable[Work]:
 
 
 def _unreserved(order: Order, situation: Situation | None) -> tuple[int, float]:
-    """Return how many devices a run may use, and how long until the first of them is free of reservations.
+    """Return how many devices a run may use, and the seconds until the first of them is free of reservations.
 
-    Devices that are reserved for others count only where all are.
+    Devices that are reserved for others count only if all devices are.
     """
     if situation is None:
         return 0, 0.0
@@ -149,7 +149,7 @@ def _open(order: Order) -> OpenOrder:
 
 
 def _builds_s(view: QueueView) -> Mapping[str, tuple[float, float]]:
-    """Return about when the bundles of each run's first shard are compiled, and when all are; runs one by one."""
+    """Return the expected seconds until each run's first shard is compiled, and until all are; runs one by one."""
     hosts = max(1, sum(agent.alive and bool(agent.facts.toolchains) for agent in view.agents))
     before_s, found = 0.0, {}
     for order in view.orders:

@@ -1,4 +1,4 @@
-"""How the jobs of a submitted run are executed: what travels with its order, the same for every shard."""
+"""Terms of a submitted run: how its jobs are executed, stored with its order and equal for every shard."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from farm.store.cluster.records import ShardJob
 
 
 class RemoteRuntime(msgspec.Struct, frozen=True, kw_only=True):
-    """A `farm.builds.runtime.runtime.Runtime` whose files are in the artifacts' store."""
+    """Runtime (`farm.builds.runtime.runtime.Runtime`) with its files in the artifact store."""
 
     soc: str
     device_kind: str
-    """Of the devices that it is for: `virtual` or `hardware`."""
+    """Kind of its devices: `virtual` or `hardware`."""
     os: str
     files: dict[str, str]
     """SHA-256 by path on the device."""
@@ -28,11 +28,11 @@ class RemoteRuntime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What `farm.dispatch.request.plan.RunPlan` says of a run, but for its jobs and devices."""
+    """Contents of a `farm.dispatch.request.plan.RunPlan` except for jobs and devices."""
 
     protocol: int
     toolchain: str
-    """Its id, by content."""
+    """Id of the toolchain, by content."""
     backend: str
     mode: Mode
     iterations: int
@@ -43,16 +43,16 @@ class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
     heap: bool
     runtimes: tuple[RemoteRuntime, ...]
     canaries: tuple[ShardJob, ...]
-    """What tells whether a device is fit, one a SoC."""
+    """Health checks of devices, one for each SoC."""
     budget_s: float | None = None
     seconds: int | None = None
 
 
 def encode_terms(terms: WorkTerms) -> bytes:
-    """Return the JSON that an order keeps."""
+    """Return the terms as JSON, for the order."""
     return msgspec.json.encode(terms)
 
 
 def decode_terms(text: bytes) -> WorkTerms:
-    """Return the terms of an order. Raises msgspec.DecodeError for those of another version of farm."""
+    """Return the terms of an order. Raises msgspec.DecodeError for terms of another version of farm."""
     return msgspec.json.decode(text, type=WorkTerms)

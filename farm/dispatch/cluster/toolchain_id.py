@@ -1,9 +1,9 @@
-"""What a build host and a client have to have in common: the id of a toolchain, by content and for one backend.
+"""Id of a toolchain, by content and for one backend, which a build host and a client must have in common.
 
-A bundle's key has three parts: the job, the code of its case, and the rest: the versions and content of what compiles,
-and farm's own recipe. The rest is the same for every job of a run, and its hash is the id here. Hosts with the same
-wheels have the same id, wherever they lie, and so has a checkout of the same content. What is not in the id (the code
-of a case and the packages that it imports) a build host finds out about by computing the key anew.
+A bundle's key has three parts: the job, the code of its case, and the rest: the versions and content of the compiler's
+packages, and farm's own recipe. The rest is the same for every job of a run, and its hash is the id here. Hosts with
+the same wheels have the same id in any folder, and so has a checkout of the same content. The id leaves out the code of
+a case and the packages that it imports: a build host checks them by computing the key anew.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _MOST_HOSTS = 4
 def toolchain_id(versions: Mapping[str, str], backend: str) -> str:
     """Return the id of a toolchain for `backend`, as hex; `versions` as in `builds.toolchains.toolchain.Toolchain`.
 
-    HOST_CPU is no part of it: one toolchain compiles for both.
+    HOST_CPU is no part of it: one toolchain compiles for both kinds of hosts.
     """
     parts = {"versions": _shared(versions, backend), _RECIPE: recipe_digest(backend)}
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 
 
 def offered(name: str, versions: Mapping[str, str]) -> tuple[OfferedToolchain, ...]:
-    """Return what a host offers with one toolchain: an id for each backend."""
+    """Return the offers of a host with one toolchain: an id for each backend."""
     return tuple(
         OfferedToolchain(toolchain_id(versions, backend), name, backend, _facts(versions, backend))
         for backend in BACKENDS
@@ -49,7 +49,7 @@ def offered(name: str, versions: Mapping[str, str]) -> tuple[OfferedToolchain, .
 def require_offered(agents: Iterable[Agent], versions: Mapping[str, str], backend: str) -> list[str]:
     """Return the names of the living build hosts that compile with this toolchain, sorted.
 
-    Raises NoDeviceError where there is none, with what those that live have in its place.
+    Raises NoDeviceError without such a host, with the differences of the toolchains on living hosts.
     """
     building = [agent for agent in agents if agent.alive and agent.facts.toolchains]
     wanted = toolchain_id(versions, backend)
@@ -66,7 +66,7 @@ def require_offered(agents: Iterable[Agent], versions: Mapping[str, str], backen
 
 
 def _differences(agent: Agent, versions: Mapping[str, str], backend: str) -> Sequence[str]:
-    """Return in what each toolchain of a host differs from this one."""
+    """Return the differences of each toolchain of a host from this one."""
     own = _facts(versions, backend)
     found = []
     for one in agent.facts.offered:

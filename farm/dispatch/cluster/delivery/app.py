@@ -1,8 +1,8 @@
-"""Procrastinate's side of messages: its app, its connections and the tasks that messages name.
+"""Procrastinate's part of messages: the app, its connections and the tasks of messages.
 
-Traps of Procrastinate 3.10 that the settings here avoid: synchronous tasks would share asyncio's small default pool, a
-worker without a periodic task ends its heartbeat at the first error of the database and goes on (its #1597), and the
-time of a retry is that of this machine's clock, which may be wrong.
+The settings here avoid three traps of Procrastinate 3.10: synchronous tasks would share asyncio's small default pool, a
+worker without a periodic task ends its heartbeat at the first error of the database and goes on (its #1597), and
+retries are timed by this machine's clock, which may be wrong.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
 SERVICE_QUEUE = "farm"
-"""Of what any agent does: ends of runs, mending."""
+"""Queue of the tasks for any agent: ends of runs, mending."""
 MOST_CONNECTIONS = 2
-"""Beside the one that listens."""
+"""Most connections of an app beside the listening one."""
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _EVERY_10_S = "* * * * * */10"
 _EVERY_HOUR = "17 * * * *"
@@ -34,34 +34,34 @@ _EVERY_HOUR = "17 * * * *"
 
 @dataclass(frozen=True)
 class Periodic:
-    """Something that one of the agents which have it does now and then."""
+    """Periodic call by one of the agents that are configured for it."""
 
     name: str
     cron: str
     """Minute, hour, day, month, weekday, and seconds, if they matter: `0 1 * * *`, `* * * * * */30`."""
     call: Callable[[], object]
-    """In a thread; it may be called twice at once where the clocks of hosts are not the same."""
+    """Callable, run in a thread; hosts with different clocks may call it twice at once."""
 
     @property
     def queue(self) -> str:
-        """The queue of the agents that have it: others know nothing of it."""
+        """Queue of the agents that are configured for it; other agents do not listen to it."""
         return f"{SERVICE_QUEUE}:{self.name}"
 
 
 class Handler(Protocol):
-    """What is done about messages, on the event loop."""
+    """Handler of messages, on the event loop."""
 
     async def finish(self, run: str) -> None:
-        """The work of a run is over."""
+        """Record the end of a run whose work is over."""
 
     async def mend(self) -> None:
-        """See to what others left."""
+        """Repair the rows and messages of dead agents."""
 
     async def tidy(self) -> None:
-        """Remove what nobody needs."""
+        """Remove ended messages."""
 
     async def call(self, periodic: Periodic) -> None:
-        """Do what is done now and then."""
+        """Make a periodic call."""
 
 
 class _PutBack(BaseRetryStrategy):
@@ -79,14 +79,14 @@ async def _commit_by_itself(connection: AsyncConnection[Any]) -> None:
 
 
 def _make_pool(**settings: Any) -> AsyncConnectionPool:
-    # Procrastinate has each connection asked whether it is alive before each use, which would be half of what idle
-    # agents ask. A broken one ends the worker, and the next worker has new ones.
+    # Procrastinate checks a connection before each use, which would be half of the statements of idle agents. A broken
+    # connection ends the worker, and the next worker opens new ones.
     return AsyncConnectionPool(**{**settings, "check": None})
 
 
 def make_app(arguments: Mapping[str, Any], handler: Handler, periodic: Sequence[Periodic]) -> App:
-    """Return the app, not open yet, which reaches the database by `arguments` of psycopg's `connect`."""
-    # What is to be known of it is noted by who runs it; without a handler Python would print warnings.
+    """Return the app, not open yet, which connects to the database by `arguments` of psycopg's `connect`."""
+    # The agent logs all problems itself; without a handler Python would print the warnings of these loggers.
     for name in ("procrastinate", "psycopg"):
         logging.getLogger(name).addHandler(logging.NullHandler())
     connector = PsycopgConnector(
@@ -106,7 +106,7 @@ def make_app(arguments: Mapping[str, Any], handler: Handler, periodic: Sequence[
     async def finish(run: str) -> None:
         await handler.finish(run)
 
-    # No lock: a message that a dead worker holds would keep it, and nobody would be there to put that back.
+    # No lock: the message of a dead worker would keep it, and with it this task, which puts such messages back.
     @app.periodic(cron=_EVERY_10_S)
     @app.task(name="farm.mend", queue=SERVICE_QUEUE, queueing_lock="farm.mend", priority=100)
     async def mend(timestamp: int) -> None:

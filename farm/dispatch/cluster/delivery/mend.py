@@ -18,9 +18,9 @@ _KEPT_HOURS = 1.0
 
 
 def mend(store: Store, *, ttl_s: float, is_settled: Callable[[], bool] = always_settled) -> bool:
-    """Put back what dead agents and workers held, and defer jobs that are missing.
+    """Put back the shards and builds of dead agents and workers, and defer jobs that are missing.
 
-    Any number of agents may do so at once. Returns whether there are runs that go on. `ttl_s` and `is_settled` as in
+    Any number of agents may mend at once. Returns whether any run goes on. `ttl_s` and `is_settled` as in
     `Mending.mend`. Raises StoreError.
     """
     mended = store.cluster.mend(ttl_s=ttl_s, is_settled=is_settled)
@@ -31,5 +31,5 @@ def mend(store: Store, *, ttl_s: float, is_settled: Callable[[], bool] = always_
 
 
 def tidy(store: Store) -> None:
-    """Remove messages that ended, and were not removed at once because of how. Raises StoreError."""
+    """Remove ended messages that were kept because of their outcome, after an hour. Raises StoreError."""
     store.messages.tidy(_KEPT_HOURS)

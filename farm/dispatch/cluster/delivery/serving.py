@@ -25,9 +25,9 @@ class Calls:
     """Callables of the jobs, each called in a thread."""
 
     finish: Callable[[str], object]
-    """With a run."""
+    """Called with a run whose work is over."""
     mend: Callable[[], bool]
-    """Whether runs go on."""
+    """Returns whether any run goes on."""
     tidy: Callable[[], object]
 
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Notifications are a hint: who gets none looks by itself. As each mend's is one, looking costs nothing where they come.
+# Interval of looks without a notification, which may be lost. Every mend task sends one, so that looks are rare.
 _LOOK_S = 12.0
 _CONNECT_EVERY_S = 1.0
-# What is left of handlers where the database went away: they go on in their threads.
+# Wait for handlers after the database went away; the rest of them goes on in threads.
 _HURRY_S = 0.5
 
 
@@ -60,27 +60,27 @@ class MessageDelivery:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a worker listens now."""
+        """True while a worker listens."""
         return self._worker is not None
 
     def start(self) -> None:
         """Begin to take jobs.
 
-        Raises StoreError where the store has no tables of Procrastinate, and this user may not make them.
+        Raises StoreError if the store lacks the tables of Procrastinate, and this user may not create them.
         """
         self._store.messages.require()
         self._thread = threading.Thread(target=self._run, name="delivery", daemon=True)
         self._thread.start()
 
     def stop(self, patience_s: float) -> None:
-        """Take no message any more, wait for handlers for so long, and put back the messages of those that go on."""
+        """Stop taking messages, wait `patience_s` for handlers, and put back the messages of unfinished handlers."""
         self._patience_s, self._is_ending = patience_s, True
         if self._loop is not None:
-            # It was closed meanwhile.
+            # The loop may have been closed meanwhile.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._ending.set)
         if self._thread is not None:
-            # The database may be away, and then nothing can be put back: others find it when it was silent for long.
+            # While the database is away no message can be put back: others find them once this worker counts as dead.
             self._thread.join(patience_s + 15)
 
     def _run(self) -> None:
@@ -88,7 +88,7 @@ class MessageDelivery:
 
     async def _deliver(self) -> None:
         self._loop = asyncio.get_running_loop()
-        # Of what was given up when the database went away nobody asks for the result.
+        # Tasks abandoned when the database went away have unread results: keep asyncio from logging them.
         self._loop.set_exception_handler(lambda *_: None)
         while not self._is_ending:
             try:
@@ -103,7 +103,7 @@ class MessageDelivery:
         self._serving.close()
 
     async def _await_database(self) -> None:
-        """Return when the database can be reached, or when this ends."""
+        """Return once the database can be reached, or once this delivery ends."""
         import psycopg
 
         arguments = self._store.connection_arguments()
@@ -126,7 +126,7 @@ class MessageDelivery:
         return " ".join(self._store.without_secrets(str(error)).split()) or type(error).__name__
 
     async def _listen(self) -> None:
-        """Run a worker until this ends, or the worker does by itself; raises what ended it."""
+        """Run a worker until this delivery ends, or the worker ends by itself; raises the worker's error."""
         from farm.dispatch.cluster.delivery.app import make_app
 
         app = make_app(self._store.connection_arguments(), self._serving, self._periodic)
@@ -161,7 +161,7 @@ class MessageDelivery:
             fetch_job_polling_interval=_LOOK_S,
             update_heartbeat_interval=self._ttl_s / 3,
             stalled_worker_timeout=2 * self._ttl_s,
-            # When it ends by itself, as the database is away.
+            # Timeout for a worker that ends by itself because the database is away.
             shutdown_graceful_timeout=_HURRY_S,
             delete_jobs="always",
             install_signal_handlers=False,
@@ -180,7 +180,7 @@ class MessageDelivery:
 
 
 async def _wind_up(app: App, task: asyncio.Task[None], worker: Worker, patience_s: float) -> None:
-    """End a worker, wait for its handlers for so long, put back their jobs, and close the app's connections."""
+    """End a worker, wait `patience_s` for its handlers, put back their jobs, and close the app's connections."""
     worker.shutdown_graceful_timeout = patience_s
     worker.stop()  # type: ignore[no-untyped-call]
     # The connection pool of the worker waits up to 5 s where the database is away.

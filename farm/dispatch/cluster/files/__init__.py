@@ -1,1 +1,1 @@
-"""What travels between the hosts of a shared farm: runtimes and the code of suites, by the hash of its content."""
+"""Files that hosts of a shared farm exchange, by the hash of their content: runtimes and the code of suites."""

@@ -1,4 +1,4 @@
-"""What a shard needs on its host before a device begins with it: a plan folder, bundles, runtime, failed builds."""
+"""Preparation of a shard on its host, before a device begins: plan folder, bundles, runtime, failed builds."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ _AT_ONCE = 4
 
 
 class PreparedRun(NamedTuple):
-    """A shard that a device can begin with: everything that it needs is on this host."""
+    """Shard that a device can begin: all of its files are on this host."""
 
     plan: RunPlan
-    """Of the run on this device: one folder, however many shards it gets."""
+    """Plan of the run on this device: one folder for all of its shards there."""
     planned: list[PlannedJob]
-    """The jobs that are left of the shard, in their order."""
+    """Remaining jobs of the shard, in their order."""
 
 
 class Preparer:
-    """Fetches what shards need; for any number of threads. What is here already is not asked for."""
+    """Fetching of the files of shards that are not on this host yet; for any number of threads."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Preparer:
         folder: Path | None = None,
         lose: LoseBundle | None = None,
     ) -> None:
-        """`build_of` and `lose` are the store's: for what a shard does not bring, and to have made anew what is lost.
+        """`build_of` (of the store) finds builds that a shard lacks; `lose` has lost bundles made again.
 
-        `folder` holds the plans of this agent alone; what a former life left in it is removed.
+        `folder` holds the plans of this agent alone; files of the agent's former life are removed from it.
         """
         self._config, self._objects, self._build_of, self._lose = config, objects, build_of, lose
         self._folder = folder or config.state_dir / "agent" / "runs"
@@ -77,19 +77,19 @@ class Preparer:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_AT_ONCE, "fetch")
         self._bundles: dict[str, Future[None]] = {}
-        """By key, of those that are being fetched: who else needs one waits for the same."""
+        """Bundles that are being fetched, by key: several shards wait for the same future."""
         self._terms: dict[str, WorkTerms] = {}
         self._runtimes: dict[str, Runtime] = {}
         self._plans: dict[tuple[str, str], RunPlan] = {}
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def prepare(self, held: HeldShard, device: Device) -> PreparedRun:
-        """Return the shard with its run's plan on `device`; waits until everything is here.
+        """Return the shard with its run's plan on `device`; waits until all of its files are here.
 
-        A job whose build failed, or whose bundle is lost, has a reply in the plan's folder, so that it ends with that
-        and the others of the shard run. Raises ArtifactsError for a place that stays away, InfraError for a run that
-        this version of farm does not execute, LocalError and InfraError for what cannot be written here: in every case
-        no device and no code is at fault, and the shard is to be put back.
+        A job whose build failed, or whose bundle is lost, gets a reply in the plan's folder: it ends with that reply,
+        and the other jobs of the shard run. Raises ArtifactsError for an artifact store that stays away, InfraError for
+        a run that this version of farm does not execute, LocalError and InfraError for failed writes on this host: in
+        every case no device and no code is at fault, and the caller puts the shard back.
         """
         terms = self._terms_of(held)
         canaries = [one for one in terms.canaries if one.job.target.soc == device.soc]
@@ -99,16 +99,16 @@ class Preparer:
         return PreparedRun(plan, [self._planned(plan.folder, one, builds.get(one.key), lost) for one in held.jobs])
 
     def prefetch(self, held: HeldShard) -> None:
-        """Begin to fetch the bundles of a shard; returns at once, and what fails is met again by `prepare`."""
+        """Begin to fetch the bundles of a shard; returns at once, and `prepare` repeats failed fetches."""
         for build in held.builds.values():
             if build.state == "built" and not self._is_here(build.key):
                 self._begin(build)
 
     def upload(self, records: Iterable[ArtifactRecord]) -> None:
-        """Put the files of an attempt where other hosts find them: before it is recorded.
+        """Upload the files of an attempt to the artifact store, before the attempt is recorded.
 
-        One that is not on this host any more and is there already is fine. Raises ArtifactsError, ArtifactLostError for
-        one that is in neither place, LocalError.
+        A file that only the artifact store has is fine. Raises ArtifactsError, LocalError, and ArtifactLostError for a
+        file that is in neither place.
         """
         for record in records:
             path = self._artifacts.find(record.sha256)
@@ -118,19 +118,19 @@ class Preparer:
                 raise ArtifactLostError(f"{record.kind} of an attempt ({record.sha256[:12]}) is neither here nor there")
 
     def settled(self, records: Iterable[ArtifactRecord]) -> None:
-        """Remove this host's copies of files that were uploaded, once the attempt is recorded, or refused."""
+        """Remove this host's copies of uploaded files, after their attempt was recorded or refused."""
         for record in records:
             self._artifacts.discard(record.sha256, grace_s=-1.0)
 
     def forget(self, run_id: str) -> None:
-        """Remove what is kept for a run that is over, or has nothing for this host any more."""
+        """Remove the plans and terms of a run that is over, or has no further work for this host."""
         with self._lock:
             self._terms.pop(run_id, None)
             for key in [key for key in self._plans if key[0] == run_id]:
                 shutil.rmtree(self._plans.pop(key).folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Fetch nothing any more; what is under way is waited for."""
+        """Stop fetching, and wait for the fetches under way."""
         self._threads.shutdown(cancel_futures=True)
 
     def _terms_of(self, held: HeldShard) -> WorkTerms:
@@ -157,7 +157,7 @@ class Preparer:
         return builds
 
     def _fetch(self, builds: Mapping[str, Build]) -> dict[str, str]:
-        """Fetch the bundles that are not here; return why one is lost, by its key. Raises as `prepare`."""
+        """Fetch the missing bundles; return the reasons of lost ones, by key. Raises as `prepare`."""
         waiting = {
             key: self._begin(build)
             for key, build in builds.items()
@@ -227,7 +227,7 @@ class Preparer:
         with local_errors(folder):
             make_folders(folder)
             draft.prepare_folder()
-            # One that nobody has built yet is not waited for: the next shard of the run has it.
+            # Do not wait for a health check without a bundle: the next shard of the run will have it.
             ended = [one for one in canaries if self._is_here(one.key) or _has_ended(builds.get(one.key))]
             planned = tuple(self._planned(folder, one, builds.get(one.key), lost) for one in ended)
             plan = msgspec.structs.replace(draft, canaries=planned)
@@ -238,7 +238,7 @@ class Preparer:
         return plan
 
     def _planned(self, folder: Path, one: ShardJob, build: Build | None, lost: Mapping[str, str]) -> PlannedJob:
-        """Return a job for the executor, with the reply of its build where there is no bundle."""
+        """Return a job for the executor; a job without a bundle gets the reply of its build in `folder`."""
         if self._is_here(one.key) and one.key not in lost:
             return PlannedJob(one.job, one.key, cached=True, failed_before=one.failed_before)
         reply = build.reply if build is not None and build.state == "failed" else None

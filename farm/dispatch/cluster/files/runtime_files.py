@@ -1,4 +1,4 @@
-"""A runtime for the devices of other hosts: its files by hash, in the place where the farm keeps its files."""
+"""Runtime for the devices of other hosts: its files in the artifact store, by hash."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _AT_ONCE = 4
 
 
 def upload_runtime(objects: Objects, runtime: Runtime, *, soc: str, device_kind: str, os: str) -> RemoteRuntime:
-    """Return a runtime whose files other hosts find; `device_kind` and `os` are of the devices that it is for.
+    """Upload the files of a runtime, and return it for other hosts; `device_kind` and `os` describe its devices.
 
-    Raises ArtifactsError for a place that stays away, LocalError for a file that cannot be read, UsageError for one
-    that is not what it was when the runtime was put together.
+    Raises ArtifactsError for an artifact store that stays away, LocalError for an unreadable file, UsageError for a
+    file that has changed since the runtime was put together.
     """
     with ThreadPoolExecutor(_AT_ONCE, "upload") as threads:
         hashes = dict(zip(runtime.files, threads.map(objects.put, runtime.files.values()), strict=True))
@@ -45,8 +45,8 @@ def upload_runtime(objects: Objects, runtime: Runtime, *, soc: str, device_kind:
 def fetch_runtime(objects: Objects, remote: RemoteRuntime) -> Runtime:
     """Return a runtime with its files in the cache of this machine, each fetched once and verified.
 
-    Raises ArtifactLostError for a file that is not there (any more), or a runtime that farm did not put together,
-    ArtifactsError for a place that stays away, InfraError for a cache that cannot be written.
+    Raises ArtifactLostError for a missing file, or for names that farm never puts into a runtime, ArtifactsError for an
+    artifact store that stays away, InfraError for a cache that cannot be written.
     """
     if remote.runner not in remote.files or not all(map(_is_plain, remote.files)):
         raise ArtifactLostError("a runtime has names that lead out of its folder, or no runner: it is not used")

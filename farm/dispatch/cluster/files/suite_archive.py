@@ -1,9 +1,9 @@
-"""The code of a user's suite for build hosts, so that the key of a bundle there is the one that it has here.
+"""Archive with the code of a user's suite for build hosts, which compute the same bundle keys from it.
 
-    suites/NAME/...       the folder of the suite, as far as `farm.builds.bundles.source` reads it for a case
-    suites/SIBLING/...    the one beside it that a case takes its module from
+    suites/NAME/...       folder of the suite, as far as `farm.builds.bundles.source` reads it for a case
+    suites/SIBLING/...    folder beside it with the module of a case
 
-Packages that a suite imports do not travel: a build host has them as wheels of the same versions, or refuses.
+Packages that a suite imports are not in it: a build host has them as wheels of the same versions, or refuses.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _MOST_BYTES = 16 << 30
 
 
 def upload_sources(objects: Objects, jobs: Iterable[Job]) -> dict[str, str]:
-    """Return the SHA-256 of the archive with the code of each job, by its id; empty for code that farm ships.
+    """Upload the code of each job, and return the SHA-256 of its archive, by job id; empty for suites of farm.
 
-    Raises UsageError for a case with files that cannot travel, ArtifactsError for a place that stays away, LocalError.
+    Raises UsageError for a case with files outside of its suites, ArtifactsError for an artifact store that stays away,
+    LocalError.
     """
     shipped = data_folder("test_suites").resolve()
     found: dict[tuple[str, ...], str] = {}
@@ -53,7 +54,7 @@ def upload_sources(objects: Objects, jobs: Iterable[Job]) -> dict[str, str]:
 def unpack_source(objects: Objects, cache_dir: Path, sha256: str, job: Job) -> Job:
     """Return the job with its code from an archive, in the cache of this machine; fetched once.
 
-    Raises ArtifactLostError for an archive that is not there or not of that suite, ArtifactsError, InfraError.
+    Raises ArtifactLostError for an archive that is missing or has another suite, ArtifactsError, InfraError.
     """
 
     def fill(folder: Path) -> None:
@@ -63,7 +64,7 @@ def unpack_source(objects: Objects, cache_dir: Path, sha256: str, job: Job) -> J
         path.unlink()
 
     root = published(cache_dir / SUITES / sha256[:2] / require_sha256(sha256), fill)
-    # When it was last used; one that is root's can be read all the same.
+    # Note the time of use, for pruning; a folder of root refuses that and is readable all the same.
     with contextlib.suppress(OSError):
         os.utime(root)
     folder = root / _SUITES / Path(job.case.folder).name
@@ -83,7 +84,7 @@ def _upload(objects: Objects, case: Case) -> str:
                 "or compile here (--build here)"
             )
         files[f"{_SUITES}/{name}"] = path
-    # A case of an installed package alone has none, and yet a folder.
+    # A case from an installed package has a folder without a manifest.
     if case.manifest.is_file():
         files.setdefault(f"{_SUITES}/{Path(case.folder).name}/{case.manifest.name}", case.manifest)
     with objects.scratch() as folder:
@@ -93,7 +94,7 @@ def _upload(objects: Objects, case: Case) -> str:
 
 
 def _relative(path: Path, root: Path) -> str:
-    """Return the path below `root` as it is written, empty for one that leads elsewhere."""
+    """Return the path below `root`, without following links; empty for a path that leads elsewhere."""
     parts: list[str] = []
     for part in path.parts[len(root.parts) :] if path.parts[: len(root.parts)] == root.parts else ():
         if part == "..":
