@@ -1,4 +1,4 @@
-"""Agents: who lives, on which hosts, with which devices, and what they learn with a heartbeat."""
+"""Agents: registration, heartbeats with their answers, hosts and devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TAKE_OVER = (
 )
 _FACTS = text("UPDATE agent SET facts = :facts WHERE name = :name AND token = :token RETURNING name")
 _GONE_DEVICES = text("DELETE FROM agent_device WHERE agent = :agent AND device <> ALL(:devices)")
-# A device that hangs on a host that lives stays there.
+# A device stays with its agent as long as that agent is alive.
 _DEVICE = text("""
     INSERT INTO agent_device (device, agent, soc, kind, os, serial, name, labels, refused)
     VALUES (:device, :agent, :soc, :kind, :os, :serial, :name, CAST(:labels AS json), :refused)
@@ -54,7 +54,7 @@ _DEVICE = text("""
         SELECT 1 FROM agent WHERE agent.name = agent_device.agent AND NOT has_left AND expires_ms > :now_ms
     )
 """)
-# Whoever takes a device locks its row.
+# A lease locks the row of its device: each device needs one.
 _LEASE_ROW = text("""
     INSERT INTO lease (device, fence, token, user_name, host, pid, purpose, priority, acquired_ms, expires_ms,
                        reserved_for, reserved_until_ms)
@@ -68,7 +68,7 @@ _ME = """
         WHERE name = :name AND token = :token AND NOT has_left RETURNING name, is_draining
     )
 """
-# One statement: hundreds of agents send it every few seconds.
+# A heartbeat is a single statement: hundreds of agents send it every few seconds.
 _HEARTBEAT = text(f"""
     {_ME}, kept AS (
         UPDATE lease SET expires_ms = now.ms + :ttl_ms FROM now, me WHERE lease.token = :token
@@ -116,15 +116,15 @@ _DRAIN = text("UPDATE agent SET is_draining = :on WHERE name = :name AND NOT has
 
 
 class Agents(ClusterPart):
-    """What agents say of themselves, and what others see of them."""
+    """Registration, heartbeats and list of agents."""
 
     def register(self, name: str, facts: AgentFacts, ttl_s: float, *, user: str, replaces: str = "") -> AgentId:
-        """Begin the life of an agent, and return who it is; it is alive for `ttl_s`, again with every heartbeat.
+        """Register an agent and return its id; it is alive for `ttl_s`, and again with every heartbeat.
 
-        What a former life of this name held is the new one's: it records what that one found out, and then says
-        `begun`. `replaces` is the token of that life where the agent knows that it is over; else the new one is
-        refused until it expires. Raises AgentRefusedError while another agent of this name lives, and where the
-        farm's agents or its open runs are of another version.
+        The new agent takes over leases and shards of the former agent of this name: it records that agent's results,
+        and then calls `begun`. `replaces` is the token of the former agent, if that one is known to have ended; else
+        registration is refused until the former agent expires. Raises AgentRefusedError while another agent of this
+        name is alive, and if a living agent has another protocol.
         """
         key, may_lease = values.clean(name, values.NAME_LIMIT), self.may_lease
 
@@ -151,16 +151,16 @@ class Agents(ClusterPart):
 
     @cached_property
     def may_lease(self) -> bool:
-        """Return whether this login may hold devices and shards: the login of a build host may not."""
+        """True unless the login belongs to a build host, which may hold no devices and shards."""
         with self._database.reading() as connection:
             return bool(connection.scalar(_MAY_LEASE))
 
     def begun(self, agent: AgentId) -> None:
-        """Give back what a former life of the agent held, after the new one has recorded what that found out."""
+        """Give back the leases and shards of the former agent, after the new one has recorded its results."""
         self.put_back_all(agent, "its agent was started again")
 
     def put_back_all(self, agent: AgentId, why: str) -> None:
-        """Let others have all shards and devices of an agent."""
+        """Give back all shards and devices of an agent."""
         if agent.may_lease:
             self._database.write(lambda connection: put_back_held(connection, agent.token, values.clean(why)))
 
@@ -172,12 +172,12 @@ class Agents(ClusterPart):
         leases: Collection[Lease] = (),
         claimed: Claimed | None = None,
     ) -> Minded:
-        """Keep an agent and all its leases alive for `ttl_s`, and return what it should know.
+        """Keep an agent and all its leases alive for `ttl_s`, and return news for it.
 
-        `facts`: only where they are others than it said before. `leases` are those that it takes for its own: what is
-        not is in `Minded.lost`. A lease that expired and that nobody took is renewed.
+        `facts` are given only after a change. `leases` are the leases that the agent believes to have: lost ones are in
+        `Minded.lost`. An expired lease is renewed unless another process took the device.
 
-        With `claimed` the store takes back every lease and shard of the agent that is not in `leases` or `claimed`: the
+        With `claimed` the store takes back every lease and shard of the agent outside `leases` and `claimed`: the
         connection broke before the answer to its claim arrived. No claim may run meanwhile.
         """
         us = {"name": agent.name, "token": agent.token, "ttl_ms": _ms(ttl_s)}
@@ -192,7 +192,7 @@ class Agents(ClusterPart):
         return _minded(row, leases, claimed)
 
     def leave(self, agent: AgentId) -> None:
-        """End the life of an agent: what it held is others'."""
+        """Unregister an agent, and give back its leases and shards."""
 
         def change(connection: Connection) -> None:
             if agent.may_lease:
@@ -210,7 +210,7 @@ class Agents(ClusterPart):
             return [agent_of(row, now_ms) for row in connection.execute(AGENTS)]
 
     def drain(self, name: str, *, on: bool = True) -> bool:
-        """Tell an agent to take no more work and to end when it is done, or not to; False where there is none."""
+        """Let an agent finish its work, take no new work and end, or revoke that; return False for an unknown agent."""
 
         def change(connection: Connection) -> bool:
             found = connection.scalar(_DRAIN, {"name": name, "on": on}) is not None
@@ -265,21 +265,21 @@ class Agents(ClusterPart):
 
 
 def agent_of(row: Row[Any], now_ms: int) -> Agent:
-    """Return an agent as others see it."""
+    """Return the agent of a row, alive or not at `now_ms`."""
     facts = msgspec.json.decode(row.facts, type=AgentFacts)
     is_alive = not row.has_left and row.expires_ms > now_ms
     return Agent(row.name, row.user_name, row.started_ms, row.heartbeat_ms, is_alive, facts, row.is_draining)
 
 
 class Held(NamedTuple):
-    """Rows that are held under the token of an agent."""
+    """Devices and shards held under the token of an agent."""
 
     devices: list[str]
     shards: list[int]
 
 
 def put_back_held(connection: Connection, token: str, why: str, only: Held | None = None) -> int:
-    """Let others have all rows that are held under a token, or `only` some, and return the number of shards."""
+    """Give back all devices and shards held under a token, or `only` some, and return the number of shards."""
     rows = {"token": token, "everything": only is None, **(only or Held([], []))._asdict()}
     socs = connection.scalars(_PUT_BACK, {**rows, "why": why}).all()
     hints = {f"work {soc}" for soc in socs}
@@ -289,7 +289,7 @@ def put_back_held(connection: Connection, token: str, why: str, only: Held | Non
 
 
 def _unanswered(row: Row[Any], leases: Iterable[Lease], claimed: Claimed) -> Held | None:
-    """Return what an agent holds without having heard of it; None for nothing."""
+    """Return the devices and shards of an agent from a claim whose answer was lost; None for nothing."""
     known = {(lease.device, lease.fence) for lease in leases}
     held = Held(
         sorted(device for device, fence in (row.kept or {}).items() if (device, fence) not in known),

@@ -1,4 +1,4 @@
-"""Results of several jobs of a run at once -> rows: as many statements for twenty attempts as for one."""
+"""Insertion of the results of several jobs of a run, with as many statements for twenty attempts as for one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INSERT = insert(schema.attempt).on_conflict_do_nothing().returning(_attempt.id,
 
 
 def insert_results(connection: Connection, run_id: str, results: Iterable[ShardResult]) -> None:
-    """Insert the attempts of jobs of a run, with all their numbers; those that are there already stay as they are."""
+    """Insert the attempts of jobs of a run, with all their numbers; recorded ones stay as they are."""
     listed = [
         (bounded(attempt), result.artifacts if n == len(result.attempts) else ())
         for result in results
@@ -73,7 +73,7 @@ def insert_results(connection: Connection, run_id: str, results: Iterable[ShardR
 
 
 class _PlannedRows:
-    """What the store knows of the jobs and devices of some attempts."""
+    """Row ids of the jobs, devices and series of some attempts."""
 
     def __init__(self, connection: Connection, run_id: str, attempts: Sequence[Attempt]) -> None:
         asked: dict[str, Any] = {"run": run_id, "jobs": sorted({attempt.job_id for attempt in attempts})}
@@ -87,7 +87,7 @@ class _PlannedRows:
             self.series.setdefault(job, {})[metric, unit, direction, exact] = id_
 
     def is_plain(self, attempt: Attempt) -> bool:
-        """Tell whether nothing has to be found out, or refused, before it is inserted."""
+        """Return whether an attempt can be inserted without further queries or checks."""
         has_device = not attempt.device or attempt.device in self.devices
         return bool(attempt.started_ms) and attempt.job_id in self.jobs and has_device
 
@@ -95,7 +95,7 @@ class _PlannedRows:
 def _insert_numbers(
     connection: Connection, known: _PlannedRows, inserted: Sequence[tuple[int, int, Attempt, Sequence[ArtifactRecord]]]
 ) -> None:
-    """Insert what belongs to attempts: id, row of the job, the attempt, its artifacts."""
+    """Insert the numbers and artifacts of attempts, each with its id and the id of its job's row."""
     floats, integers = [], []
     for attempt_id, job_id, attempt, _ in inserted:
         keys = [(row.metric, row.unit, str(row.direction), row.exact) for row in attempt.measurements]

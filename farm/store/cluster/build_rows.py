@@ -1,4 +1,4 @@
-"""Rows of bundles that build hosts make: asked for, made, failed, and what follows for the shards that lack them."""
+"""Rows of the bundles of build hosts: requested, built or failed, with the effects on the waiting shards."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from farm.builds.bundles.bundle import Manifest
     from farm.store.cluster.records import NewBuild, NewShard
 
-# So many at once: arrays of texts of kilobytes.
+# Bundles per statement: each has kilobytes of text.
 _PORTION = 500
 
 BUILD_COLUMNS = "key, state, archive, nbytes, reply, log"
 
-# What failed is tried again for a run that asks anew, and what is there only where it is to be made anew. In one
-# order everywhere, so that two who ask never wait for each other.
+# A new request repeats a failed build, and repeats a successful one only if it is to be made again. All requests take
+# rows in the same order, so that two of them never wait for each other.
 _ASK = text("""
     INSERT INTO build (key, toolchain, task, user_name, priority, position, state, put_back, archive, nbytes, log,
                        asked_ms)
@@ -50,7 +50,7 @@ _ASK = text("""
                      THEN 'waiting' ELSE build.state END
     RETURNING key, state
 """)
-# Of those that were never asked for.
+# Rows that `_ASK` has inserted as `anew`.
 _IS_WAITING = text("UPDATE build SET state = 'waiting' WHERE key = ANY(:keys) AND state = 'anew'")
 _OFFER = text("""
     INSERT INTO build (key, toolchain, task, user_name, priority, position, state, put_back, archive, nbytes, manifest,
@@ -67,7 +67,7 @@ _OFFER = text("""
        OR build.state = 'waiting'
     RETURNING key
 """)
-# With the columns that `farm_settle_builds` records of a bundle that was waited for.
+# Records the same columns as `farm_settle_builds` does for a bundle built on request.
 _RECORD = text("""
     UPDATE run_job SET build_seconds = CAST(manifest ->> 'seconds' AS float8), cached = true, bundle_key = build.key,
                        program_hash = nullif(left(manifest ->> 'program', 64), ''),
@@ -79,7 +79,7 @@ _RECORD = text("""
 _WANT_NO_MORE = text("""
     DELETE FROM build_wanted WHERE run_id = :run AND failure IS NULL RETURNING key
 """)
-# In the name of the most urgent run that is left.
+# A build takes its user and priority from the most urgent remaining run.
 _STILL_WANTED = text("""
     UPDATE build SET user_name = first.user_name, priority = first.priority
     FROM (SELECT DISTINCT ON (key) key, user_name, priority FROM build_wanted JOIN run_order USING (run_id)
@@ -101,9 +101,9 @@ def want_builds(
     now_ms: int,
     known: Mapping[str, Manifest],
 ) -> set[str]:
-    """Ask for the bundles of a run that are not there, and return the keys of those that it has to wait for.
+    """Request the missing bundles of a run, and return the keys of the bundles to wait for.
 
-    `known` are manifests of bundles that are there, by key.
+    `known` are manifests of existing bundles, by key.
     """
     if builds:
         ensure_messages(connection)
@@ -135,16 +135,16 @@ _T = TypeVar("_T", "Build", "NewBuild")
 
 
 def _portions(builds: Iterable[_T]) -> Iterator[list[_T]]:
-    """Yield bundles by their keys, each once, in parts that fit into one statement."""
+    """Yield bundles in the order of their keys, without duplicates, in portions for one statement."""
     once = [one for _, one in sorted({one.key: one for one in builds}.items())]
     for start in range(0, len(once), _PORTION):
         yield once[start : start + _PORTION]
 
 
 def offer(connection: Connection, builds: Sequence[Build], manifests: Mapping[str, Manifest], now_ms: int) -> set[str]:
-    """Write bundles that a client has made, or failed to make; return the keys of the rows that changed.
+    """Write bundles built by a client, or its failures; return the keys of changed rows.
 
-    A trigger of table `build` lets the shards that wait for them know (`farm/store/messages/functions.sql`).
+    A trigger of table `build` notifies the waiting shards (`farm/store/messages/functions.sql`).
     """
     columns = [outcome_columns(build) for build in builds]
     offered = {
@@ -161,7 +161,7 @@ def offer(connection: Connection, builds: Sequence[Build], manifests: Mapping[st
 
 
 def outcome_columns(build: Build) -> dict[str, Any]:
-    """Return the columns that say how a bundle came to be."""
+    """Return the columns for the outcome of a build."""
     return {
         "state": build.state,
         "archive": build.archive,
@@ -172,7 +172,7 @@ def outcome_columns(build: Build) -> dict[str, Any]:
 
 
 def want_no_more(connection: Connection, run_id: str) -> None:
-    """Let a run wait for no bundle any more; what nobody else waits for is not made."""
+    """Withdraw the requests of a run; builds without another request are dropped."""
     keys = sorted(set(connection.scalars(_WANT_NO_MORE, {"run": run_id})))
     for start in range(0, len(keys), _PORTION):
         portion = {"keys": keys[start : start + _PORTION]}
@@ -181,7 +181,7 @@ def want_no_more(connection: Connection, run_id: str) -> None:
 
 
 def find_builds(connection: Connection, keys: Iterable[str]) -> dict[str, Build]:
-    """Return by key what is known of bundles."""
+    """Return the builds that the store has, by key."""
     found: dict[str, Build] = {}
     for part in chunks(sorted(set(keys))):
         found.update((row.key, build_of_row(row)) for row in connection.execute(_FOUND, {"keys": part}))
@@ -189,19 +189,19 @@ def find_builds(connection: Connection, keys: Iterable[str]) -> dict[str, Build]
 
 
 def find_failures(connection: Connection, shards: Sequence[int]) -> dict[tuple[int, str], Build]:
-    """Return by shard and key the bundles of which shards were told that there will be none, as they were told."""
+    """Return failed builds by shard and key, as recorded for each shard at the time of the failure."""
     told = connection.execute(_FAILURES, {"shards": list(shards)})
     return {(row.shard, row.key): msgspec.json.decode(row.failure, type=Build) for row in told}
 
 
 def build_of_row(row: Row[Any]) -> Build:
-    """Return a row of `build` as others find it."""
+    """Return the build of a row of `build`."""
     reply = None if row.reply is None else msgspec.json.decode(row.reply, type=BuildReply)
     return Build(row.key, row.state, row.archive, row.nbytes, reply, row.log)
 
 
 def manifest_facts(build: Build, manifest: Manifest) -> dict[str, Any]:
-    """Return what is recorded of a bundle with every run that asks for it."""
+    """Return the facts about a bundle that every requesting run records."""
     return {
         "seconds": build.reply.seconds if build.reply else 0.0,
         "fallback_ops": manifest.fallback_ops,

@@ -1,4 +1,4 @@
-"""Bundles that build hosts make: jobs of Procrastinate, and what became of them."""
+"""Bundles of build hosts: jobs of Procrastinate and their outcomes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WORKER = text("SELECT worker_id FROM procrastinate_register_worker_v1()")
 _NO_WORKER = text("SELECT procrastinate_unregister_worker_v1(:worker)")
 _BEAT = text("SELECT procrastinate_update_heartbeat_v1(id) FROM unnest(CAST(:workers AS bigint[])) AS id")
 _TAKE = text("SELECT * FROM farm_take_build(:worker, CAST(:toolchains AS text[]))")
-# The same bundle may be of a cancelled run and of an open one.
+# A cancelled run and an open run may request the same bundle.
 _UNWANTED = text("""
     SELECT key FROM unnest(CAST(:keys AS text[])) AS made (key) WHERE NOT EXISTS (
         SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
@@ -70,9 +70,9 @@ class BuildWork(ClusterPart):
         return self._database.write(keep)
 
     def take_build(self, worker: int, host: str, toolchains: Sequence[str]) -> HeldBuild | None:
-        """Return the first bundle that a worker of `host` is to make; None where there is none.
+        """Return the next bundle for a worker of `host` to build; None without one.
 
-        Raises StoreError also for a worker that was taken for dead meanwhile.
+        Raises StoreError also for a worker that was considered dead meanwhile.
         """
         asked = {"worker": worker, "toolchains": list(toolchains)}
 
@@ -96,27 +96,27 @@ class BuildWork(ClusterPart):
         return self._database.write(take)
 
     def built(self, held: HeldBuild, build: Build, manifest: Manifest | None = None) -> None:
-        """Record that a bundle is made and in the artifacts' store, also with every run that asked for it.
+        """Record a built bundle, present in the artifacts' store, also with every run that requested it.
 
-        Raises LeaseLostError where another worker has had its job meanwhile.
+        Raises LeaseLostError if another worker got its job meanwhile.
         """
         self._record(held, build, "built", manifest)
 
     def failed(self, held: HeldBuild, build: Build) -> None:
-        """Record that a bundle cannot be made, and tell those who asked for it so far. Raises LeaseLostError."""
+        """Record a failed build, also with every run that requested it so far. Raises LeaseLostError."""
         self._record(held, build, "failed", None)
 
     def put_back_build(self, held: HeldBuild, host: str, *, why: str, tried: bool = True) -> None:
-        """Let another make a bundle: its job waits again.
+        """Put the job of a bundle back for another host.
 
-        `tried`: this host does not get the job again. Without another living host of its toolchain the build failed, as
-        infrastructure, for the reasons of all that tried. Raises LeaseLostError.
+        With `tried`, this host does not get the job again; without another living host of its toolchain the build has
+        failed, as infrastructure, with the reasons of all hosts that tried. Raises LeaseLostError.
         """
         reason = one_line(values.clean(why), 500) if tried else ""
         self._require(held, _PUT_BACK, {"host": host, "why": reason})
 
     def add_built(self, build: Build, manifest: Manifest | None = None) -> bool:
-        """Record a bundle that somebody else made, or failed to make, and tell whether that was news."""
+        """Record a bundle built outside of build hosts, or its failure, and return whether the row changed."""
 
         manifests = {} if manifest is None else {build.key: manifest}
         return self._database.write(
@@ -124,7 +124,7 @@ class BuildWork(ClusterPart):
         )
 
     def build_of(self, keys: Iterable[str]) -> dict[str, Build]:
-        """Return by key what is known of bundles."""
+        """Return the builds that the store has, by key."""
         wanted = list(keys)
         with self._database.reading() as connection:
             return find_builds(connection, wanted)
@@ -136,7 +136,7 @@ class BuildWork(ClusterPart):
     def _require(self, held: HeldBuild, statement: TextClause, columns: dict[str, Any]) -> None:
         """Execute a statement that ends the job of a bundle.
 
-        Raises LeaseLostError where another worker has had the job meanwhile.
+        Raises LeaseLostError if another worker got the job meanwhile.
         """
         job = {"job": held.job, "attempt": held.attempt}
         if not self._database.write(lambda connection: connection.scalar(statement, {**job, **columns})):

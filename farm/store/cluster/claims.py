@@ -1,4 +1,4 @@
-"""Which shard a device gets: decided for a SoC at a time, under its lock, with the lease of the device."""
+"""Assignment of shards to devices, with the leases: one decision at a time per SoC, under the lock of the SoC."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from farm.store.cluster.records import AgentId, ShardJob
     from farm.store.leases.situations import KnownSoc
 
-# Who could try what fails on a device: as it was so long ago, and enough of them.
+# Other devices for a second try of a failed job: age of the cached list in seconds, and their greatest number.
 _LIVING_S = 3.0
 _MOST_OTHERS = 16
 
@@ -38,7 +38,7 @@ _ALIVE = text("""
     SELECT facts FROM agent
     WHERE name = :agent AND token = :token AND NOT has_left AND NOT is_draining AND expires_ms > :now_ms FOR SHARE
 """)
-# What somebody else is about to take is left to him, and what is reserved for somebody else.
+# Devices locked by another claim and devices reserved for another user are left out.
 _FREE = text("""
     SELECT lease.device, token = '' AS is_free FROM lease
     JOIN unnest(CAST(:devices AS text[]), CAST(:users AS text[])) AS mine (device, user_name)
@@ -57,7 +57,7 @@ _FIRST = text("""
     WHERE run_id = :run AND soc = :soc AND state = 'waiting' AND lacking = 0 AND NOT retry
     ORDER BY position, id LIMIT :most FOR UPDATE SKIP LOCKED
 """)
-# The jobs come with it: what a shard is about is a row beside it.
+# Returns the jobs as well, which are in a row of `shard_jobs`.
 _HOLD = text("""
     UPDATE shard SET state = 'held', device = :device, fence = :fence, agent = :agent, token = :token,
                      held_ms = :now_ms, why = ''
@@ -75,7 +75,7 @@ _TAKE = text("""
 
 
 class Claims(ClusterPart):
-    """How agents get work."""
+    """Assignment of work to agents."""
 
     def claim(
         self,
@@ -87,13 +87,13 @@ class Claims(ClusterPart):
         keep: Mapping[str, Lease] | None = None,
         is_settled: Callable[[], bool] = lease_rows.always_settled,
     ) -> list[HeldShard]:
-        """Return what idle devices of an agent are to run now, each with the lease of its device for `ttl_s`.
+        """Return shards for idle devices of an agent, each with a lease of its device for `ttl_s`.
 
-        `keep` are devices that are about to end a shard: they count as free, and where they get another shard they go
-        on under the fence that they have, whichever user it is of. What nobody may have now, and what others have a
-        better right to, is left; devices that others wait for are marked, and who holds them learns it with the next
-        heartbeat. Leases that expired are left as well where the database
-        has not been up for `ttl_s`, or the caller knows that it did not answer all the while, as `is_settled` says.
+        `keep` are devices at the end of a shard: they count as free, and keep their fence for their next shard, of any
+        user. Devices that are not free or that others have a better right to are left out; devices that others wait
+        for are marked, and their holders learn that with the next heartbeat. Expired leases are respected while the
+        database has been up for less than `ttl_s`, or while `is_settled` returns False because it did not answer all
+        the time.
         """
         kept = dict(keep or {})
         asking = [*(device for device in devices if device not in kept), *kept]
@@ -118,7 +118,7 @@ class Claims(ClusterPart):
         return self._write(claim)
 
     def _living_of(self, connection: Connection, soc: str, now_ms: int) -> Sequence[LivingDevice]:
-        """Return the living devices of a SoC, as they were a few seconds ago."""
+        """Return the living devices of a SoC, from a cache of at most `_LIVING_S`."""
         cache: dict[str, tuple[float, list[LivingDevice]]] = self.__dict__.setdefault("_living", {})
         asked_s, living = cache.get(soc, (-_LIVING_S, []))
         if time.monotonic() - asked_s >= _LIVING_S:
@@ -133,14 +133,14 @@ def _left(row: Row[Any]) -> tuple[ShardJob, ...]:
 
 
 class _HolderFacts(msgspec.Struct):
-    """Of an agent's facts, what a lease says of its holder."""
+    """Part of an agent's facts that a lease records about its holder."""
 
     host: str
     pid: int
 
 
 class _Taking:
-    """The steps of one claim."""
+    """Steps of a claim."""
 
     def __init__(
         self,
@@ -166,12 +166,12 @@ class _Taking:
         return self._complete([one for one in held if one is not None])
 
     def _free(self, mine: Mapping[str, Share], keep: Mapping[str, Lease]) -> set[str]:
-        """Return the devices that are still to be had, and keep them from others until the transaction ends."""
+        """Return the devices that are still free, locked until the end of the transaction."""
         users = [share.user for share in mine.values()]
         asked = {**self._us, "devices": list(mine), "users": users, "keep": list(keep), "adopted": lease_rows.ADOPTED}
         rows = self._connection.execute(_FREE, asked).all()
         left = {row.device for row in rows if not row.is_free and row.device not in keep}
-        # Who could not reach the database has not lost what he has.
+        # An agent that could not reach the database keeps its expired leases.
         if left and not lease_rows.is_settled(self._connection, self._ttl_ms, self._is_settled):
             return {row.device for row in rows} - left
         return {row.device for row in rows}
@@ -216,7 +216,7 @@ class _Taking:
         return row, lease_rows.lease_of(taken)
 
     def _complete(self, held: Sequence[tuple[Row[Any], Lease]]) -> list[HeldShard]:
-        """Return what devices run with all that they need to know."""
+        """Return shards with their remaining jobs, bundles and other devices."""
         if not held:
             return []
         jobs = {row.id: _left(row) for row, _ in held}
@@ -249,8 +249,8 @@ class _Taking:
 
         others = usable_of(self._living)
         if any(len(found) <= MOST_DEVICES for found in others.values()):
-            # That there is no other blames the code: one that came a moment ago has to count, and one whose heartbeat
-            # is late as the database stood still.
+            # Without another device the code is blamed for a failure: devices that came a moment ago count, and so do
+            # devices whose heartbeat is late because the database stood still.
             since_ms = self._us["now_ms"] if self._is_settled() else 0
             return usable_of(read_living(self._connection, self._known.situation.soc, since_ms))
         return others

@@ -1,4 +1,4 @@
-"""The rows of a farm of many hosts: `store.cluster`."""
+"""Rows of a shared farm: `store.cluster`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Cluster(Orders, Claims, ShardResults, BuildWork, Agents, Mending, Views):
-    """What clients and agents of a shared farm say and ask. Raises UsageError for a store that is no PostgreSQL.
+    """Store access of the clients and agents of a shared farm. Raises UsageError for a store other than PostgreSQL.
 
-    Times are on the database's clock; every method is one transaction and raises StoreError when the database refuses.
+    Times are on the database's clock; every method is one transaction and raises StoreError if the database refuses.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -34,7 +34,7 @@ class Cluster(Orders, Claims, ShardResults, BuildWork, Agents, Mending, Views):
 
     @cached_property
     def nights(self) -> NightStarts:
-        """The starts of nights."""
+        """Starts of scheduled nightly runs."""
         from farm.store.cluster.nights import NightStarts
 
         return NightStarts(self._database, self._clock)

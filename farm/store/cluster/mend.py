@@ -1,4 +1,4 @@
-"""Repair of rows: other agents get the work of dead ones."""
+"""Repair of rows: the work of dead agents goes to others."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from farm.store.clock import Clock
     from farm.store.database import Database
 
-# A device of its kind may be back within so long: a host that is started again, a cable.
+# A shard waits so long for a device of its kind to come back: a restarted host, a cable.
 _ABANDONED_MS = 60_000
 
-# As often as agents die with a shard, the job that they had come to is to blame.
+# After so many deaths of agents with a shard, the job that they ran is to blame.
 _MOST_DEATHS = 3
-# Who was not heard of for a day is not shown any more.
+# An agent without a heartbeat for a day is no longer listed.
 _FORGOTTEN_MS = 86_400_000
 
 # A lock of the session, as a pass has many transactions; PostgreSQL releases it when the connection ends.
@@ -69,7 +69,7 @@ _HELD = text("""
     SELECT ARRAY(SELECT device FROM lease WHERE token = :token ORDER BY device) AS devices,
            ARRAY(SELECT id FROM shard WHERE token = :token AND state = 'held' ORDER BY id) AS shards
 """)
-# Of what its agents die again and again, the job that they had come to is run no more.
+# Shards whose agents died too often: the job that they ran is recorded as infra.
 _DEADLY = text("""
     SELECT id, run_id, done, jobs FROM shard JOIN shard_jobs ON shard_jobs.shard = shard.id
     WHERE id = :shard AND state = 'waiting' AND tries >= :most FOR UPDATE OF shard
@@ -102,26 +102,26 @@ _ABANDON = text("""
 
 
 class Mending(ClusterPart):
-    """What one of all agents does every few seconds."""
+    """Repair pass that a single agent at a time does every few seconds."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         super().__init__(database, clock)
-        # The lock of a session is no lock between the threads that share it.
+        # The session lock does not exclude other threads that use the same session.
         self._passing = threading.Lock()
 
     def mend(self, *, ttl_s: float, is_settled: Callable[[], bool] = lease_rows.always_settled) -> Mended:
         """Repair rows of dead agents and workers, and return the repairs.
 
-        Nothing where somebody else is at it. Nobody is dead, forgotten or not to come any more before the database has
-        been up for `ttl_s`, nor where the caller knows that it did not answer all the while. `is_settled`, which says
-        so, is asked when the database has answered: that may have taken a while.
+        Return without repairs while another pass runs. Agents count as dead or forgotten, and retries as abandoned,
+        only after the database has been up for `ttl_s`, and only if `is_settled` returns True: the database answered
+        the caller all that time. `is_settled` is called after the database has answered, which may take a while.
         """
         with self._alone() as is_alone:
             return self._pass(round(ttl_s * 1000), is_settled) if is_alone else Mended()
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Yield whether no other pass is going on: then none begins meanwhile."""
+        """Yield True with the lock against other passes held, False while another pass runs."""
         if not self._passing.acquire(blocking=False):
             yield False
             return
@@ -131,7 +131,7 @@ class Mending(ClusterPart):
                 yield is_alone
             finally:
                 if is_alone:
-                    # A connection that is broken has no lock.
+                    # A broken connection has lost the lock already.
                     with suppress(StoreError):
                         self._database.at_once(_UNLOCK, {})
         finally:
@@ -147,7 +147,7 @@ class Mending(ClusterPart):
         return Mended(tuple(lines), is_busy=row.is_busy)
 
     def _look(self, connection: Connection, *, ttl_ms: int, is_settled: Callable[[], bool]) -> tuple[Row[Any], bool]:
-        """Return the rows to repair, and whether silent agents are dead."""
+        """Return the rows to repair, and True if silent agents count as dead."""
         asked = {"abandoned_ms": _ABANDONED_MS, "forgotten_ms": _FORGOTTEN_MS, "most_deaths": _MOST_DEATHS}
         row = connection.execute(_LOOK, asked).one()
         is_asked = bool(row.dead or row.forgotten or row.retries)
@@ -175,7 +175,7 @@ class Mending(ClusterPart):
         return lines
 
     def _one(self, subject: str, repair: Callable[[Connection], list[str]]) -> list[str]:
-        """Repair one row in a transaction of its own, and return its lines; one that is refused stops no other."""
+        """Repair one row in a transaction of its own, and return its lines; a refused row stops no other repair."""
         try:
             return self._database.write(repair)
         except RowRefusedError as error:
@@ -193,14 +193,14 @@ class Mending(ClusterPart):
         return [f"agent {name} is not heard of: shard {shard} waits again" for shard in only.shards if count]
 
     def _bury_by_row(self, name: str, token: str, bury: Callable[..., list[str]]) -> list[str]:
-        """Put back each row of a dead agent in a transaction of its own, after the database refused one of them."""
+        """Put back each row of a dead agent in a transaction of its own, after the database refused any of them."""
         held = self._database.write(lambda connection: connection.execute(_HELD, {"token": token}).one())
         rows = [(f"shard {one}", Held([], [one])) for one in held.shards]
         rows += [(f"device {one}", Held([one], [])) for one in held.devices]
         return [line for row, only in rows for line in self._one(f"{row} of agent {name}", partial(bury, only=only))]
 
     def _mend_soc(self, connection: Connection, *, soc: str, has_old_retries: bool) -> list[str]:
-        """Mark what is to be handed over, and end what no device is left to try."""
+        """Mark devices to hand over, and end retries without a device left to try them."""
         lease_rows.lock_soc(connection, soc)
         now_ms = self._clock(connection)
         known = read_situation(connection, soc, now_ms, lease_rows.requests_now(connection, now_ms))
@@ -234,7 +234,7 @@ def _forget(connection: Connection, *, name: str, now_ms: int) -> list[str]:
 
 
 def _spare(connection: Connection, *, number: int) -> list[str]:
-    """Record the job at which the agents of a shard died as infra; the jobs behind it go on."""
+    """Record the job at which the agents of a shard died as infra, and let the following jobs go on."""
     shard = connection.execute(_DEADLY, {"shard": number, "most": _MOST_DEATHS}).first()
     if shard is None:
         return []

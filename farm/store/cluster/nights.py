@@ -1,4 +1,4 @@
-"""Who starts a night: one row for each time that it is due, whoever writes it starts it."""
+"""Starts of nightly runs: one row per due time, written by the agent that starts it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farm.store.cluster.records import AgentId, NightState
 
 _COLUMNS = "name, due_ms, state, agent, started_ms, ended_ms, exit_code, why"
-# Two of one name are decided one after the other, also where they are due at different times.
+# Starts of one name are decided one after the other, also for different due times.
 _LOCK = text("SELECT pg_advisory_xact_lock(hashtext('farm night'), hashtext(:name))")
 _IS_KNOWN = text("SELECT 1 FROM night_start WHERE name = :name AND due_ms >= :due_ms")
 _IS_MINE = text("""
@@ -25,7 +25,7 @@ _IS_MINE = text("""
 """)
 _HAS_PAST = text("SELECT 1 FROM night_start WHERE name = :name")
 _ALIVE = text("SELECT 1 FROM agent WHERE name = :agent AND token = :token AND NOT has_left AND expires_ms > :now_ms")
-# One that runs has an agent that lives, or did until a moment ago and may come back for it.
+# A running night has an agent that is alive, or that was alive a moment ago and may come back for it.
 _RUNNING = text("""
     SELECT night_start.agent FROM night_start JOIN agent ON agent.name = night_start.agent
     WHERE night_start.name = :name AND night_start.state = 'running' AND agent.expires_ms > :now_ms - :patience_ms
@@ -53,28 +53,28 @@ _LOSE = text("""
 _RECENT = text(f"SELECT {_COLUMNS} FROM night_start ORDER BY due_ms DESC, name LIMIT :most")  # noqa: S608 - a constant
 
 PATIENCE_MS = 600_000
-"""An agent that was not heard of for so long does not come back for the night that it runs."""
+"""Time without a heartbeat, in milliseconds, after which a running night of the agent is lost."""
 
 
 class NightStarts(ClusterPart):
-    """The starts of nights; one of a name is decided at a time."""
+    """Starts of nightly runs; for each name one decision at a time."""
 
     def now_ms(self) -> int:
-        """Return the time as the database has it; epoch, milliseconds."""
+        """Return the time of the database's clock; epoch, milliseconds."""
         with self._database.reading() as connection:
             return self._clock(connection)
 
     def begin(self, agent: AgentId, name: str, due_ms: int, *, late_ms: int) -> NightState:
-        """Return `running` for the one agent that is to start the night of `name` that was due, once; else why not.
+        """Return `running` to the only agent that has to start the night `name` due at `due_ms`; else the reason.
 
-        `ended`: it is another's, or over. `missed`: it is too late by now, or another time. `skipped`: the night before
-        of that name still runs. The last two are kept for people to see. The agent whose night runs gets `running`
-        again: the first answer may be lost.
+        `ended`: another agent has it, or it is over. `missed`: more than `late_ms` have passed. `skipped`: the previous
+        night of that name still runs. The last two are recorded for people. The agent of a running night gets `running`
+        again: its first answer may be lost.
         """
         identity = {"name": values.clean(name, 128), "due_ms": due_ms, "agent": agent.name, "token": agent.token}
 
         def change(connection: Connection) -> NightState:
-            # What is told every minute costs no lock.
+            # Agents ask every minute: the usual answer needs no lock.
             if connection.scalar(_IS_KNOWN, identity) is not None:
                 return "ended" if connection.scalar(_IS_MINE, identity) is None else "running"
             connection.execute(_LOCK, identity)
@@ -98,9 +98,9 @@ class NightStarts(ClusterPart):
         return self._database.write(change)
 
     def take_up(self, agent: AgentId, name: str, *, since_ms: int) -> NightStart | None:
-        """Return the night that a former life of this agent left, for this one to go on with; None for none.
+        """Return the night that this agent's former process left, now held by this one to continue; None without one.
 
-        Only the newest of its name counts, and only where it was due after `since_ms`.
+        Only the newest night of the name counts, and only if it was due after `since_ms`.
         """
         wanted = {"agent": agent.name, "token": agent.token, "name": name, "since_ms": since_ms}
 
@@ -111,7 +111,7 @@ class NightStarts(ClusterPart):
         return self._database.write(change)
 
     def end(self, agent: AgentId, name: str, due_ms: int, *, exit_code: int | None, why: str, stopped: bool) -> None:
-        """Record how a night ended that this agent started; `stopped`: it is not over, its agent was ended."""
+        """Record the end of a night that this agent started; `stopped`: the agent was ended before the night."""
 
         def change(connection: Connection) -> None:
             row = {"name": name, "due_ms": due_ms, "token": agent.token, "now_ms": self._clock(connection)}
@@ -121,7 +121,7 @@ class NightStarts(ClusterPart):
         self._database.write(change)
 
     def lose(self) -> None:
-        """Record the nights whose agents were not heard of for long as lost."""
+        """Record running nights as lost whose agents have sent no heartbeat for `PATIENCE_MS`."""
 
         def change(connection: Connection) -> None:
             why = "its host was not heard of any more"
@@ -130,6 +130,6 @@ class NightStarts(ClusterPart):
         self._database.write(change)
 
     def recent(self, most: int = 20) -> list[NightStart]:
-        """Return the newest starts, those that were missed among them."""
+        """Return the newest starts, missed ones included."""
         with self._database.reading() as connection:
             return [NightStart(*row) for row in connection.execute(_RECENT, {"most": most})]

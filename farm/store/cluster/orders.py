@@ -1,4 +1,4 @@
-"""Runs that were submitted: orders, their shards and the bundles that these lack."""
+"""Submitted runs: orders with their shards and missing bundles."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _COUNTED = """
     ) AS counts
 """
 ORDER = text(f"{_COUNTED} WHERE run_order.run_id = :run")
-"""One order with the counts of its shards; parameter: run."""
+"""Order of a run with the counts of its shards; parameter: run."""
 OPEN_ORDERS = text(f"{_COUNTED} WHERE run_order.state <> 'ended' ORDER BY priority DESC, submitted_ms, run_id")
-"""Those that have not ended."""
+"""Orders that have not ended."""
 _WANTED = text("""
     INSERT INTO build_wanted (shard, job, key, run_id)
     SELECT shard, job, key, :run
@@ -65,11 +65,11 @@ _END = text("""
     RETURNING run_id
 """)
 _PLAIN = ("run_id", "purpose", "state", "submitted_ms", "cancelled_by", "most_devices", "waiting", "held", "ended")
-"""Columns that an order has as they are."""
+"""Columns copied unchanged into an order."""
 
 
 class Orders(ClusterPart):
-    """What clients submit, cancel and look after."""
+    """Submission, cancellation and end of runs."""
 
     def submit(
         self,
@@ -82,11 +82,11 @@ class Orders(ClusterPart):
         stale: Mapping[str, Stale | None] | None = None,
         manifests: Mapping[str, Manifest] | None = None,
     ) -> None:
-        """Submit a run that was begun: all of its jobs, its shards and the bundles that they lack, or nothing of it.
+        """Submit a begun run with all its jobs, shards and missing bundles in one transaction.
 
-        `jobs` are planned as `Recording.plan_jobs` does, `stale` are marked as `Recording.mark_stale` does. `builds`
-        are made by build hosts where they are not there; `built` are in the artifacts' store, with `manifests` of those
-        that nobody else knew. Raises StoreError where it was submitted before.
+        `jobs` are planned as by `Recording.plan_jobs`, `stale` marked as by `Recording.mark_stale`. Build hosts make
+        the missing ones of `builds`; `built` are in the artifacts' store, with `manifests` of the new ones. Raises
+        StoreError for a run submitted before.
         """
         versions = case_versions(jobs)
 
@@ -111,9 +111,9 @@ class Orders(ClusterPart):
         stale: Mapping[str, Stale | None] | None = None,
         manifests: Mapping[str, Manifest] | None = None,
     ) -> None:
-        """Let a run that was submitted go on with more shards, as `submit`; its order is open again.
+        """Add shards to a submitted run, like `submit`, and open its order again.
 
-        `order` has what is another now: terms, devices, limits. Raises StoreError where it was never submitted.
+        `order` has new terms, devices and limits. Raises StoreError for a run that was never submitted.
         """
         versions = case_versions(jobs)
 
@@ -135,15 +135,15 @@ class Orders(ClusterPart):
         self._database.write(insert)
 
     def order(self, run_id: str) -> Order | None:
-        """Return a submitted run as it is now, None where it never was."""
+        """Return the present state of a submitted run, None for a run that was never submitted."""
         with self._database.reading() as connection:
             row = connection.execute(ORDER, {"run": run_id}).first()
             return None if row is None else order_of(row, self._clock(connection))
 
     def cancel(self, run_id: str, user: str, *, may_others: bool = False) -> bool:
-        """Let nothing more of a run begin, and what runs end at once; tell whether that was anything new.
+        """Cancel a run: waiting shards never begin, running ones end at once. Return True if the run was open.
 
-        False as well for a run of somebody else, unless `may_others`. Its shards are ended by agents: `end_if_over`.
+        Return False as well for a run of another user, unless `may_others`. Agents end its shards: `end_if_over`.
         """
         who = values.clean(user, values.NAME_LIMIT)
 
@@ -156,7 +156,7 @@ class Orders(ClusterPart):
         return self._database.write(change)
 
     def end_if_over(self, run_id: str) -> bool:
-        """End an order of which no shard runs, or waits and may begin; True for the caller that did."""
+        """End an order without running shards and without waiting ones that may begin; return True if this call did."""
         return self._database.write(lambda connection: end_order(connection, run_id, self._clock(connection)))
 
     def _plan(
@@ -222,9 +222,9 @@ class Orders(ClusterPart):
 
 
 def end_order(connection: Connection, run_id: str, now_ms: int) -> bool:
-    """End the shards of an order that wait and may not begin; end the order if none is left, and return whether."""
+    """End the waiting shards of an order that may not begin; without a shard left, end the order and return True."""
     asked = {"run": run_id, "now_ms": now_ms}
-    # Whoever adds a shard to it holds another one, or this row.
+    # Shards are added only under the lock of this row, or by the holder of another shard of the run.
     if connection.scalar(_LOCK, asked) is None:
         return False
     connection.execute(_END_WAITING, asked)
@@ -236,12 +236,12 @@ def end_order(connection: Connection, run_id: str, now_ms: int) -> bool:
 
 
 def _priority(number: int) -> Priority:
-    """Return a priority; the lowest for the number of another version, whose order is refused before it runs."""
+    """Return the priority of a number; the lowest for a number of another version, whose order is refused later."""
     return Priority(number) if number in set(Priority) else min(Priority)
 
 
 def order_of(row: Row[Any], now_ms: int) -> Order:
-    """Return an order with the counts of its shards."""
+    """Return the order of a row, with the counts of its shards."""
     facts = {name: row._mapping[name] for name in _PLAIN}  # noqa: SLF001 - public in SQLAlchemy
     return Order(
         **facts,

@@ -1,4 +1,4 @@
-"""What the groups of the shared farm's rows have in common."""
+"""Common base of the groups of a shared farm's rows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _MOST_UNREADABLE = 100
-"""Rows that one call sets aside."""
+"""Most rows that a call sets aside."""
 CHANNEL = "farm"
-"""Of PostgreSQL, on which agents and clients hear that it may be worth looking: a hint, never the truth."""
+"""PostgreSQL channel of hints to agents and clients to look at the tables; a hint itself proves nothing."""
 
 _NOTIFY = text("SELECT pg_notify(:channel, hint) FROM unnest(CAST(:hints AS text[])) AS hint")
 
 
 class ClusterPart:
-    """Every public method of its subclasses is one transaction and raises StoreError when the database refuses."""
+    """Group of rows; every public method of a subclass is one transaction and raises StoreError."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
@@ -37,7 +37,7 @@ class ClusterPart:
         self._database.write(lambda connection: set_aside(connection, error))
 
     def _write(self, action: Callable[[Connection], _T]) -> _T:
-        """Call `action` in one transaction; rows that it cannot read are set aside first."""
+        """Call `action` in one transaction; after an unreadable row, set the row aside and repeat."""
         for _ in range(_MOST_UNREADABLE):
             try:
                 return self._database.write(action)
@@ -47,6 +47,6 @@ class ClusterPart:
 
 
 def notify(connection: Connection, hints: Iterable[str]) -> None:
-    """Tell everybody who listens, once the transaction is committed: `work SM8650`, `cancel RUN`."""
+    """Send hints to all listeners when the transaction commits: `work SM8650`, `cancel RUN`."""
     if listed := sorted(set(hints)):
         connection.execute(_NOTIFY, {"channel": CHANNEL, "hints": listed})

@@ -1,4 +1,4 @@
-"""What the rows of a shared farm say. Times are on the database's clock: epoch, milliseconds."""
+"""Records of a shared farm. Times are on the database's clock: epoch, milliseconds."""
 
 from __future__ import annotations
 
@@ -19,77 +19,77 @@ NightState = Literal["running", "ended", "stopped", "lost", "missed", "skipped"]
 
 
 class ShardJob(msgspec.Struct, frozen=True):
-    """A job of a shard, and the key of its bundle."""
+    """Job of a shard with the key of its bundle."""
 
     job: Job
     key: str
     expected_s: float = 0.0
-    """Wall time that its history says it takes on a device; 0 is not known."""
+    """Expected wall time on a device, from its history; 0 if unknown."""
     failed_before: bool = False
-    """Its newest verdict before this run, on such devices, was failed."""
+    """True if the newest verdict before this run, on such devices, is `failed`."""
     history: tuple[Tried, ...] = ()
-    """What other devices found, oldest first: another is to try it."""
+    """Results of other devices, oldest first, for a job that a further device has to try."""
 
 
 class NewShard(msgspec.Struct, frozen=True):
-    """Jobs that one device runs one after the other, about a minute of them."""
+    """Shard to insert: about a minute of jobs that one device runs one after the other."""
 
     soc: str
     jobs: tuple[ShardJob, ...]
     expected_s: float
     position: int
-    """Among the shards of its run: the smaller goes first."""
+    """Place among the shards of its run: smaller numbers go first."""
     avoid: tuple[str, ...] = ()
-    """Ids of devices that do not get it: they have tried it."""
+    """Ids of devices that do not get the shard because they have tried it."""
     needs: tuple[str, ...] = ()
-    """Keys of bundles that it waits for besides those of its jobs: the canary of its SoC."""
+    """Keys of bundles that the shard waits for besides its jobs' bundles: the health check of its SoC."""
 
 
 class NewBuild(msgspec.Struct, frozen=True):
-    """A bundle that a build host makes."""
+    """Bundle for a build host to make."""
 
     key: str
     toolchain: str
-    """The id of the toolchain, by content: `farm.dispatch.cluster.toolchain_id`."""
+    """Id of the toolchain, by content: `farm.dispatch.cluster.toolchain_id`."""
     job: Job
     versions: dict[str, str]
     source: str = ""
     """SHA-256 of the archive with the code of the case; empty for code that farm ships."""
     position: int = 0
     anew: bool = False
-    """It is made although a build host has it."""
+    """True for a bundle to build again although it exists."""
 
 
 class NewOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that is submitted."""
+    """Run to submit."""
 
     run_id: str
     user: str
     priority: Priority
     purpose: str
-    """The command, for people."""
+    """Command, for people."""
     terms: bytes
-    """JSON of `farm.dispatch.cluster.terms.WorkTerms`: how its jobs are run. Opaque here."""
+    """JSON of `farm.dispatch.cluster.terms.WorkTerms`: settings for its jobs. Opaque here."""
     devices: tuple[str, ...] = ()
-    """Names, serials or ids of the devices that it may use; empty for all."""
+    """Names, serials or ids of the devices that the run may use; empty for all."""
     labels: tuple[str, ...] = ()
-    """Every one of which a device has to have."""
+    """Labels that a device needs, all of them."""
     most_devices: int | None = None
-    """Of each SoC, at once; None for all that are free."""
+    """Most devices of each SoC at once; None for all free ones."""
     classes: tuple[str, ...] = ()
-    """What it has a runtime for: `SM8650/hardware/android`; empty for every device."""
+    """Kinds of devices that the run has a runtime for: `SM8650/hardware/android`; empty for every device."""
     most_failures: int | None = None
-    """After so many failed jobs nothing else begins; None for no end."""
+    """Number of failed jobs after which nothing else begins; None for no limit."""
     until_ms: int | None = None
-    """After that nothing begins; None for no end."""
+    """Time after which nothing begins; None for no limit."""
     budget_s: float | None = None
-    """So long from now, on the database's clock, in place of `until_ms`."""
+    """Seconds from the submission on, by the database's clock, in place of `until_ms`."""
     protocol: int
-    """Of its terms: agents with another one do not get it."""
+    """Protocol of the terms: agents with another protocol do not get the run."""
 
 
 class Order(msgspec.Struct, frozen=True):
-    """A run on the shared farm as it is now."""
+    """Present state of a run on the shared farm."""
 
     run_id: str
     user: str
@@ -103,58 +103,58 @@ class Order(msgspec.Struct, frozen=True):
     labels: tuple[str, ...]
     most_devices: int | None
     waiting: int
-    """Shards that wait."""
+    """Waiting shards."""
     held: int
     """Shards that a device runs."""
     ended: int
     lacking: int
-    """Bundles that are not made yet."""
+    """Bundles that are not built yet, summed over the shards."""
     classes: tuple[str, ...] = ()
     is_late: bool = False
-    """Its time was over before it ended, or is now."""
+    """True if the order reached `until_ms` before its end."""
 
 
 class AgentId(msgspec.Struct, frozen=True):
-    """One life of an agent: what a former life of the same name says is refused."""
+    """Registered process of an agent; calls of a former process of the same name are refused."""
 
     name: str
     token: str
-    """Of its leases; new with every life."""
+    """Token of its leases, new with every registration."""
     may_lease: bool = True
     """True unless the login belongs to a build host, which holds no devices and shards."""
 
 
 class AgentFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent says of itself and of the devices of its host with every heartbeat."""
+    """Facts about an agent and the devices of its host."""
 
     host: str
     pid: int
     version: str
-    """Of farm, for people."""
+    """Version of farm, for people."""
     protocol: int
     """Agents and clients with another one are refused."""
     draining: bool = False
     devices: tuple[AgentDevice, ...] = ()
     toolchains: tuple[str, ...] = ()
-    """Ids of the toolchains that it builds with; empty for a host that does not build."""
+    """Ids of the toolchains of a build host; empty for other hosts."""
     offered: tuple[OfferedToolchain, ...] = ()
-    """What these are, for people."""
+    """Descriptions of these toolchains, for people."""
 
 
 class OfferedToolchain(msgspec.Struct, frozen=True):
-    """A toolchain that a build host compiles with, for one backend."""
+    """Toolchain of a build host for one backend."""
 
     id: str
-    """By content: `farm.dispatch.cluster.toolchain_id`."""
+    """Id by content: `farm.dispatch.cluster.toolchain_id`."""
     name: str
-    """As its host calls it."""
+    """Name on its host."""
     backend: str
     facts: dict[str, str] = {}
-    """Versions and the beginnings of hashes: what another toolchain differs in."""
+    """Versions and the first digits of hashes, which distinguish toolchains."""
 
 
 class AgentDevice(msgspec.Struct, frozen=True):
-    """A device of an agent's host."""
+    """Device of an agent's host."""
 
     id: str
     serial: str
@@ -164,16 +164,16 @@ class AgentDevice(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
     name: str = ""
     refused: str = ""
-    """Why the agent cannot use it now; empty when it can."""
+    """Reason why the agent cannot use the device now; empty for a usable device."""
 
     @property
     def called(self) -> str:
-        """What messages call it."""
+        """Name of the device in messages."""
         return self.name or self.serial
 
 
 class Agent(msgspec.Struct, frozen=True):
-    """An agent as others see it."""
+    """Agent in the view of others."""
 
     name: str
     user: str
@@ -182,36 +182,36 @@ class Agent(msgspec.Struct, frozen=True):
     alive: bool
     facts: AgentFacts
     is_draining: bool = False
-    """It takes no more work."""
+    """True for an agent that takes no new work."""
 
 
 class HeldShard(msgspec.Struct, frozen=True):
-    """A shard that a device of an agent is to run, under a lease."""
+    """Shard for a device of an agent to run, under a lease."""
 
     id: int
     run_id: str
     jobs: tuple[ShardJob, ...]
-    """Those that are left."""
+    """Jobs without a result."""
     lease: Lease
-    """Of the device, in the name of the run's user. Its fence is that of the shard."""
+    """Lease of the device, in the name of the run's user, with the same fence as the shard."""
     terms: bytes
     others: tuple[str, ...] = ()
-    """Ids of other living devices that the run may use: they could try what fails here."""
+    """Ids of other living devices that the run may use: they could try the jobs that fail here."""
     builds: dict[str, Build] = {}
-    """By key, of all `jobs`."""
+    """Builds of all `jobs`, by key."""
 
 
 class Build(msgspec.Struct, frozen=True):
-    """A bundle as others find it."""
+    """Bundle with the state of its build."""
 
     key: str
     state: BuildState
     archive: str = ""
-    """SHA-256 of its archive in the artifacts' store, once it is built."""
+    """SHA-256 of its archive in the artifacts' store, once built."""
     nbytes: int = 0
     reply: BuildReply | None = None
     log: str = ""
-    """The end of what the compiler printed, of a build that failed."""
+    """End of the compiler's output of a failed build."""
 
 
 class HeldBuild(msgspec.Struct, frozen=True):
@@ -220,104 +220,104 @@ class HeldBuild(msgspec.Struct, frozen=True):
     task: NewBuild
     job: int
     attempt: int
-    """Number of times that the job was put back: another worker has had it where that differs."""
+    """Number of times that the job was put back: a different number shows that another worker had it."""
 
 
 class ShardResult(msgspec.Struct, frozen=True):
-    """What a device found out about one job of a shard."""
+    """Result of a device for one job of a shard."""
 
     shard: int
     device: str
     fence: int
     job_id: str
     attempts: tuple[Attempt, ...]
-    """Oldest first; the artifacts belong to the last."""
+    """Attempts, oldest first; the artifacts belong to the last."""
     artifacts: tuple[ArtifactRecord, ...] = ()
     repeat: tuple[Tried, ...] = ()
-    """All of its history, where another device is to try the job; empty where it has its verdict."""
+    """Whole history of a job that another device has to try; empty for a job with its verdict."""
     avoid: tuple[str, ...] = ()
-    """Ids of devices that cannot run the job, if another device of the same host is to try it."""
+    """Ids of devices that cannot run the job, if another device of the same host has to try it."""
     outvoted: tuple[str, ...] = ()
     """Devices, as the history names them, on which the job had failed, if it passed here."""
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """Shards that an agent has from answered claims."""
+    """Shards of an agent from answered claims."""
 
     shards: frozenset[tuple[int, int]] = frozenset()
-    """Id and fence of each."""
+    """Id and fence of each shard."""
 
 
 class Minded(msgspec.Struct, frozen=True):
-    """What an agent learns with a heartbeat."""
+    """Answer to an agent's heartbeat."""
 
     lost: tuple[str, ...] = ()
-    """Devices whose leases are not the agent's any more: stop at once, nothing of it is recorded."""
+    """Devices whose leases the agent has lost: stop at once, the store refuses their results."""
     wanted: dict[str, str] = {}
-    """Devices that others have a better right to, and who: hand over after the running job."""
+    """Devices that others have a better right to, with the user: hand over after the running job."""
     cancelled: tuple[str, ...] = ()
-    """Runs of which nothing is wanted any more: stop at once."""
+    """Cancelled runs: stop at once."""
     stopped: tuple[str, ...] = ()
-    """Runs of which nothing more may begin, as they are late or too much has failed: finish what runs."""
+    """Runs at their time limit or failure limit: finish the running jobs and begin no others."""
     claimable: tuple[str, ...] = ()
     """SoCs of idle devices of the agent for which there is work."""
     replaced: bool = False
-    """Another agent has this one's name: stop."""
+    """True if another agent has taken over this one's name: stop."""
     drain: bool = False
-    """Somebody wants it to take no more work, and to end when what it has is done."""
+    """True for an agent that has to finish its work, take no new work and end."""
     claimed: Claimed = Claimed()
     """Shards of the agent that the store still counts as held."""
 
 
 class Mended(msgspec.Struct, frozen=True):
-    """What was put right."""
+    """Result of a repair pass."""
 
     lines: tuple[str, ...] = ()
-    """What was done, for people."""
+    """Repairs, for people."""
     is_busy: bool = False
-    """There are runs that go on."""
+    """True while runs go on."""
 
 
 class NightStart(msgspec.Struct, frozen=True):
-    """A night that was due once."""
+    """Nightly run at one due time."""
 
     name: str
     due_ms: int
     state: NightState
     agent: str
-    """Who started it, or found that it was not to be started."""
+    """Agent that started the night, or recorded the reason against it."""
     started_ms: int
     ended_ms: int | None
     exit_code: int | None
-    """Of `farm nightly`."""
+    """Exit code of `farm nightly`."""
     why: str
-    """Why it was left out, or what it said at its end."""
+    """Reason why it was not started, or its last message."""
 
 
 class RunProgress(msgspec.Struct, frozen=True):
-    """What who follows a submitted run has not seen yet, and what goes on."""
+    """News and present work of a submitted run, for its followers."""
 
     last: int
-    """What to look from the next time."""
+    """Argument `after` of the next look."""
     attempts: tuple[dict[str, Any], ...]
-    """Oldest first, as listeners of a run are told of them."""
+    """New attempts, oldest first, in the form for listeners of a run."""
     retried: frozenset[str]
-    """Jobs that another device is to try."""
+    """Jobs that another device has to try."""
     running: dict[str, str]
-    """The job that each device runs, by what the device is called."""
+    """Running job by the name of the device."""
     building: tuple[str, ...]
-    """Jobs whose bundles are being made."""
+    """Jobs whose bundles are being built."""
     built: int
-    """Bundles that were made, or cannot be."""
+    """Number of requested bundles whose build has ended, with or without success."""
     to_build: int
-    """Of so many that were not there."""
+    """Number of requested bundles."""
     order: Order
     finished: bool
     exit_code: int | None
 
 
 class ShardSum(msgspec.Struct, frozen=True):
-    """The shards of a submitted run for one SoC, in sums."""
+    """Sums over the shards of a submitted run for one SoC."""
 
     run_id: str
     soc: str
@@ -325,17 +325,17 @@ class ShardSum(msgspec.Struct, frozen=True):
     waiting_s: float
     held: int
     held_s: float
-    """What they still take, as expected."""
+    """Expected remaining time of the held shards."""
 
 
 class QueueView(msgspec.Struct, frozen=True):
-    """All that is said of who waits for what."""
+    """Queue of a shared farm: open orders, devices, quotas and agents."""
 
     now_ms: int
     orders: tuple[Order, ...]
-    """Those that have not ended, the most urgent first."""
+    """Orders that have not ended, the most urgent first."""
     situations: dict[str, Situation]
-    """By SoC, where something waits or is held."""
+    """Situations by SoC, for SoCs with waiting or held shards."""
     sums: tuple[ShardSum, ...]
     quotas: dict[str, int]
     agents: tuple[Agent, ...]

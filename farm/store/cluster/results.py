@@ -1,4 +1,4 @@
-"""What devices found out about the jobs of a shard, and shards that end or are put back."""
+"""Results of the jobs of shards, and shards that end or are put back."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ _GIVE_BACK = text("""
 
 
 class ShardResults(ClusterPart):
-    """What agents record."""
+    """Recording by agents."""
 
     def record(self, agent: AgentId, results: Sequence[ShardResult], *, ttl_s: float) -> dict[int, str]:
-        """Record results, renew the leases that they were found under for `ttl_s`, and return why some are refused.
+        """Record results, renew their leases for `ttl_s`, and return the reasons of refusals by index in `results`.
 
-        By their place in `results`. One is refused where its shard is not the agent's any more under its fence, and
-        where its job has a result already: nothing of it is recorded then. A job that another device is to try makes
-        a shard of its own; a shard of which no job is left ends.
+        A result is refused, without a record, if the agent no longer holds its shard under its fence, or if its job
+        has a result already. A job that another device has to try becomes a shard of its own; a shard without a job
+        left ends.
         """
 
         def write(connection: Connection) -> dict[int, str]:
@@ -106,10 +106,10 @@ class ShardResults(ClusterPart):
     def put_back(
         self, agent: AgentId, shard: int, fence: int, *, why: str, jobs: Sequence[ShardJob] | None = None
     ) -> None:
-        """Let another device have what is left of a shard; `jobs` are what the agent has left, as it knows them by now.
+        """Put the rest of a shard back for another device; `jobs` are the agent's remaining jobs with its knowledge.
 
-        The shard of a run that is cancelled ends. A job that it counts as done and of which no result was taken, as its
-        lease was lost, is left as well. Raises LeaseLostError where another agent has the shard.
+        The shard of a cancelled run ends. A job that the agent counts as done but whose result was refused, for a lost
+        lease, remains too. Raises LeaseLostError if another agent has the shard.
         """
         ours = {"shard": shard, "token": agent.token, "fence": fence}
 
@@ -133,7 +133,7 @@ class ShardResults(ClusterPart):
         self._write(change)
 
     def release(self, agent: AgentId, leases: Iterable[Lease]) -> None:
-        """Give devices back; those that are not the agent's any more are left alone."""
+        """Give devices back, except devices that the agent has lost."""
         ours = [
             {"device": lease.device, "fence": lease.fence, "token": agent.token}
             for lease in sorted(leases, key=lambda lease: lease.device)
@@ -142,7 +142,7 @@ class ShardResults(ClusterPart):
             self._database.write(lambda connection: connection.execute(_GIVE_BACK, ours))
 
     def _settle(self, connection: Connection, shards: Sequence[_OpenShard]) -> None:
-        """Note which jobs are done, make shards of those that another device is to try, and count the failures."""
+        """Record done jobs, make shards of jobs that another device has to try, and count failures."""
         hints = set()
         # A shard that ends locks its run: every transaction locks runs in one order.
         for shard in sorted(shards, key=lambda shard: shard.row.run_id):
@@ -156,9 +156,9 @@ class ShardResults(ClusterPart):
             count = shard.failures
             counted = connection.execute(_FAILED, {"run": run_id, "n": count}).one() if count else None
             if counted and counted.most_failures is not None and counted.failures >= counted.most_failures:
-                # Heartbeats say to whom: devices that run shards of it end them after the running job.
+                # The hint makes agents send a heartbeat, whose answer stops their shards of the run.
                 hints.add(f"cancel {run_id}")
-            # Last, as it finishes the run of which no other shard is left.
+            # The shard comes last: the end of the last one finishes the run.
             done = {"shard": shard.row.id, "done": encode_names(shard.done), "next_job": left[0] if left else ""}
             connection.execute(_DONE, {**done, "left": len(left)})
             if self._tells(run_id):
@@ -179,7 +179,7 @@ def _open(row: Row[Any]) -> _OpenShard:
 
 
 class _OpenShard:
-    """A shard while results are recorded."""
+    """Shard while its results are recorded."""
 
     def __init__(self, row: Row[Any]) -> None:
         self.row = row
@@ -203,7 +203,7 @@ class _OpenShard:
         self.taken.append(result)
 
     def retries(self, jobs: Iterable[ShardJob]) -> Iterable[NewShard]:
-        """Return the shards of the jobs that another device is to try, with what was found out so far."""
+        """Return shards for the jobs that another device has to try, with the results so far."""
         of_name = {one.job.id: one for one in jobs}
         for result in self.taken:
             if result.repeat:

@@ -1,4 +1,4 @@
-"""Roles of a store on PostgreSQL: printed for who looks after the server, or applied."""
+"""Roles of a store on PostgreSQL: printed for the server's administrator, or applied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,40}")
 
 
 class Roles:
-    """The groups of a store, whose names begin with a prefix. Every method raises StoreError."""
+    """Groups of a store, with a common prefix of their names. Every method raises StoreError."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -27,18 +27,18 @@ class Roles:
             raise UsageError(f"{database.name}: a file has no roles: who may write it may do everything")
 
     def script(self, prefix: str = PREFIX) -> str:
-        """Return the SQL that makes the groups and says what they may do. Raises UsageError for what is no prefix."""
+        """Return the SQL that makes the groups and grants their rights. Raises UsageError for an invalid prefix."""
         _require_prefix(prefix)
         with self._database.reading() as connection:
-            # Functions belong to the owner, whoever runs this.
+            # The functions have to belong to the owner of the tables, also if another role runs the script.
             become = f"SET ROLE {connection.dialect.identifier_preparer.quote_identifier(owner_of(connection))};\n"
             granted = rights(connection, prefix)
             return "\n".join((groups_sql(connection, prefix), become + marked(prefix), *granted, "RESET ROLE;"))
 
     def apply(self, prefix: str = PREFIX, *, groups: bool = True) -> None:
-        """Make the groups, unless they are there, and say what they may do; again is as good as once.
+        """Make missing groups and grant their rights; repeated calls do no harm.
 
-        Raises UsageError for what is no prefix.
+        Raises UsageError for an invalid prefix.
         """
         _require_prefix(prefix)
 

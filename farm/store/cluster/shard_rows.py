@@ -1,4 +1,4 @@
-"""Rows of shards: written, and their jobs read back."""
+"""Insertion of shards, and encoding of their jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from farm.store.cluster.records import NewShard
 
-# A job is kilobytes of tolerances that all jobs of its suite have: so it is a twentieth of that, in a millisecond.
+# Level of zlib: the tolerances of jobs, kilobytes that repeat within a suite, shrink to a twentieth in a millisecond.
 _LEVEL = 1
 
 READ_NAMES = text("SELECT names, done FROM shard_jobs WHERE shard = :shard")
@@ -34,7 +34,7 @@ _INSERT_JOBS = text("""
 def insert_shards(
     connection: Connection, run_id: str, shards: Sequence[NewShard], lacking: Collection[str] = (), now_ms: int = 0
 ) -> list[int]:
-    """Insert shards that wait, and return their ids; `lacking` are the keys of bundles that are not there yet."""
+    """Insert waiting shards, and return their ids; `lacking` are the keys of bundles that are not built yet."""
     if not shards:
         return []
     shard = schema.shard
@@ -72,32 +72,32 @@ def insert_shards(
 
 
 def keys_of(new: NewShard) -> list[tuple[str, str]]:
-    """Return what a shard wants, and the key of the bundle: its jobs by name, then what it needs beside them."""
+    """Return the bundles of a shard as (name, key): its jobs by name, then its other needs as `needs N`."""
     jobs = [(one.job.id, one.key) for one in new.jobs]
     return jobs + [(f"needs {n}", key) for n, key in enumerate(new.needs)]
 
 
 def encode_jobs(jobs: Iterable[ShardJob]) -> bytes:
-    """Return jobs as their column holds them."""
+    """Return jobs encoded for their column."""
     return zlib.compress(msgspec.json.encode(list(jobs)), _LEVEL)
 
 
 def decode_jobs(jobs: bytes) -> tuple[ShardJob, ...]:
-    """Return the jobs that the column holds."""
+    """Return the jobs decoded from their column."""
     return msgspec.json.decode(zlib.decompress(jobs), type=tuple[ShardJob, ...])
 
 
 def encode_names(names: Iterable[str]) -> str:
-    """Return names of jobs as the column of those that are done holds them."""
+    """Return names of jobs encoded for their column."""
     return msgspec.json.encode(list(names)).decode()
 
 
 def decode_names(names: str) -> list[str]:
-    """Return the names of the jobs that are done."""
+    """Return names of jobs decoded from their column."""
     return msgspec.json.decode(names, type=list[str])
 
 
 def jobs_left(jobs: bytes, done: str) -> tuple[ShardJob, ...]:
-    """Return the jobs of a shard that have no result yet."""
+    """Return the jobs of a shard without a result."""
     ended = set(decode_names(done))
     return tuple(one for one in decode_jobs(jobs) if one.job.id not in ended)

@@ -1,4 +1,4 @@
-"""Rows that cannot be read, of another version or of a hostile user: set aside with a reason, so that others go on."""
+"""Unreadable rows, of another version or a hostile user: set aside with a reason, so that others go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, TextClause
 
 REFUSED_BY = "farm: a row of the run cannot be read"
-"""In the place of the user who cancelled a run."""
+"""Value in place of the user who cancelled a run."""
 
 _CANCEL = "UPDATE run_order SET state = 'cancelled', cancelled_by = :by WHERE state <> 'ended' AND run_id = "
 _STATEMENTS: dict[str, tuple[TextClause, ...]] = {

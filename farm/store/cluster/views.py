@@ -1,4 +1,4 @@
-"""What people see of the shared farm: how a run goes, who waits for what."""
+"""Views of the shared farm for people: progress of a run, and the queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from farm.store.leases.situations import read_situation
 if TYPE_CHECKING:
     from sqlalchemy import Row
 
-# Numbers are given before rows can be seen: one that is smaller may come later, from a transaction that took longer.
+# Ids are assigned before rows are visible: a smaller id may appear later, from a longer transaction. So each look
+# reads so many ids again.
 _OVERLAP = 2000
 
 _ATTEMPTS = text("""
@@ -56,12 +57,12 @@ _SUMS = text("""
 
 
 class Views(ClusterPart):
-    """What is only looked at."""
+    """Reading access for people."""
 
     def progress(self, run_id: str, after: int) -> RunProgress:
-        """Return what is new of a submitted run since `after`, the `last` of the look before; 0 for everything.
+        """Return the news of a submitted run since `after`, the `last` of the previous answer; 0 for everything.
 
-        Raises StoreLostError where there is no such run.
+        Raises StoreLostError for a run that was never submitted or is gone.
         """
         seen: set[int] = self.__dict__.setdefault("_seen", {}).setdefault(run_id, set()) if after else set()
         with self._database.reading() as connection:
@@ -90,7 +91,7 @@ class Views(ClusterPart):
         )
 
     def queue(self) -> QueueView:
-        """Return who waits for what."""
+        """Return the queue: open orders, devices, quotas and agents."""
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
             sums = tuple(ShardSum(*row) for row in connection.execute(_SUMS, {"now_ms": now_ms}))
@@ -109,7 +110,7 @@ class Views(ClusterPart):
 
 
 def _shown(row: Row[Any]) -> dict[str, Any]:
-    """Return an attempt as listeners of a run are told of it."""
+    """Return the facts about an attempt for listeners of a run."""
     return {
         "job_id": row.job_id,
         "verdict": row.verdict,
