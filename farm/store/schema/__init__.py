@@ -1,4 +1,4 @@
-"""The tables of the store, the same in SQLite and PostgreSQL."""
+"""Tables of the store, the same in SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from farm.store.schema.sharing import (
     soc_look,
 )
 
-# By its file name: an up-to-date store is recognized without importing Alembic.
+# Read from file names, so that an up-to-date store is recognized without importing Alembic.
 REVISION = max(file.name[4:8] for file in Path(__file__).parents[1].glob("migrations/versions/rev_*.py"))
-"""The newest revision of the tables."""
+"""Newest revision of the tables."""
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 

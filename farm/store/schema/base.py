@@ -1,4 +1,4 @@
-"""What all tables have in common."""
+"""Common parts of all tables."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ metadata = MetaData(
     }
 )
 
-# SQLite numbers rows by itself only where the key is spelled INTEGER, which holds 64 bits there.
+# SQLite numbers rows by itself only for a key of type INTEGER, which holds 64 bits there.
 RowId = BigInteger().with_variant(Integer(), "sqlite")

@@ -1,4 +1,4 @@
-"""The tables of devices between runs: their health, who has them and who waits for them."""
+"""Tables of devices between runs: health, leases and waiting processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ device_state = Table(
     Column("status", JSON(none_as_null=True)),
     Column("state", String(64), nullable=False),
     Column("last_seen_ms", BigInteger, nullable=False),
-    Column("forgotten_ms", BigInteger, nullable=False, server_default="0"),  # 0: nobody did, or it was seen since
+    Column("forgotten_ms", BigInteger, nullable=False, server_default="0"),  # 0: never, or seen again since
 )
 
 health_event = Table(
@@ -54,7 +54,7 @@ health_event = Table(
     Column("latency_ns", LargeBinary, nullable=False),
 )
 
-# The row of a device stays when it is free, as its fence has to go on from where it was.
+# The row of a free device stays, because its fence has to keep counting up.
 lease = Table(
     "lease",
     metadata,
@@ -70,7 +70,7 @@ lease = Table(
     Column("expires_ms", BigInteger, nullable=False),
     Column("reserved_for", String(256), nullable=False),
     Column("reserved_until_ms", BigInteger, nullable=False),
-    # Who has a better right to it than its holder, an agent, who hands it over after the running job; empty for nobody.
+    # User with a better right than the holding agent, which hands the device over after the running job; else empty.
     Column("wanted_by", String(256), nullable=False, server_default=""),
     Index("ix_lease_token", "token"),
 )
@@ -79,7 +79,7 @@ waiter = Table(
     "waiter",
     metadata,
     Column("id", String(64), primary_key=True),
-    # JSON, as text: many who wait have the same list, which is then decoded once.
+    # JSON as text: many waiters have the same list, which is then decoded once.
     Column("devices", Text, nullable=False),
     Column("wanted", Integer, nullable=False),
     Column("user_name", String(256), nullable=False),

@@ -1,4 +1,4 @@
-"""The tables of what is recorded: runs, jobs, attempts, and every number. Meanings: docs/reference/store.md."""
+"""Tables of records: runs, jobs, attempts, and every number. Meanings: docs/reference/store.md."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ run = Table(
     Column("finished_ms", BigInteger),
     Column("exit_code", Integer),
     Column("priority", String(16), nullable=False, server_default="person"),  # the default is for older farms
-    # One of `records.RunKind`. Names that no other table has: queries of people's own go on.
+    # Value of `records.RunKind`. The prefix `run_` keeps users' older queries with joins unambiguous.
     Column("run_kind", String(16), nullable=False, server_default="suite"),
-    # `virtual`, `hardware` or `mixed`: as it was asked for, then as its devices are; NULL is like no other.
+    # `virtual`, `hardware` or `mixed`: as requested, then from the run's devices; NULL equals no other kind.
     Column("run_device_kind", String(16)),
-    # As users call its toolchain; empty for the default. So are those of older farms.
+    # Name of the toolchain; empty for the default one and in runs of older farms.
     Column("run_toolchain", String(256), nullable=False, server_default=""),
-    # The series that it belongs to or, where it is private, that it is compared with; empty for the default.
+    # Branch that the run belongs to, or that a local run (`run_private`) is compared with; empty for the default.
     Column("run_line", String(256), nullable=False, server_default=""),
     Column("run_private", Boolean, nullable=False, server_default=false()),
     Column("run_commit", String(64), nullable=False, server_default=""),
     Column("run_dirty", Boolean, nullable=False, server_default=false()),
-    # The rest of `view.RunToolchain`, which nobody asks for by itself; NULL where there is none of it.
+    # Further fields of `view.RunToolchain`, which no query selects by; NULL without any.
     Column("run_source", JSON(none_as_null=True)),
-    # As its user calls it, or NIGHT/CELL, and the id of the night that it is a cell of; empty for none.
+    # Name given by the user, or NIGHT/CELL, and the id of the nightly run of a cell; empty without.
     Column("run_name", String(256), nullable=False, server_default=""),
     Column("run_night", String(64), nullable=False, server_default=""),
-    # False once it ended without an attempt, as without a device: no status, diff or history tells of it.
+    # False after an early end without an attempt, for example without a device: no status, diff or history has the run.
     Column("run_began", Boolean, nullable=False, server_default=true()),
 )
 
@@ -84,7 +84,7 @@ run_device = Table(
     metadata,
     Column("run_id", ForeignKey(run.c.id), primary_key=True),
     Column("device_id", ForeignKey(device.c.id), primary_key=True),
-    # What it ran programs with; NULL is not known.
+    # Versions of the device's runtime; NULL if unknown.
     Column("runtime", JSON(none_as_null=True)),
 )
 
@@ -110,7 +110,7 @@ job = Table(
     Column("backend", String(16), nullable=False),
     Column("precision", String(32), nullable=False),
     Column("options", JSON, nullable=False),
-    # The same case on other targets is looked for by its name, in whatever suite.
+    # Queries look for a case on other targets by its name, in all suites.
     Index("ix_job_case_name", "case_name"),
 )
 
@@ -129,19 +129,19 @@ run_job = Table(
     Column("operators", JSON),
     Column("judged_by", String(64)),
     Column("stale", JSON(none_as_null=True)),
-    # The attempt that decides and its verdict: the last that judged the code, else the last; NULL without attempts.
-    # Only the trigger `attempt_decides` of revision 0009 writes both: no login can forge a decision. No foreign key, as
-    # attempts refer to this table.
+    # Deciding attempt and its verdict: the last attempt that judged the code, else the last; NULL without attempts.
+    # Only the trigger `attempt_decides` of revision 0009 writes both: no login can forge a decision. A foreign key
+    # would be circular, as attempts refer to this table.
     Column("decisive_attempt_id", BigInteger),
     Column("decisive_verdict", String(16)),
-    # What the program is, without what QNN writes by time; NULL is not known.
+    # Hash of the program without the timestamps of QNN; NULL if unknown.
     Column("program_hash", String(64)),
     UniqueConstraint("run_id", "job_id"),
-    # Ids of runs sort by time, so that the newest of a job is found at once; rows of an imported run are newer than it.
+    # Ids of runs sort by time, so that the newest run of a job is found at once; row ids of imported runs do not.
     Index("ix_run_job_job_id_run_id", "job_id", "run_id"),
 )
 
-# Durations that the first shard of a login divided the jobs by, so that its other shards divide them alike.
+# Durations by which the first shard of a login divided the jobs, so that its other shards divide them alike.
 shard_weights = Table(
     "shard_weights",
     metadata,
@@ -165,7 +165,7 @@ attempt = Table(
 
 
 def _of_attempts(name: str, kind: type[Struct], *more: Column[Any]) -> Table:
-    """Return the table of a struct of details of attempts."""
+    """Return the table for a struct of details of attempts."""
     return Table(
         name,
         metadata,
@@ -221,7 +221,7 @@ counter = Table(
     Column("samples", LargeBinary, nullable=False),
 )
 
-# Runs by their ids alone: what is known of a number outlives the run that it was found in.
+# Runs are named by id without a foreign key: an alert outlives its run.
 alert = Table(
     "alert",
     metadata,
@@ -233,7 +233,7 @@ alert = Table(
     Column("state", String(16), nullable=False),
     Column("last_good", String(64), nullable=False),
     Column("first_bad", String(64), nullable=False),
-    # NULL is a NaN.
+    # NULL stands for NaN in these columns.
     Column("change", Float(53)),
     Column("low", Float(53)),
     Column("high", Float(53)),
@@ -241,15 +241,15 @@ alert = Table(
     Column("reason", Text, nullable=False),
     Column("guilt", Text, nullable=False),
     Column("device", String(256), nullable=False),
-    # As they were measured: [[good, new], ...]; what can be judged again.
+    # Measured pairs, [[good, new], ...], for a later judgement.
     Column("pairs", JSON(none_as_null=True)),
     Column("found_ms", BigInteger, nullable=False),
-    # Of the run, which may be gone.
+    # Copies from the run, which may be removed.
     Column("alert_line", String(256), nullable=False, server_default=""),
     Column("alert_private", Boolean, nullable=False, server_default=false()),
     UniqueConstraint("series_id", "device_kind", "run_id"),
     Index("ix_alert_state", "state"),
-    # The number of one that is gone is not given again: remarks name it.
+    # Numbers of removed alerts are not used again, because remarks name them.
     sqlite_autoincrement=True,
 )
 
@@ -258,7 +258,7 @@ triage = Table(
     "triage",
     metadata,
     Column("id", RowId, primary_key=True),
-    # `alert:12`, or `job:` and its id.
+    # `alert:12`, or `job:` and the id of the job.
     Column("subject", String(576), nullable=False, index=True),
     Column("state", String(16), nullable=False),
     Column("user_name", String(256), nullable=False),

@@ -1,4 +1,4 @@
-"""The tables of a farm of many hosts: what was submitted, in shards, and who works on it. Only PostgreSQL has rows."""
+"""Tables of a shared farm: submitted runs, shards, builds, agents. Only PostgreSQL has rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sqlalchemy import (
 from farm.store.schema.base import RowId, metadata
 from farm.store.schema.recorded import run
 
-# A run that is submitted. What is JSON as text is decoded where it is needed, and by no query.
+# Submitted run. Columns with JSON as text are decoded by programs, never by a query.
 run_order = Table(
     "run_order",
     metadata,
@@ -33,12 +33,12 @@ run_order = Table(
     Column("terms", Text, nullable=False),
     Column("devices", JSON, nullable=False),
     Column("labels", JSON, nullable=False),
-    # "SOC/KIND/OS" of the devices that it has a runtime for; empty is for all.
+    # "SOC/KIND/OS" of the devices that the run has a runtime for; empty for all devices.
     Column("classes", JSON, nullable=False),
     Column("most_devices", Integer),
     Column("most_failures", Integer),
     Column("failures", Integer, nullable=False),
-    # That were not there when it was submitted.
+    # Number of bundles that were missing at the submission.
     Column("bundles", Integer, nullable=False),
     Column("until_ms", BigInteger),
     Column("state", String(16), nullable=False, index=True),
@@ -55,30 +55,30 @@ shard = Table(
     Column("soc", String(64), nullable=False),
     Column("position", Integer, nullable=False),
     Column("expected_s", Float(53), nullable=False),
-    # Of its bundles, those that are not made yet: as many rows of `build_wanted` without a failure.
+    # Number of bundles that are not built yet: equals the rows of `build_wanted` without a failure.
     Column("lacking", Integer, nullable=False),
     Column("avoid", JSON, nullable=False),
     Column("retry", Boolean, nullable=False, server_default=false()),
     Column("state", String(16), nullable=False),
-    # Of the lease that it is held under; the token is its agent's.
+    # Device and fence of the lease that holds the shard, with agent and the agent's token.
     Column("device", String(256), nullable=False),
     Column("fence", BigInteger, nullable=False),
     Column("agent", String(256), nullable=False),
     Column("token", String(64), nullable=False),
     Column("held_ms", BigInteger, nullable=False),
-    # How often its agent died.
+    # Number of agents that died with the shard.
     Column("tries", Integer, nullable=False),
     Column("why", Text, nullable=False),
-    # Jobs that have no result yet.
+    # Number of jobs without a result.
     Column("remaining", Integer, nullable=False),
     Index("ix_shard_run_id_state", "run_id", "state"),
-    # What could begin, in the order in which it does. The only one that begins with the SoC: PostgreSQL, which has no
-    # statistics of a run that has just been submitted, would take a shorter one.
+    # Shards that could begin, in their order. No other index may begin with the SoC: without statistics of a run
+    # submitted just now, PostgreSQL would choose a shorter index.
     Index("ix_shard_soc_state", "soc", "state", "run_id", "retry", "lacking", "position"),
     Index("ix_shard_token", "token"),
 )
 
-# When it was last looked for devices of a SoC that others have a better right to.
+# Time of the last look for devices of a SoC that others have a better right to.
 soc_look = Table(
     "soc_look",
     metadata,
@@ -86,37 +86,37 @@ soc_look = Table(
     Column("looked_ms", BigInteger, nullable=False),
 )
 
-# Beside its shard, of which rows are small: whoever decides looks at all that wait.
+# Jobs of a shard, in a table of their own: each decision reads all waiting rows of `shard`, which stay small.
 shard_jobs = Table(
     "shard_jobs",
     metadata,
     Column("shard", ForeignKey(shard.c.id), primary_key=True),
-    # JSON: the names of all jobs, and of those that have their result. The first that has none. All jobs with the keys
-    # of their bundles, by zlib: a job has kilobytes of tolerances.
+    # JSON with the names of all jobs, and of the jobs with a result; name of the first job without one; all jobs with
+    # the keys of their bundles, compressed by zlib because a job has kilobytes of tolerances.
     Column("names", Text, nullable=False),
     Column("done", Text, nullable=False),
     Column("next_job", String(512), nullable=False),
     Column("jobs", LargeBinary, nullable=False),
 )
 
-# One for each bundle that a build host was asked for, by whatever run.
+# Row for each bundle requested from build hosts, shared by all runs.
 build = Table(
     "build",
     metadata,
     Column("key", String(128), primary_key=True),
     Column("toolchain", String(128), nullable=False),
     Column("task", Text, nullable=False),
-    # Of the most urgent run that wants it, and its place there.
+    # User and priority of the most urgent run that requests the bundle, and its place there.
     Column("user_name", String(256), nullable=False),
     Column("priority", Integer, nullable=False),
     Column("position", Integer, nullable=False),
     Column("state", String(16), nullable=False),
-    # Why agents put it back, by their names: they do not get it again.
+    # Reasons of the agents that put the build back, by host: they do not get it again.
     Column("put_back", JSON, nullable=False),
     # SHA-256 of the archive of the bundle, in the artifacts' store.
     Column("archive", String(64), nullable=False),
     Column("nbytes", BigInteger, nullable=False),
-    # What is recorded with the runs that asked for it: seconds, fallback_ops, operators, program.
+    # Facts recorded with the requesting runs: seconds, fallback_ops, operators, program.
     Column("manifest", JSON(none_as_null=True)),
     Column("reply", Text),
     Column("log", Text, nullable=False),
@@ -124,7 +124,7 @@ build = Table(
     Index("ix_build_state", "state"),
 )
 
-# Which jobs of which shards wait for a bundle, or were told that there will be none.
+# Jobs of shards that wait for a bundle, or whose bundle could not be built.
 build_wanted = Table(
     "build_wanted",
     metadata,
@@ -132,7 +132,7 @@ build_wanted = Table(
     Column("job", String(512), primary_key=True),
     Column("key", String(128), nullable=False, index=True),
     Column("run_id", String(64), nullable=False, index=True),
-    # JSON of `farm.store.cluster.records.Build`, as it failed for this run; NULL while it is waited for.
+    # JSON of `farm.store.cluster.records.Build`, as it failed for this run; NULL while the job waits.
     Column("failure", Text),
 )
 
@@ -140,7 +140,7 @@ agent = Table(
     "agent",
     metadata,
     Column("name", String(256), primary_key=True),
-    # Of its life, and of its leases.
+    # Token of this registration and of its leases.
     Column("token", String(64), nullable=False),
     Column("user_name", String(256), nullable=False),
     Column("facts", Text, nullable=False),
@@ -148,7 +148,7 @@ agent = Table(
     Column("heartbeat_ms", BigInteger, nullable=False),
     Column("expires_ms", BigInteger, nullable=False),
     Column("has_left", Boolean, nullable=False),
-    # It is to take no more work.
+    # True for an agent that has to take no new work.
     Column("is_draining", Boolean, nullable=False),
 )
 
@@ -163,11 +163,11 @@ agent_device = Table(
     Column("serial", String(256), nullable=False),
     Column("name", String(256), nullable=False),
     Column("labels", JSON, nullable=False),
-    # Why its agent cannot use it now; empty where it can.
+    # Reason why the agent cannot use the device now; empty for a usable device.
     Column("refused", Text, nullable=False),
 )
 
-# `user:ada` or `label:camera`: how many devices at once.
+# Most devices at once for `user:ada` or `label:camera`.
 quota = Table(
     "quota",
     metadata,
@@ -177,7 +177,7 @@ quota = Table(
     Column("set_ms", BigInteger, nullable=False),
 )
 
-# A night that one of the agents which have it began: the row decides which, once for each time that it is due.
+# Start of a nightly run: the row decides which of several agents starts it, once for each due time.
 night_start = Table(
     "night_start",
     metadata,
@@ -189,6 +189,6 @@ night_start = Table(
     Column("started_ms", BigInteger, nullable=False),
     Column("ended_ms", BigInteger),
     Column("exit_code", Integer),
-    # Why it was left out, or what it said at its end.
+    # Reason why it was not started, or its last message.
     Column("why", Text, nullable=False),
 )

@@ -1,1 +1,1 @@
-"""Runs out of a store and into another, as lines of JSON that nobody trusts."""
+"""Export of runs and import into another store, as lines of untrusted JSON."""

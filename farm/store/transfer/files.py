@@ -1,4 +1,4 @@
-"""Files that are kept of an attempt, written where somebody wants them."""
+"""Export of artifacts as files in a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME_LIMIT = 120
 
 
 def file_names(artifacts: Iterable[ArtifactRecord]) -> dict[str, ArtifactRecord]:
-    """Return artifacts by a file name of their own: NAME of `optrace:NAME`, without what could lead elsewhere."""
+    """Return artifacts by unique file names: NAME of a kind `optrace:NAME`, without characters that lead elsewhere."""
     found: dict[str, ArtifactRecord] = {}
     for artifact in artifacts:
         prefix, _, named = artifact.kind.partition(":")
@@ -35,9 +35,10 @@ def file_names(artifacts: Iterable[ArtifactRecord]) -> dict[str, ArtifactRecord]
 
 
 def export(store: ArtifactStore, artifacts: Iterable[ArtifactRecord], folder: Path) -> list[Path]:
-    """Write artifacts into `folder`, which is made, and return their paths.
+    """Write artifacts into `folder`, made if missing, and return their paths.
 
-    Raises UsageError when one is there already, or nothing can be written; StoreError when one is not in the store.
+    Raises UsageError for an existing file or a folder without write access; StoreError for an artifact that is not in
+    the store.
     """
     wanted = {folder / name: artifact for name, artifact in file_names(artifacts).items()}
     for path in wanted:

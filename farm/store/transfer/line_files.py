@@ -1,4 +1,4 @@
-"""Files of lines, which nobody trusts -> the runs in them, every line checked before anything is imported."""
+"""Untrusted files of lines -> the runs in them, with every line checked before the import."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 
 
 class FoundRun(msgspec.Struct, frozen=True):
-    """A run in a file, every line of which has been checked."""
+    """Run in a file, with all its lines checked."""
 
     file: LineFile
     offset: int
-    """Where its first line begins, in bytes."""
+    """Offset of its first line, in bytes."""
     number: int
-    """Of that line, from 1."""
+    """Number of that line, from 1."""
     run: RunLine
     digest: str
-    """As `farm.store.transfer.runs.digest_of` has it."""
+    """Digest by `farm.store.transfer.runs.digest_of`."""
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """Place in the form FILE:LINE, for people."""
         return f"{self.file.name}:{self.number}"
 
     def lines(self) -> Iterator[Line]:
-        """Yield its lines again, checked again."""
+        """Yield the lines of the run again, checked again."""
         self.file.seek(self.offset, self.number)
         return self.file.lines_of_run()
 
 
 class LineFile:
-    """A file that `farm data export` wrote, or standard input where its name is `-`."""
+    """File written by `farm data export`, or standard input for the name `-`."""
 
     def __init__(self, name: str) -> None:
         self.name = "standard input" if name == "-" else name
@@ -55,7 +55,7 @@ class LineFile:
             self._file = _spooled(sys.stdin.buffer) if name == "-" else _seekable(Path(name))
         except OSError as error:
             raise UsageError(f"{self.name}: cannot be read: {error.strerror}") from None
-        # Of the line that is read next.
+        # Place of the next line.
         self._offset, self._number = 0, 1
 
     def __enter__(self) -> LineFile:
@@ -67,12 +67,12 @@ class LineFile:
         self._file.close()
 
     def seek(self, offset: int, number: int) -> None:
-        """Go to the line of a number, which begins at an offset."""
+        """Go to the line `number`, which begins at `offset`."""
         self._file.seek(offset)
         self._offset, self._number = offset, number
 
     def runs(self) -> list[FoundRun]:
-        """Return the runs in it. Raises UsageError, with the number of the line, for what is no export."""
+        """Return the runs in the file. Raises UsageError, with the number of the line, for an invalid file."""
         found: list[FoundRun] = []
         if not isinstance(self._next(), Head):
             raise self._wrong("is no export of farm: 'farm data export --format jsonl' writes one")
@@ -82,7 +82,7 @@ class LineFile:
             if line is None:
                 return found
             if isinstance(line, Head):
-                # Two exports, one behind the other.
+                # The file is a concatenation of exports.
                 continue
             if not isinstance(line, RunLine):
                 raise self._wrong("is of no run: a run comes before its jobs and attempts")
@@ -91,7 +91,7 @@ class LineFile:
             found.append(FoundRun(self, offset, number, line, digest))
 
     def lines_of_run(self) -> Iterator[Line]:
-        """Yield the lines of one run, from where the file stands. Raises UsageError for what does not fit."""
+        """Yield the lines of one run, from the present line on. Raises UsageError for a line that does not fit."""
         run = self._next()
         if not isinstance(run, RunLine):
             raise self._wrong("is another line than before: the file was changed meanwhile")
@@ -119,7 +119,7 @@ class LineFile:
             yield attempt
 
     def _next(self) -> Line | None:
-        """Return what the next line says, None at the end."""
+        """Return the next line, decoded; None at the end."""
         data = self._file.readline(LINE_LIMIT + 2)
         if not data:
             return None
@@ -131,14 +131,14 @@ class LineFile:
             raise self._wrong(str(error)) from None
 
     def _wrong(self, problem: str) -> UsageError:
-        """Return the error for the line that was read last."""
+        """Return an error about the line read last."""
         return UsageError(f"{self.name}:{max(1, self._number - 1)}: {problem}")
 
 
 def runs_in(files: Iterable[LineFile]) -> list[FoundRun]:
-    """Return the runs in files, the oldest first, after looking at every line.
+    """Return the runs in files, oldest first, after a check of every line.
 
-    Raises UsageError, with file and number, for a line that cannot be.
+    Raises UsageError, with file and line number, for an invalid line and for a run with two different contents.
     """
     found: dict[str, FoundRun] = {}
     with _nothing_imported():
@@ -150,9 +150,9 @@ def runs_in(files: Iterable[LineFile]) -> list[FoundRun]:
 
 
 def import_runs(transfer: Transfer, found: Sequence[FoundRun]) -> tuple[list[RunLine], list[RunLine]]:
-    """Import runs; return those that are new to the store, and those that it had.
+    """Import runs; return the new runs, and the runs that the store had already.
 
-    Raises UsageError, before the first is imported, for one that is another than the store's of that id.
+    Raises UsageError, before the first import, for a run that differs from the store's run of the same id.
     """
     known = {run.run.id: transfer.digest(run.run.id) for run in found}
     with _nothing_imported():
@@ -188,7 +188,7 @@ def _seekable(path: Path) -> BinaryIO:
 
 
 def _spooled(source: BinaryIO) -> BinaryIO:
-    # Read twice: once to check it all, and once to import it.
+    # The file is read twice: for the check, and for the import.
     file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the LineFile
     shutil.copyfileobj(source, file)
     file.seek(0)

@@ -1,4 +1,4 @@
-"""What lines of a run are made of: types whose bounds are those of the store, so that nothing else gets in. Pure."""
+"""Parts of the lines of a run: types with the bounds of the store, so that no other content gets in. Pure."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ JobName = Annotated[str, Meta(max_length=values.JOB_LIMIT)]
 RunId = Annotated[str, Meta(pattern=rf"\A{RUN_ID}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Code = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
-# Far beyond what a program has in operators, and a toolchain in facts.
+# Bound far beyond the operators of a program and the facts of a toolchain.
 FACTS_LIMIT = 10_000
 Counts = Annotated[dict[Text, Count], Meta(max_length=FACTS_LIMIT)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a line: what it has not, no line has."""
+    """Part of a line; unknown fields are refused."""
 
 
 class DeviceLine(Row, frozen=True):
-    """A device that had a part in a run."""
+    """Device of a run."""
 
     serial: Name
     soc: Word
     kind: Literal["virtual", "hardware", "unknown"]
     build: Name
     runtime: Annotated[dict[Word, Text], Meta(max_length=100)] = {}
-    """What it ran programs with."""
+    """Versions of its runtime."""
 
     def __post_init__(self) -> None:
         require_printable(self.serial, self.soc, self.build, *self.runtime, *self.runtime.values())
 
 
 class CommitLine(Row, frozen=True):
-    """A commit."""
+    """Commit with its subject."""
 
     hash: Word
     subject: Name
 
 
 class ToolchainLine(Row, frozen=True, omit_defaults=True):
-    """What a run compiled with, as `farm.store.view.RunToolchain`."""
+    """Toolchain of a run, as `farm.store.view.RunToolchain`."""
 
     name: Name = ""
     line: Name = ""
@@ -84,12 +84,12 @@ class ToolchainLine(Row, frozen=True, omit_defaults=True):
 
     @property
     def toolchain(self) -> RunToolchain:
-        """The same as the store has it."""
+        """Toolchain in the form of the store."""
         return msgspec.convert(msgspec.to_builtins(self), RunToolchain)
 
 
 class StaleLine(Row, frozen=True):
-    """Why a job was left out."""
+    """Reason to skip a job, as `farm.store.view.Stale`."""
 
     reason: Text
     last_ms: Time
@@ -101,7 +101,7 @@ class StaleLine(Row, frozen=True):
 
 
 class MeasurementLine(Row, frozen=True):
-    """One metric and all its samples."""
+    """Metric with all its samples."""
 
     metric: Metric
     unit: ShortWord
@@ -114,9 +114,9 @@ class MeasurementLine(Row, frozen=True):
 
     @property
     def measurement(self) -> Measurement:
-        """What is measured: integers where the store would keep integers, floats otherwise."""
+        """Measurement with integer samples for the store's integer columns, else with floats."""
         samples = tuple(number(sample) for sample in self.samples)
-        # An older farm may have taken a counter for better one way, or for exact: here it goes on in one series.
+        # Older farms recorded some counters with a direction, or as exact: the definition of today keeps one series.
         counter = counter_of(self.metric) if self.exact else None
         exact = self.exact and (counter is None or counter.exact)
         integers = values.as_integers(samples) if exact else None
@@ -126,7 +126,7 @@ class MeasurementLine(Row, frozen=True):
 
 
 class ArtifactLine(Row, frozen=True):
-    """A file that was kept, without its content."""
+    """Artifact without its content."""
 
     sha256: Sha256
     size: Size
@@ -137,21 +137,21 @@ class ArtifactLine(Row, frozen=True):
 
 
 def number(value: Any) -> Any:
-    """Return a number, as it is or as JSON spells it; anything else as it is."""
+    """Return the float of a `NotFinite` string; any other value unchanged."""
     return float(value) if isinstance(value, NotFinite) else value
 
 
 def all_of(kind: type[_T], lines: Iterable[msgspec.Struct]) -> tuple[_T, ...]:
-    """Return lines as what they tell of, which has the same fields."""
+    """Return lines converted to `kind`, which has the same fields."""
     return tuple(
         kind(**{name: number(value) for name, value in msgspec.structs.asdict(line).items()}) for line in lines
     )
 
 
 def require_printable(*names: str) -> None:
-    """Raise ValueError for a name that would carry commands for terminals, or be read in another order.
+    """Raise ValueError for a name with control characters for terminals or characters that change the reading order.
 
-    No pattern of a constraint: `re` has no class for what Unicode calls printable.
+    This is no pattern of a constraint because `re` has no class for Unicode's printable characters.
     """
     for name in names:
         if not name.isprintable():
@@ -163,7 +163,7 @@ def _require_printable_texts(line: msgspec.Struct) -> None:
 
 
 def _line_of(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """Return the type of a part of a line with the fields of a struct of details."""
+    """Return the type of the part of a line with the fields of a struct of details."""
     return msgspec.defstruct(
         f"{kind.__name__}Line",
         [field.line for field in DETAIL_FIELDS[kind].values()],

@@ -1,4 +1,4 @@
-"""The layout of runs as lines of JSON (docs/reference/exports.md): bytes <-> what a line says. Pure."""
+"""Layout of runs as lines of JSON (docs/reference/exports.md): bytes <-> decoded lines. Pure."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LAYOUT = 3
-"""Version of the layout: a greater one is refused. The first with names of outputs."""
+"""Version of the layout, the first with names of outputs; newer versions are refused."""
 SECOND_LAYOUT = 2
 """First layout with toolchains, names and nights of runs, hashes of programs, and counters without a direction."""
 FIRST_LAYOUT = 1
-"""That of runs of which nothing is said that it has no words for: an older farm reads them."""
+"""Layout for runs without any of the newer facts, which an older farm can read."""
 LINE_LIMIT = 2**26
-"""Greatest length of a line in bytes: of an attempt with all that the store keeps of one, and three million samples."""
+"""Most bytes of a line: room for an attempt at all limits of the store, with three million samples."""
 _MOST_COMMAS = 2**22
-"""In a line, which bounds its values: one takes up to 40 bytes of memory for each that it has in the file."""
+"""Most commas of a line, a bound on its values: each byte of a value in the file takes up to 40 bytes of memory."""
 
 
 class Head(Row, frozen=True, tag_field="kind", tag="farm-export"):
-    """What an export begins with."""
+    """First line of an export."""
 
     layout: Annotated[int, Meta(ge=1, le=LAYOUT)]
     farm: Word
-    """Version of the farm that wrote it."""
+    """Version of the farm that wrote the export."""
 
 
 class RunLine(Row, frozen=True, tag_field="kind", tag="run"):
-    """A run; its jobs follow, then its attempts."""
+    """Run; the lines of its jobs follow, then of its attempts."""
 
     id: RunId
     command: LongText
@@ -76,13 +76,13 @@ class RunLine(Row, frozen=True, tag_field="kind", tag="run"):
     fingerprint: Annotated[dict[Text, Text], Meta(max_length=FACTS_LIMIT)]
     devices: Annotated[tuple[DeviceLine, ...], Meta(max_length=100_000)]
     jobs: Count
-    """Lines of jobs that follow."""
+    """Number of following lines of jobs."""
     attempts: Count
-    """Lines of attempts that follow those."""
+    """Number of following lines of attempts, after the jobs."""
     toolchain: ToolchainLine | None = None
     name: Name | None = None
     night: Word | None = None
-    """The id of the night that it is a cell of."""
+    """Id of the nightly run of which this run is a cell."""
 
     def __post_init__(self) -> None:
         require_printable(self.user, self.host, self.name or "", self.night or "")
@@ -91,14 +91,14 @@ class RunLine(Row, frozen=True, tag_field="kind", tag="run"):
 
 
 class JobLine(Row, frozen=True, tag_field="kind", tag="job"):
-    """A job that a run was to do."""
+    """Planned job of a run."""
 
     id: JobName
     suite: Word
     case: JobName
     module: LongText
     version: Sha256
-    """Of the case."""
+    """Version of the case."""
     soc: Word
     backend: Kind
     precision: ShortWord
@@ -120,16 +120,16 @@ class JobLine(Row, frozen=True, tag_field="kind", tag="job"):
 
     @property
     def job(self) -> Job:
-        """The job, as far as the store knows it."""
+        """Job with the fields that the store has."""
         target = Target(self.soc, self.backend, self.precision, tuple(self.options.items()))
         return Job(Case(self.suite, self.case, module=self.module, inputs=()), target)
 
     @property
     def row(self) -> dict[str, Any]:
-        """What a row of `run_job` has of it and need not have."""
+        """Nullable columns of `run_job` with a value."""
         names = ("build_seconds", "cached", "bundle_key", "fallback_ops", "operators", "judged_by", "program_hash")
         stale = None if self.stale is None else msgspec.to_builtins(self.stale)
-        # A column that is left out is NULL; None in a column of JSON would be JSON's null.
+        # An omitted column is NULL; None in a column of JSON would be JSON's null.
         row = {**{name: getattr(self, name) for name in names}, "stale": stale}
         return {name: value for name, value in row.items() if value is not None}
 
@@ -139,7 +139,7 @@ class _Executed(Row, frozen=True):
 
     job: JobName
     device: Count | None
-    """Place among the devices of the run, from 0."""
+    """Index of the device in the run's devices, from 0."""
 
 
 if TYPE_CHECKING:
@@ -150,11 +150,11 @@ else:
 
 
 class AttemptLine(_AttemptColumns, kw_only=True, frozen=True, tag_field="kind", tag="attempt"):
-    """One execution of a job."""
+    """Attempt: one execution of a job."""
 
     recorded_ms: Time
     digest: Sha256 | None
-    """By which an attempt that is offered twice is known."""
+    """Hash of the attempt, by which the store recognizes a second copy."""
     comparisons: Annotated[tuple[ComparisonLine, ...], Meta(max_length=100_000)]
     measurements: Annotated[tuple[MeasurementLine, ...], Meta(max_length=100_000)]
     operators: Annotated[tuple[OperatorLine, ...], Meta(max_length=values.OPERATORS_LIMIT)]
@@ -162,7 +162,7 @@ class AttemptLine(_AttemptColumns, kw_only=True, frozen=True, tag_field="kind", 
     artifacts: Annotated[tuple[ArtifactLine, ...], Meta(max_length=100_000)]
 
     def attempt(self, devices: tuple[DeviceLine, ...]) -> Attempt:
-        """Return the attempt, on one of the devices of its run."""
+        """Return the attempt on its device among `devices`, the devices of its run."""
         return attempt_of(
             msgspec.structs.asdict(self),
             self.job,
@@ -175,20 +175,20 @@ class AttemptLine(_AttemptColumns, kw_only=True, frozen=True, tag_field="kind", 
 
     @property
     def kept(self) -> tuple[ArtifactRecord, ...]:
-        """The files that were kept of it."""
+        """Artifacts of the attempt."""
         return all_of(ArtifactRecord, self.artifacts)
 
 
 _NEWER = frozenset({"toolchain", "program_hash", "name", "night"})
-"""What lines have since layout 2, where there is something to say."""
+"""Fields that lines have since layout 2, left out without a value."""
 
 Line = Head | RunLine | JobLine | AttemptLine
 
 
 def encode(kind: type[msgspec.Struct], facts: Mapping[str, Any]) -> bytes:
-    """Return the line of a kind that tells `facts`, without its end. Floats have as many digits as tell them apart."""
+    """Return `facts` as a line of a kind, without the line end. Floats keep all their significant digits."""
     builtins = msgspec.to_builtins({name: facts[name] for name in kind.__struct_fields__})
-    # An older farm does not know them.
+    # Older farms refuse unknown fields.
     builtins = {name: value for name, value in builtins.items() if name not in _NEWER or value is not None}
     for comparison in builtins.get("comparisons", ()):
         if not comparison["name"]:
@@ -198,12 +198,12 @@ def encode(kind: type[msgspec.Struct], facts: Mapping[str, Any]) -> bytes:
     }
     if "fingerprint" in row:
         row["fingerprint"] = dict(sorted(row["fingerprint"].items()))
-    # Somebody may look at it in a terminal.
+    # Control characters are escaped, because users look at exports in a terminal.
     return plain_json(msgspec.json.encode({"kind": kind.__struct_config__.tag, **row}))
 
 
 def decode(data: bytes) -> Line:
-    """Return what a line says. Raises ValueError, in one line, for what is none, or says what cannot be."""
+    """Return a decoded line. Raises ValueError, with a message of one line, for an invalid line."""
     if len(data) > LINE_LIMIT:
         raise ValueError(
             f"has more than {LINE_LIMIT >> 20} MiB, more than any line of an export: is a line end missing?"
@@ -220,7 +220,7 @@ def decode(data: bytes) -> Line:
 
 
 def canonical(line: Line) -> bytes:
-    """Return a line as an export has it, however it was written."""
+    """Return a line in the form of an export, independent of its spelling in the file."""
     facts = msgspec.structs.asdict(line)
     if isinstance(line, AttemptLine):
         facts["measurements"] = [measured.measurement for measured in line.measurements]
@@ -232,7 +232,7 @@ class _AnyHead(msgspec.Struct, frozen=True, tag_field="kind", tag="farm-export")
 
 
 def _refuse_newer(data: bytes) -> None:
-    # A newer head may say more than this one knows.
+    # A newer head may have further fields: only its layout is decoded.
     try:
         layout = msgspec.json.decode(data, type=_AnyHead).layout
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -242,7 +242,7 @@ def _refuse_newer(data: bytes) -> None:
 
 
 def _column(value: Any) -> Any:
-    """Return what columns hold as JSON. SQLite knows one zero, and two stores have to say the same of a run."""
+    """Return a column's value for JSON. Negative zero becomes zero, as in SQLite: all stores export a run alike."""
     if isinstance(value, float):
         return value + 0.0 if math.isfinite(value) else str(value)
     if isinstance(value, dict):

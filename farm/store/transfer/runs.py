@@ -1,4 +1,4 @@
-"""Runs out of a store and into another, as lines of JSON: `farm.store.transfer.lines` has what they say."""
+"""Export of runs and import into another store, as lines of JSON in the layout of `farm.store.transfer.lines`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class TransferableRun(msgspec.Struct, frozen=True):
-    """A run, by what tells whether it is wanted."""
+    """Run with the facts to choose it for an export."""
 
     id: str
     finished: bool
@@ -61,7 +61,7 @@ class Transfer:
             return [TransferableRun(row.id, row.finished_ms is not None) for row in connection.execute(query)]
 
     def export(self, run_ids: Iterable[str]) -> Iterator[bytes]:
-        """Yield runs as lines with their ends; no more than one run is in memory, and none is being read meanwhile."""
+        """Yield runs as lines with line ends; a single run at a time is in memory, without an open transaction."""
         chosen = list(run_ids)
         with self._database.reading() as connection:
             layout = _layout(connection, chosen)
@@ -72,7 +72,7 @@ class Transfer:
                 yield line + b"\n"
 
     def digest(self, run_id: str) -> str:
-        """Return the digest of the lines of a run; empty where there is no such run."""
+        """Return the digest of the lines of a run; empty for an unknown run."""
         return digest_of(_lines(self._recorded(run_id)))
 
     def _recorded(self, run_id: str) -> _RecordedRun | None:
@@ -80,13 +80,13 @@ class Transfer:
             return _read(connection, run_id)
 
     def add(self, read: Callable[[], Iterable[Line]], digest: str) -> bool:
-        """Insert the run whose lines `read` gives and whose digest is known; False where it is there already.
+        """Insert a run from the lines of `read`, with their `digest`; return False if the store has it already.
 
-        Raises UsageError, and nothing is inserted, when another run of this id is there, or when the store knows a job
-        or a case otherwise than the lines do.
+        Raises UsageError, without an insertion, if the store has another run of this id, or has a job or case of the
+        lines with other facts.
         """
 
-        # PostgreSQL ends a transaction that stands still while lines are read and checked.
+        # Lines are read before the transaction, which PostgreSQL would end while it is idle.
         run, *lines = read()
         assert isinstance(run, RunLine)  # noqa: S101 - a slip of ours, not of the file
 
@@ -96,7 +96,7 @@ class Transfer:
                     raise UsageError(another_run(run.id))
                 return False
             _insert_lines(connection, run, iter(lines))
-            # Whatever a hostile file says: what the store has of it from now on is what it says, or nothing.
+            # The inserted run has to export to the same lines, also for a hostile file: else it is rolled back.
             if _digest_within(connection, run.id) != digest:
                 raise UsageError(f"run {run.id}: the store knows one of its jobs or cases otherwise: not imported")
             return True
@@ -105,12 +105,12 @@ class Transfer:
 
 
 def another_run(run_id: str) -> str:
-    """Return what is said of a run that cannot be imported because another one has its id."""
+    """Return the message for a run that cannot be imported because another run has its id."""
     return f"run {run_id}: the store has another run of this id, or another state of this one: not imported"
 
 
 def digest_of(lines: Iterable[bytes]) -> str:
-    """Return what tells one run from another, by its lines as an export has them; empty where there are none."""
+    """Return the digest of a run over its lines in the form of an export; empty without lines."""
     digest, found = hashlib.sha256(), False
     for line in lines:
         digest.update(line + b"\n")
@@ -119,7 +119,7 @@ def digest_of(lines: Iterable[bytes]) -> str:
 
 
 class _RecordedRun(NamedTuple):
-    """Rows of a run, of which lines are made when the transaction is over."""
+    """Rows of a run, encoded as lines after the end of the transaction."""
 
     run: Row[Any]
     attempts: list[tuple[Row[Any], Attempt]]
@@ -143,7 +143,7 @@ def _read(connection: Connection, run_id: str) -> _RecordedRun | None:
 
 
 def _digest_within(connection: Connection, run_id: str) -> str:
-    """Return the digest of the lines of a run in a transaction that goes on."""
+    """Return the digest of the lines of a run within a transaction, and keep the transaction alive."""
 
     def lines() -> Iterator[bytes]:
         for line in _lines(_read(connection, run_id)):
@@ -196,7 +196,7 @@ _DEVICE = ("serial", "soc", "kind", "build")
 
 
 def _layout(connection: Connection, run_ids: list[str]) -> int:
-    """Return the least layout that has words for all that is known of runs."""
+    """Return the oldest layout that can express all facts of runs."""
     run, run_job = schema.run.c, schema.run_job.c
     parts = list(chunks(run_ids))
     for part in parts:
@@ -213,7 +213,7 @@ def _layout(connection: Connection, run_ids: list[str]) -> int:
         if any(toolchain_of(row) or row.run_name or row.run_night for row in found):
             return SECOND_LAYOUT
         hashed = select(run_job.id).where(run_job.run_id.in_(part), run_job.program_hash.is_not(None))
-        # Older farms take every counter for better one way.
+        # Older farms give every counter a direction.
         neutral = (
             select(schema.counter.c.series_id)
             .join(schema.series)
@@ -227,7 +227,7 @@ def _layout(connection: Connection, run_ids: list[str]) -> int:
 
 
 def _insert_run(connection: Connection, run: RunLine) -> bool:
-    """Insert a run; False where one of its id is there."""
+    """Insert a run; return False if the store has a run of its id."""
     facts_hash = values.fingerprint_hash(run.fingerprint)
     rows.insert_missing(connection, schema.fingerprint, [{"hash": facts_hash, "facts": run.fingerprint}])
     row = {
@@ -270,7 +270,7 @@ def _insert_lines(connection: Connection, run: RunLine, lines: Iterator[Line]) -
 
 
 def _insert_jobs(connection: Connection, run_id: str, lines: list[Line]) -> dict[str, tuple[int, int]]:
-    """Insert what a run was to do; return the ids of the rows in `run_job` and `job` by job id."""
+    """Insert the planned jobs of a run; return the ids of the rows in `run_job` and `job` by job id."""
     planned = [line for line in lines if isinstance(line, JobLine)]
     jobs = [line.job for line in planned]
     job_ids, case_ids = rows.insert_jobs(connection, jobs, {line.id: line.version for line in planned})
