@@ -10,7 +10,7 @@ ORDER BY started_ms DESC LIMIT :most;
 SELECT run_id, count(*) AS jobs, sum(CASE WHEN stale IS NOT NULL THEN 1 ELSE 0 END) AS stale_jobs
 FROM run_job WHERE run_id IN :runs GROUP BY run_id;
 
--- Jobs that have an attempt, by what decides; `known` are failures that are understood.
+-- Number of jobs with an attempt by their result; `known` are failures with a known issue.
 -- name: outcomes
 SELECT run_job.run_id,
        CASE WHEN run_job.decisive_verdict = 'failed' AND attempt.known_issue <> '' THEN 'known' ELSE run_job.decisive_verdict END AS outcome,

@@ -10,8 +10,7 @@ SELECT id, name, suite, soc FROM job ORDER BY name;
 -- name: jobs_of_run
 SELECT job.id, job.name FROM run_job JOIN job ON job.id = run_job.job_id WHERE run_job.run_id = :run;
 
--- The newest run that has an attempt of each job, the job of the newest run last; of `farm debug` as well where
--- `debug` is 1.
+-- Newest run with an attempt of each job, the job of the newest run last; runs of `farm debug` count if `debug` is 1.
 -- name: newest_runs
 SELECT name, run_id FROM (
     SELECT job.name, run.id AS run_id, run.started_ms,
@@ -29,9 +28,9 @@ SELECT hash, facts FROM fingerprint WHERE hash IN :hashes;
 -- name: metrics
 SELECT DISTINCT metric FROM series WHERE job_id IN :jobs;
 
--- The newest `most` attempts of each job and kind of device in a line, oldest first; of every run where `any_line` is 1.
--- As many of trials of a user that were compared with the line, where one is given.
--- An attempt that needed no device is of the kind of its run's devices, where that is one.
+-- Newest `most` attempts of each job and kind of device on a branch, oldest first; of every run if `any_line` is 1.
+-- As many again of the local runs of a given user that were compared with the branch.
+-- An attempt without a device has the kind of its run's devices if all are of one kind.
 -- name: attempts
 SELECT * FROM (
     SELECT tried.*, row_number() OVER (
@@ -74,8 +73,8 @@ SELECT counter.attempt_id, series.metric, series.unit, series.direction, series.
 FROM counter JOIN series ON series.id = counter.series_id
 WHERE counter.attempt_id IN :attempts;
 
--- The newest `most` runs of each job in a line up to one, which need not belong to it, with what decided: along the index
--- of a job's runs, whose ids sort by time.
+-- Newest `most` runs of each job on a branch up to the run `until`, of any branch, with the deciding attempt. Read along
+-- the index of a job's runs, whose ids sort by time.
 -- name: pasts
 SELECT ranked.job_id, ranked.run_id, attempt.id AS attempt_id, attempt.bundle_key, run.started_ms, run.fingerprint_hash,
        suite_case.version, device.serial, device.kind, device.build, run_device.runtime
@@ -97,7 +96,7 @@ ORDER BY ranked.run_id, attempt.id;
 -- name: past_medians
 SELECT attempt_id, series_id, p50 FROM measurement WHERE attempt_id IN :attempts AND p50 IS NOT NULL;
 
--- Of figures of outputs, whose worst sample decides.
+-- Samples of figures of outputs, whose worst sample decides.
 -- name: past_samples
 SELECT attempt_id, series_id, samples FROM measurement WHERE attempt_id IN :attempts AND series_id IN :series;
 
@@ -107,7 +106,7 @@ SELECT attempt_id, series_id, value FROM counter WHERE attempt_id IN :attempts;
 -- name: series
 SELECT id, metric, unit, direction, exact FROM series WHERE job_id IN :jobs;
 
--- Jobs, and the first of their newest runs in a line: the one with `older` runs before it.
+-- Jobs with the run on a branch that has `older` newer runs of the job; empty for fewer runs.
 -- name: since
 SELECT job.id, job.name,
        COALESCE((SELECT run_job.run_id
@@ -118,7 +117,7 @@ SELECT job.id, job.name,
                  ORDER BY run_job.run_id DESC LIMIT 1 OFFSET :older), '') AS since
 FROM job WHERE job.name IN :names;
 
--- Those of them that failed since, in a line.
+-- The same, only for jobs with a failed attempt on the branch since that run.
 -- name: failed_since
 SELECT looked_at.id, looked_at.name, looked_at.since FROM (
     SELECT job.id, job.name,
@@ -142,12 +141,12 @@ FROM run_job JOIN run ON run.id = run_job.run_id
 WHERE run_job.job_id IN :jobs AND run_job.run_id BETWEEN :since AND :until
   AND run.run_device_kind = :kind AND run.run_kind <> 'debug' AND run.run_line = :line AND NOT run.run_private;
 
--- In a statement of its own: PostgreSQL would rather read every attempt there is.
+-- Separate from `planned`, because PostgreSQL would read all attempts for a join.
 -- name: tries
 SELECT run_job_id, id, verdict, bundle_key
 FROM attempt WHERE run_job_id IN :planned AND verdict IN ('passed', 'failed');
 
--- What the jobs of a run measured in their newest runs of a line up to it, each job along the index of its own runs.
+-- Measurements of the jobs of a run in their newest runs on a branch up to it, each job along the index of its own runs.
 -- name: trend_medians
 SELECT measurement.series_id, was.run_id, was.case_id, measurement.p50, series.metric, measurement.samples
 FROM (

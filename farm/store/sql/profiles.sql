@@ -1,4 +1,4 @@
--- The newest attempt of each job that has a profile: rows, or files.
+-- Newest attempt of each job with a profile, as rows or files.
 -- name: newest
 SELECT * FROM (
     SELECT attempt.id AS attempt_id, job.name AS job_id, job.backend, run.id AS run_id,

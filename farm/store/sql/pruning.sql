@@ -1,4 +1,4 @@
--- The runs that have one of the `count` newest results of a job on a kind of device in its line.
+-- Runs with any of the `count` newest results of a job on a kind of device on its branch.
 -- name: with_newest_results
 SELECT DISTINCT run_id FROM (
     SELECT run_job.run_id,

@@ -1,5 +1,5 @@
--- A planned job of a run, and the device of a serial that has a part in the run. The job is not joined: PostgreSQL would
--- look through all jobs of a run that its statistics do not know yet.
+-- Planned job of a run, and the run's device with a serial. A subquery instead of a join finds the job: PostgreSQL would
+-- scan all jobs of a run that its statistics do not contain yet.
 -- name: planned
 SELECT run_job.id, run_job.job_id, (
     SELECT device.id
@@ -10,7 +10,7 @@ SELECT run_job.id, run_job.job_id, (
 FROM run_job
 WHERE run_job.run_id = :run AND run_job.job_id = (SELECT job.id FROM job WHERE job.name = :job);
 
--- The same with the series of the job, one a row, NULL where it has none yet.
+-- The same with the series of the job, one per row; NULL for a job without series.
 -- name: planned_with_series
 SELECT run_job.id, run_job.job_id, (
     SELECT device.id

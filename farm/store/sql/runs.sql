@@ -1,5 +1,5 @@
--- The run of a line that began `back` runs before the last one; of all runs where `any_line` is 1. Of those of a user, a
--- priority or a name where one is given, and of those that never began where `unbegun` is 1.
+-- Run that is `back` runs older than the newest of a branch, or of all runs if `any_line` is 1. User, priority and name
+-- restrict the runs if given; runs that never began count if `unbegun` is 1.
 -- name: back
 SELECT id FROM run
 WHERE (:any_line = 1 OR (run_line = :line AND NOT run_private)) AND (run_began OR :unbegun = 1)
@@ -13,7 +13,7 @@ SELECT id FROM run ORDER BY started_ms DESC, id DESC LIMIT :most;
 -- name: names
 SELECT run_name FROM run WHERE run_name <> '' GROUP BY run_name ORDER BY max(started_ms) DESC LIMIT :most;
 
--- Ids that are LIKE a pattern, with / before what is no wildcard.
+-- Ids that are LIKE a pattern, with / as the escape character.
 -- name: like
 SELECT id FROM run WHERE id LIKE :pattern ESCAPE '/' ORDER BY started_ms DESC, id DESC LIMIT :most;
 
@@ -102,7 +102,7 @@ JOIN job ON job.id = run_job.job_id
 WHERE run_job.run_id = :run
 ORDER BY artifact.id;
 
--- What a run was to do on one SoC and backend.
+-- Planned jobs of a run on one SoC and backend.
 -- name: planned
 SELECT job.name, suite_case.module, job.case_name, job.precision
 FROM run_job
@@ -111,7 +111,7 @@ JOIN suite_case ON suite_case.id = run_job.case_id
 WHERE run_job.run_id = :run AND job.soc = :soc AND job.backend = :backend
 ORDER BY run_job.position, run_job.id;
 
--- The verdicts about the code.
+-- Verdicts of a run about the code.
 -- name: verdicts
 SELECT job.name, run_job.run_id, run_job.bundle_key, run_job.judged_by, run_job.decisive_verdict AS verdict,
        attempt.known_issue, attempt.recorded_ms

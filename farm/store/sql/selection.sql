@@ -1,5 +1,5 @@
--- The recent runs of jobs in a line, and trials of a user that were compared with it, that ended with a verdict about the
--- code, newest first, and what they took; of every run where `any_line` is 1.
+-- Recent results of jobs with a verdict about the code and their durations, newest first: in runs of a branch and in a
+-- user's local runs compared with it, or in every run if `any_line` is 1.
 -- name: expected
 SELECT recent.*,
        (SELECT sum(attempt.seconds) FROM attempt
@@ -21,8 +21,8 @@ FROM (
 WHERE age <= :most
 ORDER BY age;
 
--- Jobs that did not pass in the newest run of a user that tried them in a line, or compared them with it where `private`
--- is 1.
+-- Jobs that did not pass in the newest run of a user with an attempt of them on a branch; local runs compared with the
+-- branch count if `private` is 1.
 -- name: failed_last
 SELECT name FROM (
     SELECT job.name, run_job.decisive_verdict AS verdict, attempt.known_issue,

@@ -1,4 +1,4 @@
--- The nightly runs of lines that began since, and all cells of their nights, newest first.
+-- Nightly runs of branches since a time, with all cells of their nights, newest first.
 -- name: nightly
 SELECT id, run_line, run_name, command, user_name, host FROM run
 WHERE run_kind <> 'debug' AND priority = 'nightly' AND NOT run_private AND (:any_line = 1 OR run_line = :line)
@@ -25,7 +25,7 @@ FROM run
 WHERE started_ms > :since_ms AND finished_ms IS NULL AND run_line = :line AND (NOT run_private OR user_name = :user)
 ORDER BY started_ms DESC;
 
--- How each job of a run ended, and the row of its newest verdict in the line before that, found along the index of its runs.
+-- End of each job of a run, and the row of its newest earlier verdict on the branch, found along the index of its runs.
 -- name: jobs
 SELECT job.name, run_job.stale, run_job.decisive_verdict AS verdict, attempt.known_issue, attempt.stage, attempt.reason,
        (SELECT earlier.id
@@ -48,13 +48,12 @@ WHERE run_job.id IN :ids;
 -- name: jobs_named
 SELECT id FROM job WHERE name IN :names ORDER BY id;
 
--- Jobs of cases that are on one of the SoCs, or in one of the precisions.
+-- Jobs of cases on any of the SoCs or in any of the precisions.
 -- name: jobs_of_cases
 SELECT id FROM job WHERE case_name IN :cases AND (soc IN :socs OR precision IN :precisions) ORDER BY id;
 
--- The newest rows of jobs that have an attempt, and those that were planned, in runs of a line, in trials of a user, and
--- in `run`: along the index of a job's runs.
--- By run, not by row: an imported run may be older than those before it.
+-- Newest row of each job with an attempt, and newest planned row, in runs of a branch, a user's local runs, and `run`:
+-- along the index of a job's runs. Ordered by run, not by row: an imported run may be older than earlier rows.
 -- name: newest_rows
 SELECT job.id,
        (SELECT tried.id FROM run_job AS tried
@@ -71,7 +70,7 @@ SELECT job.id,
 FROM job WHERE job.id IN :jobs
 ORDER BY job.id;
 
--- The same of some runs alone, whatever they belong to.
+-- The same, only in given runs of any branch.
 -- name: newest_rows_of_runs
 SELECT job.id,
        (SELECT tried.id FROM run_job AS tried
@@ -88,7 +87,7 @@ ORDER BY job.id;
 -- name: runs_of_rows
 SELECT id, run_id FROM run_job WHERE id IN :ids;
 
--- What decides of rows in run_job, without what is long.
+-- Deciding attempts of rows in run_job, without long columns.
 -- name: results
 SELECT run_job.id AS run_job_id, run_job.operators, attempt.id AS attempt_id,
        job.name AS job_id, job.suite, job.case_name, job.soc, job.backend, job.precision, job.options,
@@ -109,7 +108,7 @@ SELECT * FROM comparison WHERE attempt_id IN :attempts ORDER BY attempt_id, posi
 -- name: lines
 SELECT DISTINCT run_line FROM run WHERE NOT run_private;
 
--- The line of the newest run that belongs to one, or of a trial of a user; the default one has no name.
+-- Branch of the newest run of any branch or of a user's local run; the default branch has an empty name.
 -- name: newest_line
 SELECT run_line FROM run
 WHERE (NOT run_private OR user_name = :user) AND run_began AND run_kind <> 'debug'
