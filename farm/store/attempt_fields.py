@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """Kind of value: its column, its type in a line of an export, and the function that bounds it, if one has to."""
+    """Kind of value: its column, its type in a line of an export, and the function that bounds it, if needed."""
 
     column: TypeEngine[Any]
     line: Any
@@ -35,7 +35,7 @@ def _text(limit: int) -> Kind:
 _COUNT = Kind(Integer(), values.Count)
 _NAME = _text(values.NAME_LIMIT)
 _OUTPUT_NAME = _text(values.METRIC_LIMIT)
-# NaN and infinity have a meaning; NULL stands for NaN, as SQLite makes NULL of it.
+# NaN and infinity are meaningful figures; NULL stands for NaN, which SQLite stores as NULL.
 _FIGURE = Kind(Float(53), values.Number)
 _BY_TYPE = {
     str: Kind(Text(), values.Text, values.clean),
@@ -77,28 +77,28 @@ class Field(NamedTuple):
     @property
     def column(self) -> Column[Any]:
         """A new column for the field."""
-        # SQL of users has the longer name of the column.
+        # Users' queries use the longer name of this column.
         name = "output_name" if self.kind is _OUTPUT_NAME else self.info.name
         return Column(name, self.kind.column, nullable=self.is_optional or self.kind is _FIGURE)
 
     @property
     def line(self) -> tuple[str, Any] | tuple[str, Any, Any]:
-        """Name, type and, where it has one, default of the field in a line of an export."""
+        """Name, type and, if present, default of the field in a line of an export."""
         kind = self.kind.line | None if self.is_optional else self.kind.line
         has_default = self.info.default is not msgspec.NODEFAULT
         return (self.info.name, kind, self.info.default) if has_default else (self.info.name, kind)
 
     def bounded(self, value: Any) -> Any:
-        """Return a value as long as the store keeps it and as both databases can hold it."""
+        """Return a value within the store's length limit, in characters that both databases hold."""
         return value if value is None or self.kind.bounded is None else self.kind.bounded(value)
 
     def read(self, value: Any) -> Any:
-        """Return the value of a column as the field has it."""
+        """Return the value of a column converted to the type of the field."""
         return msgspec.convert(value, self.info.type, strict=False)
 
 
 def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
-    """Return the fields of an attempt, or of a struct of its details, that are columns of its row, by name."""
+    """Return by name the fields of an attempt, or of a struct of its details, with a column of their own."""
     return {info.name: _field(info, kind) for info in msgspec.structs.fields(kind) if info.name not in _ELSEWHERE}
 
 
@@ -117,11 +117,11 @@ DETAIL_FIELDS: dict[type[msgspec.Struct], dict[str, Field]] = {kind: fields_of(k
 
 
 def columns_of(attempt: Attempt) -> dict[str, Any]:
-    """Return the columns of an attempt's row that are fields of it."""
+    """Return the columns of an attempt's row for its fields."""
     return {name: getattr(attempt, name) for name in ATTEMPT_FIELDS}
 
 
 def attempt_of(columns: Mapping[Any, Any], job_id: str, serial: str | None, **details: Any) -> Attempt:
-    """Return the attempt of a row; fields whose columns were not read have their defaults."""
+    """Return the attempt of a row; fields without a column in it have their defaults."""
     read = {name: field.read(columns[name]) for name, field in ATTEMPT_FIELDS.items() if name in columns}
     return Attempt(job_id=job_id, device=serial or "", **read, **details)

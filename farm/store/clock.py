@@ -1,4 +1,4 @@
-"""The database's clock, which every process that shares a store has in common."""
+"""Clock of the database, common to all processes that share a store."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     Clock = Callable[[Connection], int]
 
-# Not now(), which is when the transaction began: this one may have waited for a lock.
+# now() would be the start of the transaction, which may have waited for a lock since.
 _POSTGRESQL = text("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)")
 
 
 def clock_ms(connection: Connection) -> int:
-    """Return the time as the database has it; epoch, milliseconds."""
+    """Return the time of the database's clock; epoch, milliseconds."""
     if connection.dialect.name == "sqlite":
-        # SQLite is part of this process: its 'now' is this clock, and asking for it would take ten times as long.
+        # SQLite runs in this process and has the same clock; a query for it would take ten times as long.
         return time.time_ns() // 1_000_000
     now_ms: int = connection.execute(_POSTGRESQL).scalar_one()
     return now_ms

@@ -1,4 +1,4 @@
-"""The named statements of `farm/store/sql`, which psql and sqlite3 take as they are (docs/reference/store.md)."""
+"""Named statements of `farm/store/sql`, whose files work unchanged in psql and sqlite3 (docs/reference/store.md)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 # SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.
 _MOST_PARAMETERS = 10_000
 FEW = 500
-"""So many keys at once are looked for along an index by PostgreSQL as well."""
+"""Number of keys in a query for which PostgreSQL still uses an index, too."""
 
 _Key = TypeVar("_Key", str, int)
 
 _BLOCK = re.compile(r"^-- name: (\w+)\n(.*?);$", re.MULTILINE | re.DOTALL)
-# SQLite returns these as it keeps them: as text and as 0 or 1.
+# SQLite returns columns of these types as stored: as text and as 0 or 1.
 _TYPES: dict[str, Any] = {
     column.name: column.type
     for table in schema.metadata.tables.values()
@@ -41,7 +41,7 @@ def _file(name: str) -> dict[str, str]:
 
 @functools.cache
 def statement(name: str) -> Any:
-    """Return the statement `FILE.NAME`; a parameter after `IN` takes a list, which is not empty."""
+    """Return the statement `FILE.NAME`; a parameter after `IN` takes a list with at least one value."""
     file, _, block = name.partition(".")
     sql = _file(file)[block]
     lists: list[BindParameter[Any]] = [
@@ -52,7 +52,7 @@ def statement(name: str) -> Any:
 
 
 def chunks(keys: Collection[_Key], most: int = _MOST_PARAMETERS) -> Iterator[list[_Key]]:
-    """Yield names or row ids in parts that fit into one statement."""
+    """Yield names or row ids in portions for one statement."""
     listed = list(keys)
     for start in range(0, len(listed), most):
         yield listed[start : start + most]
