@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from farm.builds.compile.tracing import Tracer
     from farm.suites.suite import Job
 
-# What a large model leaves in cycles is little for Python, which counts objects, and much for the machine.
+# Growth in memory that starts a garbage collection: Python counts objects, and a large model in cycles is few of them.
 _LEFT_BYTES = 256 * 2**20
-# Higher than what a user runs, up to 1000: the kernel ends a builder first, which is replaced.
+# Higher than the score of a user's programs (the most is 1000): the kernel ends a builder first, which is replaced.
 _OOM_SCORE = "500"
 # A simulated device's threads hand a step to each other dozens of times, and beside compilers of the same priority each
-# of these waits for a time slice: a job took six times as long. What drives phones does not want to wait either.
+# of these waits for a time slice: a job took six times as long. The processes that drive phones must not wait either.
 _NICENESS = 10
 
 
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
 
 
 def _enter_folder(stack: contextlib.ExitStack, root: Path, name: str) -> Exception | None:
-    """Work in a folder of ones own until `stack` ends; return why that cannot be: a full disk, for a while."""
+    """Work in a new folder of this builder until `stack` ends; return the error, such as a full disk, else None."""
     try:
         work_in(stack.enter_context(builder_folder(root, name)))
     except (OSError, FarmError) as error:
@@ -139,7 +139,7 @@ def _serve_in_forks(
             if not warm:
                 warm_up()
             warm.add(kind)
-            # Here, so that forks look at what they load themselves and at nothing else.
+            # The files of this process are checked before the fork, so that a fork checks only the files it loads.
             loaded.look()
             gc.collect()
             gc.freeze()
@@ -173,7 +173,7 @@ def _answer(
 
 
 def _refusal(request: BuildRequest, error: Exception) -> BuildReply:
-    """Return the reply to a request that the machine stands in the way of."""
+    """Return the reply to a request that failed because of the machine."""
     return BuildReply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
 
 
@@ -188,7 +188,7 @@ def _load_flow(job: Job) -> None:
 
 
 def _is_text(job: Job) -> bool:
-    """Return whether it takes the decoders of ExecuTorch's examples, whose import is seconds."""
+    """Return whether `job` needs the decoders of ExecuTorch's examples, whose import takes seconds."""
     return job.case.generate is not None and not job.case.pte
 
 
@@ -203,7 +203,7 @@ def _serve(
     started = time.perf_counter()
 
     def fill(folder: Path) -> None:
-        # Here, as it imports what somebody may have edited: what that raises is the verdict of the job.
+        # The import of a user's module belongs to compiling: its exception is the verdict of the job.
         try:
             _compile(request, folder)
         finally:

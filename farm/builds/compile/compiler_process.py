@@ -1,4 +1,4 @@
-"""The caller's end of a compiler process: asking it, limiting it, and ending it with all that it left. Torch-free."""
+"""Caller's end of a compiler process: requests, limits, and its end with all leftovers. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _MEGABYTE = 2**20
 # The pool is as wide as the machine: threads of one builder would only get in the way of another.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# What QNN leaves unset between the weights of a convolution would be what was in that memory before, such as weights of
-# the job before, and so other bytes each time: glibc clears what it hands out where it is told to fill what is freed
-# with ones, and all of it where threads keep nothing for themselves. The order of a set of names is the same as well.
+# QNN leaves bytes between the weights of a convolution unset. They would hold old contents of the memory, such as
+# weights of the previous job, and differ each time. With `perturb=255` glibc clears the memory that it hands out, and
+# `tcache_count=0` extends that to all of it. The hash seed fixes the order of a set of names.
 _SAME_EACH_TIME = {
     "GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0",
     "PYTHONHASHSEED": "0",
 }
-# A module fills some GB a second: what it gets beyond the limit is a tenth of that.
+# A module fills some GB a second, and may pass the limit by a tenth of that.
 _LOOK_EVERY_S = 0.1
 # Most bytes that compilers may leave in the folder of a builder before it gets no further job.
 _MOST_LEFT_BYTES = 2**30
@@ -52,7 +52,7 @@ class CompilerEnding(NamedTuple):
     """True for a process that was ended above its memory limit."""
 
     def compiler_reason(self, timeout_s: float) -> str:
-        """Return how the compiler brought that about; "" where something else did."""
+        """Return the reason if the compiler caused this end; "" for another cause."""
         if self.overdue:
             more = "build.timeout_s in farm.toml allows more"
             return f"the compiler did not finish in {timeout_s:g} s and was ended: {more}"
@@ -90,7 +90,7 @@ class CompilerProcess:
         return self._child.process.poll() is None
 
     def send(self, request: msgspec.Struct) -> None:
-        """Ask for something; `receive_line` has to follow before the next request."""
+        """Send `request`; `receive_line` has to follow before the next request."""
         # After a death at this moment, the end of the output shows the cause.
         with contextlib.suppress(BrokenPipeError):
             if (pipe := self._child.process.stdin) is not None:
@@ -98,7 +98,7 @@ class CompilerProcess:
                 pipe.flush()
 
     def receive_line(self, timeout_s: float, most_mb: int | None = None) -> bytes | CompilerEnding:
-        """Return the reply, or how the process ended without one. Raises OSError where it cannot be read."""
+        """Return the reply, or the end of a process without one. Raises OSError if the reply cannot be read."""
         process = self._child.process
         if process.stdout is None:
             raise OSError("the compiler process has no pipes")
@@ -142,13 +142,13 @@ class BuilderProcess(CompilerProcess):
         super().__init__("farm.builds.compile.builder", arguments, supervisor, f"builder-{number}", compiler, log)
 
     def has_grown(self, recycle_mb: int) -> bool:
-        """Return whether it has more memory than that, or too much in its folder, to get another job."""
+        """Return whether more than `recycle_mb` of memory or a full folder exclude the builder from another job."""
         if memory.resident_bytes(self._child.pid) > recycle_mb * _MEGABYTE:
             return True
         return builder_folder_size(self._cache_root, self._name) > _MOST_LEFT_BYTES
 
     def ask(self, request: BuildRequest, timeout_s: float, most_mb: int) -> BuildReply | CompilerEnding:
-        """Return how `request` ended. Raises OSError and ValueError where it is not an answer that comes."""
+        """Return the reply to `request`, or the process's end. Raises OSError and ValueError for a broken reply."""
         self.send(request)
         line = self.receive_line(timeout_s, most_mb)
         if isinstance(line, CompilerEnding):

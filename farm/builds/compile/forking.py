@@ -1,7 +1,7 @@
-"""A builder that traces: what every job would do first is done once, and each job has a fork of this process.
+"""Forks of a tracing builder: the process does the first steps of every job once, and each job has a fork of it.
 
-So a job sees what this process did before it was forked, which is in its trace as well, and nothing of other jobs. What
-ends the fork ends this process in the same way, so that whoever asks for the job sees no difference.
+A job sees what this process did before the fork, which is in its trace as well, and nothing of other jobs. If a fork
+ends early, this process ends in the same way, so that the caller sees no difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run_in_fork(act: Callable[[], None]) -> None:
-    """Do it in a fork of this process, and return when that has ended well; otherwise end as it ended."""
+    """Call `act` in a fork of this process and return after its success; otherwise end as the fork ended."""
     sys.stdout.flush()
     sys.stderr.flush()
     done, say_done = os.pipe()
@@ -36,7 +36,7 @@ def run_in_fork(act: Callable[[], None]) -> None:
             os._exit(1)
     os.close(say_done)
     _, status = os.waitpid(pid, 0)
-    # A job may have started something that has the other end, and lives on.
+    # A process that a job started may hold the other end open and outlive the job.
     os.set_blocking(done, False)
     try:
         is_done = os.read(done, 1) == b"."
@@ -59,12 +59,12 @@ def _end_as(code: int) -> None:
 
 
 def warm_up() -> None:
-    """Do what every job would do first: an export, quantizing and serializing of a module that does next to nothing.
+    """Do the first steps of every job: export, quantize and serialize a tiny module.
 
-    Nothing of a backend runs and no QNN is loaded. What goes wrong a job says as well.
+    No backend runs and no QNN is loaded. Errors are ignored, as a job reports them as well.
     """
     with contextlib.suppress(Exception):
-        # Its thread would be there only to look at progress bars, and a process with threads is not to be forked.
+        # tqdm's thread only watches progress bars, and a process with threads must not be forked.
         from tqdm import tqdm
 
         tqdm.monitor_interval = 0
@@ -96,14 +96,14 @@ def warm_up() -> None:
             convert_pt2e(prepared)
             to_edge(exported).to_executorch()
     with contextlib.suppress(Exception):
-        # It starts a process to ask for the processor's vendor, which takes a second, and remembers it.
+        # ExecuTorch starts a process for the processor's vendor, which takes a second, and caches the answer.
         from executorch.backends.qualcomm.utils import qnn_sdk_setup
 
         qnn_sdk_setup._host_is_amd()  # noqa: SLF001 - where there is none of that name a job asks
 
 
 def is_single_threaded() -> bool:
-    """Return whether this process may be forked: another thread may hold a lock that nobody would open in the copy."""
+    """Return whether this process may be forked: a lock of another thread would stay closed in the copy."""
     try:
         return sum(1 for _ in Path("/proc/self/task").iterdir()) == 1
     except OSError:

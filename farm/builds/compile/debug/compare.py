@@ -1,7 +1,7 @@
-"""The layers of a program that ran, against the same layers on the CPU. Imports torch and executorch.
+"""Comparison of an executed program's layers with the same layers on the CPU. Imports torch and executorch.
 
-ExecuTorch's Inspector finds the debug handle of every tensor that QNN wrote, its Qualcomm comparators dequantize and
-turn the layout back. Figures are computed here, in float64, of the two values that a step compares.
+ExecuTorch's Inspector finds the debug handle of every tensor that QNN wrote; its Qualcomm comparators dequantize and
+turn the layout back. This module computes the figures, in float64, from the two values that a step compares.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from farm.builds.compile.debug.protocol import Written
     from farm.builds.compile.debug.reference import LayerNode
 
-# What QNN calls a tensor: the node that gives it, and which of its outputs it is.
+# QNN's name of a tensor: the node that computes it, and the number of the node's output.
 _WRITTEN = re.compile(r"(?:output_(?:mutbuf_\d+_)?)?(?P<node>.+)@(?P<output>\d+)")
 _KERNEL = "native_call_"
 
 
 class _Collector(QcomNumericalComparatorBase):  # type: ignore[misc]
-    """Keeps what a comparator is given: what ran, dequantized and in torch's layout, and ExecuTorch's reference."""
+    """Comparator that keeps its input: executed tensors, dequantized and in torch's layout, and their references."""
 
     def __init__(self, edge_ep: ExportedProgram) -> None:
         super().__init__(edge_ep)
@@ -64,7 +64,7 @@ class _Collector(QcomNumericalComparatorBase):  # type: ignore[misc]
         try:
             return list(self.preprocessing(mapping).items())
         except AssertionError:
-            # One tensor whose shape QNN changed, [] into [1], would keep all others from being compared.
+            # A single tensor whose shape QNN changed, [] into [1], would keep all others from being compared.
             found = []
             for key, value in mapping.items():
                 with contextlib.suppress(AssertionError):
@@ -73,19 +73,19 @@ class _Collector(QcomNumericalComparatorBase):  # type: ignore[misc]
 
 
 class _Ran(NamedTuple):
-    """What one execution wrote, dequantized and in torch's layout, by the names of layers."""
+    """Tensors of an execution, dequantized and in torch's layout, by the names of layers."""
 
     values: dict[str, torch.Tensor]
     references: dict[str, torch.Tensor]
-    """ExecuTorch's own, of the layers of which it has one."""
+    """ExecuTorch's references, of the layers that have one."""
     names: dict[str, tuple[str, ...]]
-    """Names of what wrote each layer."""
+    """Names of the events that wrote each layer."""
 
 
 def compare_layers(program: DebugProgram, simulator: Written, device: Written | None) -> tuple[Layer, ...]:
-    """Return every layer, in the order of execution, with the gaps of the steps of which both ways are known.
+    """Return every layer, in the order of execution, with the gaps of the steps whose two values are known.
 
-    Raises UsageError where a comparator of the user's cannot compare.
+    Raises UsageError if a comparator of the user fails.
     """
     simulated = _ran(program, simulator)
     measured = _ran(program, device) if device else _Ran({}, {}, {})
@@ -112,7 +112,7 @@ def compare_layers(program: DebugProgram, simulator: Written, device: Written | 
 
 
 def missing_layers(layers: tuple[Layer, ...]) -> list[str]:
-    """Return the layers of which nothing was written."""
+    """Return the layers without a written tensor."""
     return [layer.name for layer in layers if layer.tensor.handle is not None and LayerStep.COMPILER not in layer.gaps]
 
 
@@ -131,11 +131,11 @@ def _ran(program: DebugProgram, written: Written) -> _Ran:
     for node, name, _ in written_by:
         names[node.name] = tuple(dict.fromkeys((*names.get(node.name, ()), name)))
     for block in inspector.event_blocks:
-        # What the CPU runs is among `others`.
+        # The operators of the CPU are in `others`.
         block.events = [event for event in block.events if event.is_delegated_op]
         for event in block.events:
-            # The Inspector of ExecuTorch 1.5 takes a delegate to have as many outputs at each of its nodes as it has in
-            # all, and fails over a program with two. QNN writes one tensor an event.
+            # The Inspector of ExecuTorch 1.5 expects all outputs of a delegate at each of its nodes, and fails on a
+            # program with two. QNN writes one tensor per event.
             event.num_outputs = 1
     collector = _Collector(program.edge)
     inspector.calculate_numeric_gap(distance=collector, reference_graph=REFERENCE_GRAPH)
@@ -168,14 +168,14 @@ def _written_by(nodes: Sequence[LayerNode], events: Sequence[Any]) -> Iterator[t
                 yield written, identifier, _in_torch_layout(written, event.debug_data[-1])
         elif isinstance(event.debug_handles, int) and event.name.startswith(_KERNEL):
             for node in on_cpu.get(event.debug_handles, ()):
-                # Of a kernel of another name the handle is one of ExecuTorch's later passes.
+                # The handle of a kernel with another name is from a later pass of ExecuTorch.
                 output = node.tensor.output or 0
                 if _is_kernel_of(event.name, node.operator) and output < len(event.debug_data):
                     yield node, event.name, event.debug_data[output]
 
 
 def _picked(node: LayerNode) -> bool:
-    """Return whether a layer is one of several outputs, which share a handle."""
+    """Return whether a layer is an output of an operator with several outputs, which share a handle."""
     return node.name != node.node
 
 
@@ -185,7 +185,7 @@ def _is_kernel_of(event: str, operator: str) -> bool:
 
 
 def _in_torch_layout(node: LayerNode, value: Any) -> Any:
-    """Return a tensor of QNN as upstream's comparators would, of which this is one output of several."""
+    """Return an output of QNN dequantized and in torch's layout, as upstream's comparators do for single outputs."""
     if not isinstance(value, torch.Tensor):
         return value
     if node.tensor.scale is not None:
@@ -202,9 +202,9 @@ class _Comparators:
     def gap(
         self, node: LayerNode, before: torch.Tensor | None, after: torch.Tensor | None, *, of_steps: bool = True
     ) -> Gap | None:
-        """Return how far `after` is from `before`, `of_steps` in steps of its quantization too.
+        """Return the distance of `after` from `before`, with `of_steps` in quantization steps as well.
 
-        None where one of them is not known.
+        None if a value is unknown or the shapes differ.
         """
         if before is None or after is None or before.shape != after.shape:
             return None
@@ -213,7 +213,7 @@ class _Comparators:
             finite = bool(torch.isfinite(b).all() and torch.isfinite(a).all())
             mse = float(torch.mean((a - b) ** 2)) if finite else math.inf
             return Gap(mse, -math.inf, None, None, problem)
-        # A comparator of the user's gets what ExecuTorch gives it.
+        # A comparator of the user gets float32 tensors, as from ExecuTorch.
         scores = scores_of(self._metrics, node.name, a.float(), b.float())
         numbers = torch.isfinite(a)
         a, b = a[numbers], b[numbers]

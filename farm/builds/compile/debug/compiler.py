@@ -1,7 +1,7 @@
-"""Job -> a program that writes what every layer gives, and the same layers on the CPU. Imports torch and executorch.
+"""Job -> a program that writes the output of every layer, and the same layers on the CPU. Imports torch and executorch.
 
-The program is compiled by the flow of production, with intermediate outputs on: QNN then keeps every tensor, so that
-what it fuses otherwise stays apart. It is another program than that of `farm run`, and its times mean nothing.
+The usual flow compiles the program, with intermediate outputs on: QNN then keeps every tensor, so that operators that
+it fuses otherwise stay apart. `farm run` executes another program, so that the times of this program mean nothing.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ if TYPE_CHECKING:
     from farm.suites.suite import Case, Job, Target
 
 REFERENCE_GRAPH = "edge_after_transform/forward"
-"""What ExecuTorch's QNNIntermediateDebugger compares with, by its name in an ETRecord."""
+"""Name, in an ETRecord, of the graph that ExecuTorch's QNNIntermediateDebugger compares with."""
 
 # Two ways of computing one program in float32 differ by its rounding alone, by 100 dB and more.
 _SAME_DB = 60.0
 
 
 class DebugProgram(NamedTuple):
-    """A compiled program with all that its outputs are compared with."""
+    """Compiled program with everything that its outputs are compared with."""
 
     edge: ExportedProgram
     """The graph of REFERENCE_GRAPH. Kept in memory: saved, it loses how its nodes are quantized."""
@@ -71,7 +71,7 @@ class DebugProgram(NamedTuple):
     nodes: list[LayerNode]
     fp32: Computed
     quantized: Computed | None
-    """None where nothing is quantized."""
+    """None for a precision without quantization."""
     metrics: list[BoundMetric]
     seconds: dict[str, float]
     notes: tuple[str, ...]
@@ -82,14 +82,14 @@ def compile_debug(
 ) -> DebugProgram:
     """Compile `job` for debugging and write its bundle, with the inputs of one sample, into BUNDLE of `folder`.
 
-    All samples calibrate, as in `farm run`. Raises UsageError for a program that has no layer on the backend, and for
-    one of `metrics` that cannot be used; what the compiler raises passes through.
+    All samples calibrate, as in `farm run`. Raises UsageError for a program without a layer on the backend and for an
+    unusable comparator of `metrics`; the compiler's exceptions pass through.
     """
     classes = [MetricClass(metric, job.case) for metric in metrics]
     case, target = job.case, job.target
     watch = Stopwatch()
     with torch.no_grad():
-        # By itself, as ExecuTorch writes the layers of `forward` alone.
+        # The program has this method alone, as ExecuTorch writes only the layers of `forward`.
         module = make_method(case, make_module(case), case.method)
         samples = [make_inputs(case, number) for number in range(case.samples)]
         with watch.step("reference"):
@@ -184,7 +184,7 @@ def _quantize(
 
 
 def _originals(prepared: torch.fx.GraphModule) -> dict[tuple[str, str], torch.Tensor]:
-    """Return the constants that the quantizer observes, by the node that reads them and where it does."""
+    """Return the constants that the quantizer observes, by the reading node and the place in its arguments."""
     found = {}
     for node in prepared.graph.nodes:
         for place, observer in _reads(node):
@@ -199,7 +199,7 @@ def _originals(prepared: torch.fx.GraphModule) -> dict[tuple[str, str], torch.Te
 def _float_weights(
     converted: torch.fx.GraphModule, originals: Mapping[tuple[str, str], torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the FP32 values of the quantized constants of `converted`, by the names of those."""
+    """Return the FP32 values of the quantized constants of `converted`, by the constants' names."""
     found = {}
     for node in converted.graph.nodes:
         for place, dequantized in _reads(node):
@@ -213,7 +213,7 @@ def _float_weights(
 
 
 def _reads(node: torch.fx.Node) -> list[tuple[str, torch.fx.Node]]:
-    """Return what `node` reads, and where in its arguments that stands."""
+    """Return the nodes that `node` reads, each with its place in the arguments."""
     found: list[tuple[str, torch.fx.Node]] = []
 
     def walk(place: str, value: Any) -> None:
@@ -265,7 +265,7 @@ def _named_layers(names: Sequence[str], graph: torch.fx.Graph) -> list[str]:
 
 
 def _consistency(name: str, computed: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> list[str]:
-    """Return what is to be said of layers whose last ones are not what the module gives as a whole."""
+    """Return a note if the outputs of the layers differ from the whole module's outputs by more than rounding."""
     for index, (ours, theirs) in enumerate(zip(computed, expected, strict=False)):
         noise = torch.linalg.vector_norm((ours.double() - theirs.double()).flatten())
         signal = torch.linalg.vector_norm(theirs.double().flatten())

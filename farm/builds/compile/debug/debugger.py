@@ -1,6 +1,7 @@
 """Compiler process of `farm debug`, `python -m farm.builds.compile.debug.debugger FOLDER`; FOLDER keeps its programs.
 
-It answers a CompileRequest, then as many CompareRequests as come, on standard output; all else goes to standard error.
+The process answers a CompileRequest and any number of CompareRequests on standard output. All other output goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NAMED = 4
 
 
 def main(argv: list[str]) -> int:
-    """Serve requests from stdin until it is closed, in a folder for what a compiler leaves."""
+    """Serve requests from stdin until it is closed, in a folder for the compiler's leftovers."""
     work_in(Path(argv[0]))
     replies = reply_pipe()
     dump_stacks()
@@ -52,14 +53,14 @@ def _own_log() -> Path | None:
 
 
 class Debugger:
-    """Compiles one program and compares what it wrote."""
+    """Compiler of one program, and comparison of its layers."""
 
     def __init__(self, program: DebugProgram | None = None) -> None:
         self._program = program
         self._began = time.perf_counter()
 
     def serve(self, request: CompileRequest | CompareRequest) -> DebugReply:
-        """Return how a request went. Raises nothing: whatever a compiler raises is a reply."""
+        """Return the reply to a request. Raises nothing: each exception of a compiler becomes a reply."""
         replies: list[DebugReply] = []
         self._began = time.perf_counter()
 

@@ -1,7 +1,7 @@
-"""Comparators of the user's, which `farm debug --metric` names: found, judged as files, and asked. Imports executorch.
+"""Comparators of the user, named by `farm debug --metric`: import, check of their files, scores. Imports executorch.
 
-A user's code runs here alone, in the compiler process. What ExecuTorch's comparators do before they compare,
-dequantizing and turning the layout back, is done already when one is asked.
+A user's code runs only here, in the compiler process. A comparator gets tensors that are dequantized and in torch's
+layout, so that it need not do what ExecuTorch's comparators do before they compare.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _NAME_LIMIT = 40
 
 
 class MetricClass:
-    """The class that a `--metric` names."""
+    """Class that a `--metric` names."""
 
     def __init__(self, metric: UserMetric, case: Case) -> None:
-        """Import it. Raises UsageError for what cannot be, and for a file that somebody else could have written."""
+        """Import the class. Raises UsageError if that fails, and for a file that another user could have written."""
         self._metric = metric
         module = _import(metric, case)
         found = getattr(module, metric.name, None)
@@ -59,14 +59,14 @@ class MetricClass:
 
     @property
     def note(self) -> str:
-        """What a result says of the code that judged it."""
+        """Note in the result about the code of the comparator."""
         if self._origin is None:
             return f"metric {self._metric}"
         digest = hashlib.sha256(self._origin.read_bytes()).hexdigest()
         return f"metric {self._metric}: {self._origin.name} with SHA-256 {digest[:16]}"
 
     def bind(self, edge: ExportedProgram) -> BoundMetric:
-        """Return the comparator for a program. Raises UsageError for a class that cannot be made so."""
+        """Return the comparator for a program. Raises UsageError if the class cannot be instantiated."""
         limits = {} if self._metric.threshold is None else {"threshold": self._metric.threshold}
         if issubclass(self._class, QcomNumericalComparatorBase):
             limits |= {"edge_ep": edge}
@@ -79,17 +79,18 @@ class MetricClass:
 
 
 class BoundMetric:
-    """A comparator of the user's for one program."""
+    """Comparator of the user for one program."""
 
     def __init__(self, metric: UserMetric, name: str, comparator: Any) -> None:
         self.name = name
-        """What its figures are called."""
+        """Name of its scores."""
         self._metric, self._comparator = metric, comparator
 
     def score(self, layer: str, before: torch.Tensor, after: torch.Tensor) -> Score:
-        """Return what it says of `after`, two tensors of one shape in torch's layout. Raises UsageError for its errors.
+        """Return the score of `after` against `before`, both of one shape and in torch's layout.
 
-        What is equal is valid whatever the number, which is NaN of two tensors of zeros.
+        Equal tensors are valid for any score, which is NaN for two tensors of zeros. Raises UsageError for the
+        comparator's exceptions.
         """
         try:
             value = float(self._comparator.element_compare(before, after))
@@ -101,7 +102,7 @@ class BoundMetric:
 
 
 def bind_all(classes: Sequence[MetricClass], edge: ExportedProgram) -> list[BoundMetric]:
-    """Return the comparators for a program. Raises UsageError where two have the same name."""
+    """Return the comparators for a program. Raises UsageError if two have the same name."""
     bound = [one.bind(edge) for one in classes]
     names = [one.name for one in bound]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -112,7 +113,7 @@ def bind_all(classes: Sequence[MetricClass], edge: ExportedProgram) -> list[Boun
 def scores_of(
     metrics: Sequence[BoundMetric], layer: str, before: torch.Tensor, after: torch.Tensor
 ) -> dict[str, Score]:
-    """Return what `metrics` say of a layer, by their names."""
+    """Return the scores of a layer by the names of `metrics`."""
     scores = {metric.name: metric.score(layer, before, after) for metric in metrics}
     return {name: score for name, score in scores.items() if score.valid is not None or not math.isnan(score.value)}
 
@@ -126,19 +127,19 @@ def _import(metric: UserMetric, case: Case) -> ModuleType:
     except UsageError:
         raise
     except Exception as error:
-        # Whatever the code of a module raises.
+        # The code of a module may raise any exception.
         raise UsageError(f"--metric {metric}: {metric.module} cannot be imported: {reason_of(error)}") from error
 
 
 def _require_own_files(metric: UserMetric) -> None:
-    """Raise UsageError where somebody else could have written a module on the way to that of `metric`.
+    """Raise UsageError if another user could have written the module of `metric` or a package above it.
 
-    Those beside a suite are as good as its modules, and those of the toolchain's interpreter as good as it.
+    Modules beside a suite are trusted like the suite's own, and modules of the toolchain like its interpreter.
     """
     parts = metric.module.split(".")
     for count in range(1, len(parts) + 1):
         name = ".".join(parts[:count])
-        # The packages above it, which this imports, were looked at before.
+        # The packages above it, which this imports, were checked before.
         spec = importlib.util.find_spec(name)
         if spec is None:
             raise no_module(metric, name)

@@ -1,4 +1,4 @@
-"""The caller's end of the compiler process of `farm debug`: `farm.builds.compile.debug.debugger`. Torch-free."""
+"""Caller's end of the compiler process of `farm debug`: `farm.builds.compile.debug.debugger`. Torch-free."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _FIND_SECONDS = 60.0
 def require_modules(
     supervisor: Supervisor, compiler: Compiler, metrics: Sequence[UserMetric], suite_folder: Path
 ) -> None:
-    """Raise UsageError for the first of `metrics` whose module cannot be there, as the compiler process would later.
+    """Raise UsageError for the first of `metrics` without a module, as the compiler process would later.
 
-    That is asked of the interpreter that imports it; nothing of the user's is imported.
+    The toolchain's interpreter looks for the module without importing code of the user.
     """
     for metric in metrics:
         first, *_ = metric.module.removeprefix(".").split(".")
@@ -46,18 +46,18 @@ def require_modules(
 
 
 class DebugProcess(CompilerProcess):
-    """One process, which is asked from one thread at a time."""
+    """Compiler process of `farm debug`, for requests from one thread at a time."""
 
     def __init__(self, supervisor: Supervisor, compiler: Compiler, log: Path, folder: Path) -> None:
-        """Start it.
+        """Start the process in the new `folder`.
 
-        It works in the new `folder`, which the caller removes with all that the compiler leaves.
+        The caller removes the folder with the compiler's leftovers.
         """
         folder.mkdir()
         super().__init__("farm.builds.compile.debug.debugger", [str(folder)], supervisor, "debugger", compiler, log)
 
     def receive(self, timeout_s: float) -> DebugReply:
-        """Return how the request went; a process that crashes or takes longer is a reply as well."""
+        """Return the reply to the request; a crash and an exceeded time limit become a reply as well."""
         line = self.receive_line(timeout_s)
         if not isinstance(line, CompilerEnding):
             return msgspec.json.decode(line, type=DebugReply)

@@ -1,4 +1,4 @@
-"""What `farm debug` and its compiler process send each other, one JSON line each way. Torch-free."""
+"""Messages between `farm debug` and its compiler process, one JSON line each way. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from farm.suites.suite import Job
 
 BUNDLE = "bundle"
 ETRECORD = "etrecord.bin"
-"""What ExecuTorch keeps of the graph for its own tools; beside the bundle."""
+"""File beside the bundle with ExecuTorch's record of the graph for its own tools."""
 
 _METRIC = re.compile(r"(?P<module>\.?[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)(?:=(?P<threshold>[^=]+))?")
 
 
 class UserMetric(msgspec.Struct, frozen=True):
-    """A comparator of the user's."""
+    """Comparator of the user."""
 
     module: str
     """`my_pkg.metrics`; `.metrics` is beside the suite."""
     name: str
     threshold: float | None = None
-    """None: the one that the class has by itself."""
+    """None for the default of the class."""
 
     def __str__(self) -> str:
         limit = "" if self.threshold is None else f"={self.threshold}"
@@ -49,7 +49,7 @@ def parse_metric(text: str) -> UserMetric:
 
 
 def no_module(metric: UserMetric, name: str) -> UsageError:
-    """Return the refusal of a metric of whose module `name`, that or what it is in, is not there."""
+    """Return the error for a metric whose module, or a package above it, is missing: `name`."""
     return UsageError(
         f"--metric {metric}: there is no module {name}: put its folder on PYTHONPATH, or the file beside the suite and "
         "write --metric .metrics:Name"
@@ -57,52 +57,52 @@ def no_module(metric: UserMetric, name: str) -> UsageError:
 
 
 class CompileRequest(msgspec.Struct, frozen=True, tag="compile"):
-    """Compile this to write intermediate outputs, and compute the references."""
+    """Request to compile a job with intermediate outputs, and to compute the references."""
 
     job: Job
     versions: dict[str, str]
     sample: int
-    """Which of the inputs of the case."""
+    """Number of the sample among the inputs of the case."""
     folder: str
-    """An empty folder; the bundle will be in BUNDLE in it, and the ETRecord in ETRECORD."""
+    """Empty folder; the bundle will be in BUNDLE in it, and the ETRecord in ETRECORD."""
     metrics: tuple[UserMetric, ...] = ()
-    """What judges the layers in place of farm's own limits."""
+    """Comparators that judge the layers in place of farm's own limits."""
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What one execution wrote."""
+    """Files of one execution."""
 
     etdump: str
     outputs: str
-    """The intermediate ones, to which the ETDump refers."""
+    """File of the intermediate outputs, to which the ETDump refers."""
 
 
 class CompareRequest(msgspec.Struct, frozen=True, tag="compare"):
-    """Compare what the compiled program wrote."""
+    """Request to compare the outputs of the compiled program."""
 
     simulator: Written
     device: Written | None = None
-    """None where there is none."""
+    """None for an execution in the simulator alone."""
 
 
 class DebugReply(msgspec.Struct, frozen=True):
-    """How a request went."""
+    """Reply to a request."""
 
     ok: bool
     reason: str = ""
-    """One line; empty when ok."""
+    """Single line; empty when ok."""
     infra: bool = False
     """The machine is at fault (no space, no permission), not the job."""
     refused: bool = False
-    """The job may be in order, but its layers cannot be told apart, or a comparator of the user's cannot compare."""
+    """True for a job that may be correct, without layers to compare or with a failing comparator of the user."""
     seconds: dict[str, float] = {}
     """Wall time by step."""
     packed_layers: bytes = b""
-    """As msgpack, as JSON has no infinities."""
+    """Layers as msgpack, as JSON has no infinities."""
     notes: tuple[str, ...] = ()
-    """What a reader of the result should know."""
+    """Remarks for readers of the result."""
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The layers that were compared, in the order of execution."""
+        """Compared layers in the order of execution."""
         return msgspec.msgpack.decode(self.packed_layers, type=tuple[Layer, ...]) if self.packed_layers else ()

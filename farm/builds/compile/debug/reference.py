@@ -1,12 +1,12 @@
-"""Every layer of an edge program on the CPU, in FP32 and quantized. Imports torch and executorch.
+"""Computation of every layer of an edge program on the CPU, in FP32 and quantized. Imports torch and executorch.
 
 ExecuTorch 1.5 folds quantize and dequantize away before it keeps the graph that its Inspector compares with: that graph
-computes with quantized weights and activations in floating point, which is neither of the two. What it folded is kept
-in the nodes (AnnotateQuantAttrs), so that both can be had from it:
+computes with quantized weights and activations in floating point, which is neither FP32 nor quantized. The nodes keep
+the folded parameters (AnnotateQuantAttrs), so that both can be computed from it:
 
-* FP32: the weights that the quantizer saw stand in for those that it quantized;
-* quantized: what a node gives is quantized and dequantized as its node says, and once more where a reader wants it
-  otherwise (QCOM_REQUANTIZE). QNN gets the same.
+* FP32: the weights that the quantizer saw replace the quantized weights;
+* quantized: the output of a node is quantized and dequantized by the node's parameters, and once more for a reader with
+  other parameters (QCOM_REQUANTIZE). QNN gets the same.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ _OPERATOR = re.compile(r"[a-z]\w*\.\w+(\.\w+)?")
 
 
 class Computed(NamedTuple):
-    """What one run over the graph gave."""
+    """Values of one run over the graph."""
 
     layers: dict[str, torch.Tensor]
-    """By node. Inputs of the program are among them, and each output of an operator that has several by the node that
+    """Values by node, inputs of the program included. Each of several outputs of an operator is under the node that
     picks it."""
     outputs: tuple[torch.Tensor, ...]
 
 
 class LayerNode(NamedTuple):
-    """What one output of a node that computes something is, or an input of the program."""
+    """Layer: an output of a computing node, or an input of the program."""
 
     name: str
-    """That of `node`, and `:1` behind it where several outputs of it are used."""
+    """Name of `node`, followed by `:1` if several outputs of it are used."""
     node: str
     value: str
-    """The node whose value it is: `node`, or the one that picks this output of it."""
+    """Node of the value: `node`, or the node that picks this output of it."""
     operator: str
     inputs: tuple[str, ...]
-    """The layers that it reads."""
+    """Layers that this layer reads."""
     axis_order: tuple[int, ...] | None
-    """Of the layout that QNN keeps it in; None where that is torch's."""
+    """Order of the axes in QNN's layout; None for torch's layout."""
     tensor: LayerTensor
     origin: Origin = UNKNOWN
     exported: tuple[str, ...] = ()
-    """Operators of the exported program that it comes from."""
+    """Operators of the exported program from which the layer comes."""
 
 
 def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int], places: Sequence[Path] = ()) -> list[LayerNode]:
@@ -119,14 +119,14 @@ def exported_operators(meta: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _only_quantizes(node: torch.fx.Node) -> bool:
-    """Return whether a node has another form of an activation for LPAI: the CPU quantizes for it, and dequantizes."""
+    """Return whether a node only quantizes or dequantizes an activation, as the CPU does for LPAI."""
     source = node.args[0] if node.args else None
     is_weight = isinstance(source, torch.fx.Node) and source.op == "get_attr"
     return node.target in q_ops or (node.target in dq_ops and not is_weight)
 
 
 def _picks(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
-    """Return the outputs of `node` that are used, each with the first node that picks it; none where it has one."""
+    """Return the used outputs of `node`, each with the first node that picks it; none for a node with one output."""
     picks: dict[int, torch.fx.Node] = {}
     for user in node.users:
         if user.target is operator.getitem and isinstance(user.args[1], int):
@@ -152,7 +152,7 @@ def _tensor(node: torch.fx.Node, handle: int | None, output: int | None, partiti
 
 
 def _quantized_type(attributes: Mapping[str, Any]) -> str:
-    """Return `uint16` for what torch keeps in an int32 of which 16 bits are used."""
+    """Return the type by the range of the codes: `uint16` for 16 used bits of an int32 of torch."""
     least, most = int(attributes[QCOM_QUANT_MIN]), int(attributes[QCOM_QUANT_MAX])
     return f"{'int' if least < 0 else 'uint'}{(most - least).bit_length()}"
 
@@ -160,12 +160,12 @@ def _quantized_type(attributes: Mapping[str, Any]) -> str:
 def run_float(
     module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]
 ) -> Computed:
-    """Return what the graph computes in FP32; `weights` are the FP32 values of quantized parameters, by their names."""
+    """Return the layers in FP32; `weights` are the FP32 values of quantized parameters, by their names."""
     return _Layers(module, quantize=False, weights=weights).compute(inputs)
 
 
 def run_quantized(module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Computed:
-    """Return what the graph computes with everything quantized as its nodes say."""
+    """Return the layers with all values quantized by the parameters of their nodes."""
     return _Layers(module, quantize=True, weights={}).compute(inputs)
 
 
