@@ -109,7 +109,7 @@ class AssignedJobs:
         self._begun = number
 
     def ended(self, number: int) -> SentJob:
-        """Return a finished job, and forget a shard after its last job."""
+        """Return a finished job, and remove its shard after the last job."""
         done = self.jobs.pop(number)
         shard = done.shard
         if not shard.left and shard in self.shards and not any(one.shard is shard for one in self.jobs.values()):
@@ -117,7 +117,7 @@ class AssignedJobs:
         return done
 
     def take_back(self, number: int) -> None:
-        """Take a job back that was not begun."""
+        """Take back a job that did not begin."""
         if (found := self.jobs.pop(number, None)) is not None:
             found.shard.take_back(found.job)
 

@@ -1,4 +1,4 @@
-"""What a run reports to whoever shows it."""
+"""Events of a run for its display."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class ProgressListener(Protocol):
-    """Shows a run while it works. Called from several threads."""
+    """Display of a run in progress. Several threads call its methods."""
 
     def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
         """The run is planned."""
@@ -21,7 +21,7 @@ class ProgressListener(Protocol):
         """A builder finished it."""
 
     def devices(self, running: dict[str, str]) -> None:
-        """Which device is busy with which job now."""
+        """The busy devices and their jobs changed: `running` has job by device."""
 
     def job_ended(self, shown: dict[str, Any]) -> None:
         """An attempt was recorded; keys as in `farm.dispatch.local_jobs.shown`."""

@@ -1,4 +1,4 @@
-"""Result log: results that are not recorded yet, in a file that is replayed after a kill."""
+"""Result log: results that are not in the store yet, in a file that is replayed after a kill."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _HEAD = struct.Struct(">II")
-"""Size and CRC-32 of what follows."""
+"""Size and CRC-32 of the result that follows."""
 
 _decoder = msgspec.msgpack.Decoder(ShardResult)
 
 
 class ResultLog:
-    """A file to which results are appended. Belongs to one process, whose threads take turns.
+    """File to which results are appended. Belongs to one process, whose threads take turns.
 
-    What is cut short at its end, by a full disk or with the power, is as if it had never been written. Where the disk
-    is full, results wait in memory and are written as soon as there is room.
+    A result that a full disk or a loss of power cut short at the end of the file is ignored. While the disk is full,
+    results wait in memory until there is space.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file. Raises OSError."""
+        """Open or create the file. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._left, self._end = _read(path.read_bytes())
@@ -37,7 +37,7 @@ class ResultLog:
         self._open = len(self._left)
 
     def left(self) -> list[ShardResult]:
-        """Return what a former life of the agent left, oldest first; only once."""
+        """Return the results of the agent's former life, oldest first; only once."""
         left, self._left = self._left, []
         return left
 
@@ -50,7 +50,7 @@ class ResultLog:
             try:
                 self._write(self._unwritten[0])
             except OSError:
-                # Nothing may stand behind half a result.
+                # Remove the half-written result: results behind it could not be read.
                 os.ftruncate(self._file, self._end)
                 return False
             del self._unwritten[0]
@@ -66,19 +66,19 @@ class ResultLog:
         os.fdatasync(self._file)
 
     def settle(self, count: int) -> None:
-        """Note that so many results are recorded, or refused for good."""
+        """Note that `count` results were recorded, or refused for good."""
         self._open -= count
         if self._open <= 0:
             self._unwritten.clear()
             self.clear()
 
     def clear(self) -> None:
-        """Let go of all that was written."""
+        """Remove all results from the file."""
         os.ftruncate(self._file, 0)
         self._end = self._open = 0
 
     def close(self) -> None:
-        """Close the file; where everything is recorded, it is empty then."""
+        """Close the file, emptied if all results are recorded."""
         if self._open <= 0:
             self.clear()
         os.close(self._file)
@@ -92,7 +92,7 @@ class ResultLog:
 
 
 def _read(content: bytes) -> tuple[list[ShardResult], int]:
-    """Return the results in a file, and where the last whole one ends. Pure."""
+    """Return the results in a file, and the offset behind the last whole one. Pure."""
     found, at = [], 0
     while len(content) >= at + _HEAD.size:
         size, checksum = _HEAD.unpack_from(content, at)
@@ -102,7 +102,7 @@ def _read(content: bytes) -> tuple[list[ShardResult], int]:
         try:
             found.append(_decoder.decode(data))
         except msgspec.MsgspecError:
-            # Of another version of farm, which a new one cannot record.
+            # A result of another version of farm, which this one cannot record.
             break
         at += _HEAD.size + size
     return found, at

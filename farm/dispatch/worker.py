@@ -73,7 +73,7 @@ class Parts(NamedTuple):
 
 
 class Worker:
-    """One device of a plan."""
+    """Worker of one device of a plan."""
 
     def __init__(
         self,

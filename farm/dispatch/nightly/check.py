@@ -1,4 +1,4 @@
-"""What a night would do, and how long it may take: `farm nightly --check`. Nothing is made."""
+"""Forecast of a nightly run, with its expected time: `farm nightly --check`. It creates no file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CellForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What is expected of a cell."""
+    """Forecast of a cell."""
 
     name: str
     socs: tuple[str, ...]
@@ -37,27 +37,27 @@ class CellForecast(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
     virtual: int
     expected_s: float | None
-    """From past runs, on one device of each SoC, or on the virtual ones; None without a past."""
+    """Expected time from past runs, on one device of each SoC or on the virtual devices; None without past runs."""
     command: str
     problem: str = ""
-    """What this machine lacks for it."""
+    """Missing tools of this machine for the cell; empty for none."""
 
 
 def matrix(config: Config, plan: Plan, jobs: Mapping[str, tuple[Job, ...]]) -> list[CellForecast]:
-    """Return the cells with their jobs and the time that they are expected to take; `jobs` is of `read_plan`."""
+    """Return the cells with their jobs and expected time; `jobs` comes from `read_plan`."""
     from farm.store.store import open_store
 
     try:
         store = open_store(config.store_url, readonly=True)
     except StoreError:
-        # None yet, or none that can be read, which a run will say: nothing is made here.
+        # The store does not exist yet, or cannot be read, which a run will report: a check creates nothing.
         return [_forecast(config, cell, jobs[cell.name], None) for cell in plan.cells]
     with store:
         return [_forecast(config, cell, jobs[cell.name], store) for cell in plan.cells]
 
 
 def matrix_lines(name: str, rows: Sequence[CellForecast], budget_s: float | None, width: int = 80) -> list[str]:
-    """Return what a night would do, a cell a paragraph."""
+    """Return the forecast of a nightly run as lines of text, with a paragraph for each cell."""
     width = max(width, LEAST_WIDTH)
     jobs = sum(row.jobs for row in rows)
     budget = f"within {fmt.duration(budget_s)}" if budget_s is not None else "without a budget"
@@ -114,7 +114,7 @@ def _forecast(config: Config, cell: PlannedCell, jobs: tuple[Job, ...], store: S
 
 
 def _kind_of(cell: PlannedCell, store: Store) -> str:
-    """Return the kind of a cell's devices as far as the store knows: looking for them could start an adb server."""
+    """Return the kind of a cell's devices from the store: looking for the devices could start an adb server."""
     if cell.request.virtual:
         return "virtual"
     socs = {find_soc(name).name for name in cell.request.socs}
@@ -123,7 +123,7 @@ def _kind_of(cell: PlannedCell, store: Store) -> str:
 
 
 def _lacks(config: Config, cell: PlannedCell) -> str:
-    """Return what this machine lacks for a cell; empty for nothing."""
+    """Return the missing tools of this machine for a cell; empty for none."""
     from farm.dispatch.request.choose import check_machine
 
     try:

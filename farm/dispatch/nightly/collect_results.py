@@ -1,4 +1,4 @@
-"""A run in the store -> what the night keeps of it: how its jobs ended, its page, its exports, its regressions."""
+"""Results of a cell, from its run in the store: outcomes of jobs, page and exports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REASON_CHARS = 300
 
 
 def collect_results(config: Config, plan: Plan, folder: Path, cell: CellResult) -> CellResult:
-    """Return `cell` with what its run found; its page, into `folder`, and exports are written. Raises InfraError."""
+    """Return `cell` with the results of its run; writes its page into `folder`, and its exports. Raises InfraError."""
     from farm.store.store import open_store
 
     page = folder / f"{cell.name}.html"
@@ -79,14 +79,14 @@ def write_page(config: Config, run_id: str, page: Path) -> None:
 
 
 def export_files(plan: Plan, cell: str) -> dict[str, Path]:
-    """Return the files of a cell's exports by format; none where nothing is exported."""
+    """Return the files of a cell's exports by format; none for a plan without exports."""
     if plan.export_dir is None:
         return {}
     return {name: plan.export_dir / f"{cell}.{export_formats()[name].suffix}" for name in plan.formats}
 
 
 def _without_device(view: RunView) -> str:
-    """Return which SoCs had no device in a run that came to its end; empty for none."""
+    """Return a line about the SoCs that had no device in a finished run; empty for none."""
     if view.finished_ms is None or view.exit_code != InfraError.exit_code:
         return ""
     left = [job for job in view.jobs if not job.attempts and job.stale is None]

@@ -1,4 +1,4 @@
-"""A night, from its plan to its exit code: one cell after the other, whatever becomes of each."""
+"""Nightly run, from its plan to its exit code: one cell after the other, also after a failed cell."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CANDIDATES_SHARE = 0.2
-"""Part of a cell's time that is kept for confirming candidates: docs/explanation/statistics.md has what they cost."""
+"""Part of a cell's time for confirming suspected regressions: docs/explanation/statistics.md has their cost."""
 
 
 DEBUG_SHARE = 0.5
-"""Part of the time behind a run that is for debugging its new numeric failures."""
+"""Part of the time after a cell's run for debugging its new numeric failures."""
 
 
 class CellWork:
@@ -67,13 +67,13 @@ class CellWork:
     def resume(
         self, run_id: str, front: ProgressListener, interrupts: InterruptHandler, budget_s: float | None
     ) -> RunOutcome:
-        """Run what is missing of a cell's run. Raises UsageError where it cannot go on."""
+        """Run the missing jobs of a cell's run. Raises UsageError if the run cannot go on."""
         from farm.dispatch.cluster.client.anywhere import resume
 
         return resume(self._config, run_id, front, budget_s, interrupts=interrupts)
 
     def confirm_candidates(self, run_id: str, budget_s: float | None) -> Findings:
-        """Measure the candidates of a run."""
+        """Measure the suspected regressions of a run."""
         return self._confirm(self._config, run_id, budget_s)
 
     def debug_failures(self, cell: CellResult, folder: Path, budget_s: float | None) -> tuple[DebuggedJob, ...]:
@@ -96,11 +96,11 @@ def run_night(
     *,
     resume: bool = False,
 ) -> Night:
-    """Run what `plan` asks for, write its reports and exports, send notifications, and return what was found.
+    """Run the cells of `plan`, write reports and exports, send notifications, and return the nightly run.
 
-    `fronts` makes what shows one run. Ctrl-C and SIGTERM let the running jobs finish; the night is reported as far as
-    it came, and `resume` goes on with it. Raises UsageError while another night of this name runs, or when there is
-    none to resume; InfraError when its own files cannot be written.
+    `fronts` makes the display of one run. Ctrl-C and SIGTERM let the running jobs finish; the results so far are
+    reported, and `resume` goes on with the rest. Raises UsageError while another nightly run of this name runs, or
+    without one to resume; InfraError for failed writes of its own files.
     """
     nights = Nights(config.state_dir / "nightly" / plan.name)
     with nights.alone(), InterruptHandler(term=True) as interrupts:
@@ -108,14 +108,14 @@ def run_night(
         known = nights.all()
         night = nights.unfinished(plan.digest) if resume else _new_night(plan)
         if not resume:
-            # A cell without a run has no export of an earlier night.
+            # Remove earlier exports, so that a cell without a run does not show those of an earlier nightly run.
             for cell in plan.cells:
                 for path in export_files(plan, cell.name).values():
                     path.unlink(missing_ok=True)
         night = _Cells(plan, night, nights, reports / night.id, interrupts, fronts, work).run()
         before = next((one for one in reversed(known) if one.started_ms < night.started_ms and one.is_done), None)
         write_pages(night, known, reports)
-        # The exit code is known, and does not wait for a network.
+        # Notify after the exit code is saved: it does not wait for a network.
         night = msgspec.structs.replace(night, deliveries=notify(plan, credentials, night, before))
         for delivery in night.undelivered:
             logger.warning("NOT NOTIFIED: %s: %s", delivery.to, delivery.problem)
@@ -148,7 +148,7 @@ def _new_night(plan: Plan) -> Night:
 
 
 class _Cells:
-    """The cells of a night, one after the other; the night is saved after each step."""
+    """Cells of a nightly run, executed one after the other; the nightly run is saved after each step."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Cells:
         self._is_stopped = False
 
     def run(self) -> Night:
-        """Run the cells that are not done and return the night, with its exit code."""
+        """Run the unfinished cells and return the nightly run, with its exit code."""
         self._save()
         left = [cell for cell in self._plan.cells if not self._results[cell.name].is_done]
         for number, cell in enumerate(left):
@@ -190,7 +190,7 @@ class _Cells:
         return self._night
 
     def _seconds(self, cell: PlannedCell, left: list[PlannedCell]) -> float | None:
-        """Return the time that a cell has: its share of what is left, so that what one leaves over others have."""
+        """Return the time of a cell: its share of the remaining time, with the unused time of earlier cells."""
         if self._end_s is None:
             return None
         return max(0.0, self._end_s - self._work.clock()) * cell.share / sum(one.share for one in left)
@@ -215,7 +215,7 @@ class _Cells:
         self._collect(cell, code, problem, end_s)
 
     def _run(self, cell: PlannedCell, seconds: float | None) -> RunOutcome:
-        """Run a cell, or what is missing of its run."""
+        """Run a cell, or the missing jobs of its run."""
         run_id = self._results[cell.name].run_id
 
         def begun(run_id: str) -> None:
@@ -233,20 +233,20 @@ class _Cells:
             return self._work.run(request, front, self._interrupts, begun)
 
     def _collect(self, cell: PlannedCell, code: int, problem: str, end_s: float | None) -> None:
-        """Keep what a cell found, its candidates measured until `end_s`."""
+        """Debug new failures, confirm suspected regressions until `end_s`, and keep the results of a cell."""
         result = self._keep(cell, problem=problem)
         try:
             if result.run_id:
                 if code != INTERRUPTED:
-                    # Half of the time at most: the other half is for the candidates.
+                    # Debugging gets half of the time at most: the rest is for suspected regressions.
                     result = self._keep(cell, debugged=self._debugged(result, end_s))
-                    # Before the report of the run, which shows it.
+                    # Confirm before the report of the run, which shows the findings.
                     result = self._keep(cell, findings=self._confirmed(result.run_id, end_s))
                 result = self._results[cell.name] = self._work.collect_results(result, self._folder)
         except FarmError as error:
             logger.warning("%s: %s", cell.name, error)
             result = self._keep(cell, problem=problem or str(error))
-            # What cannot be read, or written, was not judged; a failure stays one.
+            # Results that could not be read or written are no success; a failure stays a failure.
             code = 4 if code in (0, NOTHING) else code
         result = self._keep(cell, code=cell_code(code, result.findings))
         took = f" in {duration(result.seconds)}" if result.seconds else ""
@@ -268,12 +268,12 @@ class _Cells:
             left = None if end_s is None else max(0.0, end_s - self._work.clock())
             return self._work.confirm_candidates(run_id, left)
         except KeyboardInterrupt:
-            # What the run found is reported all the same.
+            # The results of the run are reported all the same.
             self._is_stopped = True
             return Findings()
 
     def _keep(self, cell: PlannedCell, **changes: object) -> CellResult:
-        """Change what is known of a cell, and return it."""
+        """Change and save the result of a cell, and return it."""
         result = self._results[cell.name] = msgspec.structs.replace(self._results[cell.name], **changes)
         self._save()
         return result

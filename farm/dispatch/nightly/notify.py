@@ -1,4 +1,4 @@
-"""Notifications of a night: to whom, when, and whether they arrived. None changes the exit code."""
+"""Notifications of a nightly run: receivers, conditions and delivery. None changes the exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def notify(plan: Plan, credentials: Credentials, night: Night, before: Night | None) -> tuple[Delivery, ...]:
-    """Send the notifications that are due, and return how each went; `before` is the night before."""
+    """Send the due notifications, and return their deliveries; `before` is the previous nightly run."""
     found = []
     for number, hook in enumerate(plan.webhooks, start=1):
         if _is_due(hook.when, night, before):

@@ -1,4 +1,4 @@
-"""nightly.toml -> what a night is to do: its cells, each one `farm run`, and who is told. Nothing of it has begun."""
+"""Plan of a nightly run, from nightly.toml: its cells, each one `farm run`, and the receivers of notifications."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
-# As farm run has it.
+# Default timeout of `farm run`.
 _TIMEOUT_S = 300.0
 
 
 class PlannedCell(msgspec.Struct, frozen=True):
-    """One run of a night: the SoCs and suites of a `[[run]]` on one backend, with one toolchain."""
+    """Cell of a nightly run: the SoCs and suites of a `[[run]]` on one backend, with one toolchain."""
 
     name: str
-    """What its files are called: the same every night."""
+    """Name of its files, the same in every nightly run."""
     place: str
-    """The table that it comes from."""
+    """Table of the cell in nightly.toml."""
     request: RunRequest
-    """Without a budget: that depends on the time that is left."""
+    """Request without a budget, which depends on the remaining time."""
     share: float
-    """Of the time that is left, beside the cells that are left."""
+    """Share of the remaining time, relative to the shares of the remaining cells."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a night is to do."""
+    """Plan of a nightly run."""
 
     path: Path
     name: str
     budget_s: float | None
     report_dir: Path | None
-    """None for the state folder."""
+    """Folder of reports; None for the state folder."""
     report_url: str
-    """Where others find `report_dir`; empty when nobody serves it."""
+    """Address of `report_dir` for other users; empty without a web server."""
     keep: int
-    """Nights."""
+    """Number of nightly runs to keep."""
     debug: int
     """Most jobs of a run that newly fail by numerics and are debugged."""
     cells: tuple[PlannedCell, ...]
@@ -69,18 +69,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     export_dir: Path | None = None
     webhooks: tuple[WebhookTable, ...] = ()
     mail: MailTable | None = None
-    """Paths of files that these name are absolute."""
+    """Mail; file paths in it and in `webhooks` are absolute."""
 
     @property
     def digest(self) -> str:
-        """Hash of what is to be run: a night goes on only with the same."""
+        """Hash of the cells' requests: a nightly run is resumed only with the same requests."""
         return hashlib.sha256(msgspec.json.encode([(one.name, one.request) for one in self.cells])).hexdigest()
 
 
 def read_plan(path: Path, config: Config) -> tuple[Plan, dict[str, tuple[Job, ...]]]:
-    """Return what the file asks for, and the jobs of each cell before -k and what the store knows.
+    """Return the plan of the file, and the jobs of each cell after -k, before selection by results in the store.
 
-    Raises UsageError that names everything that is wrong, each with its table.
+    Raises UsageError with all problems of the file, each with its table.
     """
     problems: list[str] = []
     tables = read_tables(path, problems)
@@ -129,7 +129,7 @@ def _check_nightly(table: NightlyTable, problems: list[str]) -> None:
     if table.report_url:
         parts = urlsplit(table.report_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            # Not shown: what somebody took for an address may hold a password.
+            # The message omits the value: a mistaken address may hold a password.
             problems.append("[nightly]: report_url: expected http://HOST/PATH or https://HOST/PATH, without a user")
 
 
@@ -143,7 +143,7 @@ def _seconds(text: str, place: str, problems: list[str]) -> float:
 def _cells(
     table: RunTable, place: str, base: Path, wait_s: float, config: Config, problems: list[str]
 ) -> Iterator[PlannedCell]:
-    """Yield one cell for each toolchain and backend; none when the table is wrong."""
+    """Yield one cell for each toolchain and backend; none for a table with problems."""
     before = len(problems)
     _check_run(table, place, problems)
     suites = tuple(_suite_path(name, base) for name in table.suites)
@@ -200,7 +200,7 @@ def _check_run(table: RunTable, place: str, problems: list[str]) -> None:
 def _unknown(
     table: RunTable, suites: tuple[str, ...], toolchains: tuple[str, ...], place: str, config: Config
 ) -> list[str]:
-    """Return what is wrong with names of SoCs, suites, backends, precisions and toolchains."""
+    """Return the problems of unknown names: SoCs, suites, backends, precisions and toolchains."""
     from farm.builds.toolchains.select import toolchain_of
     from farm.suites.manifests import find_suites, resolve_suite
 
@@ -232,12 +232,12 @@ def _bad_name(name: str) -> str:
 
 
 def _suite_path(name: str, base: Path) -> str:
-    """Return a suite as the command line takes it: a path is beside the file that names it."""
+    """Return a suite as for the command line: a path is relative to the folder of nightly.toml."""
     return str(base / Path(name).expanduser()) if "/" in name or name.endswith(".toml") else name
 
 
 def _toolchain(name: str, base: Path) -> str:
-    """Return a toolchain as the command line takes it: a path is beside the file that names it."""
+    """Return a toolchain as for the command line: a path is relative to the folder of nightly.toml."""
     return str(base / Path(name).expanduser()) if name.startswith((".", "~")) or "/" in name else name
 
 
@@ -247,7 +247,7 @@ def _option(name: str, value: object) -> str:
 
 
 def _jobs(cell: PlannedCell, config: Config, problems: list[str]) -> tuple[Job, ...]:
-    """Return the jobs of a cell as pytest's -k leaves them; none of them is no problem of the file."""
+    """Return the jobs of a cell that pytest's -k selects; an empty selection is no problem of the file."""
     from farm.base.errors import NothingSelectedError
     from farm.dispatch.request.choose import jobs_of, select
 
@@ -288,7 +288,7 @@ def _beside(base: Path, name: str) -> str:
 
 
 def command_of(request: RunRequest) -> str:
-    """Return the `farm run` that does the same by itself, as a trial of whoever types it; quoted for a shell."""
+    """Return the equivalent `farm run`, a local run of the user who types it; quoted for a shell."""
     repeated = {
         "--soc": request.socs,
         "--suite": request.suites,

@@ -1,4 +1,4 @@
-"""What is known of a night: plain data, kept after every cell, its exit code and what is shown of it. Pure."""
+"""Record of a nightly run: plain data, saved after every cell, with exit code and shown sections. Pure."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FAILED, REGRESSED, INFRA, NOTHING = 1, 3, 4, 5
-# The first that any cell has is the night's; `passed` comes before `nothing`, as a budget is meant to leave some out.
+# The first code here that any cell has is the exit code; `passed` precedes `nothing`, as a budget may skip cells.
 _PRECEDENCE = (FAILED, REGRESSED, INFRA, 0)
 _WORDS = {0: "passed", FAILED: "FAILED", REGRESSED: "REGRESSED", INFRA: "INFRA", NOTHING: "NOTHING RUN"}
 
 
 class JobNote(msgspec.Struct, frozen=True):
-    """A job, or a cell, and one line about it."""
+    """Note of one line about a job or a cell."""
 
     job_id: str
     reason: str = msgspec.field(name="said")
 
 
 class DebuggedJob(JobNote, frozen=True):
-    """A job that newly failed by numerics, and what `farm debug` found of it, or why it was not debugged."""
+    """Job with a new numeric failure, and the finding of `farm debug`, or the reason why it was not debugged."""
 
     layer: str = ""
-    """The first wrong layer; empty where none was found."""
+    """First wrong layer; empty for none."""
     run_id: str = ""
-    """Run of `farm debug`; empty where nothing began."""
+    """Run of `farm debug`; empty if it did not begin."""
     report: str = ""
-    """Path of its page, below the folder of the night."""
+    """Path of its page, below the folder of the nightly run."""
     picture: str = ""
-    """Path of the picture of the first wrong layer and its neighbours, below the folder of the night."""
+    """Path of the picture of the first wrong layer and its neighbours, below the folder of the nightly run."""
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """What confirming the candidates of a run found."""
+    """Findings of the confirmation of a run's suspected regressions."""
 
     regressions: tuple[JobNote, ...] = ()
     confirmed: int = 0
     unknown: int = 0
-    """Candidates that are neither confirmed nor refuted."""
+    """Number of suspected regressions that were measured and neither confirmed nor refuted."""
     not_measured: int = msgspec.field(default=0, name="not_asked")
-    """Candidates for which there was no time or no device."""
+    """Number of suspected regressions without time or a device for a measurement."""
 
 
 class CellResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a night."""
+    """Result of a cell of a nightly run."""
 
     name: str
     socs: tuple[str, ...]
@@ -58,47 +58,47 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     virtual: bool
     run_id: str = ""
-    """Empty where it never came to a run in the store."""
+    """Run of the cell; empty if none reached the store."""
     code: int | None = None
-    """As the exit code of `farm run`, regressions among them; None while it has not ended."""
+    """Exit code as of `farm run`, or 3 for regressions; None before the end."""
     problem: str = ""
-    """Why it has no run, or only a part of one."""
+    """Reason of a missing or partial run."""
     counts: dict[str, int] = {}
     """Jobs by `farm.report.model.summary.Outcome`."""
     seconds: float = 0.0
     new_failures: tuple[JobNote, ...] = ()
     still_failing: tuple[JobNote, ...] = ()
     fixed: tuple[str, ...] = ()
-    """Job ids."""
+    """Ids of fixed jobs."""
     infra: tuple[JobNote, ...] = ()
     not_tested: int = 0
     findings: Findings = Findings()
     debugged: tuple[DebuggedJob, ...] = ()
     report: str = ""
-    """Name of the page of the run, beside that of the night."""
+    """Name of the run's page, in the folder of the nightly run's page."""
     exports: tuple[str, ...] = ()
-    """Files."""
+    """Paths of exported files."""
 
     @property
     def is_done(self) -> bool:
-        """Whether it has come to its end."""
+        """True if the cell has ended."""
         return self.code is not None and self.code != INTERRUPTED
 
     @property
     def word(self) -> str:
-        """How it ended, in a word or two."""
+        """Outcome in a word or two."""
         if self.code is None:
             return "not begun" if not self.run_id else "unfinished"
         return _word(self.code)
 
 
 class Night(msgspec.Struct, frozen=True, kw_only=True):
-    """One night."""
+    """Record of a nightly run."""
 
     id: str
     name: str
     digest: str
-    """Of what was to be run."""
+    """Hash of the requests of its cells."""
     user: str
     host: str
     started_ms: int
@@ -107,23 +107,23 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[CellResult, ...]
     deliveries: tuple[Delivery, ...] = ()
     report: str = ""
-    """Its page."""
+    """Path of its page."""
     report_url: str = ""
     schema: int = 1
 
     @property
     def is_done(self) -> bool:
-        """Whether every cell has come to its end, so that there is nothing to resume."""
+        """True if every cell has ended, so that no cell is left to resume."""
         return self.code is not None and self.code != INTERRUPTED
 
     @property
     def word(self) -> str:
-        """How it ended, in a word or two."""
+        """Outcome in a word or two."""
         return "unfinished" if self.code is None else _word(self.code)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Jobs of all cells by outcome; those that did not occur are left out."""
+        """Number of jobs of all cells by outcome, without zeros."""
         found: dict[str, int] = {}
         for cell in self.cells:
             for outcome, count in cell.counts.items():
@@ -137,17 +137,17 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def new_failures(self) -> tuple[JobNote, ...]:
-        """Of all cells."""
+        """New failures of all cells."""
         return tuple(one for cell in self.cells for one in cell.new_failures)
 
     @property
     def still_failing(self) -> tuple[JobNote, ...]:
-        """Of all cells."""
+        """Failures of all cells that earlier runs had as well."""
         return tuple(one for cell in self.cells for one in cell.still_failing)
 
     @property
     def regressions(self) -> tuple[JobNote, ...]:
-        """Of all cells."""
+        """Regressions of all cells."""
         return tuple(one for cell in self.cells for one in cell.findings.regressions)
 
     @property
@@ -157,13 +157,13 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def troubles(self) -> tuple[JobNote, ...]:
-        """What the farm could not judge: cells without a whole run, and jobs."""
+        """Cells without a whole run, and jobs that the farm could not judge."""
         cells = [JobNote(cell.name, cell.problem) for cell in self.cells if cell.problem]
         return (*cells, *(one for cell in self.cells for one in cell.infra))
 
     @property
     def sections(self) -> dict[str, tuple[JobNote, ...]]:
-        """What is shown of jobs: title to notes, the most important first; sections without a note are left out."""
+        """Shown sections about jobs, title to notes, the most important first; empty sections are left out."""
         found = {
             "New failures": self.new_failures,
             "First wrong layers": self.debugged,
@@ -184,14 +184,14 @@ def _word(code: int) -> str:
 
 
 def cell_code(code: int, findings: Findings) -> int:
-    """Return how a cell ended whose run returned `code`: a machine that is not set up (2) is trouble of the farm."""
+    """Return the code of a cell whose run returned `code`: a machine that is not set up (2) is trouble of the farm."""
     if code in (2, INFRA):
         code = INFRA
     return REGRESSED if findings.regressions and code in (0, INFRA, NOTHING) else code
 
 
 def night_code(cells: tuple[CellResult, ...], *, interrupted: bool) -> int:
-    """Return the exit code of a night."""
+    """Return the exit code of a nightly run."""
     if interrupted:
         return INTERRUPTED
     codes = {cell.code for cell in cells}
@@ -206,7 +206,7 @@ def counted(counts: Mapping[str, int]) -> str:
 
 
 def meaning(code: int | None) -> str:
-    """Return what an exit code of a night says."""
+    """Return the meaning of an exit code of a nightly run."""
     meanings: dict[int | None, str] = {
         None: "it has not finished",
         0: "nothing that ran failed",
@@ -220,7 +220,7 @@ def meaning(code: int | None) -> str:
 
 
 def has_changed(night: Night, before: Night | None) -> bool:
-    """Return whether a night found something else than the one before; the first night, whether it found anything."""
+    """Return whether the findings differ from the previous nightly run's; for the first, whether there are any."""
     return _findings(night) != (_findings(before) if before is not None else (0, frozenset(), frozenset()))
 
 

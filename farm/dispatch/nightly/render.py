@@ -1,4 +1,4 @@
-"""Night -> lines for a terminal, Markdown and annotations for GitHub, and the page that leads to its runs."""
+"""Presentation of a nightly run: terminal lines, Markdown and annotations for GitHub, and a page with its runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _TONES = {0: "passed", 1: "failed", 3: "failed", 4: "infra", 5: "stale"}
 
 
 def night_lines(night: Night, width: int = 80) -> list[str]:
-    """Return how a night ended; no line is wider than `width`.
+    """Return the outcome of a nightly run as lines of at most `width` characters.
 
-    No line begins with what a device printed: in a log of GitHub's, that could be a command to its runner.
+    No line begins with output of a device: in a log on GitHub, that could be a command to its runner.
     """
     width = max(width, LEAST_WIDTH)
     lines = [
@@ -41,7 +41,7 @@ def night_lines(night: Night, width: int = 80) -> list[str]:
         text = f"  {one_line(cell.name, room):{room}}  {cell.word}: {virtual}{counted(cell.counts)}"
         lines += textwrap.wrap(text, width, subsequent_indent=" " * 6)
         lines += textwrap.wrap(one_line(cell.problem, 400), width, initial_indent="    - ", subsequent_indent="    | ")
-    # The problems of cells are above.
+    # This section lists jobs alone: the problems of cells are above.
     infra = tuple(one for cell in night.cells for one in cell.infra)
     for title, notes in (night.sections | {"Infra": infra}).items():
         if notes:
@@ -57,12 +57,12 @@ def night_lines(night: Night, width: int = 80) -> list[str]:
         for delivery in night.undelivered:
             text = one_line(f"{delivery.to}: {delivery.problem}")
             lines += textwrap.wrap(text, width, initial_indent="  - ", subsequent_indent="  | ")
-    # One to copy, however long.
+    # The last line is not wrapped: users copy the path.
     return [*lines, "", f"report: {night.report}"]
 
 
 def night_markdown(night: Night) -> str:
-    """Return the summary of a night for GitHub."""
+    """Return the summary of a nightly run for GitHub."""
     cells = (
         (cell.name, cell.word + (" (virtual)" if cell.virtual else ""), counted(cell.counts), cell.problem)
         for cell in night.cells
@@ -84,7 +84,7 @@ def night_markdown(night: Night) -> str:
 
 
 def night_annotations(night: Night) -> list[str]:
-    """Return GitHub's workflow commands for what is new: failures are errors, regressions warnings."""
+    """Return GitHub's workflow commands for new findings: failures are errors, regressions warnings."""
 
     def titled(kind: str, notes: Iterable[JobNote]) -> list[tuple[str, str]]:
         return [(f"{kind}: {one.job_id}", one.reason) for one in notes]
@@ -96,7 +96,7 @@ def night_annotations(night: Night) -> list[str]:
 
 
 def write_pages(night: Night, known: Iterable[Night], reports: Path) -> None:
-    """Write the page of a night into its folder below `reports`, and there, with the nights before, for the newest.
+    """Write the page of a nightly run into its folder below `reports`, and into `reports` as the newest.
 
     Raises InfraError.
     """
@@ -110,7 +110,7 @@ def _pictures(night: Night, folder: Path) -> dict[str, str]:
     """Return the pictures of first wrong layers, by their path in `folder`, as addresses of images."""
     found = {}
     for one in night.debugged:
-        # Without its picture a page is a page all the same.
+        # A missing picture does not keep the page from being written.
         with contextlib.suppress(OSError):
             if one.picture:
                 found[one.picture] = image_address((folder / one.picture).read_bytes())
@@ -120,7 +120,7 @@ def _pictures(night: Night, folder: Path) -> dict[str, str]:
 def render_night(
     night: Night, earlier: Iterable[Night], here: str, nights: str, pictures: Mapping[str, str] = {}
 ) -> str:
-    """Return the page; links to its runs begin with `here`, those to other nights with `nights`.
+    """Return the page; links to its runs begin with `here`, links to other nightly runs with `nights`.
 
     `pictures` has addresses of images by the path of a picture.
     """

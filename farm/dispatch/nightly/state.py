@@ -1,4 +1,4 @@
-"""The nights of one name, a file each, and the lock that lets only one of them run."""
+"""Stored nightly runs of one name, a file each, and the lock that lets only one of them run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def new_id() -> str:
-    """Return the id of a night that begins now, as runs have theirs: sorted by name is sorted by time."""
+    """Return the id of a nightly run that begins now, in the form of run ids: sorted by name is sorted by time."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that nobody sees half of, and its folder. Raises InfraError, as when the disk is full."""
+    """Write a file atomically, and create its folder. Raises InfraError, for example for a full disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data, durable=True)
@@ -38,14 +38,14 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 class Nights:
-    """The nights of one name that this machine remembers."""
+    """Nightly runs of one name that are stored on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep others of this name from running meanwhile. Raises UsageError while one does."""
+        """Exclude other nightly runs of this name during the block. Raises UsageError while one runs."""
         with contextlib.ExitStack() as stack:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -65,24 +65,24 @@ class Nights:
             yield
 
     def save(self, night: Night) -> None:
-        """Keep what is known of a night. Raises InfraError."""
+        """Store the record of a nightly run. Raises InfraError."""
         write_whole(self.folder / f"{night.id}.json", msgspec.json.encode(night))
 
     def all(self) -> list[Night]:
-        """Return every night, oldest first; what another version of farm wrote, or nobody whole, is left out."""
+        """Return all nightly runs, oldest first; unreadable files, as of another version of farm, are left out."""
         found = []
         for path in self.folder.glob("*.json"):
             try:
                 found.append(msgspec.json.decode(path.read_bytes(), type=Night))
             except (OSError, msgspec.DecodeError):
                 continue
-        # Ids tell no order within a second.
+        # Ids are not ordered within a second.
         return sorted(found, key=lambda night: night.started_ms)
 
     def unfinished(self, digest: str) -> Night:
-        """Return the newest night if it has not come to its end.
+        """Return the newest nightly run if it is unfinished.
 
-        Raises UsageError when there is none to go on with, or when something else was to be run.
+        Raises UsageError without an unfinished one, or if its requests (`digest`) were others.
         """
         newest = next(reversed(self.all()), None)
         if newest is None or newest.is_done:
@@ -96,7 +96,7 @@ class Nights:
         return newest
 
     def forget(self, keep: int, reports: Path) -> None:
-        """Remove all but the newest nights, with their pages below `reports`."""
+        """Remove all but the newest `keep` nightly runs, with their pages below `reports`."""
         for path in sorted(self.folder.glob("*.json"))[:-keep]:
             if is_run_id(path.stem):
                 shutil.rmtree(reports / path.stem, ignore_errors=True)

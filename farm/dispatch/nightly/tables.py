@@ -1,4 +1,4 @@
-"""nightly.toml as it is written: its tables, and every problem of their keys at once."""
+"""Tables of nightly.toml as written, and all problems of their keys at once."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class NightlyTable(msgspec.Struct, frozen=True, kw_only=True):
     report_dir: str = ""
     report_url: str = ""
     keep: Annotated[int, Meta(ge=1, le=10_000)] = 30
-    """Nights."""
+    """Number of nightly runs to keep."""
     debug: Annotated[int, Meta(ge=0, le=1000)] = 5
-    """Jobs of a run."""
+    """Most jobs of a run that are debugged."""
 
 
 class RunTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,20 +88,20 @@ class MailTable(Mail, frozen=True, kw_only=True):
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True):
-    """All of the file; what could not be read is left out."""
+    """Tables of the file, without the unreadable ones."""
 
     nightly: NightlyTable | None = None
     run: tuple[tuple[str, RunTable], ...] = ()
-    """What to call each in messages, and the table."""
+    """Name in messages and table, for each `[[run]]`."""
     export: ExportTable | None = None
     webhooks: tuple[tuple[str, WebhookTable], ...] = ()
     mail: MailTable | None = None
 
 
 def read_tables(path: Path, problems: list[str]) -> Tables:
-    """Return the tables of a file and add what is wrong with them to `problems`.
+    """Return the tables of a file and add their errors to `problems`.
 
-    Raises UsageError for a file that cannot be read, ConfigError for what is no TOML, with the line.
+    Raises UsageError for a missing file, ConfigError for an unreadable one or invalid TOML, with the line.
     """
     data = _read(path)
     _check_keys(data, ("nightly", "run", "export", "notify"), "the file", problems, kind="table")
@@ -137,7 +137,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _several(kind: type[_T], data: object, name: str, problems: list[str]) -> tuple[tuple[str, _T], ...]:
-    """Return the tables `[[name]]` that can be read, each with what it is called."""
+    """Return the readable tables `[[name]]`, each with its name in messages."""
     if not isinstance(data, list):
         problems.append(f"{name}: expected tables [[{name}]], with two brackets")
         return ()
@@ -152,7 +152,7 @@ def _several(kind: type[_T], data: object, name: str, problems: list[str]) -> tu
 
 
 def _table(kind: type[_T], data: object, place: str, problems: list[str]) -> _T | None:
-    """Return one table, with the default of what is wrong in it; None when something that it needs is."""
+    """Return one table, with defaults for invalid keys; None if a required key is missing or invalid."""
     if not isinstance(data, dict):
         problems.append(f"{place}: expected a table")
         return None
@@ -166,7 +166,7 @@ def _table(kind: type[_T], data: object, place: str, problems: list[str]) -> _T 
         try:
             values[field.name] = msgspec.convert(seconds_of(key, data[key]), field.type)
         except msgspec.ValidationError as error:
-            # Other values are not shown: somebody may have written a secret.
+            # Messages show numbers alone: other values may be secrets.
             value = f" is {data[key]:g}" if isinstance(data[key], int | float) else ""
             problems.append(f"{place}: {key}{value}: {error}")
     return kind(**values) if all(field.name in values for field in fields.values() if field.required) else None

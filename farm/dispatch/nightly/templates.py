@@ -1,4 +1,4 @@
-"""Texts of notifications: farm's templates, or a user's file, rendered in a sandbox from plain values of a night."""
+"""Texts of notifications: farm's templates, or a user's file, rendered in a sandbox from plain values."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 BUILT_IN = ("json", "slack")
-"""For webhooks, by name."""
+"""Templates for webhooks, by name."""
 _MAIL = {"text": "mail.txt", "html": "mail.html"}
 
 SHOWN = 20
-"""Jobs of a kind that a notification names."""
+"""Most jobs of a kind in a notification."""
 _REASON_CHARS = 300
 
 
 def render(template: str, form: str, night: Night) -> str:
-    """Return the text of a notification: `template` is the name of one that farm has, a file, or empty for mail's own.
+    """Return the text of a notification; `template` is one of BUILT_IN, a file, or empty for the template of mail.
 
-    `form` is `json` (the text has to be JSON), `text` or `html` (what devices said is escaped). Raises UsageError.
+    `form` is `json` (the text must be JSON), `text` or `html` (output of devices is escaped). Raises UsageError.
     """
     try:
         text = _load(template, form).render(night=context(night))
@@ -53,13 +53,13 @@ def render(template: str, form: str, night: Night) -> str:
         known = f"; farm has {' and '.join(BUILT_IN)}" if form == "json" else ""
         raise UsageError(f"{template}: {error.strerror or error}{known}") from None
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        # What an expression of a template may end in.
+        # Errors of an expression in a template.
         raise UsageError(f"{template or _MAIL[form]}: {type(error).__name__}: {error}") from None
     return text
 
 
 def check_template(template: str, form: str) -> list[str]:
-    """Return what is wrong with a template, tried with a night that has everything."""
+    """Return the problem of a template, from rendering a sample with all kinds of findings; empty for none."""
     try:
         render(template, form, SAMPLE)
     except UsageError as error:
@@ -88,7 +88,7 @@ def _environment(*, html: bool) -> jinja2.Environment:
 
 
 def context(night: Night) -> dict[str, Any]:
-    """Return the variable `night` of a template: plain values; what devices print is one line of visible text."""
+    """Return the variable `night` of a template: plain values, with output of devices as one line of visible text."""
     return {
         "schema": 1,
         "name": night.name,
@@ -194,4 +194,4 @@ SAMPLE = Night(
     ),
     report="/reports/index.html",
 )  # fmt: skip
-"""A night with every kind of finding, for trying templates before anything runs."""
+"""Nightly run with all kinds of findings, for a check of templates before the first cell."""

@@ -1,4 +1,4 @@
-"""The secrets of notifications, which no process that farm starts gets to see."""
+"""Secrets of notifications, hidden from all processes that farm starts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 _MOST_SECRET_CHARS = 8192
 
-# For the whole process: a night and its runs may name the same variable.
+# Secrets of the whole process: a nightly run and its runs may name the same variable.
 _taken: dict[str, str] = {}
 
 
 class Credentials:
-    """The secrets of some webhooks and a mail, taken out of the environment, which every child process inherits."""
+    """Secrets of webhooks and mail, removed from the environment, which every child process inherits."""
 
     def __init__(self, webhooks: Sequence[Webhook], mail: Mail | None) -> None:
         self._webhooks, self._mail = webhooks, mail
@@ -31,7 +31,7 @@ class Credentials:
                 _taken[name] = value
 
     def missing(self) -> Iterator[str]:
-        """Yield a line for each secret that is not there."""
+        """Yield a line for each missing secret."""
         wanted = [(f"[[notify.webhook]] {number}", env, file)
                   for number, hook in enumerate(self._webhooks, start=1)
                   for env, file in ((hook.url_env, hook.url_file), (hook.token_env, hook.token_file))]  # fmt: skip
@@ -45,7 +45,7 @@ class Credentials:
                 yield f"{who}: {error}"
 
     def get(self, env: str, file: str = "") -> str:
-        """Return what an environment variable or a file holds, empty where neither is named. Raises NotifyError."""
+        """Return the secret in an environment variable or a file, empty without both names. Raises NotifyError."""
         if env:
             value = os.environ.get(env, "").strip() or _taken.get(env)
             if not value:

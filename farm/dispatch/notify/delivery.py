@@ -1,4 +1,4 @@
-"""One message to one receiver, and whether it arrived."""
+"""Delivery of a message to a receiver, with its outcome."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """A notification that was tried."""
+    """Delivery of a notification that was tried."""
 
     to: str
-    """Where to, without anything secret."""
+    """Receiver, without secrets."""
     ok: bool
     problem: str = msgspec.field(default="", name="said")
 
@@ -28,7 +28,7 @@ class Delivery(msgspec.Struct, frozen=True):
 def by_webhook(
     hook: Webhook, number: int, credentials: Credentials, body: Callable[[], str], url: str = ""
 ) -> Delivery:
-    """Post what `body` returns, JSON, to the webhook `number` of its file; to `url` where its address is no secret."""
+    """Post the JSON of `body` to the webhook `number` of its file, or to `url`, an address that is no secret."""
     to = f"webhook {number}"
     try:
         address = url or credentials.get(hook.url_env, hook.url_file)
@@ -40,7 +40,7 @@ def by_webhook(
 
 
 def by_mail(mail: Mail, credentials: Credentials, subject: str, body: Callable[[], tuple[str, str]]) -> Delivery:
-    """Send what `body` returns, text and HTML; empty HTML is left out."""
+    """Send the text and HTML of `body`; empty HTML is left out."""
     from farm.dispatch.notify.mail import message, send
 
     to = f"mail to {', '.join(mail.to)}"

@@ -1,4 +1,4 @@
-"""A notification by mail: text, and HTML where there is some, over STARTTLS with the certificate checked."""
+"""Notification by mail: text, and optional HTML, over STARTTLS with the certificate checked."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from farm.base.config.notify import Mail
 
-# For one answer of the server, and for all of them.
+# Timeouts for one answer of the server, and for the whole conversation.
 _TIMEOUT_SECONDS = 30.0
 _DEADLINE_SECONDS = 120.0
 
 
 def message(mail: Mail, subject: str, text: str, html: str) -> EmailMessage:
-    """Return the mail; a subject with a line end in it would be refused, and none has one."""
+    """Return the mail; line ends in the subject, which mail refuses, become spaces."""
     made = EmailMessage()
     made["Subject"] = " ".join(subject.split())
     made["From"] = mail.sender
@@ -43,7 +43,7 @@ def send(mail: Mail, made: EmailMessage, user: str = "", password: str = "") -> 
     except smtplib.SMTPRecipientsRefused:
         raise NotifyError(f"{server}: takes no mail for any of {', '.join(mail.to)}") from None
     except smtplib.SMTPResponseException as error:
-        # The text beside the code is the server's, and may quote the password.
+        # Leave out the server's text beside the code, which may quote the password.
         what = "does not accept user and password" if isinstance(error, smtplib.SMTPAuthenticationError) else "refuses"
         raise NotifyError(f"{server}: {what} (SMTP {error.smtp_code})") from None
     except smtplib.SMTPNotSupportedError:
@@ -63,10 +63,10 @@ def send(mail: Mail, made: EmailMessage, user: str = "", password: str = "") -> 
 
 
 def _hand_over(mail: Mail, made: EmailMessage, user: str, password: str) -> Collection[str]:
-    """Return the addresses that the server does not take mail for."""
+    """Send the mail, and return the addresses that the server refuses."""
     with smtplib.SMTP(mail.host, mail.port, timeout=_TIMEOUT_SECONDS) as smtp:
         if mail.starttls:
-            # A lab's own authority is named by $SSL_CERT_FILE, as for OpenSSL.
+            # $SSL_CERT_FILE names a lab's own certificate authority, as for OpenSSL.
             smtp.starttls(context=ssl.create_default_context())
         if user:
             smtp.login(user, password)

@@ -1,4 +1,4 @@
-"""The notice that a device was quarantined: its text, and one POST or mail to everybody who wants it."""
+"""Notice that a device was quarantined: its text, and one POST or mail to each receiver in farm.toml."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _REASON_CHARS = 300
 
 
 class QuarantineNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of a device that was quarantined."""
+    """Facts of a quarantined device for a notice."""
 
     device: str
-    """Its id."""
+    """Id of the device."""
     name: str = ""
     serial: str = ""
     soc: str = ""
@@ -33,26 +33,26 @@ class QuarantineNotice(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     reason: str
     since_ms: int
-    """Epoch."""
+    """Time of the quarantine; epoch, milliseconds."""
     run: str = ""
     test: bool = False
-    """Nothing happened: somebody tries whether notices arrive."""
+    """True for a test of notices: no device was quarantined."""
 
     @property
     def called(self) -> str:
-        """What people call the device."""
+        """Name of the device, or its id without one."""
         return one_line(self.name or self.device, 80)
 
     @property
     def subject(self) -> str:
-        """One line."""
+        """Subject of the mail, one line."""
         what = "a test of notices: " if self.test else ""
         soc = f" ({self.soc})" if self.soc else ""
         return one_line(f"[farm] {what}{self.called}{soc} is quarantined: {one_line(self.reason, _REASON_CHARS)}", 400)
 
     @property
     def commands(self) -> dict[str, str]:
-        """Return what to do, by what it is for."""
+        """Commands for the next steps, with their purposes."""
         return {
             f"farm devices show {self.called}": "its history",
             f"farm devices unquarantine {self.called}": "gives it another chance: its canary decides",
@@ -96,15 +96,15 @@ class QuarantineNotice(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(facts).decode()
 
     def slack(self) -> str:
-        """Return the notice as Slack, and what understands the same, takes it: no mention, no link."""
+        """Return the notice as JSON for Slack and compatible services, without mentions and links."""
         text = "\n".join((self.subject, *(f"`{command}`" for command in self.commands)))
         return msgspec.json.encode({"text": slack_text(text)}).decode()
 
 
 def send_notice(config: NotifyConfig, credentials: Credentials, notice: QuarantineNotice) -> tuple[Delivery, ...]:
-    """Send the notice to everybody that farm.toml names, one after the other, and return how each went; never raises.
+    """Send the notice to all receivers in farm.toml, one after the other, and return the deliveries; never raises.
 
-    A receiver that does not answer takes 50 s, a mail server two minutes.
+    An unanswering webhook takes about 50 s, an unanswering mail server two minutes.
     """
     found = [
         by_webhook(hook, number, credentials, notice.slack if hook.template == "slack" else notice.json, hook.url)

@@ -1,4 +1,4 @@
-"""A notification by HTTP: one POST of JSON, retried where that may help. No error message contains a secret.
+"""Notification by HTTP: one POST of JSON, retried after temporary errors. No error message contains a secret.
 
 apprise 2.3.0 posts a JSON object of its own, and its result has no reason of a failure.
 """
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _TIMEOUT_SECONDS = 10.0
-"""For all of an attempt, also where the answer trickles."""
+"""Time for a whole attempt, also with an answer that arrives slowly."""
 _WAITS_S = (1.0, 2.0, 4.0)
-"""Before each new attempt."""
+"""Waits before each further attempt."""
 
 
 class NotifyError(FarmError):
-    """A notification could not be delivered; the message has nothing secret in it."""
+    """Failed delivery of a notification; the message contains no secret."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Takes a redirect as the answer: following it would send the message, and a token, elsewhere."""
+    """Handler that takes a redirect as the answer: following it would send the message, and a token, elsewhere."""
 
     def redirect_request(self, *_: Any) -> None:
         """Return no request."""
@@ -53,23 +53,23 @@ def origin(url: str) -> str:
 
 
 def slack_text(value: Any) -> str:
-    """Return text that Slack takes as text: no mention, no link (docs.slack.dev, "Formatting message text")."""
+    """Return text that Slack shows without mentions and links (docs.slack.dev, "Formatting message text")."""
     return str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def post(
     url: str, body: str, token: str = "", wait: Callable[[float], None] = time.sleep, *, secret: bool = True
 ) -> None:
-    """Send `body`, JSON, to `url`, with `token` as a bearer token where there is one.
+    """Send `body`, JSON, to `url`, with a non-empty `token` as a bearer token.
 
-    Plain http goes to other machines only where the address is not `secret` and there is no token.
-    Server errors (5xx, 429) and connections that fail are tried four times in all, 1, 2 and 4 seconds apart. A redirect
-    is not followed. $https_proxy counts, but for this machine and what $no_proxy names. Raises NotifyError.
+    Plain http to other machines is allowed only without a token and with an address that is not `secret`. Server errors
+    (5xx, 429) and failed connections are tried four times in all, 1, 2 and 4 seconds apart. Redirects are not followed.
+    $https_proxy applies, except for this machine and the hosts of $no_proxy. Raises NotifyError.
     """
     request = _request(url, body, token, secret=secret)
     opener = _opener(direct=_is_loopback(urlsplit(url)))
     for seconds in (*_WAITS_S, None):
-        # A proxy changes a request: of one that is sent again, what is secret would go to it in plain text.
+        # A proxy changes a request object: sending the same object again would show it the secrets in plain text.
         problem, again = _attempt(opener, copy.copy(request))
         if not problem:
             return
@@ -80,10 +80,10 @@ def post(
 
 
 def within(seconds: float, action: Callable[[], _T]) -> _T:
-    """Return what `action` returns, or raise what it raises; TimeoutError when that takes longer than `seconds`.
+    """Return the result of `action` or raise its error; TimeoutError after `seconds`.
 
-    A socket's timeout is one for each packet, and a lookup or a TLS handshake cannot be interrupted: the action goes on
-    in a thread that ends with the process, and its result is dropped.
+    A socket's timeout applies to each packet, and a lookup or a TLS handshake cannot be interrupted: after a timeout
+    the action goes on in a thread that ends with the process, and its result is dropped.
     """
     results: list[_T] = []
     errors: list[BaseException] = []
@@ -126,10 +126,10 @@ def _request(url: str, body: str, token: str, *, secret: bool) -> urllib.request
 
 
 def _opener(*, direct: bool) -> urllib.request.OpenerDirector:
-    # Certificates are checked; a lab's own authority is named by $SSL_CERT_FILE, as for OpenSSL.
+    # Certificates are checked; $SSL_CERT_FILE names a lab's own authority, as for OpenSSL.
     handlers: list[Any] = [_NoRedirect, urllib.request.HTTPSHandler(context=ssl.create_default_context())]
     if direct:
-        # $http_proxy means other machines: what is said to this one, in plain text, is none of a proxy's business.
+        # $http_proxy is for other machines: no proxy sees messages to this machine, which are plain text.
         handlers.append(urllib.request.ProxyHandler({}))
     return urllib.request.build_opener(*handlers)
 
@@ -144,7 +144,7 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 
 def _attempt(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> tuple[str, bool]:
-    """Return what went wrong, empty for nothing, and whether another attempt may go better."""
+    """Return the problem of an attempt, empty for none, and whether another attempt may succeed."""
 
     def ask() -> None:
         opener.open(request, timeout=_TIMEOUT_SECONDS).close()
@@ -164,7 +164,7 @@ def _attempt(opener: urllib.request.OpenerDirector, request: urllib.request.Requ
 
 
 def _answered(code: int) -> tuple[str, bool]:
-    # The words beside a code are the server's own, and may be anything.
+    # Use the standard words for a code: the server's own words may be anything.
     words = http.client.responses.get(code, "")
     if 300 <= code < 400:
         return (
@@ -177,5 +177,5 @@ def _answered(code: int) -> tuple[str, bool]:
 def _unreached(reason: object) -> str:
     if isinstance(reason, TimeoutError):
         return f"no answer in {_TIMEOUT_SECONDS:g} s"
-    # Only what the system says: other words may quote the address.
+    # Show the system's words alone: other words may quote the address.
     return reason.strerror if isinstance(reason, OSError) and reason.strerror else type(reason).__name__
