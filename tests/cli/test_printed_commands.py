@@ -75,6 +75,7 @@ NAMED = {
     "farm lease": "purpose of a lease",
     "farm nightly": "purpose of a lease",
     "farm jobs profile": "page of help that another help text names",
+    "farm jobs rerun": "command whose runs enter no history",
     "farm pytest": "subject of an error",
     "farm run": "subject of an error or of a help text",
     "farm run --compile-only": "origin of a bundle",
