@@ -75,7 +75,7 @@ def sqlite_store(tmp_path: Path) -> Iterator[Store]:
 
 
 class Make:
-    """Makes what goes into a store."""
+    """Factory of jobs, attempts and other records for a store."""
 
     @staticmethod
     def job(case: str = "relu", precision: str = "8a8w", soc: str = "SM8650", **changes: object) -> Job:

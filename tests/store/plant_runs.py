@@ -1,6 +1,6 @@
-"""Write runs to a store as their writer likes: `python plant_runs.py SPECS`, JSON, to $FARM_STORE. Prints the ids.
+"""Write forged runs to a store: `python plant_runs.py SPECS`, JSON, to $FARM_STORE. Prints the ids.
 
-What a run says comes from farm's own functions, with one thing or another that farm itself would never write.
+Rows come from farm's own functions, with single values that farm itself would never write.
 """
 
 from __future__ import annotations

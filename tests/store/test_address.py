@@ -1,4 +1,4 @@
-"""Stores on PostgreSQL over the network: passwords, TLS, and what is said of a database that holds no store yet."""
+"""Stores on PostgreSQL over the network: passwords, TLS, and the message for a database without a store."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ QUOTED = "s3cret%2Fpass%20word"
 
 
 class Server(NamedTuple):
-    """A PostgreSQL that lets nobody in over the network without TLS and a password."""
+    """PostgreSQL that requires TLS and a password over the network."""
 
     port: int
     authority: Path
-    """Of its certificate."""
+    """Authority of its certificate."""
 
     def url(self, database: str = "lab", user: str = "ann", password: str = QUOTED, **options: object) -> str:
         login = f"{user}:{password}" if password else user
@@ -60,7 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def refusal(url: str, *, readonly: bool = False) -> str:
-    """Return what is said of an address, which shows no password."""
+    """Return the message for an address, after a check that it shows no password."""
     with pytest.raises((StoreError, UsageError)) as caught:
         open_store(url, readonly=readonly)
     text = str(caught.value)
@@ -77,7 +77,7 @@ def test_a_store_over_tls_with_the_server_checked(server: Server) -> None:
             assert connection.exec_driver_sql(query).scalar() is True
         assert PASSWORD not in store._database.name
         assert "ann:***@" in store._database.name
-    # By the other driver as well.
+    # A reading store connects as well.
     with open_store(server.verified, readonly=True) as store:
         assert store.runs.latest_id() is None
 
@@ -176,7 +176,7 @@ def test_an_empty_database_is_no_store_yet_and_becomes_one(server: Server, home:
     done = home.farm("status", env={"FARM_STORE": empty})
     assert (done.returncode, "no store yet" in done.stderr, "older farm" in done.stderr) == (2, True, False)
     assert QUOTED not in done.stderr
-    # Who owns nothing in it may make nothing in it.
+    # A user without rights in the database may make no tables in it.
     assert "ALTER DATABASE ... OWNER TO this user" in refusal(server.url("empty", user="bob"))
     open_store(empty).close()
     with open_store(empty, readonly=True) as store:

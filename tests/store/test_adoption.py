@@ -1,4 +1,4 @@
-"""A phone that an earlier version knew by a name of adb is known by its serial, with all that was said of it."""
+"""Adoption of a phone that an earlier version knew by a name of adb: its serial takes over all records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands out in a run, what became of it, and what people say, on both databases."""
+"""Alerts of a run, their later states, and remarks of users, on both databases."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_quiet_night_says_nothing_and_a_slow_one_names_runs(store: Store, make
     assert alert.last_good == quiet[0]
     assert math.exp(alert.change) == pytest.approx(1.12, rel=0.01)
     assert math.isnan(alert.low)
-    # Not measured in pairs yet: it is open to nobody.
+    # Before the measurement of pairs the alert is not open.
     assert store.alerts.open() == []
 
 
@@ -240,10 +240,10 @@ def test_equal_outputs_that_are_not_any_more_are_a_step_of_infinite_size(store: 
     assert store.alerts.answer(alert.id, new, device="phone", pairs=[(math.inf, 60.0)])
     [told] = store.alerts.open()
     assert (told.low, told.high) == (-math.inf, -math.inf)
-    # Somebody who measured it as well was later.
+    # A second process measured the alert too, and comes later.
     assert not store.alerts.answer(alert.id, confirmed(alert), device="phone", pairs=None)
     assert store.alerts.open() == [told]
     same = run(store, make, 8, job, sqnr(61.0))
     assert record_look_back(store, same).insufficient == 1
-    # What is before it is on no level of it.
+    # Numbers before the step belong to another level.
     assert store.alerts.of_run(same) == []

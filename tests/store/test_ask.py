@@ -1,4 +1,4 @@
-"""Queries of somebody's own, on both databases: they read, they end, and nothing of them stays."""
+"""Users' queries, on both databases: they only read, they end, and they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELEC
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where a store with three runs is; no test changes it, which is the point of all of them."""
+    """Address of a store with three runs, which no test may change."""
     if request.param == "sqlite":
         found = str(tmp_path_factory.mktemp("ask") / "farm.db")
         place_store(Path(found))
@@ -307,7 +307,7 @@ def test_a_server_that_goes_away_is_no_fault_of_the_query(address: str, reader: 
 
 
 def _running_on(address: str, marker: str) -> list[tuple[object, ...]]:
-    """Return what the server still executes of a query."""
+    """Return the statements of a query that the server still executes."""
     query = "SELECT query FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid()"
     return [row for row in execute(address, query) if marker in str(row[0]) or str(row[0]).startswith("FETCH")]
 
@@ -350,7 +350,7 @@ def test_ctrl_c_ends_a_query_on_the_server_too(home: FarmHome, address: str) -> 
         if address.startswith("postgresql"):
             until(lambda: _running_on(address, "farm_marker"))
         else:
-            # It computes, so it is past its imports and in the query.
+            # So much processor time shows that the process is past its imports and in the query.
             until(lambda: _cpu_seconds(process.pid) > 3)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130

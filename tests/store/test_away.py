@@ -31,7 +31,7 @@ def attempts(address: str) -> int:
 
 
 def allow(server: str, name: str, *, connections: bool) -> None:
-    """Let a database be there, or not, for everybody who uses it already as well."""
+    """Allow or refuse connections to a database, and end existing ones on refusal."""
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"alter database {name} allow_connections {connections}")
         if not connections:

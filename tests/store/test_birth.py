@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _ROOT = str(Path(__file__).parents[2])
 
-# Makes stores and kills itself before statements, one process for each: forked, as it has loaded all by then. Killed
-# before every nth statement, or where the transactions begin and end that a first store is made with: within one of
-# them, one statement is as good as another.
+# Program that makes stores in forked processes, each killed before a statement; the fork saves repeated imports. The
+# kill comes before every nth statement, or at the borders of the transactions that make a store: all statements within
+# a transaction are equivalent.
 _BORN = """
 import json, os, signal, sys
 import alembic.command, alembic.config, farm.store.migrations
@@ -114,7 +114,7 @@ def test_sqlite(tmp_path: Path, step: int) -> None:
 @pytest.mark.parametrize("step", [9, pytest.param(_EDGES, marks=pytest.mark.whole)])
 def test_postgresql(new_database: Callable[[str], str], step: int) -> None:
     address, first = new_database(f"birth_{step}"), new_database(f"birth_first_{step}")
-    # Always the same database: the next begins with what the last one left.
+    # All processes use the same database: each begins with the remains of the one before.
     assert len(_killed_at(address, first, step)) > 5
     _is_none_or_whole(address)
     with open_store(address) as store:
@@ -133,7 +133,7 @@ def _is_none_or_whole(address: str) -> None:
 
 
 def test_what_was_killed_within_a_step_is_completed(tmp_path: Path) -> None:
-    """Its first page is half written, and a journal says what was there before."""
+    """The first page is half written, and a journal has its old content."""
     path = tmp_path / "farm.db"
     code = """
 import os, signal, sqlite3, sys

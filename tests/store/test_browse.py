@@ -1,4 +1,4 @@
-"""What somebody who looks around asks, on both databases."""
+"""Lists for the web page and `farm runs list`, on both databases."""
 
 from __future__ import annotations
 

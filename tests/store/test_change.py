@@ -1,4 +1,4 @@
-"""Whether anything was committed since somebody last asked, on both databases."""
+"""Detection of commits since an earlier look, on both databases."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_is_not_committed_yet_does_not_count_until_it_is(reader: Store, sto
 
     def begin(connection: object) -> object:
         store_run(connection)
-        # Under way: nobody else sees it.
+        # The transaction is still open: no other connection sees the run.
         assert len(reader.transfer.runs()) == runs
         return reader.browse.version()
 

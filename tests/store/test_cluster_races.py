@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _TESTS = str(Path(__file__).parents[1])
 
-# Whoever has a device makes a file that nobody else may have made: it knows nothing of leases.
+# Each holder of a device makes a file that must not exist yet: a proof of exclusive use, independent of leases.
 _COMMON = """
 import os, random, sys, time
 sys.path.insert(0, sys.argv[1])
@@ -175,7 +175,7 @@ def test_a_spool_that_comes_late_renews_its_lease_with_what_it_records(store: St
     store._database.write(let_leases_expire)
     assert store.leases.all() == []
 
-    # Nobody has taken the device, nor the shard.
+    # Device and shard are still free.
     assert store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S) == {}
 
     assert [lease.fence for lease in store.leases.all()] == [held.lease.fence]
@@ -229,7 +229,7 @@ def test_two_agents_of_one_name_are_told_apart(store: Store) -> None:
 
     assert store.cluster.heartbeat(one, None, TTL_S).replaced
     assert list(store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)) == [0]
-    # What the former life left on disk is the new one's to say.
+    # The new agent records the results that the former one left on disk.
     assert store.cluster.record(two, [result(held, held.jobs[0])], ttl_s=TTL_S) == {}
     store.cluster.begun(two)
     [again] = store.cluster.claim(two, SOC, ["h1-0"], ttl_s=TTL_S)
@@ -335,7 +335,7 @@ def test_a_person_goes_before_a_night_and_the_second_user_gets_his_part(store: S
     [device] = wanted
     assert wanted == {device: "ada"}
     [night] = [each for each in held if each.lease.device == device]
-    # It goes on under the same lease, for somebody else.
+    # The device goes on under the same lease, for another user.
     [mine] = store.cluster.claim(one, SOC, [device], ttl_s=TTL_S, keep={device: night.lease})
     assert (mine.run_id, mine.lease.fence, mine.lease.user) == (person, night.lease.fence, "ada")
     assert store.cluster.heartbeat(one, None, TTL_S).wanted == {}

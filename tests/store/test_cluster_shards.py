@@ -1,4 +1,4 @@
-"""Shards of submitted runs: who gets them, what is recorded of them, and what becomes of those that nobody ends."""
+"""Shards of submitted runs: their assignment, their results, and the fate of unfinished ones."""
 
 from __future__ import annotations
 

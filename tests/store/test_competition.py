@@ -17,7 +17,7 @@ def test_nobody_ever_shares_a_device(address: str) -> None:
     done = run_program([sys.executable, bench, *words], timeout_s=120)
     said = json.loads(done.stdout.splitlines()[-1])
     assert (said["double"], said["left"]) == (0, 0), said
-    # Everybody came to something in spite of the dead.
+    # All living processes got devices in spite of the killed ones.
     assert said["grants"] >= 8, said
     assert said["person_grants"] >= 1, said
     assert said["killed"] >= 1, said

@@ -1,4 +1,4 @@
-"""The newest result of every job, and what the case of a failed one did elsewhere."""
+"""Newest result of every job, and results of a failed job's case on other targets."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_no_step_goes_over_a_whole_table(sqlite_store: Store, make: type[Make]) 
     event.remove(engine, "before_cursor_execute", listen)
     newest = [(statement, parameters) for statement, parameters in asked if "AS tried" in statement]
     assert len(newest) == 2
-    # What comes after it names rows by their keys.
+    # The following statements name rows by their keys.
     of_rows = [(statement, parameters) for statement, parameters in asked if "attempt.run_job_id IN" in statement]
     with engine.connect() as connection:
         for statement, parameters in newest + of_rows:

@@ -1,4 +1,4 @@
-"""What is decided when it is recorded: which attempt counts, what a run was for, and on what devices."""
+"""Decisions at the time of recording: the deciding attempt, the kind of a run, and its kind of devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles and layers of attempts: what goes in comes out, also into a store of an older farm."""
+"""Profiles and layers of attempts: written and read back without loss, also in a store of an older farm."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from farm.store.store import Store
 
-# Records attempt after attempt, and says which only when it is recorded.
+# Program that records attempt after attempt, and prints each one after its record.
 _WRITER = """
 import itertools, sys
 sys.path[:0] = [sys.argv[1]]
@@ -86,14 +86,14 @@ def test_a_killed_writer_loses_nothing_that_it_said_was_recorded(
         assert writer.stdout
         said += itertools.islice(writer.stdout, 25)
         os.kill(writer.pid, signal.SIGKILL)
-        # What it said between the last line read and its death counts as well.
+        # Lines printed between the last line read and the kill count as well.
         said += [line for line in writer.stdout if line.endswith("\n")]
         writer.wait()
         writer.stdout.close()
 
         recorded = _recorded(sqlite_store, run_id)
         assert set(map(str.strip, said)) <= set(recorded)
-        # At most the one whose commit it did not live to tell.
+        # Each writer may have committed one more attempt than it could print.
         assert len(recorded) <= len(said) + len({line.split()[0] for line in said})
     view = sqlite_store.runs.view(run_id)
     assert (view.finished_ms, view.exit_code) == (None, None)

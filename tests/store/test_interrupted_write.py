@@ -46,7 +46,7 @@ class Interrupted:
 
     @property
     def came(self) -> bool:
-        """Whether there was a line of that number."""
+        """True once the line of that number was reached."""
         return self._left <= 0
 
 

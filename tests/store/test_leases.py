@@ -89,7 +89,7 @@ def get(leases: Leases, device: str, user: str = "ada", *, nightly: bool = False
 
 @dataclass
 class Process:
-    """A process of the farm, and what it believes."""
+    """Process of the farm, with its own view of its leases."""
 
     token: str
     user: str
@@ -127,7 +127,7 @@ class Interleavings(RuleBasedStateMachine):
         self.job = self.make.job()
         self.run_id = self.make.begin(self.store, self.job)
 
-    # What the model says.
+    # Expected state, from the model.
 
     def requests(self) -> list[Request]:
         now_ms = self.clock.now_ms
@@ -151,7 +151,7 @@ class Interleavings(RuleBasedStateMachine):
     def anybody(self) -> bool:
         return any(one.alive for one in self.processes)
 
-    # What may happen.
+    # Events of the model.
 
     @rule(
         user=st.sampled_from("abc"),
@@ -160,7 +160,7 @@ class Interleavings(RuleBasedStateMachine):
         count=st.integers(1, 2),
     )
     def comes(self, user: str, nightly: bool, devices: tuple[str, ...], count: int) -> None:
-        # Who came in the same millisecond is told apart by his token, which is another in every example.
+        # Two requests in the same millisecond would be ordered by token, which differs in every example.
         self.clock.now_ms += 1
         token = ask(self.leases, *devices, user=user, count=count, nightly=nightly)
         priority = Priority.NIGHTLY if nightly else Priority.PERSON
@@ -244,7 +244,7 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: any(one.ever for one in self.processes))
     @rule(data=st.data())
     def somebody_records(self, data: st.DataObject) -> None:
-        # With any lease it ever had, as one that slept would.
+        # A process that slept may use any lease it ever had.
         lease = data.draw(st.sampled_from([lease for one in self.processes for lease in one.ever][-_CROWD:]))
         fence = (lease.device, lease.fence)
         attempt = self.make.attempt(self.job, device="", started_ms=len(self.processes) * 1000 + self.clock.now_ms)
@@ -307,7 +307,7 @@ class Interleavings(RuleBasedStateMachine):
         assert found == expected
 
     def teardown(self) -> None:
-        """Everybody who waits is served in the end."""
+        """Check that every waiter gets its devices in the end."""
         for device in DEVICES:
             self.gets_well_or_ill(device, "healthy")
             for user in "ab":
@@ -388,7 +388,7 @@ def test_a_waiter_that_polls_is_not_forgotten_and_a_dead_one_is(store: Store, cl
         (held,) = store.leases.renew([held], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).kept
     store.leases.release([held])
     clock.now_ms += 1
-    # The second waiter died: it came no more. The first goes before it as well as before a new one.
+    # The second waiter is dead: it has stopped polling. The first goes before it, and before a new waiter.
     third = ask(store.leases, "d1", user="ada")
     assert store.leases.poll(third, ttl_s=TTL_S) == ()
     (lease,) = store.leases.poll(first, ttl_s=TTL_S)

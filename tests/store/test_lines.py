@@ -135,7 +135,7 @@ def test_commits_of_a_line_are_one_series_and_a_regression_is_of_the_line(store:
     assert read_status(store, line="default").regressions == ()
     assert [one.metric for one in read_status(store).regressions] == ["pte_size"], "a night is that of all lines"
 
-    # Somebody says that it is right: of this line alone.
+    # A user accepts the change, for this branch alone.
     done = accept(store, job.id, None, (), None, user="ada", note="a better rounding", line="main")
     assert {one.metric for one in done} == {"latency", "pte_size"}
     assert store.alerts.open() == []
@@ -171,7 +171,7 @@ def test_a_private_run_is_compared_with_its_line_and_raises_no_alert(store: Stor
     assert store.status.of_run(mine).jobs[0].before.run_id == main[-1]  # type: ignore[union-attr]
     with pytest.raises(UsageError, match=f"run {mine} was only compared with line main"):
         accept(store, job.id, None, (), mine, user="ada", note="x", line="main")
-    # Who changes it wants to know what failed a moment ago; nobody else does.
+    # A job's last failure in a local run is reported to the user of that run alone.
     night(store, make, 0.5, MINE, (job, Verdict.FAILED, 1.5), user="ada")
     failed_last = store.selection.failed_last
     assert failed_last([job.id], "hardware", "ada", "main", private=True) == {job.id}

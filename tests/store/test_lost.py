@@ -1,4 +1,4 @@
-"""A store that is deleted, replaced or damaged while somebody records in it: noticed at once."""
+"""Detection of a store that is deleted, replaced or damaged during a record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.suites.suite import Job
 
-# What is done to the file, and what is said of it.
+# Damage to the file, with the expected message.
 LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {
     "deleted": (Path.unlink, "was deleted or moved away while it was in use"),
     "deleted with its log": (lambda path: [p.unlink() for p in path.parent.glob("farm.db*")], "was deleted"),
@@ -68,7 +68,7 @@ class Recorder:
     def record(self) -> None:
         job = self._jobs[self._number % len(self._jobs)]
         self._number += 1
-        # Of one that began at the same time nothing would be written.
+        # A second attempt with the same start would count as recorded already.
         attempt = self._make.attempt(job, log="x" * 5_000, started_ms=1_790_000_000_000 + self._number)
         self._store.record_attempt(self.run_id, attempt)
 
@@ -166,7 +166,7 @@ def test_what_others_do_to_a_store_is_no_loss(path: Path, recorder: Recorder) ->
 
 
 def test_a_checkpoint_that_was_killed_is_no_loss(path: Path, recorder: Recorder) -> None:
-    """It has written the first page, with the size that the file was to have, and the log has everything."""
+    """The checkpoint has written the first page, with the new size of the file, and the log has all pages."""
     code = """
 import os, sys
 number = os.open(sys.argv[1], os.O_RDWR)
@@ -255,7 +255,7 @@ def test_two_stores_of_one_process_do_not_unlock_each_other(path: Path, recorder
     with open_store(path) as other:
         other.runs.latest_id()
     recorder.record()
-    # As long as somebody has it open, the last to leave is another: the log stays.
+    # SQLite removes the log when the last connection closes: this process still has the file open, so the log stays.
     code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM run').fetchall(); c.close()"
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)
     assert Path(f"{path}-wal").exists()

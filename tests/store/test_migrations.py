@@ -1,4 +1,4 @@
-"""A store of the first farm becomes one of today: nothing of it is another, and an interruption leaves it as it was."""
+"""Migration of a store of the first farm: all content stays, and an interruption leaves the old store."""
 
 from __future__ import annotations
 

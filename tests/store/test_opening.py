@@ -1,4 +1,4 @@
-"""Which stores open, and what is said of those that do not."""
+"""Opening of stores, and messages for stores that do not open."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     folder.chmod(0o555)
     if os.access(folder, os.W_OK):
-        # Nothing is closed to root, except what the kernel makes up.
+        # Root may write everywhere except in file systems of the kernel.
         folder = Path("/proc/self")
     with pytest.raises(StoreError) as caught:
         open_store(folder / "farm.db")

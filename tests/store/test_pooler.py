@@ -40,7 +40,7 @@ def pooled(
     )
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(folder.stat().st_mode | 0o055)
-    # It runs as no root.
+    # pgbouncer refuses to run as root.
     as_user = ["-u", "postgres"] if os.geteuid() == 0 else []
     assert PROGRAM is not None
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a database says, in the words that its user needs."""
+"""Messages of databases with the next step for the user."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ ETDUMP = ArtifactRecord("e" * 64, 1_000, "etdump")
 
 
 def run(store: Store, make: type[Make], days: float, *jobs: Job, **changes: str) -> str:
-    """Record a run that was long ago, as nobody has written to since."""
+    """Record a run of `days` ago, without any later write to it."""
     verdict = Verdict(changes.pop("verdict", "passed"))
     kind, priority = changes.pop("kind", "virtual"), changes.pop("priority", "person")
     started_ms = int(now_ms() - days * DAY)
@@ -135,7 +135,7 @@ def test_what_is_written_to_stays(store: Store, make: type[Make]) -> None:
     assert old(decided) == [killed, ended]
     assert decided[resumed] is KeepReason.GOING_ON
     assert store.pruning.decide(Rules(keep_ms=0, keep_results=1))[begun] is KeepReason.GOING_ON
-    # Somebody goes on with it after it was decided.
+    # A user continues the run after the decision.
     store.record_attempt(ended, make.attempt(a, reason="again"))
     assert [store.pruning.remove(one) for one in (ended, resumed, begun, killed)] == [None, None, None, []]
     assert {point.run_id for point in store.history.points(a.id)} >= {ended, resumed}
@@ -276,5 +276,5 @@ def test_runs_of_an_open_alert_stay_and_what_came_to_nothing_goes_with_its_run(s
     store.alerts.remark(f"alert:{alert.id}", Remark("accepted", "ada", "", "right"))
     for one in (third, fourth):
         assert store.pruning.remove(one) is not None
-    # What is accepted is a level, whatever is left of its run.
+    # An accepted change stays a level, also without its run.
     assert [one.state for one in store.alerts.of_jobs([job.id])] == ["exact", "accepted"]

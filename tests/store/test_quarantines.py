@@ -1,4 +1,4 @@
-"""Quarantines of which somebody is to be notified: each once, whoever looks, and none that is past."""
+"""Quarantines to notify users about: each once in all processes, and no past ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_older_than_a_day_is_no_news(store: Store) -> None:
 
 def test_only_a_person_ends_a_quarantine(store: Store) -> None:
     health(store, "gave_up", "quarantined", "gone")
-    # Of a worker that does not know of it, such as one whose job passed elsewhere.
+    # Events of a worker that does not know of the quarantine, for example after its job passed elsewhere.
     for event, state in (("outvoted", "suspect"), ("canary_ok", "healthy")):
         health(store, event, state, "something else")
     [known] = store.devices.all()

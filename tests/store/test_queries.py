@@ -116,7 +116,7 @@ def test_history_shows_attempts_that_measured_nothing(store: Store, make: type[M
     good, bad = store.history.points(job.id, "latency")
 
     assert (good.verdict, good.value, good.n, good.device) == ("passed", 2.0, 3, "virtual-1")
-    # It needed no device, and is part of the history of the only kind that its run had.
+    # The attempt needed no device, and belongs to the history of the only kind of device in its run.
     assert (bad.verdict, bad.value, bad.n, bad.metric, bad.device, bad.device_kind) == (
         "failed",
         None,

@@ -1,4 +1,4 @@
-"""What the farm knows of devices between runs."""
+"""Records of devices between runs."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_name_is_one_and_means_one_device(
 
 
 def test_what_people_wrote_is_safe_to_show(store: Store, make: type[Make]) -> None:
-    """What is in a store may have been written by another version."""
+    """Texts in a store may come from another version that did not clean them."""
     store.devices.see([Seen(msgspec.structs.replace(make.device("p"), name="\x1b[2J", labels=("\x07",)), "x", None)])
     store.devices.set_service("p", False, "\x1b[31m cracked\nscreen", "\x1b]0;ada")
     store.devices.record_health(HealthEvent("p", "crash", "suspect", "\x9b31m bad"))

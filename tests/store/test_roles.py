@@ -1,6 +1,6 @@
-"""Who may do what in a store with roles: each thing tried, by logins of each group, on a real PostgreSQL."""
+"""Rights in a store with roles: each action tried, by logins of each group, on a real PostgreSQL."""
 
-# ruff: noqa: S608 - names of tables are those of the schema
+# ruff: noqa: S608 - names of tables come from the schema
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Lab(NamedTuple):
         return f"postgresql://{user}@/{database}?host={self.folder}"
 
     def sql(self, user: str, statement: str, *values: object, database: str = "lab") -> list[tuple[object, ...]]:
-        """Execute what a login writes into psql."""
+        """Execute a statement as a login, as psql would."""
         with psycopg.connect(f"host={self.folder} user={user} dbname={database}") as connection:
             done = connection.execute(statement, values or None)  # type: ignore[call-overload]
             return done.fetchall() if done.description else []
@@ -73,7 +73,7 @@ def lab() -> Iterator[Lab]:
             connection.execute("CREATE DATABASE lab OWNER lab")
             for name in LOGINS:
                 connection.execute(f"CREATE ROLE {name} LOGIN")
-        # As PostgreSQL 14 has it, and a later one that began as that.
+        # Owner and rights of the schema in PostgreSQL 14, and in later versions upgraded from it.
         made.sql("farm", "ALTER SCHEMA public OWNER TO farm; GRANT ALL ON SCHEMA public TO PUBLIC")
         with open_store(made.address("lab")) as store:
             store.messages.require()
@@ -96,7 +96,7 @@ def stores(lab: Lab) -> Iterator[dict[str, Store]]:
 
 @contextlib.contextmanager
 def refused(*words: str) -> Iterator[None]:
-    """The database refuses what is done here, and says why."""
+    """Expect that the database refuses the body, with the reason."""
     with pytest.raises(Exception, match="|".join(words) or "permission denied|you signed in as") as caught:
         yield
     assert isinstance(caught.value, StoreError) or getattr(caught.value, "sqlstate", "") == "42501", caught.value
@@ -180,7 +180,7 @@ def test_developers_share_bundles_that_both_wait_for_and_change_none_that_is_the
     lab.sql("bob", "UPDATE build SET state = 'waiting'")
     bob.cluster.add_built(Build(key(0), "built", "e" * 64, 6))
     assert host.cluster.build_of([key(0)])[key(0)].archive == "b" * 64
-    # An agent that makes it says what is right.
+    # Only the agent that makes the bundle records it.
     with refused():
         lab.sql("bob", "DELETE FROM build")
 
@@ -386,7 +386,7 @@ def test_a_developer_leases_as_himself_and_takes_nothing_of_others(lab: Lab, sto
     assert ada.leases.cancel("left", "ada")
     assert lease_of(bob, "left", "bob").fence == lease.fence + 1
 
-    # What an agent runs, also a run of one's own.
+    # A device on which an agent runs a shard, here of the user's own run.
     submit(ada, shards(1), "ada")
     one = agent(host)
     [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
@@ -587,7 +587,7 @@ def test_an_agent_changes_no_run_of_a_user_that_has_ended(lab: Lab, stores: dict
     with refused("permission denied"):
         lab.sql("ada", "CREATE TEMP TABLE attack (id bigint, run_job_id bigint, verdict text); CREATE TRIGGER attack"
                 " AFTER INSERT ON attack FOR EACH ROW EXECUTE FUNCTION attempt_decides()")  # fmt: skip
-    # The run of the user goes on, and that of the agent's own login as well.
+    # A continued run of a user can be finished again, and so can a run of the agent's own login.
     ada.cluster.add(run_id, shards(1, first=5), jobs=[job(5), job(6)])
     [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=LONG_S)
     assert host.cluster.record(one, [result(held, of) for of in held.jobs], ttl_s=LONG_S) == {}
@@ -627,7 +627,7 @@ def test_messages_are_sent_and_taken_by_agents(lab: Lab, stores: dict[str, Store
         with refused():
             lab.sql("ada", f"SELECT {call}")
     run_id = submit(stores["ada"], [], "ada")
-    # What somebody else has put in the way is not what the functions find.
+    # The functions do not find tables that a login has put in front in its search path.
     lab.sql("host1", f"CREATE TEMP TABLE procrastinate_jobs (id int); SELECT farm_finish_runs('{{{run_id}}}')")
     found = lab.sql("lab", "SELECT count(*) FROM procrastinate_jobs WHERE queueing_lock = 'finish:' || %s", run_id)
     assert found == [(1,)]
@@ -732,7 +732,7 @@ def test_a_store_without_roles_is_as_it_was(lab: Lab) -> None:
         store.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S)
         store.messages.retry(30)
         store.finish_run(run_id, 0)
-    # Nobody else may anything there.
+    # Other logins have no rights there.
     with refused():
         lab.sql("ada", "SELECT * FROM run", database="plain")
 
@@ -766,7 +766,7 @@ def test_commands_under_their_roles(lab: Lab, stores: dict[str, Store], tmp_path
     printed = farm(lab, "mia", tmp_path, "lab", "roles")
     assert printed.returncode == 0, printed.stderr
     assert "CREATE ROLE" in printed.stdout
-    # What is printed is what a superuser applies.
+    # A superuser can apply the printed script.
     lab.sql("farm", printed.stdout)
     refusal = farm(lab, "ada", tmp_path, "lab", "roles", "--apply")
     assert refusal.returncode == 4, refusal.stderr

@@ -1,4 +1,4 @@
-"""What goes into the store comes out of it, on both databases."""
+"""Records written to the store and read back without loss, on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What selecting jobs asks of the store: what they took, how they ended last, who may not run now."""
+"""Queries for the selection of jobs: durations, last results, and reasons of skipped jobs."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_shards_agree_on_what_the_first_of_them_knew(address: str) -> None:
         assert second.selection.agree_on_seconds({"a": 5.0, "b": 5.0}, "hardware") == {"a": 5.0, "b": 5.0}
         assert second.selection.agree_on_seconds({"a": 5.0}, "virtual") == {"a": 5.0}
         for _ in range(3):
-            # As long as somebody asks now and then, it holds.
+            # Each request prolongs the agreement.
             now[0] += 11 * 3_600_000
             assert first.selection.agree_on_seconds({"a": 7.0, "b": 7.0}, "virtual") == {"a": 1.0, "b": 2.0}
         now[0] += 13 * 3_600_000

@@ -1,4 +1,4 @@
-"""The named statements of farm/store/sql go into psql and sqlite3 as they are, and none is left that nobody uses."""
+"""Named statements of farm/store/sql: they work unchanged in psql and sqlite3, and each one is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the morning's first screen is made of, on both databases."""
+"""Data of `farm status`, on both databases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOUR = 3_600_000
 
 
 def run(store: Store, make: Make, hours_ago: int, *verdicts: tuple[Job, Verdict | None], **facts: str) -> str:
-    """Record a run of jobs; None is one that was planned and not run."""
+    """Record a run of jobs; None is a planned job without an attempt."""
     priority, kind = facts.pop("priority", "person"), facts.pop("kind", "virtual")
     started_ms = now_ms() - hours_ago * HOUR
     record = RunRecord("farm run", "ada", "bench", {"device_kind": kind, **facts}, started_ms, priority)

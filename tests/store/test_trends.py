@@ -1,4 +1,4 @@
-"""What a report shows beside a run, on both databases."""
+"""History that a report shows beside a run, on both databases."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What two users of one store can and cannot do to each other: docs/explanation/leases.md, with real users.
+"""Protection of two users of a store from each other: docs/explanation/leases.md, with real users.
 
-Ada calls `farm` in her own home; Bob writes to the store whatever he likes.
+Ada calls `farm` in her own home; Bob writes arbitrary rows to the store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from users import User
 
 PLANT = Path(__file__).with_name("plant_runs.py")
-# It looks for bundles as confirm does.
+# Bisecting looks for bundles in the same way as `perf confirm`.
 BISECT, SCRIPT_OUT = (
     pytest.param(command, marks=pytest.mark.soak) for command in ("perf bisect", "jobs rerun --script out")
 )
@@ -74,7 +74,7 @@ class World:
         return done
 
     def plant(self, *specs: dict[str, Any], user: User | None = None) -> list[str]:
-        """Let Bob, or `user`, write runs that are said to be hers, and return their ids."""
+        """Let Bob, or `user`, write runs with Ada's name, and return their ids."""
         hers = [{"user": self.ada.name, **spec} for spec in specs]
         told = (user or self.bob).python(str(PLANT), json.dumps(hers), env={"FARM_STORE": self.url})
         ids: list[str] = json.loads(told)
@@ -100,7 +100,7 @@ def world(request: pytest.FixtureRequest, two_users: tuple[User, User], toolchai
     ada, bob = two_users
     common = ada.home.parent / "common"
     subprocess.run(["install", "-d", "-g", str(ada.shared_gid), "-m", "2770", str(common)], check=True)
-    # Hashes of what is installed, which is the same for all tests and users.
+    # Hashes of installed files, equal for all tests and users.
     hashes = ada.home.parent / "hashes"
     for user in two_users:
         user.run("mkdir", "-p", str(user.cache))
@@ -109,7 +109,7 @@ def world(request: pytest.FixtureRequest, two_users: tuple[User, User], toolchai
         for part in toolchain.iterdir():
             (user.cache / part.name).symlink_to(part)
     if getattr(request, "param", "sqlite") == "sqlite":
-        # As docs/explanation/leases.md says.
+        # These are the steps of docs/explanation/leases.md.
         url = f"sqlite:///{common / 'farm.db'}"
         assert ada.farm("devices", env={"FARM_STORE": url}).returncode == 0
         ada.run("chmod", "g+w", str(common / "farm.db"))
@@ -131,7 +131,7 @@ def world(request: pytest.FixtureRequest, two_users: tuple[User, User], toolchai
 
 @pytest.fixture
 def precious(world: World) -> Path:
-    """A folder of Ada's that nobody is to remove."""
+    """Folder of Ada's that must not be removed."""
     folder = world.ada.home / "precious"
     world.ada.write(folder / "thesis.txt", "years of work")
     return folder
@@ -170,7 +170,7 @@ class TestWhatAUserCannotDo:
         assert would.returncode == 0, would.stderr
         done = world.farm("runs", "prune", "--keep=90d", "--keep-results=1", "--yes")
         assert done.returncode == 0, done.stderr
-        # Ids sort by time, and so this one is that of the newest result.
+        # Ids sort by time: the run left has the newest result.
         assert world.runs() == {new, "notes.txt"}
         assert "folders      1 on this machine" in done.stdout
         assert (precious / "thesis.txt").read_text() == "years of work"

@@ -1,4 +1,4 @@
-"""Statistics agree with numpy; what is packed is unpacked."""
+"""Statistics agree with numpy; packed samples are unpacked without loss."""
 
 from __future__ import annotations
 
