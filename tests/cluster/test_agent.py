@@ -115,7 +115,7 @@ def test_what_one_device_computes_wrong_another_of_another_host_decides(hosts: A
     repeated = [job for job in wrong if len(job.attempts) > 1]
     assert repeated
     assert all(job.decisive.device == "virtual-right-0" for job in repeated)
-    # Whoever says other than the others has to show that it works.
+    # A device whose result differs from the others has to pass a health check.
     assert ("outvoted",) in hosts.rows("select event from health_event where device like 'virtual-left-0%%'")
 
 
@@ -163,7 +163,7 @@ def test_a_host_that_is_drained_finishes_its_job_and_leaves_the_rest_to_others(h
 
 @pytest.mark.whole
 def test_a_cancelled_run_is_broken_off_and_the_device_is_free(left: AgentHosts) -> None:
-    # Its jobs would take minutes.
+    # With so many iterations the jobs would take minutes.
     run_id = left.detached("--iterations", "100000")
     left.until(lambda: left.rows("select 1 from shard where state = 'held'"), "a shard is held")
     left.until(lambda: left.sessions("left"), "the job runs")
@@ -202,7 +202,7 @@ def test_a_device_that_went_away_is_brought_back(left: AgentHosts) -> None:
     run_id = begun(left, "-k", _FEW)
     left.break_device("left", Fault(FaultKind.OFFLINE, seconds=4.0))
     verdicts = [job.decisive.verdict for job in left.finished(run_id).jobs]
-    # What ran then has no verdict about the code, as there is no other device to ask.
+    # The job that ran then has no verdict about the code, as there is no other device to try it.
     assert verdicts.count(Verdict.PASSED) >= _SOME - 2
     assert set(verdicts) <= {Verdict.PASSED, Verdict.INFRA}
     assert ("recovered",) in left.rows("select event from health_event")

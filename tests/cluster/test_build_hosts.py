@@ -1,4 +1,4 @@
-"""What happens to a build when something dies: hosts as processes, killed builders, a database that is away."""
+"""Builds after failures: killed hosts as processes, killed builders, a database that is away."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_host_that_is_killed_while_it_builds_leaves_the_build_to_another(farm:
             build = farm.await_builds(run.keys, timeout_s=180.0)[run.keys[0]]
             assert build.state == "built", build
             assert mark.exists(), "it was made anew"
-        # Of what the killed one had half made, its next life removes what is left.
+        # The restarted host removes the unfinished files of its killed process.
         with agent(farm, "build-1"):
             await_true(lambda: not leftovers(farm.config("build-1").cache_dir), 60.0)
     for name in ("build-1", "build-2"):
@@ -243,7 +243,7 @@ def test_a_user_s_machine_builds_what_no_host_can(farm: BuildFarm, tmp_path: Pat
     tools = farm.tools
     planned = [PlannedJob(job, key, cached=False) for job, key in zip(jobs, run.keys, strict=True)]
     builds = new_builds(planned, tools, "xnnpack", upload_sources(farm.objects, jobs))
-    # A build host has made one of them meanwhile.
+    # A build host has made the third bundle meanwhile.
     with farm.host("build-1") as host:
         other = farm.submit([jobs[2]])
         host.host.wake()

@@ -1,4 +1,4 @@
-"""Build hosts: real builders, a real PostgreSQL. What is made, refused, failed, stopped, and by whom."""
+"""Build hosts with real builders and a real PostgreSQL: bundles made, refused, failed and stopped."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_suite_that_farm_ships_is_that_of_the_host(tmp_path: Path) -> None:
 
 
 def _with_key(farm: BuildFarm, job: Job, key: str) -> str:
-    """Submit a run whose bundle has a key that is not that of its job."""
+    """Submit a run with a key of its bundle that does not belong to its job."""
     assert bundle_key(job, farm.tools.versions) != key
     versions = dict(farm.tools.versions)
     source = upload_sources(farm.objects, [job])[job.id]

@@ -230,7 +230,7 @@ class Terminal:
 
     def ended(self) -> int:
         end_s = time.monotonic() + 60
-        # Whoever writes to a terminal that nobody reads stands still.
+        # The terminal is read all the time, because a process that writes to a full one stands still.
         while self.process.poll() is None or select.select([self._main], [], [], 0.1)[0]:
             assert time.monotonic() < end_s, self.text
             if select.select([self._main], [], [], 0.1)[0]:
@@ -396,7 +396,7 @@ def test_a_client_that_is_killed_in_the_middle_leaves_nothing_half(shared: Share
             with store._database.reading() as connection:
                 runs = {row.run_id for row in connection.execute(schema.run_order.select())}
             for run_id in runs:
-                # Whoever ended its last shard finishes it.
+                # The agent that ends the last shard of a run finishes the run.
                 waits_for(lambda: store.runs.view(run_id).exit_code == 0)  # noqa: B023 - it is called here
-            # What was not handed in never began.
+            # Runs that were not submitted never began.
             assert len(host.ran) == 4 * len(runs)

@@ -1,4 +1,4 @@
-"""Messages reach agents, also late, again and after the database was away; none is lost with whoever held it."""
+"""Delivery of messages to agents: late, repeated, after an absence of the database, and after an agent's death."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def store(address: str) -> Iterator[Store]:
 
 
 class Heard:
-    """What handlers were called with, in the order of calls, and what was noted."""
+    """Arguments of handlers in the order of their calls, and log lines."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -142,7 +142,7 @@ def test_tables_of_a_newer_farm_are_refused_and_of_an_older_one_brought_up_to_da
         connection.execute("UPDATE farm_messages SET version = '99.00.00_01/1'")
         with pytest.raises(StoreError, match="of a newer farm.*update farm"):
             store.messages.require()
-        # Its newest migration makes this function anew, without what farm adds to all of them.
+        # Procrastinate's newest migration makes this function again, without farm's additions to all functions.
         name = "procrastinate_trigger_function_status_events_update_v1"
         connection.execute("DROP TRIGGER procrastinate_trigger_status_events_update_v1 ON procrastinate_jobs")
         connection.execute(f"DROP FUNCTION {name}")
@@ -179,7 +179,7 @@ def test_messages_of_a_dead_agent_are_put_back(store: Store) -> None:
         dead.execute("SELECT procrastinate_fetch_job_v2(%s, %s)", (["farm"], worker[0]))
         heard = Heard()
         with delivering(store, heard):
-            assert store.messages.retry(1e6) == 0  # nobody is dead before the server has been up for as long
+            assert store.messages.retry(1e6) == 0  # no worker is dead before the server has been up for as long
             dead.execute(
                 "UPDATE procrastinate_workers SET last_heartbeat = now() - interval '1 hour' WHERE id = %s", worker
             )
@@ -287,7 +287,7 @@ def test_what_is_done_now_and_then_is_done_once_by_those_who_have_it(store: Stor
         for name in ("a", "b"):
             every_2_s = Periodic("night", "* * * * * */2", lambda name=name: night(name))
             agents.enter_context(delivering(store, Heard(), periodic=(every_2_s,)))
-        # Who has no nights takes none.
+        # An agent without nights takes none.
         agents.enter_context(delivering(store, Heard()))
         assert begun.wait(10)
         start = time.monotonic()

@@ -108,7 +108,7 @@ def test_the_units_come_back_unless_they_were_drained() -> None:
 
 @pytest.mark.whole
 def test_the_page_sets_up_a_farm(tmp_path: Path) -> None:
-    """PostgreSQL with the settings and the pg_hba.conf of the compose file, without docker, and what the page types."""
+    """PostgreSQL runs with the compose file's settings and pg_hba.conf, without docker; commands come from the page."""
     import psycopg
 
     service = yaml.safe_load((_FILES / "compose.yml").read_text())["services"]["postgres"]
@@ -129,7 +129,7 @@ def test_the_page_sets_up_a_farm(tmp_path: Path) -> None:
         cluster.start([value.format(folder=cluster.folder) for value in settings])
         you = _machine(tmp_path, port)
         script = you("lab", "store", "roles").stdout
-        # Over the socket only postgres signs in without a password: peer; here it is whoever runs the server.
+        # Over the socket only the user of the server signs in without a password (peer): here the user of this test.
         _sql(cluster, port, script)
         _sql(cluster, port, (_FILES / "logins.sql").read_text())
         for name in ("host_a", "ada", "wall"):
@@ -181,7 +181,7 @@ def _sql(cluster: Cluster, port: int, script: str) -> None:
 
 
 def _machine(folder: Path, port: int) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return what runs `farm` as somebody, with the example's farm.toml and a file of passwords."""
+    """Return a function that runs `farm` as a login, with the example's farm.toml and a file of passwords."""
     home = folder / "you"
     home.mkdir()
     shutil.copy(_FILES / "farm.toml", home)

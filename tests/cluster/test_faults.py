@@ -1,4 +1,4 @@
-"""What happens when X dies: docs/guides/three_hosts.md has a row for each of these.
+"""Deaths of parts of a shared farm: docs/guides/three_hosts.md has a row for each of these.
 
 Three agents or more, each a process, with stub devices; a real PostgreSQL. After each fault every job has exactly one
 verdict that was accepted, and no device ran two jobs at once (`require_right`).
@@ -68,7 +68,7 @@ def _in_midst(farm: Farm, jobs: int = _JOBS) -> str:
 
 
 def _require_ended_once(farm: Farm, run_id: str) -> None:
-    """What ran to its end was in a spool; what a lease's end broke off is run again."""
+    """Check that no job ran to its end twice: result logs keep finished jobs, only broken off ones run again."""
     ended = [ran for ran in farm.hosts.ran(run_id) if ran.ended_s and ran.ended_s - ran.began_s > 0.09]
     assert len(ended) == len({ran.job for ran in ended})
 
@@ -344,7 +344,7 @@ def test_messages_come_twice_late_and_for_nothing(running: tuple[Farm, str]) -> 
     import psycopg
 
     with psycopg.connect(farm.hosts.url, autocommit=True) as connection:
-        # Late: those that wait are gone, until somebody sees that work waits.
+        # Late messages: waiting ones are deleted, until an agent finds the waiting work.
         connection.execute("DELETE FROM procrastinate_jobs WHERE status = 'todo'")
         hints = "SELECT pg_notify('farm', hint) FROM unnest(ARRAY['work SM8650', 'work SM8750', 'build none']) AS hint"
         for _ in range(5):
@@ -425,7 +425,7 @@ def test_a_client_is_killed(farm: Farm) -> None:
 
 
 def test_evidence_sees_what_it_is_for(tmp_path: Path) -> None:
-    """The checks of these tests find what they look for."""
+    """The checks of these tests find the faults that they look for."""
     from stub_evidence import Evidence, executions, overlaps
 
     one, other = Evidence(tmp_path, "a"), Evidence(tmp_path, "a")

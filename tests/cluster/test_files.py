@@ -34,7 +34,7 @@ class World(NamedTuple):
 
     address: str
     root: Path | None
-    """Its folder, where it has one."""
+    """Folder of a place that has one, else None."""
     stop: Callable[[], object]
     start: Callable[[], object]
 
@@ -123,7 +123,7 @@ def test_what_one_host_puts_another_has_once(world: World, tmp_path: Path, monke
     assert os.access(here, os.X_OK)
     world.stop()
     try:
-        # It is here: nobody asks for it again.
+        # The file is in the cache: no request is made.
         assert his.get(name) == here == his.cached(name)
     finally:
         world.start()

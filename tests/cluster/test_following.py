@@ -1,4 +1,4 @@
-"""What who follows a run on a shared farm is shown, and who waits for what: from values, without a database."""
+"""Progress of a run on a shared farm, and the queue, as shown to users: from values, without a database."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ORDER = Order(
 
 
 class Listener:
-    """Notes what a run tells."""
+    """Recorder of a run's events."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []

@@ -66,7 +66,7 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
         finally:
             claimer.close()
             minder.close()
-    # Its process may use the device as long as the database gives the lease, from before the question was asked.
+    # The process may use the device for the time of the lease, counted from before the request.
     assert TTL_S - 5 < until_s[0] - asked_s < TTL_S + 15
     assert (heard[0].id, heard[0].lease.fence) == (lost[0].id, lost[0].lease.fence + 1)
     drop_database(address)

@@ -1,4 +1,4 @@
-"""When an agent knows that the store has heard of everybody who lives."""
+"""Time at which an agent knows that the store has received the heartbeats of all living agents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Slow:
 
     def heartbeat(self, *_: Any) -> Minded:
         self.now_s += self.late_s
-        # What a mend says that was under way all the while, and is answered first.
+        # A repair pass that waits at the same time, and is answered first, asks for this.
         self.asked.append(self.minder.is_settled())
         if self.is_away:
             raise StoreError("no answer")

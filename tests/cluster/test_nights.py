@@ -1,4 +1,4 @@
-"""Nights that agents start: each once, by one of them, in time or not at all. A real PostgreSQL, real processes."""
+"""Nightly runs started by agents: each once, by a single agent, in time or never. Real PostgreSQL and processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _HOUR_MS = 3_600_000
-# Stands for `farm nightly`, which takes a while to do nothing: it notes how it was called, and lasts as long as told.
+# Stub of `farm nightly`: it records its arguments, and runs for a given number of seconds.
 STUB = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (open(LOG, "a").write("stopped\\n"), os._exit(130)))
@@ -164,7 +164,7 @@ class Host:
         return [one for one in self.store.cluster.nights.recent(1000) if one.name == self.night]
 
     def is_over(self) -> bool:
-        """Whether the newest start has an end in the store, which is told of it after its process has ended."""
+        """Return whether the newest start has an end in the store, recorded after the end of its process."""
         return self.starts()[0].state != "running"
 
 
@@ -243,7 +243,7 @@ def test_a_host_that_was_away_does_not_start_last_night_s(store: Store, url: str
 
 
 def test_a_clock_that_is_wrong_starts_nothing(hosts: list[Host], monkeypatch: pytest.MonkeyPatch) -> None:
-    # This machine is a day behind, or ahead: what is due is told by the database.
+    # The clock of this machine is a day behind, or ahead: the database's clock decides.
     for wrong_s in (-86_400, 86_400):
         monkeypatch.setattr(time, "time", lambda wrong_s=wrong_s: 1.8e9 + wrong_s)
         hosts[0].starter.check(hosts[0].night)
@@ -314,7 +314,7 @@ def test_how_a_night_fails_is_seen(store: Store, url: str, tmp_path: Path) -> No
 
 
 def test_a_killed_agent_takes_its_night_with_it(tmp_path: Path) -> None:
-    # So that its next life can go on with it: two of one night would not know of each other.
+    # Else the restarted agent would continue the night beside the running process.
     mark = tmp_path / "pid"
     code = (
         "import signal\n"

@@ -1,4 +1,4 @@
-"""What a shard needs is on its host before a device begins; what is lost or away is nobody's fault but the farm's."""
+"""Files of a shard, on its host before a device begins; lost or unreachable files are infrastructure failures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RUN = "20261123-120000-abcdef"
 
 
 class Farm:
-    """Two hosts that have nothing in common but a folder, and what a client has put into it."""
+    """Two hosts with nothing in common except a folder with a client's files."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch, store_url: str) -> None:
         self.root, self._patch, self._store_url = root, patch, store_url
@@ -253,7 +253,7 @@ def test_files_of_an_attempt_go_from_the_host_that_ran_it_to_whoever_reads(farm:
     assert found is not None
     assert found.read_bytes() == b"two"
     assert reader.find("0" * 64) is None
-    # Who runs something on this machine alone shares it with its report.
+    # A run on this machine alone shares its artifacts with its report.
     alone = ArtifactStore(farm.config("desk").state_dir / "artifacts")
     record = ArtifactRecord(alone.put(b"three"), 5, "etdump")
     reader.share([record, *records])
@@ -262,7 +262,7 @@ def test_files_of_an_attempt_go_from_the_host_that_ran_it_to_whoever_reads(farm:
     assert shared.read_bytes() == b"three"
     (farm.root / "place").rename(farm.root / "away")
     reader.share([ArtifactRecord(alone.put(b"four"), 4, "etdump")])
-    # What was read once is here.
+    # A file read once stays in the cache.
     assert open_artifacts(farm.config("desk")).find(records[1].sha256) == found
 
 

@@ -68,7 +68,7 @@ def test_files_and_bundles_of_a_run_are_found_on_any_machine(hosts: AgentHosts, 
     assert [path.stat().st_size for path in (tmp_path / "out").iterdir()] == [etdump["size"]]
     page = tmp_path / "report.html"
     assert hosts.farm("desk", "report", "--html", str(page)).returncode == 0
-    # What its links lead to is on this machine: a file for each job.
+    # The files behind the report's links are on this machine: a file for each job.
     assert len({path.parent.name for path in (hosts.folder / "desk/cache/objects").glob("*/*/content")}) >= len(jobs)
     # The bundle that was executed comes from where the farm keeps it: nothing is compiled for it.
     repro = hosts.farm("desk", "jobs", "rerun", job, "--virtual", "1", timeout_s=300, code=0)

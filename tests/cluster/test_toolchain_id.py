@@ -1,4 +1,4 @@
-"""Which build hosts can make the bundles of a run: those whose toolchain is the same by content, wherever it lies."""
+"""Ids of toolchains: build hosts with the same toolchain by content, at any path, make the bundles of a run."""
 
 from __future__ import annotations
 
