@@ -91,7 +91,7 @@ class Tool(msgspec.Struct, frozen=True):
 class Doctor:
     """Examination of a configuration; `attached` are serials by SoC, None without a query of an adb server.
 
-    `compiler` has the versions of the packages that compile, those of farm's own environment unless it is given.
+    `compiler` has the versions of the packages that compile; by default the versions in farm's own environment.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ def runnable(ability: Ability) -> bool:
 
 
 def backends_of(soc: Soc) -> tuple[str, ...]:
-    """Return the backends of an SoC, those of every SoC last."""
+    """Return the backends of an SoC; the CPU's, which every SoC has, come last."""
     return tuple(sorted(soc.backends, key=runs_on_cpu))
 
 

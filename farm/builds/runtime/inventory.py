@@ -175,7 +175,7 @@ def _simulator_parts(config: Config, soc: Soc, backend: str, target: BuildTarget
             files = virtual_runtime(config).files
             return [RuntimePart(name, path, target.machine, runner.get) for name, path in files.items()]
         except MissingToolError:
-            # Then one by one, to say which.
+            # The single parts below name the missing file.
             pass
     return [runner, _qnn_part(config, target), *_executorch_parts(config, target)]
 

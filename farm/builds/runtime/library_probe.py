@@ -1,7 +1,7 @@
 """Program that loads a QNN library of this machine and prints the library's API version and build id, as JSON.
 
-It runs in a process of its own, because such a library cannot be unloaded, and because LD_LIBRARY_PATH must be set
-before the process starts. It imports nothing of farm.
+A separate process is needed because such a library cannot be unloaded, and because LD_LIBRARY_PATH must be set before
+the process starts. The program imports nothing of farm.
 """
 
 from __future__ import annotations

@@ -82,9 +82,9 @@ def android_files(sdk_root: Path | None) -> QnnFiles:
 
 
 def linux_files(sdk_root: Path | None, cache_dir: Path) -> QnnFiles:
-    """Return QNN's files for Arm Linux: the newest that the SDK has; without an SDK those of the wheel, fetched or not.
+    """Return QNN's files for Arm Linux: the newest of the SDK; without an SDK the wheel's, even if not fetched yet.
 
-    An SDK that was made from a wheel has those of the same release of it.
+    For an SDK that was made from a wheel, the files come from the same release of the wheel.
     """
     release = wheel_release(sdk_root)
     if sdk_root is not None and not release:
@@ -100,7 +100,7 @@ def linux_files(sdk_root: Path | None, cache_dir: Path) -> QnnFiles:
 
 
 def fetch_linux_files(cache_dir: Path, sdk_root: Path | None = None) -> Path:
-    """Return the folder with QNN's libraries for Arm Linux: the SDK's, else those of the wheel, which is fetched.
+    """Return the folder with QNN's libraries for Arm Linux: the SDK's, else the wheel's, fetched if needed.
 
     Raises MissingToolError, also for an SDK that has none.
     """

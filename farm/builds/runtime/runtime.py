@@ -166,10 +166,10 @@ def simulator_runtime(
 ) -> Runtime:
     """Return the runtime of a virtual device for bundles of `backend`; `sdk_root` as for `host_sdk`.
 
-    Simulated backends take the simulator, those of the CPU nothing of QNN. A rehearsed one, which needs `soc`, takes an
-    SDK's library for this machine, and the skel as a device would, which nothing loads here. The first call builds the
-    runner, against `executorch` or that of farm's environment. `runner` and `sdk` are older builds for the same use.
-    Raises IllegalTargetError, MissingToolError, InfraError, ConfigError for a skel that is not signed as it must be.
+    Simulated backends get the simulator, CPU backends no file of QNN. A rehearsed backend, which needs `soc`, gets an
+    SDK's library for this machine, and the skel of a device, which is staged but not loaded. The first call builds the
+    runner with `executorch` or farm's own ExecuTorch. `runner` and `sdk` are older builds for use in their place.
+    Raises IllegalTargetError, MissingToolError, InfraError, ConfigError for a skel that is not signed as required.
     """
     known = find_backend(backend)
     if known.on_host == "absent":
@@ -232,7 +232,7 @@ def attached_runtime(
 
 
 def staged_runtime(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional") -> Runtime:
-    """Return the files that a device needs, whatever its runner is. Raises as `attached_runtime`."""
+    """Return the files that a device needs, with any kind of runner. Raises as `attached_runtime`."""
     require_named(config, backend, target, mode)
     return device_runtime(soc, backend, device_places(config, target), target.kind, config.cache_dir, mode)
 
@@ -286,16 +286,16 @@ def domain_flag(backend: str, mode: Mode) -> str:
 
 
 def device_command(runtime: Runtime, backend: str, mode: Mode) -> str:
-    """Return what a shell on the device runs, in the folder that the files were pushed to."""
+    """Return the shell command that starts the runner on the device, in the folder of the pushed files."""
     paths, domain = "LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=.", domain_flag(backend, mode)
     return f"{paths} ./{runtime.runner}{domain} --model_path model.pte --input_list_path input_list.txt"
 
 
 def require_backend(soc: Soc, backend: str, sdk_root: Path | None) -> None:
-    """Raise MissingToolError, in one line that says what to set, unless `backend` can be compiled for `soc` here.
+    """Raise MissingToolError, in one line with the setting to change, if `backend` cannot be compiled for `soc` here.
 
-    What needs no library beyond those that pip installs always can. Raises IllegalTargetError for a backend that `soc`
-    does not have.
+    Backends whose libraries all come with pip can always be compiled. Raises IllegalTargetError for a backend that
+    `soc` does not have.
     """
     known = check_backend(soc, backend)
     if (wanted := known.host_library) is None:

@@ -1,6 +1,6 @@
-"""What is remembered of a signature, in a small file beside the signed one, and whether the two still belong together.
+"""Record of a signature, in a small file beside the signed file, and the check that the two still match.
 
-It holds names, times and hashes: no argument, no output and no file of the signing tool, which may hold keys.
+A record holds names, times and hashes: no argument, no output and no file of the signing tool, which may contain keys.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from farm.base.hashes import sha256_of
 from farm.builds.runtime.native.elf import read_elf
 
 _SUFFIX = ".farm-sign.json"
-# Many times what one takes.
+# Many times the size of a record.
 _MOST_BYTES = 64 << 10
 # msgspec raises the last two for strings that are no UTF-8, and for deep nesting.
 _UNREADABLE = (OSError, msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 class SignRecord(msgspec.Struct, frozen=True):
-    """Who signed a file, when and with what, or who vouched for one that came signed."""
+    """User, time and tool of a signature, or the user who adopted a file that was signed elsewhere."""
 
     how: Literal["signed", "adopted"]
     who: str
@@ -35,19 +35,19 @@ class SignRecord(msgspec.Struct, frozen=True):
     """Path of the signing tool; "" for a file that was adopted."""
     tool_sha256: str
     input: str
-    """Path of the unsigned file; "" where there was none to be compared."""
+    """Path of the unsigned file; "" if none was there for comparison."""
     input_sha256: str
     output_sha256: str
     schema: int = 1
 
 
 def record_path(signed: Path) -> Path:
-    """Return where the record of a signed file is."""
+    """Return the path of the record of a signed file."""
     return signed.with_name(signed.name + _SUFFIX)
 
 
 def read_record(signed: Path) -> SignRecord | None:
-    """Return the record of a signed file, None where there is none that can be read."""
+    """Return the record of a signed file; None if it is missing or unreadable."""
     with contextlib.suppress(*_UNREADABLE), record_path(signed).open("rb") as file:
         return msgspec.json.decode(file.read(_MOST_BYTES), type=SignRecord)
     return None
@@ -67,20 +67,20 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 class SigningFault(msgspec.Struct, frozen=True):
-    """Why a file with a signature is not to be used."""
+    """Reason not to use a file with a signature."""
 
     kind: Literal["foreign", "outdated", "wrong arch"]
-    """`foreign` is what no record vouches for, `outdated` what was signed from another file than there is now."""
+    """`foreign`: no record matches the file. `outdated`: the unsigned file has changed since it was signed."""
     problem: str
     adopted: bool = False
-    """It was signed elsewhere and adopted: not to be replaced unasked."""
+    """True for a file that was signed elsewhere and adopted: it is replaced only on request."""
 
 
 def find_signing_fault(signed: Path, unsigned: Path | None) -> SigningFault | None:
-    """Return why a file with a signature is not to be used, None when it may be.
+    """Return the reason not to use a file with a signature; None for a usable one.
 
-    Where `unsigned` is not there, or was not when the file was adopted, nothing is newer. Raises OSError, ConfigError
-    for what is no ELF file.
+    A missing `unsigned`, now or at the time of adoption, makes no file outdated. Raises OSError, and ConfigError for a
+    file that is no ELF file.
     """
     record = read_record(signed)
     if record is None:

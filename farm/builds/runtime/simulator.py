@@ -43,10 +43,10 @@ _FIRST_BRIDGED_CORE_API = (2, 36)
 # Called by this name the runner writes an ETDump without being asked, as the tools that start it so expect.
 _UPSTREAM_RUNNER = "qnn_executor_runner"
 _MARKER = "farm-sdk.json"
-# Goes into every key: a change of what is laid out makes a new folder.
+# Part of every key: another layout needs another number, and so another folder.
 _LAYOUT = "2"
 _PROBE_SECONDS = 120
-# Of `farm.builds.runtime.native.build`, or its beginning.
+# Key of a build of `farm.builds.runtime.native.build`, or its beginning.
 _BUILD_KEY = re.compile(r"[0-9a-f]{1,32}")
 
 
@@ -62,7 +62,7 @@ class HostSdk(msgspec.Struct, frozen=True):
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What to add to the environment of a process before it starts: QNN_SDK_ROOT and LD_LIBRARY_PATH."""
+        """Variables that a process must start with: QNN_SDK_ROOT and LD_LIBRARY_PATH."""
         before = os.environ.get("LD_LIBRARY_PATH", "")
         path = f"{self.lib_dir}:{before}" if before else str(self.lib_dir)
         return MappingProxyType({"QNN_SDK_ROOT": str(self.root), "LD_LIBRARY_PATH": path})
@@ -105,23 +105,23 @@ def host_sdk(
     if source.sdk_root is not None and probed.core_api[:2] < _FIRST_BRIDGED_CORE_API:
         return HostSdk(source.sdk_root, source.library.parent, probed.build_id, bridged=False)
     native = build_native(cache_dir, executorch=executorch)
-    # The bridge is the same whatever the runner beside it was built against.
+    # The bridge does not depend on the ExecuTorch of the runner beside it.
     bridge = hash_files(cache_dir, [native.bridge])[native.bridge]
     folder = cache_dir / "sdk" / _digest(key, bridge, *map(str, source.folders))
     return _read_marker(published(folder, lambda partial: _lay_out(partial, source, native, probed.build_id)))
 
 
 def library_version(cache_dir: Path, library: Path) -> str:
-    """Return the build id of an HTP library for this machine, which is loaded for that, once.
+    """Return the build id of an HTP library for this machine; the first call loads the library in a process.
 
-    Raises MissingToolError where it does not load.
+    Raises MissingToolError for a library that does not load.
     """
     source = _Libraries((library.parent,), library, None)
     return _probe(cache_dir, source, _key(cache_dir, source)).build_id
 
 
 def require_host_libraries(root: Path, named: str) -> None:
-    """Raise MissingToolError unless an SDK, which somebody `named` so, can compile and simulate on this machine."""
+    """Raise MissingToolError unless an SDK can compile and simulate here; the message calls it by the text `named`."""
     instead = f"name a QNN SDK that has it, or name none to use the wheel's libraries ({install_hint('simulator')})"
     if not root.is_dir():
         raise MissingToolError(f"{named}: there is no such folder as the QNN SDK {root}: {instead}")
@@ -140,9 +140,10 @@ def outside_environment(
     sdk_root: Path | None = None,
     executorch: NativeExecutorch | None = None,
 ) -> dict[str, str]:
-    """Return QNN_SDK_ROOT, LD_LIBRARY_PATH and QNN_EXECUTOR_RUNNER; what is not built yet is built.
+    """Return QNN_SDK_ROOT, LD_LIBRARY_PATH and QNN_EXECUTOR_RUNNER; the first call builds the runner and the bridge.
 
-    A process must start with them. What LD_LIBRARY_PATH has now stays, behind. Raises MissingToolError, InfraError.
+    A process must start with these variables. The current entries of LD_LIBRARY_PATH follow farm's. Raises
+    MissingToolError, InfraError.
     """
     executorch = executorch or default_executorch()
     native = build_native(cache_dir, executorch=executorch)
@@ -161,7 +162,8 @@ def outside_environment(
 def older_runner(cache_dir: Path, key: str, here: NativeExecutorch) -> tuple[Path, NativeExecutorch] | None:
     """Return the runner of the cache whose build key begins with `key`, and the ExecuTorch that it runs with.
 
-    `key` is what the fact `native_runner` has. None where either is gone; `here` is this command's ExecuTorch.
+    `key` is the value of the fact `native_runner`, and `here` is this command's ExecuTorch. None if the runner or its
+    ExecuTorch has been removed.
     """
     if not _BUILD_KEY.fullmatch(key):
         return None
@@ -173,9 +175,10 @@ def older_runner(cache_dir: Path, key: str, here: NativeExecutorch) -> tuple[Pat
 
 
 def older_sdk(cache_dir: Path, version: str) -> HostSdk | None:
-    """Return the cache's newest layout of a build id, as the fact `qnn` has it; None where it is gone.
+    """Return the cache's newest layout of a build id, as the fact `qnn` has it; None if it has been removed.
 
-    What another user could have written is left out. Laid out are links: the libraries they lead to say what they are.
+    Layouts that another user could have written are left out. A layout consists of links, so that the build id is read
+    from the linked libraries.
     """
     markers = sorted((cache_dir / "sdk").glob(f"*/{_MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for marker in markers:
@@ -213,7 +216,7 @@ def _source(sdk_root: Path | None) -> _Libraries:
 
 
 def _named_by(root: Path) -> str:
-    """Return how somebody named an SDK, for a message: configuration and environment are one by now."""
+    """Return the setting that names an SDK, for a message: `config` does not keep whether the environment set it."""
     variable = os.environ.get("QNN_SDK_ROOT")
     if variable and Path(variable).expanduser().absolute() == root:
         return f"QNN_SDK_ROOT={variable}"
@@ -306,7 +309,7 @@ def _standalone(cache_dir: Path, runner: Path, key: str, libraries: Path) -> Pat
     where = hashlib.sha256(f"{_UPSTREAM_RUNNER}\0{key}\0{libraries}".encode()).hexdigest()[:32]
 
     def lay_out(folder: Path) -> None:
-        # A copy: a link would make the runner look beside what it points at.
+        # A copy, because the runner looks for libraries beside the target of a link.
         shutil.copy2(runner, folder / _UPSTREAM_RUNNER)
         for library in libraries.glob("libexecutorch*.so"):
             (folder / library.name).symlink_to(library)

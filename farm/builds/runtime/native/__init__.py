@@ -1,1 +1,1 @@
-"""native_runner/ and Python packages built for other machines, and what their ELF files say."""
+"""Builds of native_runner/, Python packages built for other machines, and the headers of their ELF files."""

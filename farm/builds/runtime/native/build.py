@@ -33,18 +33,18 @@ _TAIL_LINES = 12
 
 @dataclass(frozen=True)
 class NativeBuild:
-    """What native_runner/ was built into; `key` is the hash of everything that went into it."""
+    """Build of native_runner/; `key` is the hash of all its ingredients."""
 
     folder: Path
     runner: Path
     bridge: Path
-    """Only there for this machine: a device gets the libraries of one SDK, which need none."""
+    """Bridge of this machine's build. Builds for devices have none, as a device gets the libraries of a single SDK."""
     key: str
     target: str = HOST
 
     @property
     def built(self) -> bool:
-        """Whether it has been built."""
+        """True if the build exists."""
         return self.folder.is_dir()
 
 
@@ -55,12 +55,12 @@ def build_native(
     android: AndroidKit | None = None,
     executorch: NativeExecutorch | None = None,
 ) -> NativeBuild:
-    """Return the runner for `target`, built below `cache_dir` unless this very build is there.
+    """Return the runner for `target`, built below `cache_dir` unless the same build is there.
 
-    `executorch` is what the runner of this machine is built against, None for what farm's environment has. `android`
-    has NDK and ExecuTorch for Android, for that target alone. The output of the build is `build.log` in the folder.
-    Raises UnknownNameError, MissingToolError (no compiler, cmake, ninja, executorch or NDK: which, and how to get it),
-    and InfraError when the sources do not build, with the last lines.
+    `executorch` is the ExecuTorch for the runner of this machine, None for the one in farm's environment. `android` has
+    NDK and ExecuTorch for the Android target. The output of the build is `build.log` in the folder. Raises
+    UnknownNameError, MissingToolError with the missing part (compiler, cmake, ninja, executorch or NDK) and the way to
+    get it, and InfraError for sources that do not build, with the last lines of the log.
     """
     sources, toolchain, build = _plan(cache_dir, target, android, executorch)
     published(build.folder, lambda partial: _build(sources, toolchain, cache_dir, partial, target))

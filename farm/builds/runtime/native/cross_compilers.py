@@ -1,4 +1,4 @@
-"""Target -> compiler, ExecuTorch package and CMake arguments; what is missing, and how to get it."""
+"""Compiler, ExecuTorch package and CMake arguments of a target; errors name missing parts and the way to get them."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ if TYPE_CHECKING:
 
 _COMPILERS = ("c++", "g++", "clang++")
 _AARCH64_COMPILER = "aarch64-linux-gnu-g++"
-# What CMake takes from the environment and the binaries depend on; it is meant for programs of this machine.
+# Variables that CMake reads and binaries depend on. Their values are for this machine, not for cross compilers.
 _ENVIRONMENT = ("CXX", "CXXFLAGS", "CPPFLAGS", "LDFLAGS")
 _NDK_TOOLCHAIN = Path("build/cmake/android.toolchain.cmake")
 _ANDROID_ABI = "arm64-v8a"
-# ExecuTorch 1.5, backends/qualcomm/scripts/build.sh: what the libraries that are linked are built for.
+# ExecuTorch 1.5, backends/qualcomm/scripts/build.sh: the platform of the linked libraries.
 _ANDROID_PLATFORM = "android-30"
 
 
 @dataclass(frozen=True)
 class AndroidKit:
-    """Where the parts of an Android build are; None is what is not configured."""
+    """Folders of the parts of an Android build; None for a part that is not configured."""
 
     ndk_root: Path | None = None
     executorch: Path | None = None
-    """An ExecuTorch install prefix: what `cmake --install` of an ExecuTorch build for Android made."""
+    """ExecuTorch install prefix, made by `cmake --install` of an ExecuTorch build for Android."""
     package: Path | None = None
     """The `executorch` package of the toolchain, for headers that the prefix lacks; None for farm's own."""
 
 
 @dataclass(frozen=True)
 class CMakeToolchain:
-    """How CMake builds for one target."""
+    """Settings of CMake for a target."""
 
     target: BuildTarget
     arguments: tuple[str, ...]
     identity: tuple[str, ...]
-    """What the binaries depend on besides the sources."""
+    """Ingredients of the binaries besides the sources."""
     products: tuple[str, ...]
     package: Path | None = None
-    """Folder of ExecuTorch's CMake package; None where it is in a wheel that has to be fetched."""
+    """Folder of ExecuTorch's CMake package; None if it is in a wheel that is fetched first."""
     linked: tuple[NativeExecutorch, str] | None = None
-    """For this machine: what is linked with, and the hash of it."""
+    """Linked ExecuTorch and its hash; None for targets other than this machine."""
 
     def executorch(self, cache_dir: Path) -> Path:
-        """Return the folder of ExecuTorch's CMake package, fetching the wheel that has it where that is needed."""
+        """Return the folder of ExecuTorch's CMake package, and fetch its wheel if needed."""
         if self.package is not None:
             return self.package
         return aarch64_executorch(cache_dir) / "share" / "cmake"
@@ -79,10 +79,10 @@ def find_toolchain(
     android: AndroidKit | None,
     executorch: NativeExecutorch | None,
 ) -> CMakeToolchain:
-    """Return how to build `sources` (native_runner/) for `target`. Starts and fetches nothing.
+    """Return the settings for a build of `sources` (native_runner/) for `target`. Starts and fetches nothing.
 
-    `executorch` is for this machine, None for that of farm's environment; hashes are remembered in `cache_dir`. Raises
-    MissingToolError.
+    `executorch` is for the target of this machine, None for the ExecuTorch of farm's environment; `cache_dir` keeps the
+    hashes of files. Raises MissingToolError.
     """
     if target.kind == "android":
         return _android(target, cache_dir, android or AndroidKit())

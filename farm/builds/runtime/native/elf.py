@@ -1,4 +1,4 @@
-"""What an ELF file was made for, read from its headers: machine, architecture flags, signature."""
+"""Headers of an ELF file: the machine that it was made for, architecture flags, signature."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ AARCH64 = 183
 X86_64 = 62
 
 _PT_NULL = 0
-# Of e_flags, what names the architecture: LLVM, EF_HEXAGON_MACH without the variant bit of the tiny cores.
+# Bits of e_flags that name the architecture: LLVM, EF_HEXAGON_MACH without the variant bit of the tiny cores.
 _HEXAGON_ARCH = 0x3FF
-# Of p_flags, what Qualcomm's signed images say about a segment: Linux, drivers/soc/qcom/mdt_loader.c.
+# Bits of p_flags for the type of a segment in Qualcomm's signed images: Linux, drivers/soc/qcom/mdt_loader.c.
 _SEGMENT_TYPE = 7 << 24
 _SEGMENT_HASH = 2 << 24
 # Versions of symbols as GNU ld writes them into .dynstr; private ones (GLIBC_PRIVATE) have no number.
@@ -34,7 +34,7 @@ _MOST_SEGMENTS = 512
 
 
 class ElfSegment(NamedTuple):
-    """One program header: its type and flags, and which bytes of the file it is."""
+    """Program header: type and flags of a segment, and its bytes in the file."""
 
     kind: int
     flags: int
@@ -57,15 +57,15 @@ class ElfHeader(msgspec.Struct, frozen=True):
 
     @property
     def hexagon_arch(self) -> int:
-        """The Hexagon architecture as it is spoken of: e_flags 0x75 is 75, for V75."""
+        """Hexagon architecture in its usual notation: 75 for V75, with e_flags 0x75."""
         text = f"{self.flags & _HEXAGON_ARCH:x}"
         return int(text) if text.isdecimal() else 0
 
     @property
     def signed(self) -> bool:
-        """It has a segment with hashes, as Qualcomm's signed images have, and the file has its bytes.
+        """True for a complete segment of hashes, as in Qualcomm's signed images.
 
-        Whether the hashes and the certificates in it are right, only a device knows.
+        Only a device can verify the hashes and certificates in it.
         """
         return any(
             one.kind == _PT_NULL

@@ -1,4 +1,4 @@
-"""ExecuTorch's C++ for this machine: that of a toolchain where it ships one, else that of farm's environment."""
+"""ExecuTorch's C++ for this machine, shipped by the toolchain or, without one, by farm's environment."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ if TYPE_CHECKING:
 
 _CONFIG = "executorch-config.cmake"
 _RUNTIME = Path("lib/libexecutorch.so")
-# In a wheel; below an install prefix: CMake's default folder, and the one that older versions installed into.
+# Folders of the CMake package: in a wheel, and below an install prefix (CMake's default, then of older versions).
 _IN_WHEEL = Path("share/cmake")
 IN_PREFIX = (Path("lib/cmake/ExecuTorch"), Path("share/cmake"))
 _VERSION = re.compile(r"""^__version__\s*(?::\s*\w+\s*)?=\s*["']([\w.+-]{1,80})["']""", re.MULTILINE)
 _CMAKE_VERSION = re.compile(r'^set\(PACKAGE_VERSION "([\w.+-]{1,80})"\)', re.MULTILINE)
-# What a compiler or a linker takes from a package.
+# Suffixes of the files that a compiler or a linker reads from a package.
 _HEADERS = frozenset({".h", ".hpp", ".inc", ".ipp"})
 _LINKED = frozenset({".a", ".so", ".cmake"})
 _RECORD = "executorch.json"
 
 
 class NativeExecutorch(msgspec.Struct, frozen=True):
-    """An ExecuTorch that the native runner is built against, and whose libraries it runs with."""
+    """ExecuTorch that the native runner is compiled, linked and run with."""
 
     root: Path
     """The `executorch` package of an environment, or an install prefix."""
     package: Path
     """Folder of its CMake package."""
     version: str
-    """Empty where it does not say."""
+    """Version of the package; empty if its files name none."""
     shared: bool
-    """It has shared libraries, which have to lie beside the runner; a prefix is linked into it."""
+    """True for shared libraries, which must lie beside the runner; a prefix is linked statically."""
     headers: Path | None = None
     """Folder with the profiler's headers, which a prefix lacks."""
     own: bool = True
-    """It is the toolchain's, not what farm's environment has instead."""
+    """True for the toolchain's own C++, False for the substitute from farm's environment."""
 
     @property
     def libraries(self) -> Path:
-        """Folder of its libraries."""
+        """Folder of the libraries."""
         return self.root / "lib"
 
     def identity(self, cache_dir: Path) -> str:
-        """Return the hash of what is compiled and linked with: the same build elsewhere has the same."""
+        """Return the hash of headers and libraries; copies in other folders have the same hash."""
         more = content_of(cache_dir, self.headers.parent) if self.headers else ""
         return content_of(cache_dir, self.root) + more
 
 
 class _RunnerRecord(msgspec.Struct, frozen=True):
-    """What is noted beside a runner: the libraries that it needs, for runs that are looked at later."""
+    """Record beside a runner: its ExecuTorch, for later repetitions of a run."""
 
     executorch: NativeExecutorch
     identity: str
@@ -80,11 +80,11 @@ def content_of(cache_dir: Path, root: Path) -> str:
 
 
 def runner_executorch(config: Config) -> NativeExecutorch:
-    """Return what the native runner of this machine is built against, for the toolchain that `config` has selected.
+    """Return the ExecuTorch for this machine's native runner, by the toolchain that `config` has selected.
 
-    That is the build folder or prefix that the toolchain names for this machine, the C++ that its package ships (wheels
-    from 1.5), else the C++ of farm's environment. Raises UsageError for a folder that has no ExecuTorch, and
-    MissingToolError where there is none at all.
+    The first of these is taken: the build folder or prefix that the toolchain names for this machine, the C++ in its
+    package (wheels from 1.5), the C++ of farm's environment. Raises UsageError for a folder without ExecuTorch, and
+    MissingToolError if all of them are missing.
     """
     toolchain = config.toolchain
     if (named := toolchain.native.get(HOST)) is not None:
@@ -112,14 +112,14 @@ def default_executorch() -> NativeExecutorch:
 
 
 def note_executorch(folder: Path, executorch: NativeExecutorch, identity: str) -> None:
-    """Write down in `folder`, that of a runner, which libraries it was built against."""
+    """Record the ExecuTorch of the runner in `folder`."""
     (folder / _RECORD).write_bytes(msgspec.json.encode(_RunnerRecord(executorch, identity), enc_hook=str))
 
 
 def noted_executorch(cache_dir: Path, folder: Path, here: NativeExecutorch) -> NativeExecutorch | None:
-    """Return what the runner in `folder` was built against; None where that is gone, or has another content now.
+    """Return the ExecuTorch of the runner in `folder`; None if it has been removed or changed since.
 
-    `here` is taken where it is the same: of the places that have one content the one that is noted may be gone.
+    `here` is returned if its content equals the recorded one, as the recorded folder may have been removed.
     """
     with contextlib.suppress(OSError, msgspec.DecodeError):
         record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=_RunnerRecord, dec_hook=_path)
@@ -130,7 +130,7 @@ def noted_executorch(cache_dir: Path, folder: Path, here: NativeExecutorch) -> N
 
 
 def executorch_version(root: Path) -> str:
-    """Return the version of an executorch package or prefix, empty where it does not say."""
+    """Return the version of an executorch package or prefix; empty if its files name none."""
     beside = sorted(root.parent.glob("executorch-*.dist-info"))
     if len(beside) == 1:
         return beside[0].name.removesuffix(".dist-info").partition("-")[2]

@@ -1,4 +1,4 @@
-"""What native_runner/ is built for, and which backends have a runtime there."""
+"""Targets of native_runner/, and the backends with a runtime on each."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 Kind = Literal["simulator", "linux", "android", "oe-linux"]
 Mode = Literal["traditional", "direct"]
-"""Whether QNN runs on the device's processor and calls the DSP, or runs on the DSP, ExecuTorch's delegate with it."""
+"""Place of QNN and ExecuTorch's delegate: on the device's processor, which calls the DSP, or on the DSP itself."""
 
 
 class BuildTarget(msgspec.Struct, frozen=True):
-    """An operating system and a processor."""
+    """Operating system and processor."""
 
     name: str
     kind: Kind
@@ -28,7 +28,7 @@ class BuildTarget(msgspec.Struct, frozen=True):
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Backends that have a runtime there, those that ask for most last."""
+        """Backends with a runtime on the target: first those without need of root, CPU backends last."""
         return tuple(
             one.name
             for one in sorted(BACKENDS.values(), key=lambda one: (one.on_cpu, one.needs_root))
@@ -37,7 +37,7 @@ class BuildTarget(msgspec.Struct, frozen=True):
 
     @property
     def rehearses(self) -> tuple[str, ...]:
-        """Backends whose staging, options and rights can be tried there before a device is."""
+        """Backends whose staging, options and rights can be tried on the target before a device is available."""
         if self.kind != "simulator":
             return ()
         return tuple(one.name for one in BACKENDS.values() if one.on_host == "rehearsed")
@@ -55,9 +55,9 @@ ANDROID = "android-arm64"
 OE_LINUX = "oe-linux-aarch64"
 
 RUNNER = "farm_runner"
-"""The program that native_runner/ builds for every target."""
+"""Program that native_runner/ builds for every target."""
 BRIDGE = "libQnnHtp.so"
-"""The library that it builds for this machine as well."""
+"""Library that native_runner/ builds for this machine only."""
 
 TARGETS = {
     target.name: target

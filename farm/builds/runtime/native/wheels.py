@@ -17,9 +17,9 @@ from farm.builds.runtime.packages import install_hint
 
 logger = logging.getLogger(__name__)
 
-# Goes into the name of the folder: a change of what is unpacked makes a new one.
+# Part of the folder's name: other unpacked files need another number, and so another folder.
 _LAYOUT = "1"
-# pip gives up by itself when the network does; this is for a network that trickles.
+# pip has its own timeout for a dead network; this limit is for a very slow one.
 _PIP_SECONDS = 1800
 # PEP 600. The oldest one is also called manylinux2014.
 _MANYLINUX = re.compile(r"manylinux_2_(\d+)_x86_64")
@@ -42,12 +42,12 @@ def fetch_wheel(
     *,
     version: str = "",
 ) -> Path:
-    """Return a folder with the unpacked wheel for Linux on `machine`, fetching it on the first call.
+    """Return a folder with the unpacked wheel for Linux on `machine`, fetched on the first call.
 
-    It is of `version`, else of that of the one that is installed, which the optional dependency group `extra` brings,
-    and for the same Python and platform as that. Of its files those are kept whose path starts with one of `keep`, and
-    the package's metadata. Where pip looks is pip's own configuration. Raises
-    MissingToolError when there is no such wheel, or none can be reached.
+    The wheel has `version`, by default the installed distribution's version, and the installed one's Python and
+    platform; the optional dependency group `extra` brings the installed one. Only files whose path starts with an entry
+    of `keep` and the package's metadata are unpacked. pip's own configuration selects the index. Raises
+    MissingToolError if the wheel does not exist or cannot be downloaded.
     """
     installed = _installed(distribution, extra)
 
@@ -73,17 +73,17 @@ def _platforms(installed: importlib.metadata.Distribution, machine: str) -> list
     lines = (installed.read_text("WHEEL") or "").splitlines()
     tags = [tag for line in lines if line.startswith("Tag:") for tag in line.rpartition("-")[2].strip().split(".")]
     glibcs = [int(found[1]) for tag in tags if (found := _MANYLINUX.fullmatch(tag))]
-    # One that was built here, from its sources, says linux_x86_64: then what the published ones are built for.
+    # A wheel built from sources has the tag linux_x86_64, without a glibc; published wheels need 2.28.
     newest = max(glibcs, default=28)
-    # The wheel for another machine may be content with an older glibc; pip takes none that is not listed.
+    # The wheel for another machine may need only an older glibc, and pip accepts listed tags alone.
     names = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
     return [*names, f"manylinux2014_{machine}"]
 
 
 def pip_download(wanted: str, machine: str, options: list[str], folder: Path) -> Path:
-    """Return the one wheel that pip fetched into `folder`, `machine` being whose it is, "" for this one.
+    """Download the wheel `wanted` for `machine` ("" for this one) into `folder` with pip, and return its path.
 
-    Where pip looks is pip's own configuration. Raises MissingToolError.
+    pip's own configuration selects the index. Raises MissingToolError.
     """
     argv = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
     argv += ["--only-binary=:all:", *options, "--progress-bar=off", f"--dest={folder}", wanted]
@@ -114,7 +114,7 @@ def pip_download(wanted: str, machine: str, options: list[str], folder: Path) ->
 
 def _download(installed: importlib.metadata.Distribution, machine: str, folder: Path, version: str) -> Path:
     name, platforms = installed.metadata["Name"], _platforms(installed, machine)
-    # A label such as +cpu names the build that is installed, not one of another machine.
+    # A label such as +cpu belongs to the installed build and does not exist for another machine.
     wanted = f"{name}=={version or installed.version.partition('+')[0]}"
     options = ["--implementation=cp", f"--abi={_PYTHON}", f"--python-version={_PYTHON[2:]}"]
     options += [f"--platform={platform}" for platform in platforms]

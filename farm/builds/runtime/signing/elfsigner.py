@@ -27,7 +27,7 @@ SIGNING_SECONDS = 300.0
 
 # The tool repeats its question after an answer that it does not take; more repetitions are another question.
 _ANSWERS = b"y\n" * 8
-# What a Python program needs; tokens and passwords in other variables are none of the tool's business.
+# Variables that a Python program needs. Others may hold tokens and passwords, which the tool must not get.
 _KEPT = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ")
 # The tool imports `imp`, which Python 3.12 does not have.
 _LAST_PYTHON = (3, 11)
@@ -115,7 +115,7 @@ _BOTH_TO_ONE = "import os, sys; os.dup2(1, 2); os.execv(sys.executable, [sys.exe
 
 
 def _converse(child: Child, show: Callable[[str], None], timeout_s: float) -> int | None:
-    """Answer, show what it says, and return its exit code, None when it took too long."""
+    """Answer the tool's question, show its output, and return its exit code; None after `timeout_s`."""
     with child.limited(timeout_s) as late:
         with contextlib.suppress(BrokenPipeError):
             child.process.stdin.write(_ANSWERS)  # type: ignore[union-attr]

@@ -37,21 +37,21 @@ _SIGNED = next(backend for backend in BACKENDS.values() if backend.signed)
 
 
 class Signing(msgspec.Struct, frozen=True):
-    """One file to sign."""
+    """File to sign."""
 
     unsigned: Path
     signed: Path
     reason: str
-    """Why it has to be signed: `unsigned`, `foreign`, `outdated` ...; "" when its signature is still good."""
+    """Reason for signing: `unsigned`, `foreign`, `outdated` ...; "" for a valid signature."""
     adopted: bool = False
-    """The signature that is no longer good came from elsewhere and was adopted."""
+    """True if the invalid signature came from elsewhere and was adopted."""
 
 
 def plan_signing(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Signing, ...]:
-    """Return what is to be signed for LPAI version `lpai`; with `direct_arch`, a Hexagon's, for direct mode as well.
+    """Return the files to sign for LPAI version `lpai`; with `direct_arch`, a Hexagon's, for direct mode as well.
 
-    Raises UsageError for versions that no SoC has, MissingToolError that names every unsigned file that is not there,
-    ConfigError for one that is made for something else.
+    Raises UsageError for versions that no SoC has, MissingToolError with the names of all missing unsigned files,
+    ConfigError for an unsigned file that is made for another machine.
     """
     places, soc = _places(config), _soc_of(lpai, direct_arch)
     parts = _sources(soc, places, direct=bool(direct_arch))
@@ -129,14 +129,14 @@ def sign(
 ) -> SignRecord:
     """Sign one file and record it; the earlier signed file stays until the new one is known to be good.
 
-    Raises InfraError with what the tool did not do, and leaves nothing of what it wrote.
+    Raises InfraError with the step that failed. All other files of the tool are removed.
     """
     with own_folder(config.cache_dir / "signing", f"{os.getpid()}-{one.unsigned.name}") as folder:
         # The tool's intermediate files hold keys.
         folder.chmod(0o700)
         source = folder / "input" / one.unsigned.name
         source.parent.mkdir()
-        # Of a copy, so that the hash is that of what was signed whatever happens to the file meanwhile.
+        # A copy is signed, so that the recorded hash is right even if the original changes meanwhile.
         shutil.copyfile(one.unsigned, source)
         made = run_elfsigner(tool, source, folder, python=python, show=show, timeout_s=timeout_s)
         try:
@@ -151,7 +151,7 @@ def sign(
 def adopt(unsigned: Path | None, signed: Path) -> SignRecord:
     """Adopt a file that was signed elsewhere, after the same checks, and record it; its original need not be there.
 
-    Raises UsageError without that file, ConfigError for one that is not signed or is made for something else.
+    Raises UsageError if `signed` is missing, ConfigError if it is not signed or is made for another machine.
     """
     if not signed.is_file():
         raise UsageError(f"{signed} is not there: there is nothing to adopt; without --adopt, farm setup sign makes it")
@@ -221,7 +221,8 @@ def _record(
 def _install(made: Path, signed: Path, record: SignRecord) -> None:
     try:
         signed.parent.mkdir(parents=True, exist_ok=True)
-        # Killed in between, the file is one that no record vouches for: refused, and signed again by the same command.
+        # A process that is killed between the two lines leaves a file without a record, which is refused; the same
+        # command signs it again.
         replace_file(signed, made.read_bytes())
         write_record(signed, record)
     except OSError as error:
