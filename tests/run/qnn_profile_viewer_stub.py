@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for the SDK's qnn-profile-viewer: two files, from what it was given."""
+"""Stub of the SDK's qnn-profile-viewer: it writes two files from its arguments."""
 
 import json
 import sys

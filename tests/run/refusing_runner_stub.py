@@ -3,7 +3,7 @@
 
 The first line of the file has one of these:
 * the job from which on every program is refused, counted for the `process` or for the `device`
-* the one refused job, counted `once`
+* the only refused job, counted `once`
 * `program`: this device alone refuses the program `picky`
 The other lines are the output of the DSP at a refusal; a last line `canary ...` is its output at the canary.
 The program `refused` is refused anywhere, the program `late` by a process that has to keep its time.

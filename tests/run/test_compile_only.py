@@ -1,4 +1,4 @@
-"""`farm run --compile-only` and `--rebuild`, as a user calls them: no device, no run, and what differs is told."""
+"""`farm run --compile-only` and `--rebuild` from the command line: no device, no run, and a list of differences."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_run_with_rebuild_runs_what_it_compiled_and_says_what_differs(compiled
         assert code == 0, notes
         assert job["attempts"][-1]["verdict"] == "passed"
         assert told in notes
-    # A compile that fails leaves what was cached, and says so.
+    # A failed compile keeps the cached bundle, and reports that.
     scale.write_text("three")
     code, [job], notes = _asked(home, "--virtual", "1", "--rebuild", "-k", "scaled")
     # The cache still has the program of the last number.

@@ -40,14 +40,14 @@ def good(planted: Planted) -> str:
 
 @pytest.fixture(scope="module")
 def again(planted: Planted, good: str) -> str:
-    """By the same release."""
+    """Run of programs by the same release."""
     del good
     return planted.run()
 
 
 @pytest.fixture(scope="module")
 def twice(planted: Planted, again: str) -> str:
-    """By a release that does twice the work: that is seen on a busy machine as well."""
+    """Run of programs by a release that does twice the work, a difference visible on a busy machine as well."""
     del again
     return planted.run(12)
 
@@ -67,7 +67,7 @@ def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
     told = planted.json("perf", "confirm", "planted/*", code=3)
     assert (told["job"], told["good"]["run"], told["new"]["run"]) == (JOB, again, twice)
     assert told["differences"].pop("torchao") == ["0.18.0", "0.18.12"]
-    # The hook that plants the layers is one that Python imports at its start.
+    # Python imports the hook that plants the layers at its start.
     assert set(told["differences"]) == {"packages_content"}
     [one] = told["metrics"]
     said = one["confirmation"]
@@ -76,7 +76,7 @@ def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
     assert said["pairs"] in (10, 20)
     assert 0.3 < said["low"] < said["change"] < said["high"]
     inferences = [(len(was), len(now)) for was, now in one["pairs"]]
-    # Those that are added have as many as the noise of the first ones asks for.
+    # The number of inferences in added pairs follows from the noise of the first pairs.
     assert len(inferences) == said["pairs"]
     assert inferences[:10] == [(5, 5)] * 10
     assert all(was == now >= 5 for was, now in inferences)
@@ -201,7 +201,7 @@ class TestAxes:
     def test_the_runner_is_swapped_by_itself_and_what_is_gone_is_named(
         self, planted: Planted, good: str, twice: str, tmp_path: Path
     ) -> None:
-        """Both runs of one bundle; the later one says that it had another runner, and another QNN."""
+        """Both runs are of one bundle; the later one records another runner and another QNN."""
         del twice
         state = tmp_path / "state"
         shutil.copytree(planted.home.state, state)
@@ -275,7 +275,7 @@ def test_trouble_of_the_device_costs_a_pair_at_most(planted: Planted, again: str
 def test_eight_per_cent_are_confirmed_with_their_size(planted: Planted, good: str) -> None:
     slower = planted.run(1)
     asked = ("perf", "confirm", JOB, "--good", good, "--bad", slower, "--inferences", "20", "--pairs", "20")
-    # Where other work makes the pairs too noisy for an answer it says so; what is there it never denies.
+    # Pairs made too noisy by other work give no answer; a real change is never refuted.
     for _ in range(2):
         [one] = planted.json(*asked, code=None)["metrics"]
         said = one["confirmation"]
@@ -284,7 +284,7 @@ def test_eight_per_cent_are_confirmed_with_their_size(planted: Planted, good: st
             break
     else:
         pytest.skip("other work on this machine leaves it unknown, twice")
-    # What one layer more of twelve costs, and how sure that is, is the machine's to say: bench/regressions.py has
-    # sizes that are known.
+    # The cost of one layer more than twelve, and its range, depend on the machine: bench/regressions.py has known
+    # sizes.
     assert GATES[Scale.RATIO].confirmed < said["change"] < math.log(1.5)
     assert said["low"] <= said["change"] <= said["high"]

@@ -32,19 +32,19 @@ CYCLES = Series(JOB, "htp_cycles", "cycles", Direction.LOWER)
 
 
 class StubSide(msgspec.Struct, frozen=True):
-    """A side of which the stub knows what it takes."""
+    """Side of a comparison with its time on the stub."""
 
     factor: float
     failure: str = ""
     place: str = ""
     heap: bool = False
     luck: float = 1.0
-    """What it takes longer in the process that it shares with others."""
+    """Factor of its time in a process shared with other programs."""
     key: str = ""
 
 
 class StubBench:
-    """Stands in for a device: bundles take what is said, with some noise, and it counts what it was asked for."""
+    """Stub of a device: bundles take a given time with some noise, and requests are counted."""
 
     def __init__(self, bundles: dict[str, StubSide], noise: float = 0.005, seed: int = 0) -> None:
         self.bundles, self.noise = bundles, noise
@@ -52,7 +52,7 @@ class StubBench:
         self.pairs = 0
         self.measured: list[tuple[StubSide, StubSide]] = []
         self.asked: list[tuple[int, int, bool, bool]] = []
-        """Of each call the number of the first pair, how many, and whether in a new process, or in one for each."""
+        """For each call: number of the first pair, number of pairs, a new process, a new process per pair."""
         self._random = np.random.default_rng(seed)
 
     def side(self, past: StoredResult) -> StubSide:

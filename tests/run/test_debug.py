@@ -71,14 +71,14 @@ def test_a_suite_that_was_run_by_its_path_is_known_by_its_name_as_to_repro_and_p
         for named in (name, "wrong/broken", "./wrong/broken", f"{suite}/broken"):
             assert find_recorded_job(store, named, None, "shown")[1].id == name
     assert job_to_debug(config, name) == job
-    # The SoC is the one that it has results on.
+    # The SoC comes from the results of the case.
     assert job_to_debug(config, "wrong/broken") == job_to_debug(config, f"{suite}/broken") == job
     other = msgspec.structs.replace(job, target=msgspec.structs.replace(job.target, soc="SM8750"))
     with open_store(config.store_url) as store:
         store.plan_jobs(run_id, [other])
     with pytest.raises(UsageError, match="has no target, and there are results on SM8650, SM8750: name the SoC with"):
         job_to_debug(config, "wrong/broken")
-    # What it is today counts, and where it is not any more it is not known.
+    # The definition of today counts, and a deleted suite is unknown.
     (suite / "suite.toml").write_text(SUITE.replace("4, 4]", "8, 8]"))
     assert job_to_debug(config, name).case.inputs[0].shape == (1, 3, 8, 8)
     (suite / "suite.toml").unlink()
@@ -102,7 +102,7 @@ def test_one_method_of_a_program_is_debugged_with_what_it_takes(tmp_path: Path) 
     assert (other.method, other.methods, other.inputs[0].shape) == ("forward", {}, (1, 16, 64))
     with pytest.raises(UnknownNameError, match="unknown method 'up': known are down, forward of features"):
         job_to_debug(config, name, method="up")
-    # What changes no layer of one method is left out, as nothing is shared with the others.
+    # Features that change no layer of the method are left out, as a single method shares nothing with others.
     assert not job_to_debug(config, "features/weight_sharing[SM8650-htp-8a8w]").case.features.named
 
 
@@ -163,7 +163,7 @@ def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite
 def test_an_attached_device_is_a_third_way_to_compute_every_layer(
     suite: Path, home: FarmHome, farm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a virtual device that is attached as a phone is: what it computes is what the simulator does."""
+    """The attached device is a virtual one, which computes the same values as the simulator."""
     with attach(home, tmp_path / "bench", ["SM8650"]) as attached:
         monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(attached.port))
         outcome = debug_broken(suite)
@@ -197,7 +197,7 @@ print(json.dumps(found))
 
 
 def opened_by_upstream(outcome: DebugOutcome, cache: Path, folder: Path) -> dict[str, list[str]]:
-    """The layers that ExecuTorch's Inspector compares in what is kept, by part."""
+    """Return the layers that ExecuTorch's Inspector compares in the artifacts, by part."""
     store = ArtifactStore(load_config().state_dir / "artifacts")
     paths = {kind: str(store.path(sha256)) for kind, sha256 in outcome.files.items()}
     parts = {part: (paths[f"{part}-etdump"], paths[f"{part}-outputs"]) for part in outcome.devices}
@@ -217,7 +217,7 @@ def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
     for line in process.stderr:
         if "virtual device" in line:
             break
-    # Its compiler is loading torch.
+    # The compiler process is loading torch at this time.
     assert any("farm.builds.compile.debug.debugger" in command for command in processes_of(home).values())
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
@@ -230,7 +230,7 @@ def test_ctrl_c_ends_it_all_and_says_so(home: FarmHome, suite: Path) -> None:
 
 
 class CompilerStub:
-    """Stands in for the compiler process: what it does not compile takes as long as what it does."""
+    """Stub of the compiler process: it returns a given reply, and records the time limits."""
 
     reply = DebugReply(ok=False)
 

@@ -1,4 +1,4 @@
-"""`farm run` and `farm jobs rerun` in direct mode, on a virtual device with the stub of its runner; what it refuses."""
+"""`farm run` and `farm jobs rerun` in direct mode, on a virtual device with a stub of its runner; refusals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome
 
 @pytest.fixture(scope="module")
 def runs(home: FarmHome) -> dict[str, Any]:
-    """One job in both modes."""
+    """Results of a job in both modes."""
     found = {}
     for name, options in (("ordinary", ()), ("direct", DIRECT)):
         found[name] = home.json("run", "--virtual", "1", *SUITE, *options, "--iterations", "2", timeout_s=300)
@@ -68,7 +68,7 @@ def test_the_outputs_are_those_of_a_session_and_the_program_is_another(home: Far
     ordinary, direct = shown(home, JOB.format("")), shown(home, JOB.format("-direct_mode=true"))
     attempts = [one["attempts"][-1] for one in (ordinary, direct)]
     assert [one["verdict"] for one in attempts] == ["passed", "passed"]
-    # The simulator computes both; no memory is planned for what goes in and out in direct mode.
+    # The simulator computes both; programs for direct mode have no planned memory for inputs and outputs.
     assert attempts[0]["comparisons"] == attempts[1]["comparisons"]
     assert attempts[0]["bundle_key"] != attempts[1]["bundle_key"]
     assert len(direct["attempts"]) == 1, "nothing is tried again"
@@ -245,7 +245,7 @@ def test_a_test_that_names_more_executions_than_the_runner_can_be_asked_for_is_r
 
 
 class RunStub:
-    """Notes what a bench asks of a device, which does not answer."""
+    """Recorder of a bench's requests to a device that does not answer."""
 
     def __init__(self) -> None:
         self.asked: list[RunnerOptions] = []
@@ -285,7 +285,7 @@ def test_pairs_have_no_more_inferences_than_the_runner_can_be_asked_for(
             bench._run(side, nothing, runtime, inferences, full=False, fresh=False)
     assert [(one.warm_up, one.iterations) for one in run.asked] == [(1, 4)] * 3
     assert said == [f"{job.id}: 4 inferences a turn, not 100: direct_runner writes the outputs of each"]
-    # What was named is the least, of the ends of farm perf confirm and farm perf bisect as of each turn.
+    # The named number is the least for the ends of `farm perf confirm` and `farm perf bisect`, and for each turn.
     require_bundles(bench.config, nothing, bench_of(4), [nothing])
     refusal = "ask for at most 5, with --inferences and 1 to warm up"
     with pytest.raises(UsageError, match=refusal):

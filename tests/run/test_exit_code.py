@@ -43,7 +43,7 @@ def view(*jobs: tuple[Attempt, ...] | Stale) -> RunView:
         ([(INFRA,), (FAILED,), (KNOWN,)], 1),
         ([(INFRA, PASSED), (PASSED,)], 0),
         ([(FAILED, INFRA)], 1),
-        # What a budget leaves out is no failure; but a run that looked at nothing is no success.
+        # Jobs skipped for the budget are no failures; but a run that executed no job is no success.
         ([(PASSED,), STALE], 0),
         ([(FAILED,), STALE], 1),
         ([(), STALE], 4),

@@ -1,4 +1,4 @@
-"""The suite of the backend's features on the simulator: what it executes passes, the rest is compiled and skipped."""
+"""Suite of the backend's features on the simulator: executable cases pass, all others are compiled and skipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm_home import FarmHome
 pytestmark = pytest.mark.whole
 
 MAIN = ("run", "--soc", "SM8650", "--suite", "features", "--virtual", "1", "--json")
-# Of each kind the quickest.
+# Quickest case of each kind.
 CHEAP = (
     "methods_part or weight_sharing or online_prepare or shared_buffer or state_cell or tensor_dump or saver "
     "or skip_node"

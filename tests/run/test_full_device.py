@@ -1,4 +1,4 @@
-"""A device whose storage somebody else has filled: it waits, and is neither rebooted nor put into quarantine."""
+"""Device whose storage another user has filled: it waits, and is neither rebooted nor put into quarantine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def boot_id(small: Attached) -> bytes:
 
 
 def fill(small: Attached) -> Path:
-    """Leave room for a few MiB, as somebody does who keeps models beside farm's folder."""
+    """Fill the storage up to a few MiB, like a user's models beside farm's folder."""
     film = small.root(0) / "data/local/tmp/somebodys.film"
     free = os.statvfs(small.folder)
     with film.open("wb") as file:

@@ -31,7 +31,7 @@ def pair(tmp_path: Path) -> Iterator[Attached]:
 
 
 def test_power_revives_a_device_and_a_quarantine_is_announced_once(pair: Attached, tmp_path: Path) -> None:
-    # Every runner dies, whatever is done but for the power: the canary's as well.
+    # Every runner dies, also at a health check, until the power is switched off and on.
     for number in (0, 1):
         inject(pair.root(number), Fault(FaultKind.KILL_RUNNER, times=0))
     hub = tmp_path / "hub.py"

@@ -88,7 +88,7 @@ def test_outputs_that_were_kept_are_required_and_others_are_held_to_what_they_ha
     note = f"compiled with executorch {made['executorch']}, qnn {made['qnn']}, torch {made['torch']}"
     assert now.stdout.count(note) >= 2
 
-    # One element of what it gave then, a quantization step further.
+    # A single element of the kept output is moved by a quantization step.
     file = home.cwd / "kept_smoke" / "add" / "expected_0_0.npy"
     array = np.load(file)
     array.ravel()[7] += np.ptp(array) / 255

@@ -34,7 +34,7 @@ REAL = (*OFTEN, "builder")
 
 
 def how_often(victim: str, moment: int) -> list[pytest.MarkDecorator]:
-    """One moment of two processes in the default run, three of all with -m whole."""
+    """Return the marks of a moment: the default run has one for two processes, -m whole three for all."""
     if moment not in (0, 3, 6):
         return [pytest.mark.soak]
     return [pytest.mark.whole] if moment or victim not in OFTEN else []
@@ -79,7 +79,7 @@ class Work:
     """Results of its jobs without any kill."""
 
     def with_new_case(self) -> tuple[str, ...]:
-        """Make the case `new` one that has never been compiled, also by a session before, and return the command."""
+        """Make `new` a case that no session has ever compiled, and return the command."""
         part = random.SystemRandom().random()
         if isinstance(self.home, StubHome):
             write_stub_suite(self.home, "mine", {**LATENCIES_MS, "new": 460}, {"new": COMPILES_S + part / 100})
@@ -108,7 +108,7 @@ def has_begun(home: FarmHome) -> bool:
 
 
 def results(view: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What must not depend on who was killed: verdicts and exact numbers of every job."""
+    """Return the results that must not depend on the kill: verdicts and exact numbers of every job."""
     found = {}
     for job in view["jobs"]:
         last = job["attempts"][-1]
@@ -164,12 +164,12 @@ def find(home: FarmHome, victim: str, seconds: float) -> int | None:
 
 
 def stays(home: FarmHome, victim: str, seconds: float) -> bool:
-    """Wait, and tell whether a process of that kind was there all the time."""
+    """Wait, and return whether a process of that kind was there all the time."""
     return all_the_time(lambda: find(home, victim, 0.1) is not None, seconds)
 
 
 def kill(home: FarmHome, victim: str) -> bool:
-    """Kill a process of that kind, and tell whether there was one."""
+    """Kill a process of that kind, and return whether one was found."""
     pid = find(home, victim, 0.1)
     if pid is None:
         return False
@@ -224,7 +224,7 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
     home = work.home
     seed = f"{victim} {moment}"
     chance = random.Random(seed)
-    # It is there from the beginning; the others come once it has loaded its parts.
+    # The controller is there from the beginning; the other processes start once it has loaded its parts.
     delay = chance.uniform(0.0, (3.0 if is_real else 1.2) + 2.0 * (victim == "controller"))
     for _ in range(4):
         # Each try compiles: a builder is there only then.
@@ -237,7 +237,7 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
             said = process.communicate(timeout=240)[0]
         if killed:
             break
-        # It had ended by then: the next run has its moment earlier.
+        # The run had ended before the kill: the next run is killed earlier.
         assert wait_for_no_process(home) == {}
         delay /= 4
     else:
@@ -246,7 +246,7 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
     assert "Traceback" not in said.replace(STILLBORN, ""), said
     assert wait_for_no_process(home) == {}
     assert attempts(home)[: len(finished)] == finished
-    # Killed before it had begun there is nothing to resume, and what it leaves is in nobody's way.
+    # A run killed before its beginning cannot be resumed, and its remains do not disturb the next run.
     again = ("run", "--resume", "latest") if has_begun(home) else command
     resumed = home.farm(*again, "--json", timeout_s=240)
     assert resumed.returncode == 0, said + resumed.stderr

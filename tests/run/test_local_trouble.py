@@ -1,4 +1,4 @@
-"""What is this machine's fault, or one device's, marks no other device and no code; attached devices are shared."""
+"""Failures of this machine or of a single device mark no other device and no code; attached devices are shared."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_wrong_numbers_on_the_only_device_are_the_codes_unless_its_canary_fails_
 @pytest.mark.whole
 def test_a_replacement_that_dies_while_it_starts_ends_nothing(home: StubHome) -> None:
     with home.running(*RUN, "--virtual", "2") as process:
-        # Workers start in some milliseconds, and there has to be something left to do for whoever takes their place.
+        # Workers start within milliseconds, and their replacements need remaining work.
         until(lambda: len(workers(home)) == 2, "two workers")
         [server] = [pid for pid, command in processes_of(home).items() if command == SERVER_NAME]
         # The next worker is killed before it connects to the controller: it is born with the lowest priority that

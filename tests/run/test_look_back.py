@@ -1,4 +1,4 @@
-"""Weeks of nights through the store, what is asked of a device after each, and what is told of it in the end."""
+"""Weeks of nightly runs through the store, with the measurements after each, and the final alerts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def known(store: Store, world: World, number: int) -> list[AlertRecord]:
-    """Return what is known for sure of a job's numbers."""
+    """Return the confirmed and exact alerts of a job."""
     told = (AlertState.CONFIRMED, AlertState.EXACT)
     return [one for one in store.alerts.of_jobs([world.jobs[number].id]) if one.state in told]
 
@@ -57,7 +57,7 @@ def test_forty_nights_give_one_alert_for_each_step_and_none_for_a_quiet_series(s
     assert (back.finding, back.first_bad) == ("improvement", world.nights[28])
     for quiet in range(2, 6):
         assert known(store, world, quiet) == []
-    # The one that was undone is closed.
+    # The alert whose change was undone is closed.
     assert [one.id for one in store.alerts.open()] == [step.id]
 
 
@@ -73,7 +73,7 @@ def test_intervals_of_95_per_cent_hold_the_truth_about_so_often(tmp_path: Path) 
             world.confirm(world.night({0: 1.08}, keys={**same, 0: "slower"}))
             held += [step.low < math.log(1.08) < step.high for step in known(opened, world, 0)[:1]]
     assert len(held) >= 22
-    # Fewer than that of so many are one chance in a hundred, or less.
+    # A smaller number has a probability of at most one in a hundred.
     assert sum(held) >= len(held) - 4
 
 
@@ -112,7 +112,7 @@ def test_a_step_is_told_once_however_late_its_first_run_is_looked_at(store: Stor
     for _ in range(12):
         record_look_back(store, world.night())
     first, second = world.night({0: 1.12}), world.night({0: 1.12})
-    # Nobody looked at the first one, and its bundle is away for some time: it is in the range.
+    # The first slow night was never judged, and its bundle is away for some time: it is part of the range.
     world.gone.add(f"0-{first}")
     world.confirm(second)
     world.gone.clear()
@@ -120,7 +120,7 @@ def test_a_step_is_told_once_however_late_its_first_run_is_looked_at(store: Stor
     assert (step.last_good, step.first_bad) == (world.nights[11], second)
     assert world.confirm(first).alerts == ()
     asked = world.pairs
-    # Nor is what was measured measured again.
+    # The measured night is not measured again.
     world.confirm(second)
     assert store.alerts.open() == [step]
     assert world.pairs == asked
@@ -208,7 +208,7 @@ def test_a_program_that_was_there_before_is_refuted_unless_the_one_before_it_is_
     assert "the program is that of" in said[world.jobs[0].id][1]
     assert said[world.jobs[1].id] == ("unknown", "no bundle of the runs before is there any more")
     assert world.pairs == 0
-    # Somebody knows that it is right all the same: it is a level from now on.
+    # A user accepts the change without a measurement: it is a level from now on.
     [unknown] = [one for one in found.alerts if one.state == "unknown"]
     assert unknown.change > 0.2
 
@@ -235,7 +235,7 @@ def test_a_step_that_is_declared_is_as_great_as_it_is_off_the_level(store: Store
     [step] = store.alerts.open()
     job = world.jobs[0].id
     for _ in range(2):
-        # It is known: a remark, and no step of its own.
+        # The step is recorded already: it gets a remark, and no second step is declared.
         [one] = baseline.accept(store, job, None, ["latency"], step.run_id, user="ada", note="right")
         assert (one.alert, one.declared) == (step.id, False)
     small = world.night({0: 1.5}, noise=0.0)
@@ -251,7 +251,7 @@ def test_a_step_that_is_declared_is_as_great_as_it_is_off_the_level(store: Store
 def test_cycles_of_a_program_that_delegates_more_are_not_compared_with_those_before(
     left: int, candidates: list[str]
 ) -> None:
-    """As for a fusion of what the CPU had: it takes cycles that nothing took before."""
+    """A fusion moves operators from the CPU to the backend: they take cycles that no earlier program took."""
     runs = tuple(Point(f"run {n}", n, math.nan, {}, "virtual", "v") for n in range(13))
     cycles = SeriesPast(1, Series("1", "htp_cycles", "cycles", Direction.LOWER), (*(1e6 + n for n in range(12)), 1.3e6))
     fallback = SeriesPast(2, Series("2", "fallback_ops", "count", Direction.LOWER, exact=True), (*[1.0] * 12, left))
@@ -272,7 +272,7 @@ SLOWER_TEXT = {
     "step_time[0-127]": ("ns", 4e7, 5e7),
     "temperature": ("C", 30.0, 45.0),
 }
-"""Of a program that generates text and got slower: unit, before, after."""
+"""Metrics of a program that generates text and got slower: unit, before, after."""
 
 
 @pytest.mark.parametrize("kind", ["hardware", "virtual"])
@@ -294,7 +294,7 @@ def test_text_that_comes_slower_is_a_regression_of_devices_and_no_news_of_a_simu
 
 
 def heap_findings(kept: list[float]) -> dict[str, tuple[str, bool, str]]:
-    """Return what is found of the newest of so many runs: what the program kept by run, while others came and went."""
+    """Return the findings for the newest run; `kept` is the heap kept by the program in each run, among other users."""
     runs = tuple(Point(f"run {n:02}", n, math.nan, {"heap": "measured"}, "hardware", "v") for n in range(len(kept)))
     before = [928_212.0 + 65_536.0 * (n % 3) for n in range(len(kept))]
     before[-1] *= 3
@@ -315,7 +315,7 @@ def heap_findings(kept: list[float]) -> dict[str, tuple[str, bool, str]]:
 
 def test_of_the_heap_only_what_the_program_kept_is_judged_and_its_noise_is_none_of_its_news() -> None:
     quiet = [0.0, 0.0, -4096.0, 0.0, 4096.0, 0.0, 0.0, -4096.0, 0.0]
-    # Whatever else was on the DSP is in "before" and in "after": neither says anything of the program.
+    # "before" and "after" contain the heap of all other programs on the DSP: neither is a property of the program.
     assert {metric: finding for metric, (finding, _, _) in heap_findings([*quiet, 4096.0]).items()} == {
         "dsp_heap_difference": "unchanged"
     }
@@ -352,7 +352,7 @@ def test_remarks_are_of_the_alert_that_they_were_made_of(store: Store) -> None:
     exact, candidate = sorted(store.alerts.of_run(slow), key=lambda one: one.exact, reverse=True)
     for one in (exact, candidate):
         store.alerts.remark(f"alert:{one.id}", Remark("accepted", "ada", "", "right"))
-    # What was accepted is a level, though a later look does not see it any more.
+    # An accepted change stays a level, also if a later judgement does not find it.
     store.alerts.record(slow, [])
     assert [one.id for one in store.alerts.of_run(slow)] == [candidate.id]
     new = NewAlert(
@@ -391,7 +391,7 @@ def test_a_program_that_is_slower_in_a_lucky_night_is_found_the_same_night(store
     for _ in range(12):
         record_look_back(store, world.night(keys={0: "old"}, noise=0.05))
     assert world.confirm(world.nights[-1]).changed == 0
-    # It measures as before, by luck.
+    # The slower program measures as before, by luck.
     lucky = world.night({0: 1.08}, all_by=1 / 1.08, noise=0.0)
     assert not record_look_back(store, lucky).night.candidates
     found = world.confirm(lucky)
@@ -410,7 +410,7 @@ def test_a_program_is_compared_with_the_one_before_it_from_its_second_night_on(s
     second = world.night({0: 1.08})
     found = world.confirm(second)
     assert [(one.job_id, one.finding) for one in found.regressions] == [(world.jobs[0].id, "regression")]
-    # What pairs say of the other one is no news, and is not asked again, in this run or in another of the program.
+    # Pairs leave the other program unchanged: it gives no alert, and is not measured again in any run of it.
     assert found.changed == 2
     assert found.alerts == found.regressions
     asked = world.pairs
@@ -470,7 +470,7 @@ def test_programs_that_changed_take_nothing_from_what_stands_out(store: Store) -
     for _ in range(9):
         record_look_back(store, world.night(noise=0.005))
     slow = world.night({0: 1.08}, noise=0.005)
-    # So few pairs that one of them alone could not be told from chance among 40.
+    # The pairs are so few that a single program among 40 could not be distinguished from chance.
     pairs: list[int] = []
     world.before_pairs = lambda _: pairs.append(world.pairs)
     found = world.confirm(slow)
@@ -557,5 +557,5 @@ def test_changed_programs_are_measured_in_the_order_of_their_suspicion(store: St
     }
     slower, faster, young = (job.id for job in world.jobs)
     assert findings == {slower: Finding.UNCHANGED, faster: Finding.UNCHANGED, young: Finding.INSUFFICIENT_DATA}
-    # A program with too little history comes after those that look slower and before those that look faster.
+    # A program with too little history comes after slower-looking programs and before faster-looking ones.
     assert [one.past.job_id for one in changed_programs(looked, {})] == [slower, young, faster]

@@ -1,4 +1,4 @@
-"""The store is deleted, replaced or overwritten while a run goes on: it ends at once, and says what happened."""
+"""Store deleted, replaced or overwritten during a run: the run ends at once, with a message."""
 
 from __future__ import annotations
 

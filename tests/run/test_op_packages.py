@@ -1,6 +1,6 @@
 """A case with an operator of its own, whose package is a stub, all the way: on a virtual device, with the real QNN.
 
-The stub has no kernel. Where outputs are to be right, its entry maps the operator to one that QNN has itself.
+The stub has no kernel. For right outputs, its entry maps the operator to an operator of QNN itself.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_an_operator_is_computed_after_its_package_came_with_the_job(
     shown = home.farm("show", JOB.format("mapped"))
     # Opened by QNN on the device, under the name that the program has.
     assert f"op_package_stub first: registered from op_packages/x86_64/{content}.so" in shown.stdout
-    # The same package in other words is another bundle, and what the device loads.
+    # Another build of the same package makes another bundle, and the device loads the new package.
     again = build("second")
     assert again != content
     assert run(home, "-k", "mapped")["mapped"]["verdict"] == "passed"
@@ -139,7 +139,7 @@ def test_an_operator_that_qnn_does_not_take_fails_the_job_and_is_not_left_to_the
     refused, kernelless = jobs["unregistered"], jobs["kernelless"]
     assert (refused["verdict"], refused["stage"]) == (kernelless["verdict"], kernelless["stage"]) == ("failed", "build")
     assert "case.unregistered.features.op_packages: stub_ops.positive.default of package.so" in refused["reason"]
-    # It was registered and validated, and has nothing to compute with: that much of a package is a stub.
+    # The package was registered and validated, but has no kernel to compute with: it is a stub.
     shown = home.farm("show", JOB.format("kernelless")).stdout
     assert "op_package_stub first: validated from op_packages/x86_64/" in shown
     assert "could not create op: StubOpPackage::StubOp" in shown

@@ -1,4 +1,4 @@
-"""The operator suites on the simulator: a case of every operator, what covers what, and what the limits catch."""
+"""Operator suites on the simulator: a case of every operator, coverage, and errors caught by the limits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def ran(
 
 
 def _red(view: dict[str, Any]) -> list[tuple[str, list[Any]]]:
-    """Return the jobs that are not as they should be, with what each of their attempts says."""
+    """Return the jobs with an unexpected result, with the facts of each of their attempts."""
     wanted = ("device", "verdict", "stage", "cause", "reason", "notes", "log")
     return [
         (job["id"], [[attempt[name][-600:] for name in wanted] for attempt in job["attempts"]])
@@ -87,7 +87,7 @@ def test_every_builder_has_a_job_that_used_it(ran: tuple[FarmHome, dict[str, Any
     home, view = ran
     table = home.json("jobs", "coverage", "--soc", "SM8650")
     assert len(table["builders"]) > 100
-    # A number of 8 bits is never none: the case of is_nan is one of floating point.
+    # A number of 8 bits is never NaN: the case of is_nan is in floating point.
     floating = [] if _in_all_precisions(view["jobs"]) else ["is_nan"]
     assert [row["name"] for row in table["builders"] if not row["cells"] and not row["without"]] == floating
 

@@ -68,7 +68,7 @@ def runtime(folder: Path, dies: str) -> Runtime:
 
 
 def planned(cache: BundleCache, number: int, model: bytes) -> PlannedJob:
-    """A job whose program is in the cache: it gives what it takes."""
+    """Return a job with its program in the cache; the program returns its input."""
     values = np.random.default_rng(number).standard_normal(8).astype("float32").tobytes()
     key = hashlib.sha256(f"{number} {model!r}".encode()).hexdigest()
     tolerances = {"8a8w": Tolerance(fp32=Limits(sqnr_db=20.0))}
@@ -185,7 +185,7 @@ def test_a_device_whose_dsp_dies_for_good_costs_no_verdict_while_another_is_free
     assert Verdict.FAILED not in {attempt.verdict for attempt in one.attempts}
     dead, free = (device.serial for device in one.plan.devices)
     assert {attempt.device for attempt in one.attempts if attempt.verdict is Verdict.PASSED} == {dead, free}
-    # Its canary fails as well: it gets no other job before it is brought back.
+    # The health check of the dead device fails as well: it gets no other job before its recovery.
     assert {device for device, _ in one.events} == {dead}
     tried = [attempt for attempt in one.attempts if attempt.device == dead and attempt.verdict is Verdict.INFRA]
     assert len({attempt.job_id for attempt in tried}) == 1
@@ -307,7 +307,7 @@ def test_a_device_whose_libraries_do_not_fit_is_left_out_and_neither_rebooted_no
 
 
 class OneOff:
-    """The tries of `farm exec` over stubs; the store's part, and that of who finds devices, is this class."""
+    """Tries of `farm exec` over stubs, with this class in place of the store and the search for devices."""
 
     def __init__(
         self, folder: Path, devices: Sequence[Device], dies: Sequence[str], model: bytes, **request: Any

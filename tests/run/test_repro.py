@@ -46,7 +46,7 @@ RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d")
 
 @pytest.fixture(scope="module")
 def home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
-    """One home for all tests here."""
+    """Home for all tests of this module."""
     return FarmHome.make(farm_cache, tmp_path_factory.mktemp("repro"))
 
 
@@ -59,7 +59,7 @@ def bench(home: FarmHome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def done(home: FarmHome, bench: Attached) -> FarmHome:
-    """The home with one run of one job on the second of these devices, and its result run again on one of its own."""
+    """Home with a run of a job on the second attached device, and its result run again on a virtual device."""
     ran = bench.farm(*RUN, "--device", bench.devices[1].serial, timeout_s=300)
     assert ran.returncode == 0, ran.stderr
     ran = home.farm("jobs", "rerun", "smoke/*", "--json", code=0)
@@ -69,7 +69,7 @@ def done(home: FarmHome, bench: Attached) -> FarmHome:
 
 @pytest.fixture(scope="module")
 def folder(done: FarmHome) -> Path:
-    """What `farm jobs rerun --script` wrote."""
+    """Folder written by `farm jobs rerun --script`."""
     folder = done.cwd / "it's $HOME"
     ran = done.farm("jobs", "rerun", JOB, "--script", str(folder), "--iterations", "1")
     assert ran.returncode == 0, ran.stderr
@@ -79,7 +79,7 @@ def folder(done: FarmHome) -> Path:
 
 @pytest.fixture(scope="module")
 def copied(done: FarmHome) -> Path:
-    """What `farm jobs bundle` wrote."""
+    """Folder written by `farm jobs bundle`."""
     ran = done.farm("jobs", "bundle", JOB, "--to", "it's a bundle")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith(f"The bundle of {JOB}: run ")
@@ -88,7 +88,7 @@ def copied(done: FarmHome) -> Path:
 
 @pytest.fixture
 def store(done: FarmHome, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """The store of that home, which is the one of this process as well."""
+    """Store of that home, used by this process as well."""
     monkeypatch.setenv("FARM_STATE_DIR", str(done.state))
     with open_store(f"sqlite:///{done.state / 'farm.db'}", readonly=True) as store:
         yield store
@@ -225,7 +225,7 @@ class TestWithoutItsBundle:
 class TestBundleFolder:
     @staticmethod
     def blocks(folder: Path) -> list[str]:
-        """Return what the README has to be copied into a shell."""
+        """Return the README's blocks of shell commands."""
         return [text.partition("```")[0] for text in (folder / "README.md").read_text().split("```sh\n")[1:]]
 
     def test_it_has_everything_and_overwrites_nothing(self, done: FarmHome, copied: Path) -> None:
@@ -337,7 +337,7 @@ class TestScript:
         device = tmp_path / "copy" / "device"
         script = device / "run.sh"
         if direct:
-            # Of which the runner is a process of its own.
+            # The stub of the direct mode runner is a process of its own.
             stub = shutil.copy(Path(farm.__file__).parent / "runtime/qnn_executor_direct_runner_stub.sh", device)
             (device / "input_list.txt").write_text((device / "input_list.txt").read_text() * 100_000)
             words = f"./{Path(stub).name} --input_list_path=input_list.txt --output_folder_path=outputs &"
@@ -359,7 +359,7 @@ class TestScript:
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert self.left(bench) == []
-        # It waits for them, so that the device is free.
+        # The script waits for its runners, so that the device is free.
         assert not runners & running()
 
     def test_it_runs_the_method_and_the_shapes_of_its_bundle(

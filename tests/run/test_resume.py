@@ -1,4 +1,4 @@
-"""Which jobs of a run `--resume` runs: those that nothing has decided."""
+"""Choice of jobs by `--resume`: the undecided jobs of a run."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAIN = ("run", "--soc", "SM8650", "--virtual", "2")
-# Of the main job, enough of every kind, the cases of the suite smoke with them; all of it is in test_operators.py.
+# Sample of the main job with every kind of case, including the cases of the suite smoke; test_operators.py has all.
 SOME = (
     "(8a8w or 16a8w) and (/linear[ or /conv2d[ or /matmul[ or /add[ or /gelu[ or /softmax[ or /layer_norm[ "
     "or /max_pool2d[ or /argmax[ or topk or /where[)"
@@ -79,13 +79,13 @@ def tables(home: FarmHome) -> sqlite3.Connection:
 
 @pytest.fixture(scope="module")
 def shared(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
-    """One home for the tests that look at the same run."""
+    """Home for the tests that look at the same run."""
     return FarmHome.make(farm_cache, tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture(scope="module")
 def main_job(shared: FarmHome) -> dict[str, Any]:
-    """The README's first command, on a part of its cases, from whatever the cache has."""
+    """Result of the README's first command, on a part of its cases, with the bundles that the cache has."""
     done = shared.farm(*MAIN, "--suite", "quantized_ops", "-k", SOME, "--json", timeout_s=1500)
     assert done.returncode == 0, done.stderr[-4000:]
     view: dict[str, Any] = json.loads(done.stdout)
@@ -154,7 +154,7 @@ def test_smoke_shares_the_bundles(home: FarmHome, main_job: dict[str, Any]) -> N
     history = home.farm("history", "smoke/conv2d", "--soc", "SM8650")
     assert "virtual device" in history.stdout
     assert "passed" in history.stdout
-    # Which operators QNN built is known of bundles from the cache as well.
+    # Bundles from the cache have the list of operators built by QNN as well.
     table = json.loads(home.farm("jobs", "coverage", "--soc", "SM8650", "--suite", "smoke", "--json").stdout)
     [conv] = [row for row in table["builders"] if row["name"] == "conv"]
     assert conv["cells"]["8a8w"]["state"] == "passed"
@@ -164,7 +164,7 @@ def test_smoke_shares_the_bundles(home: FarmHome, main_job: dict[str, Any]) -> N
 
 @pytest.fixture(scope="module")
 def mixed(shared: FarmHome) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """One run of everything that can end differently."""
+    """Run with every possible end of a job."""
     folder = shared.cwd / "mine"
     folder.mkdir()
     (folder / "suite.toml").write_text(SUITE)
@@ -179,7 +179,7 @@ def test_every_failure_says_its_stage_and_reason_and_the_run_goes_on(
 ) -> None:
     done, view = mixed
     assert done.returncode == view["exit_code"] == 1
-    # Of wrong numbers the second device has the last word.
+    # For wrong numbers the second device decides.
     ended = {job["case"]: job["attempts"][-1] for job in view["jobs"]}
     assert ended["good"]["verdict"] == "passed"
     broken = ended["does_not_compile"]
@@ -289,7 +289,7 @@ def stub_home(tmp_path: Path) -> StubHome:
 
 @pytest.fixture
 def slow_run(stub_home: StubHome) -> Iterator[subprocess.Popen[str]]:
-    """A run with a job that passed and one that compiles for ten minutes."""
+    """Run with a passed job and a job that compiles for ten minutes."""
     with stub_home.running(*MAIN, "--suite", "./mine") as process:
 
         def has_attempt() -> bool:

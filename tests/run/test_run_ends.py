@@ -1,4 +1,4 @@
-"""Whatever dies, whenever: every run ends, and every job of a device that works has its verdict, once."""
+"""Deaths of any process at any time: every run ends, and every job of a working device has one verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPTS = {
     "one is given up": {"hopeless": (0,)},
     "one computes wrong numbers": {"wrong": (1,)},
 }
-# What the others contain is in the whole run.
+# Cases that others contain run only with -m whole.
 NAMES = [
     pytest.param(
         name, marks=[pytest.mark.whole] if name in ("one is brought back", "one computes wrong numbers") else []

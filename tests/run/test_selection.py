@@ -1,4 +1,4 @@
-"""Which jobs a run is for: the rules, and a run that has no time for all of its jobs."""
+"""Selection of a run's jobs: the rules, and a run without time for all of its jobs."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_more_time_leaves_nothing_out_that_less_time_had(
 ) -> None:
     every = [planned(f"c{n}") for n in range(len(seconds))]
     known = {one.job.id: past(n, run_seconds=took) for n, (one, took) in enumerate(zip(every, seconds, strict=True))}
-    # Where each job fits by itself: one that does not makes room for others.
+    # Each job fits into the budget by itself: a job that does not fit would make room for others.
     budgets = [Budget(max(seconds, default=0.0) + 1 + 10 * extra) for extra in sorted((less, less + more))]
     small, large = (
         {one.job.id for one in budget.cut(every, known, devices={"SM8650": devices}, builders=1)[0]}
@@ -263,7 +263,7 @@ def test_selecting_by_what_was_run_before(stub_home: StubHome) -> None:
     assert listed("--changed-since", run_id) == ["good"]
     manifest.write_text(SUITE)
 
-    # What there is no time for is no failure and no success, and takes nothing back.
+    # A job skipped for lack of time is no failure and no success, and leaves earlier results in place.
     left_out = home.farm(*mine, "--ff", "--budget", "0.001s", "--json", timeout_s=300)
     view = json.loads(left_out.stdout)
     assert left_out.returncode == view["exit_code"] == 5
@@ -274,7 +274,7 @@ def test_selecting_by_what_was_run_before(stub_home: StubHome) -> None:
         assert (job["stale"]["last_run_id"], job["stale"]["last_outcome"]) == (run_id, outcome)
     assert listed("--lf") == ["wrong"]
 
-    # Nothing is lost: the report says so later, and resuming the run does it, what failed first.
+    # The report lists skipped jobs later, and a resumed run executes them, failed ones first.
     assert "2 STALE" in home.farm("report", view["id"], "--junitxml", "j.xml").stdout
     assert (home.cwd / "j.xml").read_text().count('type="stale"') == 2
     resumed = home.farm("run", "--resume", view["id"], "--budget", "1h", timeout_s=300, code=1)

@@ -26,7 +26,7 @@ class Sum(torch.nn.Module):
         return x + y
 """
 
-# One module with weights that its seed does not give, in every form that a case takes.
+# Module whose weights do not come from its seed, in every form that a case accepts.
 FILES = """
 import numpy, torch
 from nets import Net
@@ -83,7 +83,7 @@ inputs = [{ shape = [1, 2, 3] }]
 
 @pytest.fixture(scope="module")
 def ran(farm_cache: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[FarmHome, dict[str, Any]]:
-    """One run of all of them, on the CPU, as that compiles fastest."""
+    """Run of all forms on the CPU, which compiles fastest."""
     import numpy as np
 
     folder = tmp_path_factory.mktemp("sources")

@@ -44,7 +44,7 @@ def test_the_example_is_planned_and_without_its_limits_it_is_not(home: FarmHome,
         "or leave 16a8w out\n"
     )
     assert not home.state.exists()
-    # What is left out needs none, and what it says to write is what is missing.
+    # An omitted precision needs no limits, and the suggested lines complete the suite.
     assert home.farm(*_RUN, "--collect-only", "--precision", "8a8w").returncode == 0
     added = f"\n[{key}]\nfp32 = {{ sqnr_db = 10.0, mismatch = 0.0 }}\n"
     manifest.write_text(without + added)

@@ -1,4 +1,4 @@
-"""`farm run --seconds`: what it is for, how far it goes, and with which runs its numbers are compared."""
+"""`farm run --seconds`: accepted jobs, limits, and the runs whose numbers are compared with it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SUSTAINED = RunRequest(socs=("SM8650",), suites=("smoke",), seconds=60)
 
 
 def jobs(tmp_path: Path) -> list[Job]:
-    """Return a job that generates text, and one that does not."""
+    """Return a job that generates text, and an ordinary job."""
     one, *_ = jobs_of(load_config(folder=tmp_path), SUSTAINED)
     case = msgspec.structs.replace(one.case, name="story", generate=Generate(prompt_lengths=(8,)))
     return [msgspec.structs.replace(one, case=case), one]

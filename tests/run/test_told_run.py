@@ -1,4 +1,4 @@
-"""A text and a task, told to a program by `farm run`: what it measures is what the formulae say of the same weights."""
+"""Text and task given to a program by `farm run`: the measured values equal the formulae for the same weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ doc_to_choice: choices
 doc_to_target: right
 metric_list: [{metric: acc}]
 """
-# The right one of three is the first that the stub prefers, or not: it says what its weights say.
+# The right answer may or may not be the one preferred by the stub, which follows from its weights.
 QUESTIONS = [
     {"text": "w1 w2 w3", "choices": ["w4 w5", "w6", "w7 w8 w9"], "right": 1},
     {"text": "w9", "choices": ["w10", "w11"], "right": 0},
@@ -65,7 +65,7 @@ def ids(text: str) -> list[int]:
 
 
 def logarithms(stub: Stub, sequence: list[int]) -> np.ndarray:
-    """Of each token after the first."""
+    """Return the logarithm of the probability of each token after the first."""
     logits = stub.logits(sequence)[:-1]
     every = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
     return every[np.arange(len(sequence) - 1), sequence[1:]]

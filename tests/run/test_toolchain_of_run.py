@@ -1,4 +1,4 @@
-"""What runs the bundles of a past run again: the toolchain of that run, whichever command it is."""
+"""Commands that execute bundles of a past run use the toolchain of that run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.chdir(tmp_path)
     sdk = tmp_path / "sdk"
     (tmp_path / "farm.toml").write_text(f'[toolchain.main]\nqnn = "{sdk}"\n[toolchain.other]\nqnn = "{sdk}"\n')
-    # Which SDK it is is not asked here.
+    # These tests need no real SDK.
     monkeypatch.setattr("farm.builds.toolchains.select.resolve_qnn", lambda _config, qnn: Path(qnn))
     return load_config(tmp_path / "farm.toml")
 
@@ -58,7 +58,7 @@ def begin(config: Config) -> Callable[..., RunView]:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float | None]]:
-    """Toolchain and budget of whatever measures the candidates of a run."""
+    """Toolchain and budget of each measurement of a run's suspected changes."""
     found: list[tuple[str, float | None]] = []
 
     def confirm_run(config: Config, *_: object, budget_s: float | None = None) -> RunFindings:

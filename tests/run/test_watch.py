@@ -1,4 +1,4 @@
-"""`farm run --watch`: an edit runs what it concerns, a mistake is said, Ctrl-C ends it with nothing left."""
+"""`farm run --watch`: an edit runs the jobs concerned, a mistake is reported, Ctrl-C ends it with nothing left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAITING = "waiting for a change"
 
 
 class Lines(threading.Thread):
-    """What a process prints, as it comes."""
+    """Output of a process while it runs."""
 
     def __init__(self, pipe: IO[str]) -> None:
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ def test_an_edit_runs_what_it_concerns_and_ctrl_c_ends_it(home: FarmHome) -> Non
         assert "changed: suite.toml" in text
         assert "1 of 2 jobs are concerned, 1 bundles to compile: mine/two[" in text
         assert "1 passed" in text
-        # What is no suite is said, and waited for.
+        # An invalid suite is reported, and the command waits for the next change.
         (home.cwd / "mine" / "suite.toml").write_text("[suite")
         assert "suite.toml" in lines.wait_for(WAITING, 3).split(WAITING)[2]
         write(home, one=1.25, two=2.75)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SQNR_DB = {"8a8w": 24.0, "fp16": 61.0, "fp32": 100.0}
 """Limits by precision: 2 dB below the least of QNN 2.51, 26.3 dB and 64.4 dB; farm's default in fp32.
 
-Unseen inputs have half the range of the calibration, which costs 8a8w 6 dB and more of what the suite has.
+Unseen inputs have half the range of the calibration, which costs 8a8w at least 6 dB of the suite's SQNR.
 """
 SQNR_DB_OF = {("mean", "8a8w"): 18.0, ("mean", "fp16"): 45.0, ("mean", "fp32"): 90.0}
 """Limits of means near zero, 0.006 to 0.018, of values up to 1: 20.2 dB and 47.7 dB were measured.
