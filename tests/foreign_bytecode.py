@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_foreign_bytecode(source: Path, code: str, mode: str = "UNCHECKED_HASH") -> None:
-    """Write bytecode of `code` as that of `source`; the mode TIMESTAMP adds time and size of the source."""
+    """Write bytecode of `code` as bytecode of `source`; the mode TIMESTAMP adds time and size of the source."""
     status, compiled = source.stat(), Path(importlib.util.cache_from_source(str(source)))
     other = source.with_name(f"other_{source.name}")
     other.write_text(code)

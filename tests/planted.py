@@ -1,6 +1,6 @@
-"""A slower compiler to find: another release of torchao, which compiles the same case to one layer more.
+"""Planted regression of the compiler: another release of torchao, which compiles the same case to one layer more.
 
-It changes what a release changes, and nothing else: a version that is in the key of every bundle, and code that runs in
+It changes the parts that a release changes, and nothing else: a version in the key of every bundle, and code in
 the builder. The case, and so its version, stays as it is. A package that the case itself imports would not do: its
 version is part of the case's.
 """

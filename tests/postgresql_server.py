@@ -35,7 +35,7 @@ def server_binaries() -> Path:
 def running_cluster(*settings: str, hba: str = "", files: Sequence[Path] = ()) -> Iterator[str]:
     """Yield the folder of the socket of a running cluster, whose superuser `farm` needs no password there.
 
-    `settings`, `hba` and `files` are those of `chaos_store.Cluster`.
+    `settings`, `hba` and `files` are passed to `chaos_store.Cluster`.
     """
     server_binaries()
     with chaos_store.postgres_cluster(*_LIGHT, *settings, hba=hba, files=files) as cluster:

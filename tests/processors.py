@@ -1,4 +1,4 @@
-"""Devices that are hardware by all they say, where the tests run on a machine of another processor."""
+"""Devices that look like hardware, on a machine with another processor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ exec /bin/uname "$@"
 
 @contextlib.contextmanager
 def of_an_arm(tools: Path) -> Iterator[None]:
-    """Let what has its programs in `tools` say meanwhile that its processor is an Arm."""
+    """Make devices with their programs in `tools` report an Arm processor inside the block."""
     program = tools / "uname"
     program.write_text(_UNAME)
     program.chmod(0o755)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def run_program(
     argv: Sequence[str | Path], *, code: int | None = 0, timeout_s: float = 600, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Return a program that has ended, with its output; `options` are those of subprocess.run.
+    """Run a program and return its result with the output; `options` are passed to subprocess.run.
 
     Raises AssertionError for an exit code other than `code`; None allows any.
     """

@@ -1,7 +1,7 @@
 """Run as a program: stands in for ExecuTorch's `qnn_llama_runner`, with its flags, its files and its last lines.
 
-What it does is in the file that is named as its tokenizer, JSON: `mode` (below), `vocabulary`, and where logits are
-those of a reference `references` (files of float32), `scale` and `zero_point`; otherwise t is followed by (5 t + 3).
+The file given as tokenizer, JSON, selects the behaviour: `mode` (below), `vocabulary`, and for logits
+of a reference `references` (files of float32), `scale` and `zero_point`; otherwise t is followed by (5 t + 3).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def row_after(tokens: list[int]) -> list[int]:
         row = [1000] * vocabulary
         row[(5 * tokens[-1] + 3) % vocabulary] = 60000
         return row
-    # Whose sequence it is, its first tokens say.
+    # The first token identifies the sequence.
     [rows] = (found for found, start in zip(references, told["starts"], strict=True) if tokens[0] == start)
     place = len(tokens) - 1
     found = rows[place * vocabulary : (place + 1) * vocabulary]

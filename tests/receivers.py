@@ -1,4 +1,4 @@
-"""Who notifications go to, on loopback: a web server, and a mail server that wants STARTTLS and a password."""
+"""Receivers of notifications on loopback: a web server, and a mail server that requires STARTTLS and a password."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Hook:
-    """A web server that notes what it is sent."""
+    """Web server that keeps its requests."""
 
     port: int = 0
     answers: list[int] = field(default_factory=list)
@@ -84,7 +84,7 @@ def web_server(answers: Sequence[int] = (), *, location: str = "", tls: Path | N
 
 @contextlib.contextmanager
 def trickling_server(greeting: bytes, drop: bytes, seconds: float) -> Iterator[int]:
-    """Listen, and answer everybody with `greeting`, then a `drop` ten times a second; `seconds` later hang up."""
+    """Listen, and answer each connection with `greeting`, then a `drop` ten times a second; `seconds` later hang up."""
     ended = threading.Event()
 
     def trickle(connection: socket.socket) -> None:
@@ -115,7 +115,7 @@ def trickling_server(greeting: bytes, drop: bytes, seconds: float) -> Iterator[i
 
 @dataclass
 class Mailbox:
-    """A mail server that keeps what it takes."""
+    """Mail server that keeps its accepted messages."""
 
     port: int = 0
     mails: list[Message] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a store may know beyond a run, for tests of reports. Example data: nobody measured it."""
+"""Data of a store beyond one run, for tests of reports. Example data without measurements."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def alert(view: RunView, job_id: str, **changes: object) -> AlertRecord:
 
 
 def status(view: RunView, *, failed_before: str = "") -> RunStatus:
-    """Return what the jobs were three days before: passed, but for those with `failed_before` in their name."""
+    """Return the results of the jobs three days before: passed, except jobs with `failed_before` in their name."""
     jobs = []
     for job in view.jobs:
         last = job.attempts[-1] if job.attempts else None

@@ -1,4 +1,4 @@
-"""What a report has packed away, for tests to look at."""
+"""Access to the packed parts of a report, for tests."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def unpacked(html: str) -> dict[int, str]:
 
 
 def in_full(html: str) -> str:
-    """Return a report with what is packed in it beside it."""
+    """Return a report followed by its unpacked parts."""
     return html + "".join(unpacked(html).values())

@@ -41,12 +41,12 @@ MOST_STEPS = 600
 
 
 class Killed(BaseException):
-    """Ends what a process does."""
+    """Exception that stands for the death of a process."""
 
 
 @dataclass
 class Script:
-    """What happens in a run, by the number of the point at which it happens."""
+    """Events of a run, by the number of the point at which they happen."""
 
     kills: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Devices whose workers are killed."""
@@ -73,7 +73,7 @@ class Script:
 
 
 class World:
-    """One run."""
+    """State of a simulated run."""
 
     def __init__(self, folder: Path, script: Script, *, devices: int = 2, jobs: int = 6) -> None:
         self.script, self.points, self.now_s = script, 0, 0.0
@@ -260,7 +260,7 @@ class Process:
 
 
 class ScriptedDevice:
-    """DeviceWorker and executor of a worker: the device does what the script says."""
+    """DeviceWorker and executor of a worker: the device follows the script."""
 
     is_open = given_up = False
 
@@ -331,7 +331,7 @@ class ScriptedDevice:
 
 
 class Records:
-    """The store, for what a run on devices of its own asks of it."""
+    """Stand-in for the store, with the methods that a run on its own devices calls."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -28,7 +28,7 @@ TTL_S = 10.0
 
 
 def job(number: int = 0, soc: str = SOC) -> Job:
-    """Return one of many jobs."""
+    """Return the job with this number."""
     case = Case(suite="ops", name=f"case_{number}", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),))
     return Job(case, Target(soc, "htp", "8a8w"))
 
@@ -82,7 +82,7 @@ def defer_finish(store: Store, run_id: str) -> None:
 
 
 def facts(host: str, devices: int = 1, soc: str = SOC, **changes: object) -> AgentFacts:
-    """Return what an agent says that has so many devices."""
+    """Return the facts of an agent with this number of devices."""
     there = tuple(
         AgentDevice(f"{host}-{n}", f"serial-{host}-{n}", soc, "virtual", "android", name=f"{host}.{n}")
         for n in range(devices)
@@ -106,7 +106,7 @@ def attempt(
 
 
 def result(held: HeldShard, one: ShardJob, verdict: Verdict = Verdict.PASSED, **changes: object) -> ShardResult:
-    """Return what a device found out about a job of the shard that it has."""
+    """Return a device's result of a job in its shard."""
     done = attempt(one.job, verdict, f"serial-{held.lease.device}")
     said = ShardResult(held.id, held.lease.device, held.lease.fence, one.job.id, (done,))
     return msgspec.structs.replace(said, **changes)

@@ -1,8 +1,8 @@
-"""What ExecuTorch's own way to a device, `SimpleADB`, takes: seconds to push, execute and pull every job.
+"""Time of ExecuTorch's own way to a device, `SimpleADB`: seconds to push, execute and pull every job.
 
     from simpleadb import job_of, lay_out, run_jobs
 
-The class is the one of the installed executorch wheel, unchanged, with `adb` of the command line underneath. It wants
+The class is the one of the installed executorch wheel, unchanged, with `adb` of the command line underneath. It needs
 the folders of an SDK and of an Android build; `lay_out` makes such folders of links to the files that a virtual device
 runs on. There an `aarch64-android` folder holds libraries of *this* machine, as its virtual devices are this machine.
 """
@@ -35,7 +35,7 @@ _NO_USE_HERE = "stub: the HTP simulator has no such library\n"
 
 
 class Layout(NamedTuple):
-    """What `SimpleADB` is told: an SDK, a build folder, and what else a device needs, by its `files` argument."""
+    """Arguments of `SimpleADB`: an SDK, a build folder, and the device's further files for its `files` argument."""
 
     sdk: Path
     build: Path
@@ -74,7 +74,7 @@ def job_of(bundle: Bundle) -> Job:
 
 
 def lay_out(folder: Path, runtime: Runtime, htp_arch: int) -> Layout:
-    """Fill `folder` with links to `runtime`, that of a virtual device, as SimpleADB looks for them."""
+    """Fill `folder` with links to `runtime`, the runtime of a virtual device, in the layout of SimpleADB."""
     sdk, build, more = folder / "sdk", folder / "build", folder / "more"
     target = sdk / "lib" / "aarch64-android"
     skels = sdk / "lib" / f"hexagon-v{htp_arch}" / "unsigned"

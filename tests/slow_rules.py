@@ -23,11 +23,11 @@ class Grant(msgspec.Struct, frozen=True):
 def grant(
     requests: Sequence[Request], devices: Collection[str], leases: Iterable[Lease], now_ms: int
 ) -> tuple[Grant, ...]:
-    """Return who gets which free device now; `devices` are the ids that may be used at all.
+    """Return the free device that each request gets now; `devices` are the ids of usable devices.
 
-    The order: higher priority, then the user with the fewest devices (held, reserved and granted so far), then who
-    waits longest. A request never goes without because of a later one, and no device stays free that somebody who
-    waits could have: one that can use several gets another than its best, where that serves one more.
+    The order: higher priority, then the user with the fewest devices (held, reserved and granted so far), then the
+    longest wait. A request never loses its device to a later one, and no device stays free that a waiting request
+    could use: a request with a choice gets a device other than its best, if this serves one request more.
     """
     world = _World(requests, devices, leases, now_ms)
     world.fill()
@@ -39,8 +39,8 @@ def to_yield(
 ) -> frozenset[str]:
     """Return the devices whose holders should hand over as soon as they can, for requests that `grant` leaves waiting.
 
-    One device for each that is wanted: of a holder with a lower priority, the lowest first; else of one with the same
-    priority whose user has at least two devices more than the user who waits. So nobody would want it back.
+    One device for each requested one: of a holder with a lower priority, the lowest first; else of a holder with the
+    same priority whose user has at least two devices more than the waiting user. So the device never goes back.
     """
     world = _World(requests, devices, leases, now_ms)
     world.fill()
@@ -48,7 +48,7 @@ def to_yield(
 
 
 class _World:
-    """What the two decisions share: who wants what, who has how many, what is given so far."""
+    """Shared state of the two decisions: requests, devices of each user, and devices granted so far."""
 
     def __init__(
         self, requests: Sequence[Request], devices: Collection[str], leases: Iterable[Lease], now_ms: int
@@ -106,7 +106,7 @@ class _World:
         return taken
 
     def _first_claim(self, may_take: Callable[[Lease, Request], bool]) -> tuple[Request, Lease] | None:
-        # Hundreds may wait, for few users: what a user may take is found out once.
+        # Hundreds of requests of few users may wait: the leases that a user may take are computed once.
         known: dict[tuple[str, Priority], list[Lease]] = {}
         for request in self._in_order():
             key = request.user, request.priority
@@ -130,7 +130,7 @@ class _World:
         return device in request.devices and self._reserved.get(device, request.user) == request.user
 
     def _place(self, request: Request, seen: set[str]) -> bool:
-        """Give a free device to `request`, moving those that have one already to another where that makes room."""
+        """Give a free device to `request`, and move earlier requests to other devices if this makes room."""
         fitting = [d for d in request.devices if d in self._free and d not in seen and self._suits(d, request)]
         for device in fitting:
             if device not in self.given:

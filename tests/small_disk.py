@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Make `folder`, with room for `size` (as tmpfs takes it: "24m") until the block ends; skip where nobody may."""
+    """Make `folder`, with room for `size` (as tmpfs takes it: "24m") until the block ends; skip without the right."""
     if os.geteuid():
         pytest.skip("only root can mount a small file system")
     folder.mkdir()
@@ -27,5 +27,5 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        # What ran there may take a moment to let go.
+        # Programs in the folder may take a moment to end.
         until(lambda: not subprocess.run(["umount", folder], capture_output=True, check=False).returncode, "umount")

@@ -71,7 +71,7 @@ class SshServer:
             "KbdInteractiveAuthentication no",
             *([f"Subsystem sftp {sftp}"] if sftp else []),
             *([f"ForceCommand {force}"] if force else []),
-            # Its HOME as well: what this user has in ~/.bashrc is no part of the device.
+            # HOME as well: the ~/.bashrc of this user is no part of the device.
             f"SetEnv PATH={self.tools}:/usr/local/bin:/usr/bin:/bin HOME={folder}/device",
         ]
         (folder / "sshd_config").write_text("".join(f"{line}\n" for line in lines))
@@ -106,9 +106,9 @@ class SshServer:
         return self
 
     def stop(self) -> None:
-        """End it with every connection, which are in sessions of their own and show no environment.
+        """End the server and its connections, which run in sessions of their own and show no environment.
 
-        What they started stays, as it does on a machine whose network was cut.
+        Programs that they started stay, as on a machine whose network was cut.
         """
         connections = [pid for pid in descendants(self.child.pid) if name_of(pid).startswith("sshd")]
         self.child.terminate()
@@ -118,7 +118,7 @@ class SshServer:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether a process runs; one that nobody waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -133,7 +133,7 @@ def name_of(pid: int) -> str:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return what a process started, and what that started."""
+    """Return the children of a process and all their descendants."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

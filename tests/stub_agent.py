@@ -2,8 +2,8 @@
 
     python tests/stub_agent.py PLAN.json
 
-A device process sleeps as long as the words of its job say, unless it is broken off, and answers that it passed. It
-keeps to the device's grant as a real one does, and writes its jobs and their times down (stub_evidence.py).
+A device process sleeps for the time in the words of its job, unless it is broken off, and answers that the job
+passed. It keeps to the device's grant as a real one does, and writes its jobs and their times down (stub_evidence.py).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StubProcess:
         self._thread.join()
 
     def kill(self) -> None:
-        """End, and say so."""
+        """End the process with the exit code of a kill."""
         self._dead = True
         self.close()
         self._answer(ProcessEnded("killed"))
@@ -184,5 +184,5 @@ def show(line: str) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    # Threads that are left have nothing to say.
+    # Remaining threads have no output.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""What ran on which stub device and when, by files that know nothing of stores, leases and fences.
+"""Record of the jobs on stub devices with their times, in files that are independent of stores, leases and fences.
 
 A stub slot holds a lock of its device's file as long as it runs a job, which the kernel releases when its process dies,
 and appends a line when a job begins and when it ends.
@@ -22,15 +22,15 @@ _BEGAN, _ENDED, _DOUBLE = "began", "ended", "double"
 
 @dataclass(frozen=True)
 class Ran:
-    """One execution of a job."""
+    """Execution of a job."""
 
     device: str
     job: str
     run: str
     began_s: float
-    """On the clock that all processes of a machine share and nobody can set."""
+    """Seconds on the monotonic clock that all processes of a machine share."""
     ended_s: float | None
-    """None for one that was broken off with its process."""
+    """End of the execution; None if its process was killed."""
     double: bool
     """Another execution was on the device when it began."""
 

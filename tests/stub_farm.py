@@ -1,6 +1,6 @@
-"""A farm without a compiler and without a simulator: virtual devices whose runner is a stub that sleeps.
+"""Farm without a compiler and without a simulator: virtual devices whose runner is a stub that sleeps.
 
-For benchmarks that are about the farm: what it does with thousands of jobs, dozens of devices and planted failures.
+For benchmarks of the farm itself: thousands of jobs, dozens of devices and planted failures.
 Everything but the runner (stub_runner.c) and the bundles, whose programs are words for it, is the real thing.
 """
 
@@ -45,8 +45,7 @@ EXPECTED = {
     "hang": (Verdict.FAILED, Stage.EXECUTE),
     "refused": (Verdict.FAILED, Stage.LOAD),
 }
-"""What the stub can be told to do with a job, and what has to be said of it: its code is to blame for all but the
-first."""
+"""Behaviours of the stub, with the expected classification: all except the first are failures of the code."""
 
 _SOURCE = Path(__file__).with_name("stub_runner.c")
 ELEMENTS = 16
@@ -54,22 +53,22 @@ ELEMENTS = 16
 _TARGET = Target(SOC, "htp", "8a8w")
 _EXACT = Limits(sqnr_db=60.0)
 _TOLERANCE = {_TARGET.precision: Tolerance(fp32=_EXACT, quantized=_EXACT)}
-# A canary is not what is measured.
+# The health check is not part of the measurement.
 _CANARY_MS = 1
 
 
 @dataclass(frozen=True)
 class StubFarm:
-    """What a RunPlan is made of; ends with its supervisor."""
+    """Parts of a RunPlan; ends with its supervisor."""
 
     cache_root: Path
     jobs: tuple[PlannedJob, ...]
     canaries: tuple[PlannedJob, ...]
     devices: tuple[Device, ...]
     runtimes: dict[str, Runtime]
-    """By the device's serial."""
+    """Runtimes by the device's serial."""
     behaviours: dict[str, str]
-    """By job id: one of EXPECTED."""
+    """Behaviours by job id, each a name of EXPECTED."""
     latency_ms: int
     """How long a job keeps its device at least."""
     server: AdbServer
@@ -93,10 +92,10 @@ def make_stub_farm(
     fault_seed: int = 0,
     fault_kinds: Sequence[str] = (),
 ) -> StubFarm:
-    """Return a farm with `devices` virtual devices that are up, and `jobs` jobs whose bundles are in a cache.
+    """Return a farm with `devices` running virtual devices, and `jobs` jobs whose bundles are in a cache.
 
-    `planted` says how many of the jobs do something else than to pass, by the names of EXPECTED; `fault_seed` spreads
-    them among the others as well. Everything is below `folder`, which has to be one that a virtual device can be in.
+    `planted` has the number of jobs with another behaviour than to pass, by the names of EXPECTED; `fault_seed` spreads
+    them among the others. All files are below `folder`, which has to be suitable for a virtual device.
     Raises InfraError, and CalledProcessError without a C compiler.
     """
     runtime = stub_runtime(folder)
@@ -157,12 +156,12 @@ def make_bundle(cache: BundleCache, words: str) -> str:
 
 
 def words_of(case: Case) -> str:
-    """Return what the stub runner is to do with `case`, as its `words` say; a case of farm's, its canary, passes."""
+    """Return the stub runner's words for `case`, from its `words`; the health check, a case of farm's own, passes."""
     return str(case.kwargs.get("words", f"{FINE} {_CANARY_MS}"))
 
 
 def fill_bundle(folder: Path, key: str, words: str, elements: int = ELEMENTS, soc: str = SOC) -> None:
-    """Write what a bundle of `key` has into `folder`: the program is `words`, the references are its input."""
+    """Write the files of the bundle `key` into `folder`: the program is `words`, the references are its input."""
     tensor = struct.pack(f"<{elements}f", *range(1, elements + 1))
     contents = {MODEL: f"{words}\n".encode(), f"{INPUTS}/input_0_0.raw": tensor}
     contents |= {f"reference_{kind}/output_0_0.raw": tensor for kind in REFERENCES}

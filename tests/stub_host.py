@@ -32,19 +32,19 @@ PASSED: Answer = (Verdict.PASSED, Stage.DONE, "")
 
 
 def virtual_device(serial: str, host: str, soc: str = "SM8650", labels: tuple[str, ...] = ()) -> AgentDevice:
-    """Return what an agent says of one of its devices."""
+    """Return an agent's description of one of its devices."""
     return AgentDevice(
         id=f"{serial}@{host}", serial=serial, soc=soc, kind="virtual", os="android", labels=labels, name=""
     )
 
 
 def device_of(device: AgentDevice, host: str) -> Device:
-    """Return the device that an agent tells of."""
+    """Return the device of an agent's description."""
     return Device(device.serial, device.soc, "virtual", "stub/build", AdbAddress(1), "stub", host=host)
 
 
 class StubHost(threading.Thread):
-    """Claims what `store.cluster` gives it, and says of every job what `answer` says, `seconds` later."""
+    """Agent that claims shards of `store.cluster` and reports the result of `answer` for each job after `seconds`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class StubHost(threading.Thread):
         seconds: float = 0.0,
         jobs: int | None = None,
     ) -> None:
-        """With `jobs` it does only so many, until `let` says that it may do more."""
+        """Start a host; with `jobs` it stops after this number until `let` allows more."""
         super().__init__(name=name, daemon=True)
         self._url, self._devices, self._objects, self._offered = url, list(devices), objects, tuple(offered)
         self._answer, self._repeat, self._seconds = answer, repeat, seconds
@@ -149,7 +149,7 @@ class StubHost(threading.Thread):
         store.cluster.release(agent, [held.lease])
 
     def _may_go_on(self, store: Store, agent: AgentId, held: HeldShard) -> bool:
-        """Take the time of a job, as an agent whose slot is busy: it hears what is wanted of it meanwhile."""
+        """Take the time of a job, as an agent whose slot is busy: it receives requests meanwhile."""
         end_s = time.monotonic() + self._seconds
         while True:
             minded = store.cluster.heartbeat(agent, None, TTL_S)
@@ -173,7 +173,7 @@ class StubHost(threading.Thread):
 
 
 def manifest_of(key: str, job_id: str) -> Manifest:
-    """Return the manifest of a bundle that nobody compiled."""
+    """Return the manifest of a bundle that was not compiled."""
     return Manifest(
         key, job_id, "SM8650", "htp", "8a8w", 1, (), (), 100, {"QnnBackend": 1}, 1, {}, {"total": 0.5}, {}, {}
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Shared farm of stub hosts on this machine, for tests and bench/cluster.py: real PostgreSQL and agents, stub slots.
 
-Each host is a process (stub_agent.py) with folders of its own. Its devices do nothing but sleep; what they ran lies in
-files (stub_evidence.py). Everything else, rows, leases, messages, bundles and their way to a host, is the real thing.
+Each host is a process (stub_agent.py) with folders of its own. Its devices only sleep; files record their
+jobs (stub_evidence.py). Rows, leases, messages, bundles and their way to a host are the real thing.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _LOOKS_S = 0.05
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stub agent is told, as a file."""
+    """Settings of a stub agent, passed as a file."""
 
     name: str
     folder: Path
-    """Of this host alone: cache, state, farm.toml."""
+    """Folder of this host alone: cache, state, farm.toml."""
     evidence: Path
     socs: tuple[str, ...]
-    """One entry a device."""
+    """SoCs, an entry for each device."""
     ttl_s: float
     rest_s: float = 60.0
     fetch_s: float = 15.0
@@ -69,22 +69,22 @@ class StubHosts:
 
     folder: Path
     url: str
-    """Of the store, as this process reaches it."""
+    """URL of the store for this process."""
     artifacts: str
     ttl_s: float = 10.0
     rest_s: float = 60.0
     fetch_s: float = 15.0
     """Intervals and limits of agents, named as in `LeaseConfig` and `Timing`."""
     prefix: dict[str, list[str]] = field(default_factory=dict)
-    """What the agent of a host is started with: `ip netns exec NAME`."""
+    """Command in front of a host's agent: `ip netns exec NAME`."""
     urls: dict[str, str] = field(default_factory=dict)
-    """Of the store, as a host reaches it, where not by `url`."""
+    """URLs of the store by host, where they differ from `url`."""
     artifacts_at: dict[str, str] = field(default_factory=dict)
-    """Where a host has the artifacts' store, where not at `artifacts`."""
+    """Places of the artifacts' store by host, where they differ from `artifacts`."""
     env: dict[str, dict[str, str]] = field(default_factory=dict)
     """More variables of a host; of all under the empty name."""
     restarts: bool = False
-    """Agents that end by themselves are started again, as by systemd, unless they say that it is of no use."""
+    """Whether agents that end are started again, as by systemd, except after the exit code against a restart."""
     starting: Callable[..., Program] = start_anew
     """How an agent is started."""
     processes: dict[str, Program] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class StubHosts:
         self.processes[name] = self.starting(words, env=self.env_of(name), cwd=folder, log=folder / "agent.log")
 
     def kill(self, name: str) -> None:
-        """Kill the agent of a host as `kill -9` does: nobody is told."""
+        """Kill the agent of a host as `kill -9` does, without any message."""
         process = self.processes.pop(name)
         process.kill()
         process.wait()
@@ -194,11 +194,11 @@ class StubHosts:
         return process.wait(timeout_s)
 
     def log(self, name: str) -> str:
-        """Return what the agent of a host has printed."""
+        """Return the output of a host's agent."""
         return (self.home(name) / "agent.log").read_text(errors="replace")
 
     def ran(self, run_id: str = "") -> list[Ran]:
-        """Return what was executed, of one run or of all."""
+        """Return the executions of one run or of all runs."""
         return [ran for ran in executions(self.evidence) if run_id in ("", ran.run)]
 
     def await_devices(self, store: Store, count: int, timeout_s: float = 60) -> None:
@@ -211,7 +211,7 @@ class StubHosts:
         self.until(there, f"{count} devices", timeout_s)
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
-        """Wait until something is so. Raises AssertionError, with what the agents printed, when it never is."""
+        """Wait until `condition` holds. Raises AssertionError with the output of the agents after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             dead = [name for name, process in self.processes.items() if process.poll() is not None]
@@ -299,7 +299,7 @@ def stub_hosts(
     env: Mapping[str, str] | None = None,
     starting: Callable[..., Program] = start_anew,
 ) -> Iterator[StubHosts]:
-    """Yield a farm without hosts in a new database of `cluster`; whatever was started is ended, and waited for.
+    """Yield a farm without hosts in a new database of `cluster`; afterwards end all its processes and wait for them.
 
     Files are in a folder, unless `artifacts` says where; `env` is of all hosts.
     """

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Quiet:
-    """A front end that keeps what it is told."""
+    """Front end that keeps its messages."""
 
     notes: LogLines = field(default_factory=LogLines)
     ended: list[dict[str, Any]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class StubRun:
 
     view: RunView
     leases: list[Lease]
-    """That are left."""
+    """Remaining leases."""
     front: Quiet
 
 

@@ -1,4 +1,4 @@
-"""The op builders of ExecuTorch's Qualcomm backend, and what a suite says of them."""
+"""The op builders of ExecuTorch's Qualcomm backend, and their entries in a suite."""
 
 from __future__ import annotations
 

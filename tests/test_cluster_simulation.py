@@ -36,7 +36,7 @@ def test_devices_hardly_idle_while_work_waits_and_people_do_not_wait_for_a_night
     found = night.run()
     assert found.idle_while_work_waits_s <= 0.01 * SIZE.devices * found.ended_s
     people = sorted(found.waits_s[Priority.PERSON])
-    # One job of a night, of which the median is 6 s.
+    # A job of a nightly run has a median of 6 s.
     assert people[len(people) // 2] < 6.0
     runs = [run for run, _ in night.submissions if run.priority is Priority.PERSON]
     alone = [

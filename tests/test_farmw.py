@@ -1,4 +1,4 @@
-"""`farmw` on machines that lack something: one line says what and how to get it; with nothing to do it steps aside."""
+"""`farmw` on incomplete machines: one line with the missing part and its remedy; on complete ones it runs `farm`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Machine:
         )  # fmt: skip
 
     def set_up(self, extras: str = "build,simulator") -> Path:
-        """Leave what a finished set-up leaves, with stand-ins that print how they were called."""
+        """Create the files of a finished set-up, with stand-ins that print their arguments."""
         venv = self.checkout / ".venv"
         (venv / "bin").mkdir(parents=True)
         for name in ("farm", "python"):

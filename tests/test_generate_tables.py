@@ -1,4 +1,4 @@
-"""Cases that generate text: what their manifests may say, and what of them decides which bundle is theirs."""
+"""Cases that generate text: valid tables of their manifests, and the entries that are part of the bundle's key."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def sha256(content: bytes) -> str:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Which files are read."""
+    """Files that are read."""
     read: list[Path] = []
     original = hashes.sha256_of
 

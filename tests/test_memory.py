@@ -7,7 +7,7 @@ import sys
 from farm.base.memory import own_bytes, peak_bytes, reset_peak, resident_bytes, usable_bytes
 
 MEGABYTE = 2**20
-# A child of the child that is measured takes the memory, shares it with a child of its own, and tells.
+# A grandchild of the measured process allocates memory, shares it with a child of its own, and prints a line.
 SHARING = f"""
 import os, subprocess, sys
 held = b"x" * (64 * {MEGABYTE})

@@ -1,4 +1,4 @@
-"""Options of a backend: what may be said, and where it goes."""
+"""Options of a backend: valid values, and the place where each is applied."""
 
 from __future__ import annotations
 

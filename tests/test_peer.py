@@ -1,4 +1,4 @@
-"""Who is at the other end, and accept loops that nobody at the other end can break."""
+"""User at the other end of a socket, and accept loops that no client can break."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def reset(listener: socket.socket) -> None:
-    """Connect and reset the connection, before anybody has accepted it."""
+    """Connect and reset the connection before it is accepted."""
     with socket.create_connection(listener.getsockname()) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -81,7 +81,7 @@ def test_another_user_is_told_apart(listener: socket.socket, way: str, two_users
 
 @pytest.mark.usefixtures("way")
 def test_a_connection_that_was_closed_is_nobodys(listener: socket.socket) -> None:
-    # Such a socket belongs to root, whoever opened it.
+    # A socket in this state belongs to root, whichever user opened it.
     near = socket.create_connection(listener.getsockname())
     with listener.accept()[0] as far:
         near.close()

@@ -19,7 +19,7 @@ from farm.base.processes import Supervisor
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Starts three grandchildren: an ordinary one, one in a session of its own and one that ignores SIGTERM.
+# Starts three grandchildren: an ordinary one, one in a session of its own and a third with SIGTERM ignored.
 FAMILY = """
 import os, signal, subprocess, sys
 sleep, deaf = ["/bin/sleep", "600"], ["/bin/sh", "-c", "trap '' TERM; exec /bin/sleep 600"]
@@ -64,7 +64,7 @@ def test_nothing_outlives_its_parent(ending: str) -> None:
         assert len(pids) == 4
         if ending != "exit":
             assert all(alive(pid) for pid in pids)
-            # A copy that the parent forked keeps every descriptor, so end of file alone would tell nothing.
+            # A copy that the parent forked keeps every descriptor, so that an end of file alone proves nothing.
             if ending == "fork":
                 until(lambda: bool(_copies(parent.pid, pids)))
             copies = _copies(parent.pid, pids)
@@ -89,7 +89,7 @@ if sys.argv[2] == "fork":
 signal.pause()
 """
 
-# A group that neither obeys SIGTERM nor reads anything: a child, one that it started, and one that is stopped.
+# Group that neither obeys SIGTERM nor reads anything: a child, its own child, and a stopped process.
 DEAF = """
 import os, signal, subprocess, sys
 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -104,7 +104,7 @@ signal.pause()
 
 @pytest.mark.parametrize("first", ["reaper", "parent", "fork"])
 def test_nothing_outlives_its_parent_and_the_reaper(first: str) -> None:
-    """Both are killed, in either order, so that nobody of farm is left to end anything."""
+    """Both are killed, in either order, so that no process of farm is left for cleaning up."""
     argv = [sys.executable, "-c", GUARDED, DEAF, first]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
@@ -148,7 +148,7 @@ print("still here")
 
 
 def test_a_child_in_the_foreground_dies_alone() -> None:
-    """It shares its process group with whoever called farm, which lives on."""
+    """The child shares its process group with the caller of farm, which lives on."""
     argv = [sys.executable, "-c", CALLER, FOREGROUND]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, start_new_session=True, check=False)
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr

@@ -64,7 +64,7 @@ BACKENDS = {"kHtpBackend": "htp", "kLpaiBackend": "lpai", "kGpuBackend": "gpu"}
 
 
 def told(path: Path) -> list[dict[str, Any]]:
-    """What our reader says, in the words of the script above."""
+    """Return the result of our reader, in the form of the script above."""
 
     def options(qnn: QnnOptions | None) -> list[object] | None:
         if qnn is None:
@@ -167,7 +167,7 @@ def test_a_file_that_is_not_there_or_a_folder_is_refused(tmp_path: Path) -> None
 @given(data=st.data(), name=st.sampled_from(["conv.pte", "dynamic.pte", "methods.pte"]))
 def test_any_changed_program_is_read_or_refused(models: Path, tmp_path: Path, data: st.DataObject, name: str) -> None:
     whole = (models / name).read_bytes()
-    # Where the weights begin, of a file that has them behind its description.
+    # Offset of the weights in a file that has them behind its description.
     described = int.from_bytes(whole[16:24], "little") if whole[8:12] == b"eh00" else len(whole)
     changed = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):

@@ -20,7 +20,7 @@ from farm.suites.suite import Case
 
 ROOT = Path(__file__).parent.parent
 WHEEL = Path((importlib.util.find_spec("executorch").submodule_search_locations or [])[0])  # type: ignore[union-attr]
-# Of what farm calls otherwise in a configuration of Hugging Face.
+# Names in a configuration of Hugging Face that differ from farm's.
 NAMES = {
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads", "hidden_dim": "intermediate_size", "vocab_size": "vocab_size",
@@ -63,7 +63,7 @@ def slug(name: str) -> str:
 
 
 def checkpoint(folder: Path, name: str, **other: Any) -> Path:
-    """Make a folder that looks like a published decoder: what is read before anything is compiled."""
+    """Make a folder that looks like a published decoder, with the files that are read before compiling."""
     import tokenizers
 
     architecture = ARCHITECTURES[name]

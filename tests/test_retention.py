@@ -1,4 +1,4 @@
-"""Which runs stay, and why."""
+"""Runs that are kept, and the reasons."""
 
 from __future__ import annotations
 

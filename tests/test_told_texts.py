@@ -183,7 +183,7 @@ def test_a_page_of_wikitext_is_scored_without_its_marks_and_counted_with_them(tm
         " \n = A star = \n \n It 's 3 @,@ 500 or 2 @.@ 5 half @-@ lives , they say ; the stars ' own ( \" one \" ) . "
         "At 20 \N{DEGREE SIGN} C \n = = Later = = \n "
     )
-    # What lm-eval 0.4.13 makes of it; so it was with 200,000 texts that were drawn.
+    # The result of lm-eval 0.4.13; 200,000 random texts gave the same.
     text = (
         "\n= A star =\n\nIt's 3,500 or 2.5 half-lives, they say; the stars' own (\"one\"). "
         "At 20\N{DEGREE SIGN}C\n== Later ==\n"

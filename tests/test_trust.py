@@ -1,4 +1,4 @@
-"""Whose files count: a farm.toml that nobody named, and what lies in a cache. With real users, owners and modes."""
+"""Trusted files: an unnamed farm.toml, and the content of a cache. With real users, owners and modes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = '[qnn]\nsdk_root = "/own/sdk"\n'
 
 @pytest.fixture
 def ada(two_users: tuple[User, User]) -> Iterator[User]:
-    """Ada in a folder of her own, in a folder that everybody may write, as /tmp is."""
+    """Ada in a folder of her own, in a folder that all users may write, as /tmp is."""
     user = two_users[0]
     base = user.home.parent / "everybody"
     base.mkdir()
@@ -63,7 +63,7 @@ def let_write(file: Path, uid: int) -> None:
 
 
 def look(user: User, **env: str) -> tuple[str, str]:
-    """Return the SDK that farm takes, and what it says on standard error."""
+    """Return the SDK that farm takes, and its standard error."""
     done = subprocess.run(
         [user.interpreter, "-c", SAY], **user.start, env={**user.env, **env}, cwd=user.cwd, capture_output=True,
         text=True, check=False,
@@ -210,7 +210,7 @@ BundleCache(Path(sys.argv[1])).build(sys.argv[2], fill)
 
 
 class TestCache:
-    """What lies in a cache is executed."""
+    """The content of a cache is executed."""
 
     @pytest.fixture
     def cache(self, ada: User) -> Path:

@@ -1,6 +1,6 @@
-"""What the installed ExecuTorch has for Qualcomm has a row in docs/evidence/upstream.md: additions fail here.
+"""Each part of the installed ExecuTorch for Qualcomm has a row in docs/evidence/upstream.md: additions fail here.
 
-Everything is read from the wheel's files. Nothing of it is imported.
+The tests read the wheel's files and import none of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def schema(*names: str) -> set[str]:
 
 
 def options() -> set[str]:
-    """Return what a program can be compiled with: parameters of the functions, and fields of what they make."""
+    """Return the settings of a compile: parameters of the functions, and fields of their results."""
     found = set()
     for node in tree(QUALCOMM / "utils/utils.py").body:
         if isinstance(node, ast.FunctionDef) and (match := re.fullmatch(r"generate_(\w+)_compiler_spec", node.name)):
@@ -65,7 +65,7 @@ def runner_flags() -> set[str]:
 
 
 def harness() -> set[str]:
-    """Return what upstream's tests and scripts are told: fields of QnnConfig, and arguments."""
+    """Return the settings of upstream's tests and scripts: fields of QnnConfig, and arguments."""
     module = QUALCOMM / "export_utils.py"
     declared = {
         str(node.args[0].value)
@@ -82,7 +82,7 @@ def runtime_options() -> set[str]:
 
 
 def rework() -> set[str]:
-    """Return the files of the newer tests that have one, and what they test, by class."""
+    """Return the files of the newer tests that have one, and the tested parts, by class."""
     folder = QUALCOMM / "tests/rework"
     tests = {
         str(path.relative_to(folder))
@@ -165,7 +165,7 @@ def test_everything_the_wheel_has_is_a_row(title: str) -> None:
 
 
 def test_no_kind_of_option_is_overlooked() -> None:
-    """Whatever class the schema gets is in one of the sections above, or known to be none of them."""
+    """Each class of the schema is in one of the sections above, or known to be in none of them."""
     known = re.findall(r"QnnExecuTorch\w+|\b(?:QcomChipset|HtpArch|LpaiHardwareVersion)\b", Path(__file__).read_text())
     plain = {"BinaryInfo", "HtpInfo", "LpaiInfo", "SocInfo"}
     made = {name for name in classes(QUALCOMM / "serialization/qc_schema.py") if not name.endswith("Options")}

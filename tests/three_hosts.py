@@ -47,7 +47,7 @@ class ThreeHosts:
     """With the simulator and the native runner, which every host has; no bundle."""
     supervisor: Supervisor
     hashes: Path | None = None
-    """Folder with hashes of what is installed, which are the same on every machine; each makes its own without it."""
+    """Folder with hashes of the installed files, equal on all machines; without it each machine makes its own."""
     agents: dict[str, Program] = field(default_factory=dict)
     servers: dict[str, AdbServer] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ class ThreeHosts:
         self.agents[name] = start(words, env=self.env(name), cwd=folder, log=folder / "agent.log")
 
     def await_agents(self, timeout_s: float = 90) -> None:
-        """Wait until all agents that were started are registered. Raises AssertionError with what they printed."""
+        """Wait until all started agents are registered. Raises AssertionError with their output."""
 
         def are_there() -> bool:
             done = self.farm("you", "lab", "agent", "list", "--json")

@@ -1,8 +1,8 @@
-"""Mutations of what docs/evidence/upstream.md describes, each with a test of that page that was seen failing on it.
+"""Mutations of the features in docs/evidence/upstream.md, each with a test of that page that was seen failing on it.
 
     python tests/upstream_mutations.py            apply each in a copy of this checkout and run its test there
     python tests/upstream_mutations.py 3 7        only these
-    python tests/upstream_mutations.py --slow     those that build the runner or compile programs as well
+    python tests/upstream_mutations.py --slow     also mutations that build the runner or compile programs
 
 A line for each mutation has the first line of pytest's error. The exit code is 1 where a test passed.
 """
@@ -23,7 +23,7 @@ class Mutation(NamedTuple):
     """A wrong change, and the test of docs/evidence/upstream.md that fails on it."""
 
     row: str
-    """Subject: what the page has in its first column, shortened."""
+    """Subject, the shortened first column of the page."""
     test: str
     file: str
     old: str

@@ -46,7 +46,7 @@ class UserForks:
             os.close(theirs)
 
     def close(self) -> None:
-        """End the process and those that wait for its forks."""
+        """End the process and the processes that wait for its forks."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._end)

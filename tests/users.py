@@ -37,16 +37,16 @@ class User(FarmHome):
     name: str = ""
     uid: int = -1
     gid: int = -1
-    """Of the private group: it has no other member."""
+    """Id of the private group, which has no other member."""
     shared_gid: int = -1
-    """Of the group that both users are in."""
+    """Id of the group of both users."""
     umask: int = 0o022
     home: Path = Path("/nonexistent")
     forks: UserForks | None = None
 
     @property
     def env(self) -> dict[str, str]:
-        # An interpreter that is not that of the virtual environment finds its packages all the same.
+        # An interpreter outside of the virtual environment finds its packages by this path.
         packages = [path for path in sys.path if path.endswith("site-packages")]
         kept = {name: os.environ[name] for name in ("ANDROID_ADB_SERVER_PORT", "LANG") if name in os.environ}
         return {
@@ -66,7 +66,7 @@ class User(FarmHome):
         return {"user": self.uid, "group": self.gid, "extra_groups": groups, "umask": self.umask}
 
     def run(self, *argv: str, env: Mapping[str, str] | None = None, timeout_s: float = 60) -> str:
-        """Run a command as this user in their current folder, and return what it printed."""
+        """Run a command as this user in their current folder, and return its output."""
         done = subprocess.run(
             argv, **self.start, env={**self.env, **(env or {})}, cwd=self.cwd, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=timeout_s, check=False,
@@ -83,7 +83,7 @@ class User(FarmHome):
         return super().answer(arguments, env, options, forked=forked)
 
     def python(self, *argv: str, env: Mapping[str, str] | None = None) -> str:
-        """Run Python as this user and return what it printed."""
+        """Run Python as this user and return its output."""
         if self.forks is None:
             return self.run(self.interpreter, *argv, env=env)
         every = {**self.env, **(env or {})}
@@ -161,7 +161,7 @@ def _user(name: str, home: Path, shared: str) -> User:
 
 
 def _interpreter(uid: int) -> str:
-    """Return a Python of this version that a user can start: that of the tests may be in root's home."""
+    """Return a Python of this version that a user can start: the tests' interpreter may be in root's home."""
     fallback = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     for path in (sys.executable, fallback):
         with contextlib.suppress(OSError):

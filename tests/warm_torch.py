@@ -1,6 +1,7 @@
 """Builders and scripts that compile, as forks of one process per session that has imported torch and ExecuTorch.
 
-One that starts by itself spends 6 s of processor time on its imports. Run as a program it is the process that forks:
+A builder that starts by itself spends 6 s of processor time on its imports. Run as a program, this is the forking
+process:
 `python warm_torch.py SOCKET OWNER LIBRARIES PADDING`. It ends with the process OWNER. glibc reads LD_LIBRARY_PATH at
 the start of a process, so QNN's folder in it is /proc/self/fd/LIBRARIES: each fork opens the folder of its SDK there.
 """
@@ -53,10 +54,10 @@ _ROOM_BYTES = 2**13
 
 
 class WarmTorch(NamedTuple):
-    """What all processes of a session know."""
+    """Shared facts of all processes of a session."""
 
     folder: Path
-    """Of the socket, the lock and the log."""
+    """Folder of the socket, the lock and the log."""
     cache: Path
     """The cache whose QNN the process loads."""
     owner: int
@@ -94,7 +95,7 @@ class WarmTorch(NamedTuple):
         return subprocess.CompletedProcess(list(words), process.returncode or 0, *texts)
 
     def _environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return what a process reads at its start, with the paths of the session's cache: names are hashes there.
+        """Return the environment of a new process, with the paths of the session's cache: names are hashes there.
 
         Stubs of SDKs around the session's libraries, as LPAI's stub, have the paths of the session's SDK.
         """
@@ -146,7 +147,7 @@ class WarmTorch(NamedTuple):
                 process.wait()
                 raise AssertionError((self.folder / "log").read_text(errors="replace")[-4000:])
             process.stdout.close()
-            # It outlives the process that starts it.
+            # The forking process outlives its parent.
             process.returncode = 0
 
 
@@ -218,7 +219,7 @@ class ForkedProcess:
 
 
 session: WarmTorch | None = None
-"""Of the tests of this process."""
+"""Session of this process's tests."""
 
 
 def run_script(script: Path, *arguments: str, cache: Path, folder: Path) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Watched(AdbTransport):
-    """The real transport, which also tells how much content was pushed and how often the device was asked."""
+    """Real transport with counts of the pushed bytes and of the requests to the device."""
 
     def __init__(self, serial: str, port: int) -> None:
         super().__init__(serial, port)

@@ -18,7 +18,7 @@ module = ".models:Broken"
 inputs = [{ shape = [1, 3, 4, 4] }]
 precisions = ["8a8w"]
 """
-# What QNN is given of the second convolution is half as much again as what the module has.
+# QNN gets weights of the second convolution that are half as much again as the module's.
 MODELS = """
 import torch
 from executorch.backends.qualcomm.builders import op_conv
