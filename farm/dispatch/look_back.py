@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TIMES = ("htp_cycles", "latency")
 """Metrics of a program's time, the most informative first."""
 TEXT_RATES = ("prefill_rate",)
-"""Further rates of text generation, whose latency is that of decode steps."""
+"""Further rates of text generation, whose latency is the time of decode steps."""
 _OF_ITS_SHARE, _LEFT = "htp_cycles", "fallback_ops"
 
 
@@ -50,7 +50,7 @@ class ComparedSeries(msgspec.Struct, frozen=True):
 
     @property
     def first(self) -> int:
-        """Return the index of the oldest run of the level: the good one of a confirmation."""
+        """Return the index of the oldest run of the level, which a confirmation takes as the good run."""
         from farm.results.analysis.candidates import reference
 
         before = len(self.points) - 1
@@ -59,7 +59,7 @@ class ComparedSeries(msgspec.Struct, frozen=True):
 
 
 class LookBack(msgspec.Struct, frozen=True):
-    """All numbers of a run, and the candidates among them."""
+    """All numbers of a run, and the suspected regressions among them."""
 
     compared: tuple[ComparedSeries, ...]
     night: NightJudgement
@@ -171,7 +171,7 @@ def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[Aler
 def changed_programs(looked: LookBack, measured: Mapping[tuple[int, str], Collection[str]]) -> list[ComparedSeries]:
     """Return the numbers to measure without a suspicion by history, the most suspicious first. Pure.
 
-    These are times of jobs whose program differs from that of the oldest comparable run, if the history does not
+    These are times of jobs whose program differs from the program of the oldest comparable run, if the history does not
     exclude a regression. `measured` has the measured runs by series and device kind: a measured program is not measured
     again in later runs.
     """

@@ -1,4 +1,4 @@
-"""The fixture `bundle`: a case of a suite, a module or a ready `.pte` -> a DeviceProgram for the SoC of the devices."""
+"""Fixture `bundle`: a DeviceProgram for the SoC of the devices from a case of a suite, a module or a ready `.pte`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Bundles:
-    """Compiles in a process of its own, so that a test needs no torch; what is unchanged is compiled once."""
+    """Programs for the device, compiled in another process, so that a test needs no torch, and once per content."""
 
     def __init__(self, worker: SuiteWorker) -> None:
         self._worker, self._plan = worker, worker.plan
@@ -42,9 +42,9 @@ class Bundles:
         self._count = 0
 
     def case(self, name: str, *, precision: str = "", options: Mapping[str, str] | None = None) -> DeviceProgram:
-        """Return a case of a suite, `quantized_ops/conv2d`, at its first precision unless another is said.
+        """Return a case of a suite, `quantized_ops/conv2d`, at `precision` or its first precision.
 
-        Raises UnknownNameError, IllegalTargetError; ProgramError when it does not compile.
+        Raises UnknownNameError, IllegalTargetError; ProgramError if it does not compile.
         """
         suite_name, slash, case_name = name.rpartition("/")
         if not slash or not suite_name:
@@ -70,10 +70,10 @@ class Bundles:
         samples: int = 1,
         options: Mapping[str, str] | None = None,
     ) -> DeviceProgram:
-        """Return a torch module, `package.module:Class`, or `.file:Class` beside the test, compiled.
+        """Return a compiled torch module: `package.module:Class`, or `.file:Class` beside the test.
 
-        `inputs` are shapes of normal float32 inputs, or InputSpec; made from their seeds, they calibrate the quantizer
-        and are what it runs with. `seed` is that of the weights.
+        `inputs` are shapes of normal float32 inputs, or InputSpec; their values, made from seeds, calibrate the
+        quantizer and are the inputs of executions. `seed` is the seed of the weights.
         """
         specs = tuple(one if isinstance(one, InputSpec) else InputSpec(tuple(one)) for one in inputs)
         if ":" not in module or not specs:
@@ -96,10 +96,10 @@ class Bundles:
     def pte(
         self, path: str | Path, inputs: Arrays | None = None, *, samples: Sequence[Arrays] | None = None
     ) -> DeviceProgram:
-        """Return a ready `.pte`, a path from the folder of the test; nothing is compiled and nothing is compared.
+        """Return a ready `.pte`, a path relative to the folder of the test, without compiling or references.
 
         Inputs are numpy arrays, given here or to `runner`. Raises ConfigError for a file that is no program,
-        IllegalTargetError for one that was compiled for another SoC or backend.
+        IllegalTargetError for a program of another SoC or backend.
         """
         model = self._worker.test_folder / path
         job = Job(
@@ -126,7 +126,7 @@ class Bundles:
         return DeviceProgram(lay_out(self._worker.scratch / "ready" / str(self._count), model, given, manifest))
 
     def canary(self) -> tuple[Job, Bundle] | None:
-        """Return the canary of the devices, compiled for attached ones; None without one."""
+        """Return the health check of the devices, compiled first for attached devices; None without one."""
         job = canary_job(self._soc.name, self._plan.backend)
         key, is_cached = find_bundle_for(job, self._plan, self._cache)
         if not (is_cached or self._plan.leased):

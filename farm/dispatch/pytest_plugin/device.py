@@ -1,4 +1,4 @@
-"""The fixture `device`: the small part of a leased device that tests need."""
+"""Fixture `device`: the small part of a leased device that tests need."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _ASK_SECONDS = 15.0
 class LeasedDevice:
     """Leased device of this worker; after a loss, the next device.
 
-    Every method raises DeviceError for what the device or its cable does wrong, which makes a test `infra` and not
-    `failed`. What a test itself does wrong has Python's own names: TimeoutError, FileNotFoundError, ValueError.
+    Every method raises DeviceError for faults of the device or its cable, which make a test `infra` and not `failed`.
+    Mistakes of the test itself raise Python's own errors: TimeoutError, FileNotFoundError, ValueError.
     """
 
     info: Device
-    """All that farm knows of it."""
+    """Facts about the device."""
     folder: PurePosixPath
-    """A folder of this worker alone on the device, removed at the end; relative paths start there."""
+    """Folder of this worker alone on the device, removed at the end; relative paths start there."""
     _transport: Transport
 
     def __init__(self, note: Callable[[DeviceError], None]) -> None:
-        """`note` gets every DeviceError, also one that the test catches."""
+        """`note` receives every DeviceError, even if the test catches it."""
         self._note = note
 
     def use(self, info: Device, transport: Transport, folder: PurePosixPath) -> None:
-        """Be another device from now on."""
+        """Stand for another device from now on."""
         self.info, self._transport, self.folder = info, transport, folder
 
     def __repr__(self) -> str:
@@ -44,22 +44,22 @@ class LeasedDevice:
 
     @property
     def serial(self) -> str:
-        """What farm calls it."""
+        """Serial of the device in farm."""
         return self.info.serial
 
     @property
     def soc(self) -> str:
-        """As in device profiles: `SM8650`."""
+        """SoC as in device profiles: `SM8650`."""
         return self.info.soc
 
     @property
     def is_virtual(self) -> bool:
-        """Whether it is a simulator: its times are those of this machine."""
+        """True for a simulator, whose times are times of this machine."""
         return self.info.kind == "virtual"
 
     @property
     def adb_name(self) -> str:
-        """What `adb -s` takes, with ANDROID_ADB_SERVER_PORT as it is set; empty for a device without adb."""
+        """Serial for `adb -s` at the server of ANDROID_ADB_SERVER_PORT; empty for a device without adb."""
         return self._transport.tool_environment().get("ANDROID_SERIAL", "")
 
     def run(
@@ -73,7 +73,7 @@ class LeasedDevice:
     ) -> Completed:
         """Run the program `argv[0]` and return `code`, `stdout`, `stderr` (bytes) and `seconds`; no shell reads `argv`.
 
-        Raises TimeoutError when it does not end in time, DeviceError.
+        Raises TimeoutError for a program that does not end in time, DeviceError.
         """
         try:
             return self._transport.run(argv, stdin=stdin, timeout_s=timeout_s, cwd=self._path(cwd or "."), env=env)
@@ -85,7 +85,7 @@ class LeasedDevice:
             raise
 
     def push(self, files: Mapping[str | PurePosixPath, str | Path | bytes]) -> None:
-        """Write local files, or bytes, to paths on the device; folders are made. Raises DeviceError."""
+        """Write local files, or bytes, to paths on the device, and create their folders. Raises DeviceError."""
         absolute = {
             self._path(to): content if isinstance(content, bytes) else Path(content) for to, content in files.items()
         }
@@ -99,10 +99,9 @@ class LeasedDevice:
             raise
 
     def pull(self, path: str | PurePosixPath, to: str | Path, *, max_bytes: int = _PULL_BYTES) -> Path:
-        """Read a file from the device into the local file `to`, whose folder exists, and return that.
+        """Copy a file of the device to the local file `to`, whose folder must exist, and return the local path.
 
-        Raises FileNotFoundError when the device has no such file, ValueError for one of more than `max_bytes`,
-        DeviceError.
+        Raises FileNotFoundError for a missing file, ValueError for a file of more than `max_bytes`, DeviceError.
         """
         remote, local = self._path(path), Path(to)
         try:
@@ -117,7 +116,7 @@ class LeasedDevice:
         return self.folder / path
 
     def _ask(self, error: DeviceError) -> None:
-        """Raise `error` unless the device answers, so that it was not to blame."""
+        """Raise `error` unless the device answers: an answering device did not cause the timeout."""
         try:
             self._transport.run(["true"], timeout_s=_ASK_SECONDS)
         except DeviceError:
@@ -125,7 +124,7 @@ class LeasedDevice:
             raise error from None
 
     def _explain(self, remote: PurePosixPath, max_bytes: int, error: DeviceError) -> None:
-        """Raise what a file that cannot be read is, where it is not the device."""
+        """Raise FileNotFoundError or ValueError for a missing or too large file, the test's own mistakes."""
         script = 'if [ -f "$1" ]; then wc -c <"$1"; else echo none; fi'
         try:
             answer = self._transport.run(["sh", "-c", script, "sh", str(remote)], timeout_s=_ASK_SECONDS).stdout.strip()

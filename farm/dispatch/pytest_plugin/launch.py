@@ -1,4 +1,4 @@
-"""One `farm pytest`, from devices to exit code: the user's pytest runs in a process of its own."""
+"""Execution of `farm pytest`, from devices to exit code: the user's pytest runs in another process."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# By the name of its entry point, so that it is loaded once, also where the user lets pytest load none by itself.
+# Plugins by the names of their entry points: loaded once, also with the user's PYTEST_DISABLE_PLUGIN_AUTOLOAD.
 _PLUGINS = ("-p", "xdist", "-p", "farm.dispatch.pytest_plugin.plugin")
 _PYTEST_INTERNAL, _PYTEST_USAGE, _PYTEST_EMPTY = 3, 4, 5
-# What pytest answers without running a test: no device is needed.
+# Options with which pytest only prints something, and needs no device.
 _LISTING = {
     "--collect-only", "--co", "-h", "--help", "-V", "--version", "--fixtures", "--funcargs", "--fixtures-per-test",
     "--markers", "--cache-show",
 }  # fmt: skip
-# Workers on other machines, which have no plan, and what cannot work in one.
+# Refused options: workers on other machines, which have no plan, and debuggers, which do not work in a worker.
 _OTHER_MACHINES = "--tx"
 _TERMINAL = ("--pdb", "--trace")
-# As long as xdist waits for its workers, and some more.
+# A little longer than xdist waits for its workers.
 _ENDING_SECONDS = 30.0
 # The successor of a dead worker may have to wait for the end of a lease.
 _OWN_LEASES = LeaseConfig(ttl_s=6.0, heartbeat_s=1.0)
@@ -63,48 +63,48 @@ _NONE_FREE = "no device is free: one worker waits for the first"
 
 
 class SuiteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for."""
+    """Request of a `farm pytest`."""
 
     soc: str
-    """Empty for that of the attached devices, where all have the same."""
+    """SoC; empty for the common SoC of all attached devices."""
     backend: str = DEFAULT_BACKEND
     virtual: int = 0
     """Virtual devices; 0 for attached ones."""
     choice: Choice = Choice()
     most_devices: int | None = None
     arguments: tuple[str, ...] = ()
-    """Of pytest."""
+    """Arguments of pytest."""
     command: str = ""
     name: str = ""
-    """What the run is called."""
+    """Name of the run."""
     purpose: Purpose = Purpose.TRIAL
     quiet: bool = False
-    """Standard output is not for pytest: it writes to standard error."""
+    """Pytest writes to standard error, as standard output is for other data."""
 
 
 class SuiteOutcome(msgspec.Struct, frozen=True):
-    """How it ended."""
+    """Outcome of a `farm pytest`."""
 
     exit_code: int
     view: RunView
     report: Path
-    """The HTML file."""
+    """HTML file of the report."""
 
 
 def is_listing(arguments: Sequence[str]) -> bool:
-    """Tell whether pytest only answers a question, so that no device is needed. Pure."""
+    """Return whether pytest only prints information, so that no device is needed. Pure."""
     return not _LISTING.isdisjoint(arguments)
 
 
 def list_tests(arguments: Sequence[str]) -> int:
-    """Let pytest answer, and return the exit code: 0, 2 when it did not understand, 5 without any test."""
+    """Run pytest for its output alone, and return the exit code: 0, 2 for a usage error, 5 without any test."""
     rooted = rooted_arguments(arguments, Path.cwd())
     done = subprocess.run([sys.executable, "-m", "pytest", *_PLUGINS, *rooted, *arguments], check=False)
     return done.returncode if done.returncode in (0, _PYTEST_EMPTY) else UsageError.exit_code
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise UsageError for what is not for the user to say, or cannot work in a worker."""
+    """Raise UsageError for arguments that farm sets itself, or that cannot work in a worker."""
     for argument in arguments:
         if argument.startswith(_OTHER_MACHINES):
             raise UsageError(f"{argument}: workers run on this machine, one a device; -n N starts fewer")
@@ -114,10 +114,10 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def run(config: Config, request: SuiteRequest) -> SuiteOutcome:
-    """Run the user's pytest on devices and return how it ended; everything started is ended again.
+    """Run the user's pytest on devices, end all started processes, and return the outcome.
 
-    Raises UsageError, NoDeviceError or MissingToolError before anything is changed, NothingSelectedError where there
-    was no test, InfraError when pytest broke down before there was one.
+    Raises UsageError, NoDeviceError or MissingToolError before any change to the store, NothingSelectedError without a
+    test, InfraError if pytest crashed before its first test.
     """
     from farm.base.processes import Supervisor
     from farm.builds.runtime.runtime import require_backend
@@ -132,7 +132,7 @@ def run(config: Config, request: SuiteRequest) -> SuiteOutcome:
 
 
 def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store: Store) -> Soc:
-    """Return the SoC of all attached devices that may be used. Raises NoDeviceError, UsageError."""
+    """Return the common SoC of all usable attached devices. Raises NoDeviceError, UsageError for several SoCs."""
     from farm.devices.discovery import scan_all
     from farm.dispatch.pool.fleet import choose, narrowed
 
@@ -151,7 +151,7 @@ def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store:
 
 
 class _Launch:
-    """The part that leaves traces: store, folder, processes."""
+    """Part of a `farm pytest` with effects: store, folder, processes."""
 
     def __init__(self, config: Config, request: SuiteRequest, soc: Soc, store: Store) -> None:
         self._config, self._request, self._soc, self._store = config, request, soc, store
@@ -177,7 +177,7 @@ class _Launch:
                 interrupted = self._interrupted or plan.was_interrupted
                 return self._finished(plan.run_id, status, interrupted=interrupted)
             except KeyboardInterrupt:
-                # The second Ctrl-C, or SIGTERM: what was recorded so far stays.
+                # A second Ctrl-C, or SIGTERM: keep the results so far.
                 if plan is None or not plan.run_id:
                     raise
                 return self._finished(plan.run_id, 0, interrupted=True)
@@ -192,7 +192,7 @@ class _Launch:
 
     @contextlib.contextmanager
     def _looking_after(self, fleet: Fleet, plan: SuitePlan) -> Iterator[None]:
-        """Keep up the way to the devices, which workers lease, and print the notes of workers."""
+        """Keep the connections to the devices, which workers lease, and print the notes of workers."""
         from farm.dispatch.pool.device_pool import DevicePool
 
         pool = DevicePool(fleet.devices, self._store, None)
@@ -223,7 +223,7 @@ class _Launch:
         return [device for device in fleet.devices if device.id not in taken]
 
     def _lay_out_leases(self, folder: Path, fleet: Fleet) -> str:
-        """Return the URL of a store for the leases of devices that are this command's own; empty for others."""
+        """Return the URL of a store for leases of the command's own devices; empty for shared devices."""
         from farm.store.leases.registry import Seen
         from farm.store.store import open_store
 
@@ -277,7 +277,7 @@ class _Launch:
 
     def _pytest(self, plan: SuitePlan, supervisor: Supervisor) -> int:
         """Return pytest's exit status."""
-        # An ini file may have said otherwise: what is on the command line comes after it.
+        # Set all on the command line, which takes precedence over an ini file.
         python = plan.compiler.python
         argv = [python, "-m", "pytest", *_PLUGINS, *self._rooted, "-n", "auto", *self._request.arguments]
         with _standard_output_for(quiet=self._request.quiet), relayed_output() as relay:
@@ -328,12 +328,12 @@ class _Launch:
             logger.warning("pytest broke down (%s): what it says above tells why", ending(status))
             return InfraError.exit_code
         found = exit_code_of(self._store.runs.view(run_id))
-        # Other plugins have demands of their own, as for coverage.
+        # Other plugins may fail a session by themselves, for example for its coverage.
         return found or (1 if status else 0)
 
 
 def _require_plugin(compiler: Compiler) -> None:
-    """Raise MissingToolError where the interpreter of a toolchain cannot load pytest with farm's plugin."""
+    """Raise MissingToolError if the interpreter of a toolchain cannot load pytest with farm's plugin."""
     if Path(compiler.python) == Path(sys.executable):
         return
     done = subprocess.run(
@@ -352,7 +352,7 @@ def _require_plugin(compiler: Compiler) -> None:
 
 
 def _without_tests(status: int, *, interrupted: bool) -> BaseException:
-    """Return how it ended where no test was collected."""
+    """Return the error for a session without a collected test."""
     if interrupted:
         return KeyboardInterrupt()
     if status == _PYTEST_EMPTY:
@@ -365,9 +365,9 @@ def _without_tests(status: int, *, interrupted: bool) -> BaseException:
 
 
 def _let_end(child: Child) -> int:
-    """Wait until pytest, which was interrupted as well, has put its things away."""
+    """Wait until pytest, which was interrupted as well, has cleaned up and ended; return its exit status."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # Nor does pytest hear of it, as under nohup.
+        # Pytest ignores the signal as well, as under nohup.
         return child.terminate()
     if not _hears_terminal():
         with contextlib.suppress(ProcessLookupError):
@@ -379,7 +379,7 @@ def _let_end(child: Child) -> int:
 
 
 def _hears_terminal() -> bool:
-    """Tell whether this process and its children are what a terminal sends Ctrl-C to."""
+    """Return whether a terminal sends Ctrl-C to this process and its children."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:
@@ -394,7 +394,7 @@ def _hears_terminal() -> bool:
 
 @contextlib.contextmanager
 def _standard_output_for(*, quiet: bool) -> Iterator[None]:
-    """Let what is started meanwhile write to standard error where standard output is for something else."""
+    """Redirect standard output of processes started in the block to standard error, with `quiet`."""
     if not quiet:
         yield
         return

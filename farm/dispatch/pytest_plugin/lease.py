@@ -33,15 +33,15 @@ def release_of(plan: SuitePlan, pid: int) -> None:
 
 
 def _is_of_session(plan: SuitePlan, store: Store, one: Lease | Waiting) -> bool:
-    """Tell whether a lease or a request is of this command, or of another one with the same words."""
+    """Return whether a lease or a request belongs to this command, or to another with the same command line."""
     return (one.host, one.purpose, one.user) == (socket.gethostname(), clean(plan.purpose), store.user)
 
 
 class DeviceLease:
-    """The device that a worker holds. Belongs to the thread that runs the tests."""
+    """Lease of a worker's device. Belongs to the thread that runs the tests."""
 
     def __init__(self, plan: SuitePlan, *, exchanges: bool = True) -> None:
-        """Without `exchanges` the worker keeps its first device until the end, as for `--dist each`."""
+        """Make a lease; without `exchanges` the worker keeps its first device until the end, as for `--dist each`."""
         self._plan, self._exchanges = plan, exchanges
         self._store: Store | None = None
         self._pool: DevicePool | None = None
@@ -67,9 +67,9 @@ class DeviceLease:
         return until_s is None or now_s() >= until_s
 
     def acquire(self, numbers: Sequence[int], wait_s: float = math.inf) -> Device | None:
-        """Lease a device with one of these numbers in the plan, and return it; None when the time is over.
+        """Release the former device, lease a device with one of `numbers` in the plan, and return it.
 
-        The former device is given back. Raises NoDeviceError where no device is left to wait for.
+        Returns None after `wait_s`. Raises NoDeviceError if no device is left to wait for.
         """
         self.release()
         if not numbers:
@@ -83,7 +83,7 @@ class DeviceLease:
         except BaseException:
             self.release()
             raise
-        # The worker itself asks for a lost device again, as it has to begin anew on it.
+        # The worker itself leases again after a loss, as it has to begin anew on the device.
         pool.want_no_more()
         if not (held := pool.held()):
             self.release()
@@ -94,13 +94,13 @@ class DeviceLease:
         return self.device
 
     def release(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         if self._pool is not None:
             self._pool.close()
         self._pool, self.device = None, None
 
     def close(self) -> None:
-        """Give the device back, and let go of the store."""
+        """Release the device, and close the store."""
         self.release()
         if self._store is not None:
             self._store.close()
@@ -113,7 +113,7 @@ class DeviceLease:
         return [number for number, device in numbers if number not in left and own in (None, device)]
 
     def others(self, tried: Collection[str]) -> list[int]:
-        """Return devices that this session has or could have now, but for those with the serials `tried`."""
+        """Return the numbers of devices that this session has or could lease now, except for the serials `tried`."""
         if not self._exchanges:
             return []
         leases = {lease.device: lease for lease in self._opened().leases.all()}
@@ -125,7 +125,7 @@ class DeviceLease:
         ]
 
     def wanted_elsewhere(self) -> list[int]:
-        """Return free devices to take instead, where another worker waits for this one and cannot use them."""
+        """Return free devices to lease instead, if another worker waits for this device and cannot use them."""
         if self.device is None or not self._exchanges or len(self._plan.devices) == 1:
             return []
         waiting = [one for one in self._opened().leases.waiting() if self._is_sibling(one)]
@@ -137,7 +137,7 @@ class DeviceLease:
         return [n for n in self.others({self.device.serial}) if ids[n] not in {*held, *wanted.devices}]
 
     def require(self) -> None:
-        """Raise LeaseLostError where the lease was lost."""
+        """Raise LeaseLostError if the lease was lost."""
         if self.device is not None and self.is_lost:
             raise LeaseLostError(f"{self.device.serial} may not be used any more: its lease was lost")
 

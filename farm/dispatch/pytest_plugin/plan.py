@@ -18,88 +18,88 @@ from farm.devices.device import Device
 from farm.store.records import RunRecord
 
 STORE_VARIABLE = "FARM_STORE"
-"""Environment variable with the URL of the store, which may hold a password and so is in no file."""
+"""Environment variable with the URL of the store, which may contain a password and therefore is in no file."""
 
 PLAN_VARIABLE = "FARM_PYTEST_PLAN"
-"""Environment variable that says where the plan is."""
+"""Environment variable with the path of the plan."""
 
 _RUN, _INTERRUPTED, _LEFT, _FILES, _NOTES = "run", "interrupted", "left-", "files", "notes"
 
 
 GIVEN_UP = "farm_given_up"
-"""Attribute of a report whose worker has no device any more."""
+"""Attribute of a report whose worker has lost its last device."""
 
 
 class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One `farm pytest`: devices, and where things are."""
+    """Plan of a `farm pytest`: devices, folders and settings."""
 
     token: str
-    """Names what this command leaves on devices."""
+    """Part of the names of this command's files on devices."""
     folder: Path
     """Folder of this command alone: scratch folders of the workers, and their messages."""
     soc: str
     backend: str
     devices: tuple[Device, ...]
     workers: int
-    """Devices that could be had when the tests began: so many workers at most."""
+    """Most workers: the number of free devices at the start, at least 1."""
     runtimes: dict[str, Runtime]
-    """By the device's serial."""
+    """Runtimes by the serial of their device."""
     leased: bool
-    """Others may use the devices as well; otherwise they are this command's own."""
+    """True for devices that are shared with other users; False for the command's own devices."""
     leases: str = ""
     """URL of the store with the leases of the command's own devices."""
     lease_times: LeaseConfig = LeaseConfig()
     purpose: str = ""
     """Purpose of the leases, for other users."""
     record: RunRecord
-    """What the run is, once there is a test."""
+    """Record of the run, which is stored with the first test."""
     cache_root: Path
     suite_folders: tuple[Path, ...]
     versions: dict[str, str]
-    """Of the compiler, as in `farm.builds.bundles.key`."""
+    """Versions of the compiler, as in `farm.builds.bundles.key`."""
     compiler: Compiler
-    """How a builder process is started."""
+    """Interpreter and environment of builder processes."""
     build_timeout_s: float
     build_limits: MemoryLimits
     health: HealthConfig = HealthConfig()
 
     @property
     def path(self) -> Path:
-        """The file it is kept in."""
+        """File of the plan."""
         return self.folder / "plan.json"
 
     @property
     def lease_store(self) -> str:
-        """The URL of the store with the leases of the devices."""
+        """URL of the store with the leases of the devices."""
         return self.leases or os.environ[STORE_VARIABLE]
 
     @property
     def run_id(self) -> str:
-        """The id of the run; empty as long as no test was collected."""
+        """Id of the run; empty before the first test is collected."""
         try:
             return (self.folder / _RUN).read_text()
         except FileNotFoundError:
             return ""
 
     def leave_run(self, run_id: str) -> None:
-        """Tell the command which run it has become."""
+        """Write the id of the run, for the command."""
         (self.folder / _RUN).write_text(run_id)
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether pytest was, by Ctrl-C or `pytest.exit`."""
+        """True if pytest was interrupted, by Ctrl-C or `pytest.exit`."""
         return (self.folder / _INTERRUPTED).exists()
 
     def leave_interrupted(self) -> None:
-        """Tell the command that pytest was interrupted."""
+        """Mark pytest as interrupted, for the command."""
         (self.folder / _INTERRUPTED).touch()
 
     def leave_device(self, number: int, reason: str) -> None:
-        """Tell the command that a worker has let go of its device for good."""
+        """Mark the device `number` as given up by its worker for good, for the command."""
         write_atomically(self.folder / f"{_LEFT}{number}", reason)
 
     def devices_left(self) -> dict[int, str]:
-        """Return the devices that workers have let go of for good, by number, and why."""
+        """Return the reasons of devices that workers have given up for good, by number."""
         left = self.folder.glob(f"{_LEFT}*")
         return {int(path.name.removeprefix(_LEFT)): path.read_text() for path in left if not path.suffix}
 
@@ -109,30 +109,30 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
             file.write(f"{one_line(text)}\n")
 
     def notes(self) -> list[str]:
-        """Return the lines so far."""
+        """Return the lines of `leave_note` so far."""
         try:
             return (self.folder / _NOTES).read_text().splitlines()
         except FileNotFoundError:
             return []
 
     def leave_files(self, files: dict[str, str]) -> None:
-        """Tell where tests are: paths by the beginning of their node ids, which is empty for those outside the root."""
+        """Write the paths of test files, by the beginning of their node ids (empty for files outside the root)."""
         write_atomically(self.folder / _FILES, msgspec.json.encode(files))
 
     def files(self) -> dict[str, str]:
-        """Return what `leave_files` told last."""
+        """Return the paths of the last `leave_files`."""
         try:
             return msgspec.json.decode((self.folder / _FILES).read_bytes(), type=dict[str, str])
         except FileNotFoundError:
             return {}
 
     def write(self) -> None:
-        """Write it for the processes to come."""
+        """Write the plan for the processes of pytest."""
         self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
 
 
 def read_plan() -> SuitePlan | None:
-    """Return the plan of the `farm pytest` that started this process, None where that was something else."""
+    """Return the plan of the `farm pytest` that started this process; None in any other process."""
     path = os.environ.get(PLAN_VARIABLE)
     if not path:
         return None

@@ -103,7 +103,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Give the device back as it was found."""
+    """Restore and release the device."""
     worker = config.stash.get(_WORKER, None)
     if worker is not None:
         worker.close()
@@ -111,7 +111,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Write where the tests are, before any of them is reported."""
+    """Write the paths of the test files, before the first report of a test."""
     worker = session.config.stash.get(_WORKER, None)
     if worker is not None:
         worker.plan.leave_files({item.nodeid.partition("::")[0]: str(item.path) for item in session.items})
@@ -119,7 +119,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Let the worker know which test runs; a test that lost its device, or may have, runs again on the next one."""
+    """Begin the test at the worker; a test that failed, perhaps by fault of its device, runs again on the next one."""
     worker = item.config.stash.get(_WORKER, None)
     if worker is None:
         return (yield)
@@ -133,7 +133,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Make sure of the device before anything of the test begins."""
+    """Check the device before any part of the test begins."""
     __tracebackhide__ = True
     worker = item.config.stash.get(_WORKER, None)
     if worker is not None:
@@ -145,7 +145,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Tell a failure of the farm or the device from one of the test, and add what the worker knows."""
+    """Mark failures of the farm or the device, apart from failures of the test, and add the worker's facts."""
     report = yield
     worker = item.config.stash.get(_WORKER, None)
     if worker is None:
@@ -167,7 +167,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
-    """Show what the farm or the device is to blame for by a letter of its own."""
+    """Show failures of the farm or the device by their own letter."""
     if getattr(report, INFRA, "") and report.failed:
         return "failed", "I", ("INFRA", {"purple": True})
     if hasattr(report, SERIAL) and report.outcome == "rerun":  # type: ignore[comparison-overlap]

@@ -1,4 +1,4 @@
-"""Tests -> jobs, and reports of pytest -> attempts. Pure."""
+"""Conversion of tests to jobs, and of pytest's reports to attempts. Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SUITE = "pytest"
-"""The suite that every test belongs to."""
+"""Suite of all tests."""
 
 OPEN = "farm_open"
-"""Attribute of a report of a failure that may be the device's as well: its cause."""
+"""Attribute of a report with the cause of a failure that may be the device's fault as well."""
 
 SERIAL = "farm_serial"
-"""Attribute of a report: the device, for a worker that dies before the last one."""
+"""Attribute of a report: the device, for a worker that dies before its last report."""
 
 PROCESS = "farm_process"
 """Attribute of a report: id of the process that has leased the device."""
 
 FACTS = "farm_facts"
-"""Attribute of a test's last report: what its worker knows that pytest does not."""
+"""Attribute of a test's last report: facts of its worker that pytest does not have."""
 
 # The id of a job has 512 characters in the store, with suite and target; parameters can make a node id longer.
 _NAME_CHARS = 400
@@ -39,34 +39,34 @@ _PHASES = ("setup", "call", "teardown")
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
-    """What a worker knows of a test that has ended."""
+    """Facts of a worker about a test that has ended."""
 
     device: str
-    """Serial."""
+    """Serial of the device."""
     fence: int
-    """Of the lease; 0 without one."""
+    """Fence of the lease; 0 without a lease."""
     infra: str = ""
-    """What the farm or the device did wrong; empty when nothing."""
+    """Fault of the farm or the device; empty for none."""
     stage: Stage = Stage.EXECUTE
-    """Where it failed, if it did."""
+    """Stage of the failure, if any."""
     cause: Cause = Cause.NONE
     bundle_key: str = ""
     measurements: tuple[Measurement, ...] = ()
-    """Of the one program that it ran; none where it ran several."""
+    """Measurements of the test's program; none after several programs."""
     operators: tuple[OperatorProfile, ...] = ()
     notes: tuple[str, ...] = ()
     earlier: tuple[Tried, ...] = ()
     """Attempts of the test on other devices."""
     others: int = 0
-    """Devices that might have tried it once more."""
+    """Number of devices that might have tried the test again."""
 
     def packed(self) -> str:
-        """Return it as text that every plugin can carry with a report, infinities included."""
+        """Return the facts, infinities included, as text that any plugin can carry with a report."""
         return base64.b64encode(msgspec.msgpack.encode(self)).decode()
 
 
 def unpack(report: pytest.TestReport) -> DeviceFacts | None:
-    """Return what the worker sent with a report; None where it died before, or had nothing to send."""
+    """Return the worker's facts in a report; None if the worker died before, or had no facts."""
     packed = getattr(report, FACTS, None)
     return msgspec.msgpack.decode(base64.b64decode(packed), type=DeviceFacts) if isinstance(packed, str) else None
 
@@ -74,7 +74,7 @@ def unpack(report: pytest.TestReport) -> DeviceFacts | None:
 def job_of_test(nodeid: str, soc: str, backend: str, source: str) -> Job:
     """Return the job of a test: `pytest/tests/test_net.py::test_net[SM8650-htp]`.
 
-    `source` is the hash of its file. A test has no precision that farm knows of.
+    `source` is the hash of its file. The precision of a test is unknown, so that its target has none.
     """
     name = storable(nodeid)
     if len(name) > _NAME_CHARS:
@@ -84,9 +84,9 @@ def job_of_test(nodeid: str, soc: str, backend: str, source: str) -> Job:
 
 
 def attempt_of(job_id: str, reports: Sequence[pytest.TestReport]) -> Attempt:
-    """Return what the reports of one execution of a test say, those of its subtests among them.
+    """Return the attempt of one execution of a test, from the reports of the test and its subtests.
 
-    The verdict takes in the devices that tried it before.
+    The verdict takes the test's earlier attempts on other devices into account.
     """
     facts = next((facts for report in reversed(reports) if (facts := unpack(report)) is not None), None)
     if facts is None:
@@ -124,7 +124,7 @@ def _attempt_of(job_id: str, reports: Sequence[pytest.TestReport], facts: Device
 
 
 def collection_failure(job_id: str, report: pytest.CollectReport) -> Attempt:
-    """Return the attempt of what could not be collected, as a module that cannot be imported."""
+    """Return the attempt of a collection error, for example of a module with a failed import."""
     reason = reason_line(_last_line(report.longreprtext)) or "it cannot be collected"
     return Attempt(job_id, Verdict.FAILED, Stage.LOAD, reason, log=bounded_log(report.longreprtext))
 
@@ -142,7 +142,7 @@ def _ending(reports: Sequence[pytest.TestReport], bad: Sequence[pytest.TestRepor
         if expected.skipped:
             return Verdict.FAILED, facts.stage, facts.cause, _reason(expected), f"xfail: {why}", ()
         return Verdict.PASSED, Stage.DONE, Cause.NONE, "", "", (f"expected to fail, and passed: {why}",)
-    # A subtest that was skipped leaves the others.
+    # A skipped subtest does not skip the others.
     skip = next((report for report in reports if type(report) is pytest.TestReport and report.skipped), None)
     if skip is not None:
         return Verdict.SKIPPED, Stage.EXECUTE, Cause.NONE, _skip_reason(skip), "", ()
@@ -152,7 +152,7 @@ def _ending(reports: Sequence[pytest.TestReport], bad: Sequence[pytest.TestRepor
 def _failure(bad: Sequence[pytest.TestReport], facts: DeviceFacts) -> _Ending:
     reason = _reason(bad[0]) + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
     if bad[0].when not in _PHASES:
-        # xdist's own report of a worker that is gone.
+        # This is xdist's own report of a dead worker.
         return Verdict.FAILED, Stage.EXECUTE, Cause.CRASH, reason, "", ()
     if facts.infra:
         return Verdict.INFRA, facts.stage, facts.cause, facts.infra, "", ()
@@ -169,7 +169,7 @@ def _reason(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     message = str(crash.message) if crash is not None else _last_line(report.longreprtext)
     where = "" if report.when in ("call", "???") else f"{report.when}: "
-    # An assertion's first line says what was compared.
+    # The first line of an assertion has the compared values.
     return where + (message.strip().partition("\n")[0] or "it failed and did not say why")
 
 
@@ -185,5 +185,5 @@ def _text(report: pytest.TestReport) -> str:
 
 def _last_line(text: str) -> str:
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
-    # How pytest marks the lines of an exception.
+    # Pytest marks the lines of an exception by this prefix.
     return last.removeprefix("E   ")

@@ -1,4 +1,4 @@
-"""Standard output and error of a child, handed on for as long as anybody reads them."""
+"""Relay of a child's standard output and error to this process's, for as long as they are read."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _LAST_SECONDS = 5.0
 
 
 class OutputRelay:
-    """What hands on; whoever waits for the child calls `finish` then."""
+    """Relay of output by threads; `finish` is called once the child has ended."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
     def start(self, source: int, target: int) -> None:
-        """Hand on what comes from the descriptor `source` to `target`, and close both at its end."""
+        """Copy data from the descriptor `source` to `target`, and close both at the end of the data."""
         thread = threading.Thread(target=_hand_on, args=(source, target), name="output", daemon=True)
         thread.start()
         self._threads.append(thread)
 
     def finish(self) -> None:
-        """Wait for what the child wrote last; something that it left running may keep its output open for longer."""
+        """Wait at most 5 s for each output's last data; a process that the child left may keep an output open."""
         for thread in self._threads:
             thread.join(_LAST_SECONDS)
 
 
 @contextmanager
 def relayed_output() -> Iterator[OutputRelay]:
-    """Let what is started meanwhile write into pipes of ours, where standard output and error are pipes.
+    """Replace standard output and error, if they are pipes, by pipes of a relay for processes started in the block.
 
-    Whoever reads a pipe may leave before the child has ended, as `| head` does: many programs break down over that.
+    The reader of a pipe may close it before the child has ended, as `| head` does, which many programs do not survive.
     """
     relay, kept = OutputRelay(), {}
     pipes: dict[tuple[int, int], int] = {}
@@ -45,7 +45,7 @@ def relayed_output() -> Iterator[OutputRelay]:
         if not stat.S_ISFIFO(status.st_mode):
             continue
         original = kept[number] = os.dup(number)
-        # Both into one, as with `2>&1`, stay in their order.
+        # Two outputs into the same pipe, as with `2>&1`, share one relay, which keeps their order.
         place = status.st_dev, status.st_ino
         if place not in pipes:
             source, pipes[place] = os.pipe()

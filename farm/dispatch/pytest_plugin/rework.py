@@ -1,7 +1,8 @@
-"""What upstream's newer tests, below `backends/qualcomm/tests/rework`, ask of the pytest that runs them.
+"""Support for upstream's newer tests, below `backends/qualcomm/tests/rework`.
 
-They are rooted in a source tree, with the options of their conftest; they import a class of pytest-subtests, which
-pytest 9 has itself; they make a folder on the device once a process, however often the device starts anew.
+These tests need a root folder in a source tree, with the options of their conftest. They import a class of
+pytest-subtests, which pytest 9 has itself. They create a folder on the device once a process, although the device may
+reboot.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _TREE = (
     "import importlib.util as u; s = u.find_spec('executorch'); "
     "print(*(s and s.submodule_search_locations or ()), sep='\\n')"
 )
-# What farm fills in, for each worker: docs/guides/pytest.md.
+# Options that farm fills in for each worker: docs/guides/pytest.md.
 _FILLED_IN = ("--device", "--host", "--soc_model", "--backend", "--build_folder", "--target", "--config_file")
 _UTILITIES = "executorch.backends.qualcomm.export_utils"
 # executorch 1.5.1, tests/rework/conftest.py: the key in pytest's stash of reports by node id.
@@ -38,7 +39,7 @@ _COUNTS: Any = "total_test_count"
 
 
 def find_framework(arguments: Sequence[str], folder: Path) -> Path | None:
-    """Return the folder `tests/rework` that one of pytest's arguments, relative to `folder`, lies in."""
+    """Return the folder `tests/rework` that contains one of pytest's arguments, relative to `folder`."""
     for argument in arguments:
         path = Path(os.path.normpath(folder / argument.partition("::")[0]))
         if argument.startswith("-") or not path.exists():
@@ -50,10 +51,10 @@ def find_framework(arguments: Sequence[str], folder: Path) -> Path | None:
 
 
 def rooted_arguments(arguments: Sequence[str], folder: Path) -> list[str]:
-    """Return what pytest is told besides, so that these tests are collected wherever their tree lies.
+    """Return further arguments of pytest for collecting these tests from a source tree in any place.
 
-    Their conftest declares options, and pytest looks no further up for one than its root; many modules are called
-    `test`. Nothing for other tests. Raises UsageError for options of theirs that farm fills in.
+    Their conftest declares options, and pytest looks for a conftest only below its root; many modules are called
+    `test`. Empty for other tests. Raises UsageError for options of these tests that farm fills in.
     """
     framework = find_framework(arguments, folder)
     if framework is None:
@@ -72,7 +73,7 @@ def rooted_arguments(arguments: Sequence[str], folder: Path) -> list[str]:
 
 
 def require_tree(arguments: Sequence[str], folder: Path, compiler: Compiler) -> None:
-    """Raise UsageError where these tests would import their own parts from another tree than that they lie in."""
+    """Raise UsageError if these tests would import their own modules from another source tree."""
     framework = find_framework(arguments, folder)
     if framework is None or not any(_PACKAGE.encode() in path.read_bytes() for path in framework.rglob("*.py")):
         return
@@ -94,12 +95,12 @@ def require_tree(arguments: Sequence[str], folder: Path, compiler: Compiler) -> 
 
 
 def is_framework(config: pytest.Config) -> bool:
-    """Tell whether upstream's conftest has declared its options."""
+    """Return whether upstream's conftest has declared its options."""
     return hasattr(config.option, "direct_build_folder")
 
 
 def stand_in_for_subtests(modules: MutableMapping[str, ModuleType] = sys.modules) -> None:
-    """Offer pytest's own report of a subtest by the name that pytest-subtests has for it, unless that is installed."""
+    """Provide pytest's report of a subtest under the name in pytest-subtests, unless that package is installed."""
     report = getattr(pytest, "SubtestReport", None)
     if report is None or "pytest_subtests" in modules or importlib.util.find_spec("pytest_subtests") is not None:
         return
@@ -110,14 +111,14 @@ def stand_in_for_subtests(modules: MutableMapping[str, ModuleType] = sys.modules
 
 
 def count_report(config: pytest.Config, report: pytest.TestReport) -> None:
-    """Count a worker's report for upstream's summary, whose own count is made in the process that runs the test."""
+    """Count a worker's report for upstream's summary, which counts only tests of its own process."""
     counts = config.stash.get(_COUNTS, None)
     if counts is not None and report.when == "call":
         counts[report.nodeid] += 1
 
 
 def follow_workspaces(meet: Callable[[Any], None]) -> None:
-    """Have `meet` called with every SimpleADB, before that uses its device."""
+    """Have `meet` called with every SimpleADB, before its first use of a device."""
     cls = getattr(sys.modules.get(_UTILITIES), "SimpleADB", None)
     if cls is None or hasattr(cls, "farm_follows"):
         return

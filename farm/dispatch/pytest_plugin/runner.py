@@ -1,4 +1,4 @@
-"""The fixture `runner`: a program and its inputs go to the device of this worker, numpy arrays come back."""
+"""Fixture `runner`: execution of a program with inputs on the device of this worker, with numpy arrays as outputs."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 class DeviceProgram(msgspec.Struct, frozen=True):
-    """Something to run: a compiled bundle with inputs, and references where it was compiled here."""
+    """Program for a device: a bundle with inputs, and with references unless it is a ready `.pte`."""
 
     bundle: Bundle
     job: Job | None = None
-    """What it was compiled from; None for a ready `.pte`."""
+    """Job that it was compiled from; None for a ready `.pte`."""
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -57,7 +57,7 @@ class DeviceProgram(msgspec.Struct, frozen=True):
         return self.bundle.manifest.inputs
 
     def reference(self, kind: str = "fp32", *, sample: int = 0, output: int = 0) -> NDArray[Any]:
-        """Return what the module gives on the CPU for the inputs of the bundle; `kind` is `fp32` or `quantized`."""
+        """Return the module's output on the CPU for the inputs of the bundle; `kind` is `fp32` or `quantized`."""
         if kind not in self.bundle.manifest.references:
             known = ", ".join(self.bundle.manifest.references) or "none"
             raise UsageError(f"the program has no reference {kind!r}: it has {known}")
@@ -66,24 +66,24 @@ class DeviceProgram(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """One execution that came to its end."""
+    """Result of a completed execution."""
 
     outputs: tuple[tuple[NDArray[Any], ...], ...]
-    """By sample and index, in the shapes and dtypes that the program says."""
+    """Outputs by sample and index, in the shapes and dtypes of the program."""
     latency_ms: tuple[float, ...]
-    """Every timed inference; on a virtual device a time of this machine."""
+    """Time of every timed inference; on a virtual device a time of this machine."""
     load_ms: float
     operators: tuple[OperatorProfile, ...]
-    """What each node took; only with `profile="detailed"`."""
+    """Profile of each node; only with `profile="detailed"`."""
     measurements: tuple[Measurement, ...]
-    """What is recorded with the test: latency, load time, cycles, sizes."""
+    """Recorded measurements of the test: latency, load time, cycles, sizes."""
     notes: tuple[str, ...]
     _judge: Callable[[], Attempt] | None
 
     def check(self) -> None:
-        """Raise AssertionError unless the outputs are within the limits of the case that it was compiled from.
+        """Raise AssertionError unless the outputs are within the limits of the program's case.
 
-        Raises InfraError where files on the device, or of the outputs, were damaged.
+        Raises InfraError for damaged files on the device or of the outputs.
         """
         if self._judge is None:
             raise UsageError("check() needs a case of a suite and its own inputs: compare the outputs yourself")
@@ -99,10 +99,10 @@ class ProgramResult:
 
 
 class Runner:
-    """Call it with a program."""
+    """Runner of programs on the device of a worker; callable with a program."""
 
     def __init__(self, worker: SuiteWorker, canary: Callable[[], tuple[Job, Bundle] | None] = lambda: None) -> None:
-        """`canary` is called where a failure may be the device's; None is a device without one."""
+        """`canary` returns the health check for failures that may be the device's fault; None without one."""
         self._worker, self._canary = worker, canary
         self._count = 0
 
@@ -118,13 +118,13 @@ class Runner:
         options: Mapping[str, str] | None = None,
         profile: str = "auto",
     ) -> ProgramResult:
-        """Run `program` and return what came back.
+        """Run `program` and return its result.
 
-        `inputs` are those of one inference, `samples` those of several; without both it runs the ones in its bundle.
-        `iterations` are 3 and `warm_up` is 1, or fewer where the device's runner can be asked for no more. `options`
-        are backend options as for `farm run --option`, by name. Raises ProgramError when it did not load, did
-        not run, crashed or hung; DeviceError when the device is to blame; UsageError for what cannot be. The test is
-        skipped where only a device runs the program, and this one is virtual.
+        `inputs` are for one inference, `samples` for several; without both, the inputs in the bundle are used.
+        `iterations` is 3 and `warm_up` is 1 by default, or less if the device's runner has a lower limit. `options` are
+        backend options as for `farm run --option`, by name. Raises ProgramError if the program failed to load or run,
+        crashed or hung; DeviceError for a fault of the device; UsageError for impossible arguments. Skips the test on a
+        virtual device if the program needs a real one.
         """
         if inputs is not None and samples is not None:
             raise UsageError("give inputs, of one inference, or samples, of several")
@@ -155,7 +155,7 @@ class Runner:
         measured = (*time_measurements(report), *cycles.measurements)
         if (job := program.job) is not None:
             measured = (*measured, *bundle_measurements(manifest))
-        # A runner that reports other outputs than the manifest has is shown by the test's own comparison.
+        # The test's own comparison reveals outputs that differ in number from the manifest.
         orders = [*(spec.order for spec in manifest.outputs), *[()] * len(report.outputs)][: len(report.outputs)]
         outputs = tuple(
             tuple(_output(raw, report, sample, index, order) for index, order in enumerate(orders))
@@ -174,16 +174,16 @@ class Runner:
         )
 
     def _judged(self, job: Job, bundle: Bundle, raw: RawResult) -> Attempt:
-        """Return the attempt of an execution; infra where the canary fails after wrong numbers."""
+        """Return the attempt of an execution; infra if the health check fails after wrong numbers."""
         attempt = self._worker.run.judge(job, bundle, raw)
         if needs_health_check(attempt, failed_before=False):
             return self._worker.checked(attempt, self._canary)
         return attempt
 
     def _executed(self, bundle: Bundle, options: RunnerOptions) -> tuple[RawResult, tuple[str, ...]]:
-        """Return an execution that ended well, with notes; after a refusal or a crash a second one, in a new session.
+        """Return a successful execution, with notes; after a refusal or a crash, the second one, in a new session.
 
-        Raises ProgramError, and DeviceError where the device is to blame, as its canary fails as well.
+        Raises ProgramError, and DeviceError for a fault of the device, whose health check fails as well.
         """
         worker, job_id = self._worker, bundle.manifest.job_id
         raws: list[RawResult] = []
@@ -231,7 +231,7 @@ class Runner:
         return RunnerOptions(iterations, warm_up, timeout_s, flags, etdump=kept.kept, reducible=reducible)
 
     def _require_executions(self, manifest: Manifest, options: RunnerOptions) -> None:
-        """Raise UsageError where a test names more executions than the device's runner can be asked for."""
+        """Raise UsageError if a test names more executions than the device's runner can make."""
         runtime = self._worker.run.runtime
         if options.reducible or not runtime.one_shot:
             return
@@ -241,9 +241,9 @@ class Runner:
 
 
 def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], manifest: Manifest) -> Bundle:
-    """Return a bundle in the new `folder` of the program `model`, described by `manifest`, with these inputs alone.
+    """Return a bundle in the new `folder` of the program `model`, described by `manifest`, with `samples` as inputs.
 
-    Raises UsageError where they do not fit.
+    Raises UsageError for inputs of other shapes or dtypes.
     """
     for number, sample in enumerate(samples):
         given = [(tuple(array.shape), array.dtype.name) for array in sample]
@@ -262,7 +262,7 @@ def lay_out(folder: Path, model: Path, samples: Sequence[Arrays], manifest: Mani
 
 
 def _attempt(job_id: str, raw: RawResult) -> Attempt:
-    """Return an execution as an attempt, whose outputs the test judges."""
+    """Return the attempt of an execution, before the test judges its outputs."""
     found = outcome(raw)
     if not isinstance(found, Ending):
         return Attempt(job_id, Verdict.PASSED, Stage.DONE, "", device=raw.serial)

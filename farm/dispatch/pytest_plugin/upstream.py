@@ -1,8 +1,8 @@
-"""What ExecuTorch's own Qualcomm tests are given, so that they run unchanged on the device of a worker.
+"""Environment of ExecuTorch's own Qualcomm tests, with which they run unchanged on the device of a worker.
 
-Their `SimpleADB` wants the folders of a QNN SDK and of an Android build, pushes a runner and seven libraries for every
-class of tests, and works in one folder of the device. The runner that it finds here is a script that hands over to
-farm's, which lies on the device with its libraries, by hash; what it pushes besides is of no use, and small.
+Their `SimpleADB` needs the folders of a QNN SDK and of an Android build, pushes a runner and seven libraries for every
+class of tests, and works in one folder of the device. Its runner here is a script that executes farm's runner, which is
+on the device with its libraries, by hash; the other pushed files are small and unused.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 TARGET = "aarch64-android"
 RUNNER = "qnn_executor_runner"
-"""Called so, farm's runner writes an ETDump unasked, which upstream's tests count on."""
+"""Name of the runner: under this name farm's runner always writes an ETDump, which upstream's tests require."""
 
 _TESTS = "executorch.backends.qualcomm.tests.utils"
-# executorch 1.5.1: tests/utils.py and tests/rework/conftest.py make their working folders in it.
+# executorch 1.5.1: tests/utils.py and tests/rework/conftest.py create their working folders in this folder.
 _WORKSPACES = PurePosixPath("/data/local/tmp")
 _UNUSED = "stub: the runner that is pushed beside this brings its own libraries\n"
 _CLEAN_SECONDS = 30.0
-# SimpleADB calls the runner as whom adbd runs commands as; every word is quoted once more.
+# SimpleADB starts the runner as adbd's user: the script elevates it, which needs every word quoted once more.
 _AS_ROOT = r"""#!/bin/sh
 words=
 for word; do
@@ -52,7 +52,7 @@ exec {elevation} "umask 0; exec {command}$words"
 
 
 def lay_out_sdk(folder: Path, sdk: Path, soc: Soc) -> Path:
-    """Return an SDK in the new `folder`: all that `sdk` has, and stubs for what SimpleADB insists on besides."""
+    """Return an SDK in the new `folder`: all files of `sdk`, and stubs for further files that SimpleADB requires."""
     qnn = [backend for backend in BACKENDS.values() if not backend.on_cpu]
     wanted = {f"{TARGET}/{soc_name(name, soc)}" for backend in qnn for name in backend.libraries}
     for backend in qnn:
@@ -70,7 +70,7 @@ def lay_out_sdk(folder: Path, sdk: Path, soc: Soc) -> Path:
 
 
 def _link_all(folder: Path, source: Path) -> None:
-    """Link all that is in `source` into `folder`, beside what is there already, at every depth."""
+    """Link all entries of `source` into `folder`, beside existing entries, at every depth."""
     for entry in source.iterdir():
         place = folder / entry.name
         if not place.exists():
@@ -80,7 +80,7 @@ def _link_all(folder: Path, source: Path) -> None:
 
 
 class Upstream:
-    """Upstream's tests in one worker."""
+    """Environment of upstream's tests in one worker."""
 
     def __init__(self, plan: SuitePlan, scratch: Path) -> None:
         """`scratch` is a folder of the worker alone."""
@@ -88,9 +88,9 @@ class Upstream:
         self._run: DeviceRun | None = None
         self._build, self._folder = scratch / "build-android", scratch / "upstream"
         self._session: DeviceSession | None = None
-        """The session whose runner the script hands over to."""
+        """Session whose runner the script executes."""
         self._workspaces: dict[PurePosixPath, DeviceSession | None] = {}
-        """Folders of SimpleADB on the device, and the session in which each was made sure of."""
+        """Folders of SimpleADB on the device, and the session in which each was created."""
 
     def use(self, run: DeviceRun) -> None:
         """Run tests on the device of `run` from now on."""
@@ -98,18 +98,18 @@ class Upstream:
         self._workspaces.clear()
 
     def set_options(self, config: pytest.Config | None) -> None:
-        """Fill in what upstream's newer tests have as options of pytest."""
+        """Set the pytest options of upstream's newer tests."""
         if config is not None and is_framework(config):
             for name, value in self._options().items():
                 setattr(config.option, name, value)
 
     def owns(self, item: pytest.Item) -> bool:
-        """Tell whether a test is one of upstream's, or written as they are, or needs what they do."""
+        """Return whether a test belongs to upstream, derives from upstream's TestQNN, or needs the same options."""
         return self._base(item) is not None or is_framework(item.config)
 
     @contextlib.contextmanager
     def around(self, item: pytest.Item) -> Iterator[None]:
-        """Let a test of upstream's work in a folder of its worker: it writes where it stands."""
+        """Run a test of upstream in a folder of its worker, as it writes into the working directory."""
         if not self.owns(item):
             yield
             return
@@ -122,7 +122,7 @@ class Upstream:
             os.chdir(before)
 
     def prepare(self, item: pytest.Item) -> None:
-        """Before a test's own set-up: bring the runner onto the device, set the test's options. Raises DeviceError."""
+        """Prepare the device's runner and the test's options, before the test's own set-up. Raises DeviceError."""
         if not self.owns(item):
             return
         if self._run is None or not self._options()["device"]:
@@ -136,7 +136,7 @@ class Upstream:
         base = self._base(item)
         if base is None:
             return
-        # As upstream's setup_environment does it, whose other options keep the values of the class.
+        # Set the options of upstream's setup_environment; its others keep the values of the class.
         for name, value in self._options().items():
             setattr(base, name, value)
         base.enable_x86_64 = base.compile_only = False
@@ -146,13 +146,13 @@ class Upstream:
         base.artifact_dir = str(self._folder)
 
     def clean(self) -> None:
-        """Remove what SimpleADB leaves on a device."""
+        """Remove the folders of SimpleADB from the device."""
         if self._workspaces and self._run is not None:
             with contextlib.suppress(DeviceError):
                 self._run.transport.run(["rm", "-rf", "--", *map(str, self._workspaces)], timeout_s=_CLEAN_SECONDS)
 
     def _meet(self, adb: Any) -> None:
-        """Lead a SimpleADB to the device of now, and make its folder: the newer tests ask for both once a process."""
+        """Point a SimpleADB to the current device, and create its folder: the newer tests do both once a process."""
         options, workspace = self._options(), PurePosixPath(adb.workspace)
         adb.device_id, adb.host_id = options["device"], options["host"]
         if self._run is None:
@@ -162,7 +162,7 @@ class Upstream:
             self._workspaces[workspace] = self._session
 
     def _base(self, item: pytest.Item) -> Any:
-        """Return upstream's TestQNN where a test derives from it."""
+        """Return upstream's TestQNN if a test derives from it."""
         module = sys.modules.get(_TESTS)
         base, cls = getattr(module, "TestQNN", None), getattr(item, "cls", None)
         return base if base is not None and cls is not None and issubclass(cls, base) else None
@@ -179,7 +179,7 @@ class Upstream:
         }
 
     def _write_runner(self, runtime: PurePosixPath, elevation: Sequence[str]) -> None:
-        """Make the build folder. Relative paths mean the same on every device, virtual ones among them."""
+        """Create the build folder. Relative paths have the same meaning on every device, virtual devices included."""
         to = os.path.relpath(runtime, _WORKSPACES / "any")
         script = self._build / "examples/qualcomm/executor_runner" / RUNNER
         script.parent.mkdir(parents=True, exist_ok=True)
@@ -192,14 +192,14 @@ class Upstream:
 
 
 def runner_script(command: str, elevation: Sequence[str]) -> str:
-    """Return a script that becomes `command` with the words that it gets itself, through what runs scripts as root."""
+    """Return a script that executes `command` with its own arguments, by `elevation` as root."""
     if elevation:
         return _AS_ROOT.format(elevation=shlex.join(elevation), command=command)
     return f'#!/bin/sh\nexec {command} "$@"\n'
 
 
 def with_name(runtime: Runtime, name: str) -> Runtime:
-    """Return the same runtime with its runner under one more name."""
+    """Return a runtime with its runner under a further name."""
     files = {**runtime.files, name: runtime.files[runtime.runner]}
     return msgspec.structs.replace(
         runtime, files=files, hashes={**runtime.hashes, name: runtime.hashes[runtime.runner]}

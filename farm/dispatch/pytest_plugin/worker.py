@@ -50,7 +50,7 @@ _OTHER_SECONDS = 600.0
 
 
 class ExecutedProgram(msgspec.Struct, frozen=True):
-    """One program that a test ran."""
+    """Program that a test executed."""
 
     bundle_key: str
     measurements: tuple[Measurement, ...] = ()
@@ -58,7 +58,7 @@ class ExecutedProgram(msgspec.Struct, frozen=True):
 
 
 class UnfitDeviceError(DeviceError):
-    """A device, its session or its runtime that fails for a cause with a name."""
+    """Failure of a device, its session or its runtime, with a cause."""
 
     def __init__(self, serial: str, problem: str, cause: Cause) -> None:
         self.cause = cause
@@ -66,46 +66,46 @@ class UnfitDeviceError(DeviceError):
 
 
 class WrongNumbersError(AssertionError):
-    """Outputs of a program that are beyond the limits of its case."""
+    """Outputs of a program outside of its case's limits."""
 
     stage, cause = Stage.NUMERICS, Cause.NUMERICS
 
 
 class SuiteWorker:
-    """The device of a process that runs tests, and the attempts of the running test. Belongs to one thread."""
+    """Device of a process that runs tests, and the attempts of the running test. Belongs to one thread."""
 
     run: DeviceRun
     info: Device
 
     def __init__(self, plan: SuitePlan, lease: DeviceLease, config: pytest.Config | None = None) -> None:
-        """`config` gets the options of upstream's newer tests."""
+        """`config` receives the options of upstream's newer tests."""
         self.plan, self._lease, self._config = plan, lease, config
         self.scratch = plan.folder / f"worker-{os.getpid()}"
-        """A folder of this process alone on this machine."""
+        """Local folder of this process alone."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         self.supervisor = Supervisor()
         self.device = LeasedDevice(self._note)
         self.upstream = Upstream(plan, self.scratch)
         self.upstream.set_options(config)
         self.test_folder: Path = self.scratch
-        """Where the file of the running test is."""
+        """Folder of the running test's file."""
         self._liveness: Liveness
         self.serial = ""
         self._doubt = ""
-        """What went wrong with the device; it has to be brought back first."""
+        """Problem of the device, which has to be recovered before its next use; empty for none."""
         self._takeover_due = False
-        """Files and processes of a former owner are not removed yet."""
+        """True until files and processes of a former owner are removed."""
         self.given_up = ""
         """Reason for the lack of any device; empty with one."""
         self._blamed: list[BaseException] = []
         self._history: tuple[Tried, ...] = ()
         """Attempts of the running test on other devices."""
         self._is_alone = False
-        """No other device could be had for the running test."""
+        """True if no other device could be leased for the running test."""
         self._begin_attempt()
 
     def begin_test(self, folder: Path) -> None:
-        """Forget what an earlier test had to do with the device."""
+        """Reset the state of the earlier test; a repeated test keeps its attempts."""
         self.test_folder = folder
         self._history = (*self._history, self._tried_now()) if self.repeats else ()
         self._is_alone = self._is_alone and self.repeats
@@ -118,12 +118,12 @@ class SuiteWorker:
         self._notes: list[str] = []
         self._fence = 0
         self._others: int | None = None
-        """Devices that may try the test once more; None as long as it has not failed."""
+        """Number of devices that may try the test again; None before a failure."""
         self.repeats = False
-        """The test runs again on another device."""
+        """True if the test runs again on another device."""
 
     def get_ready(self) -> None:
-        """Make sure of a device that may be used, answers, and has not tried the test. Raises InfraError."""
+        """Ensure a leased device that answers and has not tried the test. Raises InfraError."""
         try:
             self._hold()
             self._fence = self._lease.fence
@@ -147,7 +147,7 @@ class SuiteWorker:
         self.upstream.set_options(self._config)
 
     def checked(self, attempt: Attempt, canary: Callable[[], tuple[Job, Bundle] | None]) -> Attempt:
-        """Return an attempt that failed; infra where the canary of the device fails as well."""
+        """Return a failed attempt; infra if the device's health check fails as well."""
         if found := canary():
             self.run.set_canary(*found, Profile.OFF)
         self.run.end_session()
@@ -155,16 +155,16 @@ class SuiteWorker:
         return unfit(attempt, problem, self.run.canary_cause) if problem else attempt
 
     def executed(self, program: ExecutedProgram, notes: tuple[str, ...] = ()) -> None:
-        """Note a program that the test ran."""
+        """Note a program that the test executed."""
         self._executed.append(program)
         self._notes += notes
 
     def blame(self, error: BaseException) -> str:
-        """Return what the farm or the device did wrong where a test failed with `error`; empty where it did nothing."""
+        """Return the fault of the farm or the device behind a test's `error`; empty for none."""
         for one in _chain(error):
             if isinstance(one, (ProgramError, WrongNumbersError)) and self._failure is None:
                 self._failure = one
-            # A class that could not be set up fails all its tests with the same exception.
+            # A failed set-up of a class fails all of its tests with the same exception.
             if isinstance(one, InfraError) or any(one is other for other in self._blamed):
                 return self._blame(error, one)
         if self._trouble is not None:
@@ -179,12 +179,12 @@ class SuiteWorker:
 
     @property
     def open_cause(self) -> Cause:
-        """Cause of the failure of the test where the device may be to blame; NONE of others."""
+        """Cause of a failure that may be the device's fault; NONE for other failures."""
         cause = Cause(self._failure.cause) if self._failure is not None else Cause.NONE
         return cause if is_open(cause) else Cause.NONE
 
     def decide_repeat(self) -> bool:
-        """Return whether another device runs the test again, after a failure that may be the device's."""
+        """Return whether another device runs the test again, after a failure that may be the device's fault."""
         if self._others is None:
             history = (*self._history, self._tried_now())
             try:
@@ -195,7 +195,7 @@ class SuiteWorker:
         return self.repeats
 
     def facts(self) -> DeviceFacts:
-        """Return what is to be recorded of the test that ends."""
+        """Return the facts of the ending test for its record."""
         only = self._executed[0] if len(self._executed) == 1 else ExecutedProgram("")
         trouble, failure = self._trouble, self._failure
         facts = DeviceFacts(
@@ -217,14 +217,14 @@ class SuiteWorker:
             cause = Cause(cause_of(trouble)) if isinstance(trouble, DeviceError) else Cause.NONE
             cause = trouble.cause if isinstance(trouble, UnfitDeviceError) else cause
             if isinstance(trouble, LeaseLostError):
-                # Also true when another user has the device now.
+                # Record without the fence, so that the store accepts the attempt although another user has the device.
                 facts = msgspec.structs.replace(facts, fence=0)
                 cause = Cause.LEASE
             facts = msgspec.structs.replace(facts, infra=str(trouble), cause=cause)
         return facts
 
     def close(self) -> None:
-        """Leave the device as it was found."""
+        """Clean and release the device."""
         self._leave()
         self._lease.close()
         self.supervisor.close()
@@ -234,7 +234,7 @@ class SuiteWorker:
         return Tried(facts.device, Verdict.INFRA if facts.infra else Verdict.FAILED, facts.cause, facts.stage, "")
 
     def _hold(self) -> None:
-        """Hold a device that may run the test."""
+        """Ensure a leased device that may run the test."""
         tried = {one.device for one in self._history}
         if self.given_up:
             raise NoDeviceError(self.given_up)
@@ -261,7 +261,7 @@ class SuiteWorker:
         self._begin()
 
     def _usable(self) -> list[int]:
-        """Return the numbers of the devices that are not left. Raises NoDeviceError where there is none."""
+        """Return the numbers of the devices that are not given up. Raises NoDeviceError without any."""
         if numbers := self._lease.usable():
             return numbers
         left = [f"{self.plan.devices[number].serial}: {why}" for number, why in self.plan.devices_left().items()]
@@ -269,7 +269,7 @@ class SuiteWorker:
         raise NoDeviceError(self.given_up)
 
     def _leave(self) -> None:
-        """Remove our files and processes from the device, as far as it answers, and give it back."""
+        """Remove our files and processes from the device, if it answers, and release it."""
         if self._lease.device is not None:
             if not self._lease.is_lost and not self._doubt:
                 self.upstream.clean()
@@ -280,14 +280,14 @@ class SuiteWorker:
             self._lease.release()
 
     def _begin(self) -> None:
-        """Make the device ours, as it is now."""
+        """Begin on the device in its present state."""
         self.run.begin(takeover=self._takeover_due)
         self._takeover_due = False
         self._liveness.demand()
         self._shell('mkdir -p -- "$1"', self.device.folder)
 
     def _recover(self) -> None:
-        """Bring the device back, or leave it for good."""
+        """Recover the device, or give it up for good."""
         problem = recover(
             self.info,
             works=self._problem,
@@ -298,12 +298,12 @@ class SuiteWorker:
             self.plan.leave_device(self.plan.devices.index(self.info), f"{self._doubt}; {problem}")
             self._leave()
             return
-        # It may have started anew: what it is now is what counts.
+        # The device may have rebooted: begin with its present state.
         self._liveness = Liveness(self.run.transport)
         self._begin()
 
     def _problem(self) -> str:
-        """Return why the canary fails, or, without one, why the device does not answer; empty for a fit device."""
+        """Return why the health check fails, or without one, why the device does not answer; empty for a fit device."""
         problem = self.run.probe(self.scratch / "canary")
         if problem:
             self.run.end_session()
@@ -330,7 +330,7 @@ class SuiteWorker:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that led to it."""
+    """Yield an exception and the chain of its causes."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
