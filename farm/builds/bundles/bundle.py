@@ -1,14 +1,14 @@
-"""What compiling a job gives: a folder addressed by the hash of everything that went into it.
+"""Bundle: the result of compiling a job, a folder addressed by the hash of all its ingredients.
 
 manifest.json
 model.pte
 inputs/input_{sample}_{index}.raw            native dtype, in the memory order of the program
 reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module, in the same way
 reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU; none in floating point
-origins.json                    module path and source line of nodes; only where they are known
-op_packages/{place}/{hash}.so   operators of the user's own, for the machines of PACKAGES_OF; where the case has some
-saver/                          QNN's calls as C code, and their data; only where the case asks for them
-optrace/                        graphs and their schematics, for the SDK's tools; only when compiled for that
+origins.json                    module path and source line of nodes; missing if all are unknown
+op_packages/{place}/{hash}.so   the case's own operators for the machines of PACKAGES_OF, if it has some
+saver/                          QNN's calls as C code, and their data; only if the case requests them
+optrace/                        graphs and their schematics, for the SDK's tools; only if compiled for them
 build.log
 """
 
@@ -36,12 +36,12 @@ MANIFEST = "manifest.json"
 MODEL = "model.pte"
 INPUTS = "inputs"
 TOLD = 2
-"""Columns of what a told sequence has for each position."""
+"""Columns of an output that has likelihoods of a given sequence in place of logits, a row for each position."""
 OPTRACE = "optrace"
 SAVER = "saver"
 OP_PACKAGES = "op_packages"
 PACKAGES_OF = {"simulator": ("x86_64",), "android": ("hexagon", "android")}
-"""Folders of OP_PACKAGES by the kind of the runtime that opens what is in them; others open none (ExecuTorch 1.5)."""
+"""Folders of OP_PACKAGES by the kind of runtime that opens their libraries; others open none (ExecuTorch 1.5)."""
 
 
 class Constant(StrEnum):
@@ -61,7 +61,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     dtype: str
     step: float | None = None
-    """Quantization step of an output, in its unit; None where it is not quantized, or not as a whole."""
+    """Quantization step of an output, in the output's unit; None if it is not quantized, or not with a single step."""
     order: tuple[int, ...] = ()
     """Dimensions from the outermost to the innermost in raw files, as in the program's memory; () for C order."""
     constant: Constant = Constant.NONE
@@ -87,12 +87,13 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """What a bundle that generates text has beside tensors: see `farm.suites.generate`.
+    """Facts of a bundle that generates text, besides its tensors: see `farm.suites.generate`.
 
     A sample has two inputs, token ids as int32 with -1 after their end: the prompt, and the sequence whose logits are
-    judged. Its outputs are float32 [positions of that sequence, vocabulary], in the unit of the logits: row n is what
-    follows token n. The first is computed as generation does it (prompt by `prefill_forward` where there is one, the
-    rest by `kv_forward`); with a `prefill_forward` there is a second, by `kv_forward` alone.
+    judged. The outputs are float32 [positions of the judged sequence, vocabulary], in the unit of the logits: row n has
+    the logits of the token after token n. The first output is computed like generated text (the prompt by
+    `prefill_forward` if the program has it, the rest by `kv_forward`); programs with `prefill_forward` have a second
+    output, computed by `kv_forward` alone.
     """
 
     mode: str
@@ -105,26 +106,26 @@ class Generation(msgspec.Struct, frozen=True):
     layers: int
     vocabulary: int
     cache_bits: int
-    """Of an element of the caches: 8, 16, or 32 where these are not quantized."""
+    """Bits of an element of the caches: 8, 16, or 32 for caches that are not quantized."""
     new: int
-    """Tokens that are to be generated after each prompt."""
+    """Number of tokens to generate after each prompt."""
     stop: tuple[int, ...] = ()
     prompt_tokens: tuple[int, ...] = ()
-    """By sample."""
+    """Length of the prompt, by sample."""
     scored: tuple[int, ...] = ()
-    """Positions that count of the outputs, by sample."""
+    """Number of judged positions of the outputs, by sample."""
     tokens: dict[str, tuple[tuple[int, ...], ...]] = {}
-    """What each reference generates, greedy, by sample."""
+    """Tokens that each reference generates with greedy search, by sample."""
     likelihoods: Likelihoods | None = None
-    """Where the outputs are no logits, but float32 [positions, TOLD]: the logarithm of the probability of the token
-    that follows in the sequence, and of the likeliest there; 0 after the last token. There is one such output."""
+    """Request for likelihoods in place of logits; None for logits. The only output is then float32 [positions, TOLD]:
+    the logarithm of the probability of the sequence's next token, and of the likeliest token; 0 after the end."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What is in a bundle and how it came to be."""
+    """Contents of a bundle and facts of its compilation."""
 
     key: str
-    """Hash of everything that went in: the name of the folder in the cache."""
+    """Hash of all ingredients: the name of the folder in the cache."""
     job_id: str
     soc: str
     backend: str
@@ -132,69 +133,69 @@ class Manifest(msgspec.Struct, frozen=True):
     samples: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    """In the order of the program: inputs that it writes to come before its outputs."""
+    """Outputs in the order of the program: written inputs come before all others."""
     pte_bytes: int
     delegates: dict[str, int]
     """Delegated partitions by delegate id: `QnnBackend`, `XnnpackBackend`."""
     delegated_ops: int | None
-    """Nodes of the edge graph that went into delegates; None where it was compiled elsewhere."""
+    """Nodes of the edge graph in delegates; None for a program that was compiled elsewhere."""
     fallback_ops: dict[str, int]
     """Operators that no delegate took, and how often: ExecuTorch's own kernels run them on the CPU."""
     seconds: dict[str, float]
     """Wall time by step: reference, export, quantize, quantized_reference, lower, serialize, total."""
     versions: dict[str, str]
-    """executorch, torch, torchao, qnn; those that it depends on."""
+    """Versions of executorch, torch, torchao and qnn, as far as the bundle depends on them."""
     files: dict[str, str]
     """SHA-256 of every other file of the bundle, by relative path (build.log is not among them)."""
     references: tuple[str, ...] = REFERENCES
-    """Which of REFERENCES there are."""
+    """References of the bundle, a part of REFERENCES."""
     operators: dict[str, int] = {}
-    """What the QNN backend built, by the name of its node visitor's target (`aten.add.Tensor`), and how often."""
+    """Number of operators built by the QNN backend, by the target of their node visitor (`aten.add.Tensor`)."""
     dynamic: bool = False
-    """Whether the shapes may be below the program's bounds, so that the runner needs the shapes that are executed."""
+    """True if shapes may be below the program's bounds, so that the runner needs the shapes of each execution."""
     stateful: bool = False
-    """Whether the module changes buffers of its own, so that an inference may depend on those before it."""
+    """True if the module changes its buffers, so that an inference may depend on earlier inferences."""
     peak_bytes: int = 0
-    """Greatest resident memory of the process that compiled it, meanwhile, with what it kept from jobs before; 0 where
-    that is not known."""
+    """Peak resident memory of the compiler process during the job, with memory kept from earlier jobs; 0 if
+    unknown."""
     method: str = "forward"
-    """What of the program is executed."""
+    """Executed method of the program."""
     method_index: int = 0
-    """Where that is among the methods of the program."""
+    """Index of `method` among the methods of the program."""
     features: tuple[str, ...] = ()
-    """What it was compiled with: names of `farm.suites.features.Features`."""
+    """Features of the compilation: names of `farm.suites.features.Features`."""
     spill_fill_bytes: int | None = None
-    """Of the buffer that its contexts share; None where they share none."""
+    """Size of the buffer that the program's contexts share; None without a shared buffer."""
     generation: Generation | None = None
-    """Of a case that generates text."""
+    """Facts of a case that generates text; None for other cases."""
     state: tuple[State, ...] = ()
-    """What goes from one sample to the next; the inputs of later samples are as the FP32 module hands them on."""
+    """Values passed from a sample to the next; inputs of later samples have the values of the FP32 module."""
     writes: tuple[str, ...] = ()
     """Writes of the module that the program has: `input x`, `buffer total`."""
     lost_writes: tuple[str, ...] = ()
     """Writes of the module that the program lacks."""
     program: str = ""
-    """Hash of the program, as `farm.builds.program.canonical` has it; empty in bundles that are older than that."""
+    """Hash of the program by `farm.builds.program.canonical`; empty in older bundles."""
 
     def output_number(self, place: int) -> int:
-        """Return the number of what the program gives at `place`: outputs count from 0, written inputs after them."""
+        """Return the number of the program's output at `place`: outputs count from 0, written inputs after them."""
         outputs = [index for index, spec in enumerate(self.outputs) if not spec.written]
         return outputs.index(place) if place in outputs else len(outputs) + place
 
     def output_place(self, output: int | str) -> int | None:
-        """Return where the program gives the output of a number or a name; None where it does not."""
+        """Return the place of an output in the program, by its number or name; None for an unknown output."""
         places = [index for index, spec in enumerate(self.outputs) if not spec.written]
         if isinstance(output, int):
             return places[output] if output < len(places) else None
         return next((place for place in places if self.outputs[place].name == output), None)
 
     def output_label(self, place: int) -> str:
-        """Return what the program gives at `place` by name: `output 0`, `output aux`, `input x as written`."""
+        """Return the label of the program's output at `place`: `output 0`, `output aux`, `input x as written`."""
         name = self.output_name(place) or str(self.output_number(place))
         return name if self.outputs[place].written else f"output {name}"
 
     def output_name(self, place: int) -> str:
-        """Return `aux`, or `input x as written`; empty for an output with a number alone."""
+        """Return the name of the output at `place`, `aux` or `input x as written`; empty for a number alone."""
         spec = self.outputs[place]
         return f"input {spec.name} as written" if spec.written else spec.name
 
@@ -205,11 +206,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def needs_device(self) -> str:
-        """Why no simulator executes it, as far as is known now; "" where one does."""
+        """Reason why no simulator executes the bundle, as far as known; "" if a simulator does."""
         return why_on_device(self.features)
 
     def lacks_for(self, kind: str) -> str:
-        """Return what of its op packages is missing for a runtime of `kind`, and what to do; "" where nothing is."""
+        """Return the op packages that a runtime of `kind` lacks, with the next step; "" if none is missing."""
         if OP_PACKAGES not in self.features:
             return ""
         if kind not in PACKAGES_OF:
@@ -220,7 +221,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return f"not every op package has libraries for a {self.soc}: name android and hexagon.v{arch} in suite.toml"
 
     def packages_for(self, kind: str) -> list[str]:
-        """Return which of its files are the op packages that a runtime of `kind` opens."""
+        """Return the names of the bundle's op packages that a runtime of `kind` opens."""
         places = tuple(f"{OP_PACKAGES}/{place}/" for place in PACKAGES_OF.get(kind, ()))
         return [name for name in self.files if name.startswith(places)] if places else []
 
@@ -241,12 +242,12 @@ class Bundle(msgspec.Struct, frozen=True):
         return [self.folder / INPUTS / f"input_{sample}_{i}.raw" for i in range(len(self.manifest.inputs))]
 
     def reference(self, kind: str, sample: int, index: int) -> NDArray[np.generic]:
-        """Return a reference output, `kind` being one of the manifest's; shape and dtype as in the manifest."""
+        """Return an output of the manifest's reference `kind`, with the manifest's shape and dtype."""
         path = self.folder / f"reference_{kind}" / f"output_{sample}_{index}.raw"
         return read_tensor(path, self.manifest.outputs[index])
 
     def verify(self) -> None:
-        """Raise BundleError unless every file has the hash that the manifest says."""
+        """Raise BundleError unless every file has its hash of the manifest."""
         for name, expected in self.manifest.files.items():
             path = self.folder / name
             try:
@@ -262,7 +263,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
 
 def load_bundle(folder: Path) -> Bundle:
-    """Read the bundle in `folder`. Raises BundleError when it is not one."""
+    """Read the bundle in `folder`. Raises BundleError for a folder without a bundle."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError) as error:

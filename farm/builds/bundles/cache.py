@@ -88,7 +88,7 @@ class BundleCache:
         found = []
         for folder in self._bundles.glob("*/*"):
             if not is_bundle_key(folder.name) or not self._is_inside(folder):
-                continue  # one that is being made
+                continue  # a bundle that is being written
             try:
                 manifest = folder / MANIFEST
                 used_ms = (manifest if manifest.is_file() else folder).stat().st_mtime_ns // 1_000_000
@@ -145,8 +145,8 @@ def _whole(folder: Path) -> Bundle | None:
 
 # Leftovers of interrupted compiles. A bundle is made in a `.partial` folder, and a builder has a folder of its own,
 # its TMPDIR as well. Both have a lock that their process holds until its end (farm/base/publish.py): a folder without
-# a lock holder is a leftover. The pool removes the leftovers of its builders; the next farm process removes those of a
-# killed one.
+# a lock holder is a leftover. The pool removes the leftovers of its builders; after a killed farm process, the next
+# farm process removes them.
 
 
 class Leftover(msgspec.Struct, frozen=True):
@@ -166,7 +166,7 @@ def builder_folder(root: Path, name: str) -> AbstractContextManager[Path]:
 
 
 def work_in(folder: Path) -> None:
-    """Make `folder` the current folder and that of temporary files, before the first use of `tempfile`.
+    """Make `folder` the current folder and the folder of temporary files, before the first use of `tempfile`.
 
     Python still finds modules in its start folder: `python -m` has the full path of it.
     """

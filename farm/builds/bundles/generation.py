@@ -1,7 +1,7 @@
-"""A static decoder in a `.pte`, as ExecuTorch's Qualcomm examples export it: what it is asked, from its file. No torch.
+"""Static decoders in a `.pte`, as ExecuTorch's Qualcomm examples export them: facts and inputs by their file. No torch.
 
-Tokens, a mask and positions go in, and a cache for each head's keys and values; logits and new columns of the caches
-come out. Constant methods say the rest (ExecuTorch 1.5, examples/qualcomm/oss_scripts/llama).
+Inputs are tokens, a mask and positions, and a cache for each head's keys and values; outputs are logits and new columns
+of the caches. Constant methods return the other facts (ExecuTorch 1.5, examples/qualcomm/oss_scripts/llama).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     Tokens = Sequence[Sequence[int]]
 
 NO_TOKEN = -1
-"""Fills the end of what is shorter than the longest."""
+"""Filler after the end of token sequences that are shorter than the longest."""
 
 _TOKENS = ("int32", "int64")
 _LOGITS_RANK = 3
-# Tokens, mask and position; with sliding windows there is another mask.
+# Tokens, mask and position; sliding windows add a mask.
 _BESIDE_CACHES = 3
 
 
 def generation_of(
     program: Program, *, prompts: Tokens, scored: Tokens = (), new: int, stop: Sequence[int] = ()
 ) -> Generation:
-    """Return what a bundle of `program` says that generates `new` tokens after each of `prompts`.
+    """Return the facts of a bundle with `program`, which generates `new` tokens after each prompt of `prompts`.
 
-    `scored` are the sequences whose logits are wanted, one for each prompt or none. Raises ConfigError, naming the
-    file, for a program that generates nothing and for tokens that it cannot take.
+    `scored` are the sequences with judged logits, one for each prompt, or empty. Raises ConfigError with the file for a
+    program that generates no text and for tokens outside of its vocabulary or context.
     """
     by_name = {method.name: method for method in program.methods}
     decode = by_name.get(DECODE)
@@ -74,7 +74,7 @@ def generation_of(
 
 
 def write_tokens(folder: Path, prompts: Tokens, scored: Tokens = ()) -> tuple[TensorSpec, ...]:
-    """Write the inputs of a bundle that generates into its `folder`, and return what they are."""
+    """Write the token inputs of a bundle that generates text into its `folder`, and return their specs."""
     (folder / INPUTS).mkdir()
     specs = []
     for index, rows in enumerate(filter(None, (prompts, scored))):
@@ -86,7 +86,7 @@ def write_tokens(folder: Path, prompts: Tokens, scored: Tokens = ()) -> tuple[Te
 
 
 def padded(rows: Tokens) -> NDArray[np.int32]:
-    """Return token ids as an array, a row each, with NO_TOKEN after the end of a row."""
+    """Return token ids as an array, a row for each sequence, with NO_TOKEN after its end."""
     array = np.full((len(rows), max(map(len, rows))), NO_TOKEN, np.int32)
     for row, tokens in zip(array, rows, strict=True):
         row[: len(tokens)] = tokens

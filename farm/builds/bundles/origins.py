@@ -1,4 +1,4 @@
-"""Where the nodes of a program come from: which module of the model, and which line of its code."""
+"""Origins of a program's nodes: module of the model and line of its code."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ORIGINS = "origins.json"
-"""The file of a bundle that has them; not there where nothing is known of any node."""
+"""Name of the file with the origins in a bundle; missing if all are unknown."""
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """What a node was made of."""
+    """Origin of a node."""
 
     module: str
-    """Its path in the model, `layers.3.conv`; empty for the model itself, and where it is not known."""
+    """Path of the module in the model, `layers.3.conv`; empty for the model itself and if unknown."""
     source: str
-    """`models/text.py:42`, from the folder that the suite lies in, or from where Python found it; empty where it is not
-    known."""
+    """Line of code, `models/text.py:42`, relative to the folder that contains the suite or to Python's search path;
+    empty if unknown."""
 
 
 class Origins(msgspec.Struct, frozen=True):
-    """What is known of the nodes of a program."""
+    """Known origins of a program's nodes."""
 
     calls: dict[int, dict[str, Origin]] = {}
-    """By the instruction of a delegate's call and the name of the node in it, `aten_relu_default`."""
+    """Origins of delegated nodes, by the instruction of the delegate's call and the node's name `aten_relu_default`."""
     kernels: dict[int, Origin] = {}
-    """By the instruction of an operator on the CPU."""
+    """Origins of operators on the CPU, by their instruction."""
 
     def __bool__(self) -> bool:
         return bool(self.kernels) or any(self.calls.values())
@@ -42,7 +42,7 @@ NO_ORIGINS = Origins()
 
 
 def read_origins(folder: Path) -> Origins:
-    """Return what the bundle in `folder` knows of its nodes. Raises BundleError where that cannot be read."""
+    """Return the known origins of the bundle in `folder`. Raises BundleError for an unreadable file."""
     path = folder / ORIGINS
     try:
         return msgspec.json.decode(path.read_bytes(), type=Origins)
@@ -53,6 +53,6 @@ def read_origins(folder: Path) -> Origins:
 
 
 def write_origins(folder: Path, origins: Origins) -> None:
-    """Write what is known into the bundle in `folder`; nothing where nothing is."""
+    """Write `origins` into the bundle in `folder`; no file if all are unknown."""
     if origins:
         (folder / ORIGINS).write_bytes(msgspec.json.encode(origins))

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 def read_ready(job: Job, how: str = "the key method of its case") -> Method:
-    """Return the method that a job with a ready `.pte` runs, of one that generates text the one that decodes.
+    """Return the method that a job with a ready `.pte` runs; for a case that generates text the decoding method.
 
-    `how` another is named goes into the error.
+    `how` is the way to name another method, for the error.
 
-    Raises ConfigError for a file that is no program or has nothing to run, IllegalTargetError for one that was compiled
-    for another SoC or backend, or where the target has options that only a compiler could apply, or direct mode, whose
-    runner it is not for.
+    Raises ConfigError for a file that is no program or has no such method, IllegalTargetError for a program that was
+    compiled for another SoC or backend, for options of the target that only a compiler could apply, and for direct mode
+    if its runner cannot run the program.
     """
     path, target = Path(job.case.folder, job.case.pte), job.target
     program = read_pte(path)
     method = program.method(DECODE if job.case.generate is not None else job.case.method, how)
-    # Which runner runs it is no option of its compiler alone.
+    # Direct mode selects the runner as well and is checked below.
     if compiled := [name for name in compile_options(target) if name != DIRECT_MODE]:
         names = ", ".join(compiled)
         raise IllegalTargetError(f"{path.name} is compiled already: leave the options {names} out")
@@ -80,9 +80,9 @@ def ready_manifest(
     outputs: tuple[TensorSpec, ...],
     files: dict[str, str],
 ) -> Manifest:
-    """Return what a bundle of `model`, which was compiled elsewhere, says of the method that it runs; no references.
+    """Return the manifest, without references, of a bundle of `model` that was compiled elsewhere and runs `method`.
 
-    `files` are the hashes of what is in the bundle, by name.
+    `files` are the hashes of the bundle's files, by name.
     """
     features = features_of(method)
     return Manifest(
@@ -112,7 +112,7 @@ def ready_manifest(
 
 
 def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None:
-    """Raise ConfigError unless `inputs` are what the program takes."""
+    """Raise ConfigError unless `inputs` have the dtypes and shapes of the method's inputs."""
     if len(inputs) != len(method.inputs) or not all(map(_fits, inputs, method.inputs)):
         given, wanted = (", ".join(map(str, tensors)) or "none" for tensors in (inputs, method.inputs))
         problem = f"are {given}; {job.case.pte} takes {wanted}"
@@ -142,7 +142,7 @@ def write_names(method: Method) -> tuple[str, ...]:
 
 
 def features_of(method: Method) -> tuple[str, ...]:
-    """Return what of a method's features its file says: names of `farm.suites.features.Features`."""
+    """Return the features of a method that its file records: names of `farm.suites.features.Features`."""
     said = ("online_prepare", "shared_buffer", "dump_intermediate_outputs", "use_weight_sharing")
     options = [delegate.qnn for delegate in method.delegates if delegate.qnn is not None]
     return tuple(name for name in said if any(getattr(one, name) for one in options))

@@ -10,7 +10,7 @@ Sources of stale state, and the reason why each is harmless:
 
 * *Caches, registries, module state*: a traced builder forks a process for each job from a parent that has imported and
   warmed up: the trace contains all code that ran before the job, and the memory contains no state of other jobs.
-* *Code that is read, not run*: torch's dynamo inlines bytecode, and notes what it inlines; `inspect.getsource` or any
+* *Code that is read, not run*: torch's dynamo inlines bytecode, and notes the inlined code; `inspect.getsource` or any
   other reading of a Python file makes its whole text count.
 * *Child processes, foreign threads, a replaced trace function*: there is no trace then (`farm.builds.compile.tracing`).
 * *A missing file or name that appears later*: names of files are in the base key, names in a module or class are in
@@ -111,7 +111,7 @@ def remember_traced(cache_root: Path, base: str, key: str) -> None:
 
 
 def forget_pruned(cache: BundleCache) -> None:
-    """Remove the traces of bundles that have left the cache, and sources without use for a long time."""
+    """Remove the traces of bundles outside of the cache, and sources without use for a long time."""
     forget_old_sources(cache.root)
     root = cache.root / _TRACED
     for path in root.glob("*/*/*"):
@@ -119,7 +119,7 @@ def forget_pruned(cache: BundleCache) -> None:
             with contextlib.suppress(OSError):
                 path.unlink()
     for folder in root.glob("*/*"):
-        with contextlib.suppress(OSError):  # one that is not empty stays
+        with contextlib.suppress(OSError):  # a folder with files stays
             folder.rmdir()
 
 

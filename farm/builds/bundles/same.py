@@ -81,7 +81,7 @@ def is_same_job(first: Bundle, second: Bundle) -> bool:
 
 
 def differences(first: Manifest, first_program: str, second: Bundle) -> tuple[str, ...]:
-    """Return the differences of a bundle from the one that it replaced, for people; empty for equal bundles.
+    """Return the differences of a bundle from its predecessor, as texts for people; empty for equal bundles.
 
     The first bundle is given by its manifest and the hash of its program. Raises OSError.
     """

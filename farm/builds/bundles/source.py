@@ -42,7 +42,7 @@ def suite_files(case: Case) -> list[Path]:
 
 
 def named_files(case: Case) -> list[Path]:
-    """Return the files that `case` names, those of models in its named folders, and those that its task names."""
+    """Return the files that `case` and its task name, and the model files in its named folders."""
     folders = case.generate.folders if case.generate is not None else ()
     found: list[Path] = []
     for name in case.files:
@@ -107,7 +107,7 @@ def _imported(code: bytes) -> set[str]:
 
 
 def _state(package: str) -> str:
-    """Return the state of a package: the versions of its wheels; else its content and that of its imports."""
+    """Return the state of a package: the versions of its wheels, or its content and the state of its imports."""
     state, imported = package_state(package)
     left, seen = sorted(imported), {package}
     while left:
