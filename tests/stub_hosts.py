@@ -82,11 +82,11 @@ class StubHosts:
     artifacts_at: dict[str, str] = field(default_factory=dict)
     """Places of the artifacts' store by host, where they differ from `artifacts`."""
     env: dict[str, dict[str, str]] = field(default_factory=dict)
-    """More variables of a host; of all under the empty name."""
+    """Further variables by host; the empty name stands for all hosts."""
     restarts: bool = False
-    """Whether agents that end are started again, as by systemd, except after the exit code against a restart."""
+    """True to restart agents that end, as systemd does, except after the exit code against a restart."""
     starting: Callable[..., Program] = start_anew
-    """How an agent is started."""
+    """Function that starts an agent."""
     processes: dict[str, Program] = field(default_factory=dict)
     remote_runtime: RemoteRuntime | None = None
     canaries: tuple[ShardJob, ...] = ()
@@ -202,7 +202,7 @@ class StubHosts:
         return [ran for ran in executions(self.evidence) if run_id in ("", ran.run)]
 
     def await_devices(self, store: Store, count: int, timeout_s: float = 60) -> None:
-        """Wait until so many devices of living agents are there."""
+        """Wait until living agents have `count` devices."""
 
         def there() -> bool:
             agents = [agent for agent in store.cluster.agents() if agent.alive]
@@ -301,7 +301,7 @@ def stub_hosts(
 ) -> Iterator[StubHosts]:
     """Yield a farm without hosts in a new database of `cluster`; afterwards end all its processes and wait for them.
 
-    Files are in a folder, unless `artifacts` says where; `env` is of all hosts.
+    Files are in a folder, or at `artifacts`; `env` has variables for all hosts.
     """
     from chaos_store import PostgresStore
 
