@@ -40,15 +40,15 @@ _FIELDS = "%H%x00%P%x00%an <%ae>%x00%aI%x00%s"
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """One commit."""
+    """Commit of a repository."""
 
     sha: str
-    """In full."""
+    """Full hash."""
     parents: tuple[str, ...]
     author: str
     """`name <address>`."""
     date: str
-    """When it was written, ISO 8601."""
+    """Time of the author's commit, ISO 8601."""
     subject: str
 
     @property
@@ -207,9 +207,9 @@ def outputs_of(folder: Path, *, own: bool = False) -> Iterator[str]:
 
 
 def make_borrowing(folder: Path, own: Path, repository: Checkout, *options: str) -> None:
-    """Make a repository in `folder`, whose git folder is `own`, with the objects of `repository`, which are not copied.
+    """Make a repository in `folder` with the git folder `own`, which refers to the objects of `repository`.
 
-    `options` are those of `git init`.
+    `options` are options of `git init`.
     """
     folder.mkdir(parents=True)
     words = ("init", "--quiet", "--template=", f"--object-format={repository.object_format}", *options)
@@ -223,7 +223,7 @@ def make_borrowing(folder: Path, own: Path, repository: Checkout, *options: str)
 def export(tree: Path, repository: Checkout, commit: Commit) -> None:
     """Make `tree`, a repository of its own with the files of a commit and without submodules.
 
-    It borrows the objects of `repository`. Raises UsageError for a repository that lacks some of them.
+    The tree refers to the objects of `repository`. Raises UsageError for a repository that lacks some of them.
     """
     make_borrowing(tree, tree / ".git", repository)
     try:

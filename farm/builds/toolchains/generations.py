@@ -48,7 +48,7 @@ _GENERATIONS = (
 
 
 def generation_of(version: str) -> ReleaseRow:
-    """Return the row of ExecuTorch `version`; an unknown version has that of the newest release.
+    """Return the row of ExecuTorch `version`; for an unknown version, the row of the newest release.
 
     Raises UsageError for a version older than OLDEST.
     """

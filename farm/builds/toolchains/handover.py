@@ -1,7 +1,7 @@
-"""farm's own code for the interpreter of a toolchain, which has not installed it: a folder of links for PYTHONPATH.
+"""Handover of farm's own code to a toolchain's interpreter, which has no farm installed: links on PYTHONPATH.
 
-In it are `farm`, msgspec, which is all that a builder imports before torch, and coverage, which traces it. Never the
-other packages of farm's environment, which would come before those of the toolchain.
+The folder of links has `farm`, msgspec (the only package that a builder imports before torch) and coverage, which
+traces a builder. Other packages of farm's environment are left out, as they would hide the toolchain's packages.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from farm.builds.toolchains.interpreters import InterpreterFacts
 
 _FOLDER = "toolchains"
-# Each with its binary module, which is of one ABI.
+# Packages and their binary modules, which are built for a single ABI.
 _NEEDED = {"msgspec": "_core"}
 _USEFUL = {"coverage": "tracer"}
-"""Tells which functions ran, so that more bundles stay; without it all are compiled again."""
+"""Tracer of the functions that ran, so that an edit keeps more bundles; without it all are compiled again."""
 
 
 def handover(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
@@ -37,10 +37,10 @@ def handover(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
 
 
 def checkout_link(cache_dir: Path, package: Path) -> Path:
-    """Return the folder that makes `executorch` the code in `package`, and that code alone. Raises UntrustedError.
+    """Return the folder for PYTHONPATH that makes `executorch` the code in `package` alone. Raises UntrustedError.
 
-    ExecuTorch is a namespace package: with nothing but PYTHONPATH=$EXECUTORCH_ROOT/.. what a checkout lacks, its native
-    libraries above all, would be imported from an installed wheel, and a program be made by both.
+    ExecuTorch is a namespace package: PYTHONPATH=$EXECUTORCH_ROOT/.. alone would import modules that a checkout lacks,
+    such as native libraries, from an installed wheel, and so mix both in a program.
     """
 
     def fill(folder: Path) -> None:
@@ -62,7 +62,7 @@ def _links(cache_dir: Path, kind: str, targets: dict[str, Path]) -> Path:
 
 
 def _own_packages(facts: InterpreterFacts) -> dict[str, Path]:
-    """Return those packages of farm's environment that an interpreter of this ABI can load."""
+    """Return the packages of farm's environment that an interpreter with this ABI can load."""
     found = {}
     for name, core in (_NEEDED | _USEFUL).items():
         spec = importlib.util.find_spec(name)
@@ -73,7 +73,7 @@ def _own_packages(facts: InterpreterFacts) -> dict[str, Path]:
 
 
 def _installed(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
-    """Return a folder with the packages for another ABI, which are installed once."""
+    """Return a folder with the packages for another ABI; the first call installs them."""
     wanted = {name: f"{name}=={version}" for name in _NEEDED | _USEFUL if (version := package_version(name))}
 
     def install(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Interpreters: what one finds, and how its processes are started."""
+"""Interpreters: their packages and search path, and the start of their processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LEAST_PYTHON = (3, 11)
-"""farm's own code runs in the processes of a toolchain."""
+"""Oldest Python of a toolchain, whose processes run farm's own code."""
 
 SITES = ("site-packages", "dist-packages")
 """Names of folders that packages are installed in."""
@@ -32,7 +32,7 @@ class PackageFacts(msgspec.Struct, frozen=True):
 
     version: str
     folders: tuple[Path, ...]
-    """In the order in which they are searched: a namespace, as ExecuTorch is one, may lie in several."""
+    """Folders in the order of the search: a namespace package, such as ExecuTorch, may have several."""
 
 
 class InterpreterFacts(msgspec.Struct, frozen=True):
@@ -49,13 +49,13 @@ class InterpreterFacts(msgspec.Struct, frozen=True):
     """Facts of executorch, torch and torchao, as far as the interpreter finds them."""
 
     def folder(self, package: str) -> Path | None:
-        """Return where a package is, the first place of several."""
+        """Return the folder of a package, the first of several; None without the package."""
         found = self.packages.get(package)
         return found.folders[0] if found and found.folders else None
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of those packages that are there."""
+        """Versions of the found packages."""
         return {name: self.version_of(name) for name in self.packages}
 
     def version_of(self, package: str) -> str:
@@ -70,7 +70,7 @@ def own_facts() -> InterpreterFacts:
 
 
 def _inherited_path() -> list[str]:
-    """Return the entries of sys.path but those that only this process has: the folder of its script, or its user's."""
+    """Return the entries of sys.path without this process's own ones: the folder of its script, or the user's."""
     given = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}  # noqa: PTH100
     named = set(given)
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
@@ -79,7 +79,7 @@ def _inherited_path() -> list[str]:
             named |= {entry, *added_by(entry)}
         elif entry in standard or os.path.dirname(entry) in standard or entry.endswith(".zip"):  # noqa: PTH120
             named.add(entry)
-    # What is there twice this process has put in front: site-packages come behind the standard library.
+    # This process has put a repeated entry in front: site-packages come behind the standard library.
     return [
         entry
         for place, entry in enumerate(sys.path)

@@ -1,4 +1,4 @@
-"""Overview of the toolchains: the default, those of farm.toml, and environments that farm made."""
+"""Overview of the toolchains: the default, the entries of farm.toml, and environments that farm made."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ToolchainRow(msgspec.Struct, frozen=True):
     place: str
     """The source tree, the interpreter or the folder that was named, or the release."""
     python: str = ""
-    """The interpreter; empty where it is not known."""
+    """Path of the interpreter; empty if unknown."""
     python_version: str = ""
     executorch_folder: str = ""
     versions: dict[str, str] = {}
@@ -64,7 +64,7 @@ class EnvironmentRow(msgspec.Struct, frozen=True):
 
 
 def toolchain_rows(config: Config) -> list[ToolchainRow]:
-    """Return the default toolchain and those of farm.toml, usable or not."""
+    """Return the default toolchain and the toolchains of farm.toml, usable or not."""
     return [row_of(config, ToolchainConfig()), *(row_of(config, one) for one in config.toolchains.values())]
 
 

@@ -21,7 +21,7 @@ _OPTIONS = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps",
 def pip_install(python: Path, requirements: Sequence[str], folder: Path | None = None) -> str:
     """Install for `python`, into `folder` or its environment, without requirements of requirements.
 
-    Return the reason of a failure in one line, empty after success. farm's own pip is used or, without one, that of
+    Return the reason of a failure in one line, empty after success. farm's own pip is used or, without one, the pip of
     `python`.
     """
     target = ["--target", str(folder)] if folder is not None else []

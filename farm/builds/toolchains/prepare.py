@@ -109,5 +109,5 @@ def line_of(config: Config, toolchain: ToolchainConfig | None = None) -> str:
 
 
 def is_private(toolchain: ToolchainConfig) -> bool:
-    """Return whether runs with a toolchain are compared with a branch and never belong to one, whatever its state."""
+    """Return whether runs with a toolchain are only compared with a branch and never belong to it, even unmodified."""
     return bool(toolchain.name) and not toolchain.named and not toolchain.version

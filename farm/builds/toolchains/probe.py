@@ -40,7 +40,7 @@ def _package(name: str, path: list[str]) -> dict[str, object] | None:
         return None
     folders = [os.path.abspath(folder) for folder in spec.submodule_search_locations]  # noqa: PTH100
     if name == "executorch" and spec.origin:
-        # ExecuTorch is a namespace: this is farm's own line, which says where a checkout is (handover.py).
+        # ExecuTorch is a namespace: the import runs farm's own line with the place of a checkout (handover.py).
         import executorch
 
         folders = [os.path.abspath(folder) for folder in executorch.__path__]  # noqa: PTH100
@@ -48,7 +48,7 @@ def _package(name: str, path: list[str]) -> dict[str, object] | None:
 
 
 def _spec(name: str, path: list[str]) -> importlib.machinery.ModuleSpec | None:
-    # What importlib.util.find_spec does, but for `path`; an editable install may have brought a finder of its own.
+    # Same as importlib.util.find_spec, but for `path`; an editable install may have added its own finder.
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(name, path if finder is importlib.machinery.PathFinder else None)
@@ -60,7 +60,7 @@ def _spec(name: str, path: list[str]) -> importlib.machinery.ModuleSpec | None:
 
 
 def _version(name: str, folders: list[str]) -> str:
-    """Return the version of what is imported: metadata of another installation say nothing of a checkout."""
+    """Return the version of the imported package: metadata of another installation do not describe a checkout."""
     for folder in folders:
         for text in (f"{folder}/version.txt", f"{folder}/../../version.txt"):
             if found := _read(text).partition("\n")[0].strip():

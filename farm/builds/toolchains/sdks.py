@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # As many numbers as people write: `2.49`, `v2.49.40`, `2.49.40.260810104044`.
 _VERSION = re.compile(r"v?(\d{1,15}(?:\.\d{1,15}){0,3})")
-# What the wheel says about itself; its libraries have the whole build id.
+# File of the wheel with its QNN version; the whole build id is in its libraries.
 _WHEEL_FILE = "build_and_package_info.py"
 _WHEEL_VERSION = re.compile(r"^qnn_version = '(\d+(?:\.\d+)+)'$", re.MULTILINE)
 _SHORT = {TARGET: "x86_64", ANDROID_FOLDER: "android"}
@@ -69,7 +69,7 @@ class SdkState(msgspec.Struct, frozen=True):
 def resolve_qnn(config: Config, text: str) -> Path | None:
     """Return the SDK that `text` names, a version or an absolute path; None for the wheel in farm's environment.
 
-    Raises UsageError for what is neither, MissingToolError for what is not there or cannot compile on this machine.
+    Raises UsageError for other texts, MissingToolError for an SDK that is missing or cannot compile on this machine.
     """
     if "/" in text:
         require_host_libraries(Path(text), text)
@@ -88,7 +88,7 @@ def resolve_qnn(config: Config, text: str) -> Path | None:
         require_own(chosen.root)
         require_host_libraries(chosen.root, text)
         with contextlib.suppress(OSError):
-            # When it was used last: farm setup cache prune --older.
+            # The time of the last use, for farm setup cache prune --older.
             os.utime(chosen.root / ORIGIN)
     return chosen.root
 
@@ -115,7 +115,7 @@ def find_cached(config: Config, version: str) -> Path | None:
 
 
 def sdk_states(config: Config) -> list[SdkState]:
-    """Return every QNN of this machine: that of [qnn] and QNN_SDK_ROOT, those of the cache, the wheel."""
+    """Return every QNN of this machine: the SDK of [qnn] and QNN_SDK_ROOT, the SDKs of the cache, the wheel."""
     named = config.sdk_root
     states = [_state(sdk, default=sdk.root == named) for sdk in installed_sdks(config)]
     if named is not None and all(state.root != named for state in states):

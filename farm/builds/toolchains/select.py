@@ -80,7 +80,7 @@ def look_into(config: Config, toolchain: ToolchainConfig) -> InterpreterFacts:
     """Return the facts of the interpreter of a selected toolchain.
 
     Raises MissingToolError for an interpreter without torch or ExecuTorch, or with another ExecuTorch than the named
-    one; UsageError for one that is too old.
+    one; UsageError for an ExecuTorch that is too old.
     """
     python = toolchain.python or Path(sys.executable)
     facts = inspect(python, import_environment(config, toolchain))
@@ -96,7 +96,7 @@ def look_into(config: Config, toolchain: ToolchainConfig) -> InterpreterFacts:
 
 
 def import_environment(config: Config, toolchain: ToolchainConfig) -> dict[str, str]:
-    """Return the variables that decide what the interpreter of a toolchain imports."""
+    """Return the variables that select the packages of a toolchain's interpreter: PYTHONPATH for a checkout."""
     if toolchain.checkout is None:
         return {}
     link = checkout_link(config.cache_dir, package_in(toolchain.checkout))

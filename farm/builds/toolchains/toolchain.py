@@ -32,16 +32,16 @@ class SourceState(msgspec.Struct, frozen=True):
 
 
 class Compiler(msgspec.Struct, frozen=True):
-    """How a compiler process is started."""
+    """Interpreter and variables of a compiler process."""
 
     python: str
-    """The interpreter."""
+    """Path of the interpreter."""
     env: dict[str, str]
-    """Variables for its processes, besides those of this process: paths to QNN, ExecuTorch and farm."""
+    """Variables that are added to this process's variables: paths to QNN, ExecuTorch and farm."""
     developed: tuple[DevelopedRoot, ...] = ()
-    """The folders of it that are being edited: for each bundle is recorded which functions of theirs ran."""
+    """Folders under development: each bundle has a record of their functions that ran."""
     as_of_ns: int = 0
-    """When its content was looked at, or just before, in nanoseconds since the epoch; 0 where that does not matter."""
+    """Time of the look at the content, or just before, in nanoseconds since the epoch; 0 if it does not matter."""
 
 
 class Toolchain(msgspec.Struct, frozen=True):
@@ -54,9 +54,9 @@ class Toolchain(msgspec.Struct, frozen=True):
     runner: str
     """Hash of the native build."""
     runner_of: str = ""
-    """The ExecuTorch that the runner was built against, where that is not the toolchain's own: `executorch 1.5.1`."""
+    """ExecuTorch of the runner, `executorch 1.5.1`, if it is not the toolchain's own; else empty."""
     name: str = ""
-    """As users call it; empty for the default."""
+    """Name in farm.toml and options; empty for the default."""
     line: str = ""
     """The series that its nights belong to; empty for the default."""
     private: bool = False

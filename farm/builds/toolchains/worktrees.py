@@ -70,10 +70,10 @@ class _Stamp(msgspec.Struct):
 def worktree(config: Config, checkout: Path | Checkout, ref: str | Commit) -> Worktree:
     """Return the source tree of a commit of `checkout`, made if missing; it stays until this process ends.
 
-    Its toolchain is that of farm.toml (or `config.toolchain`) with this checkout, else one with the checkout alone.
-    Native parts are those of the checkout if the commit has equal native sources; otherwise the toolchain's `build`
-    makes them, or `warnings` names them as parts of another commit. Raises UsageError for an invalid checkout or
-    commit, NativeBuildError, MissingToolError, InfraError.
+    The toolchain comes from farm.toml (or `config.toolchain`) if one has this checkout, else it has the checkout alone.
+    Native parts come from the checkout if the commit has equal native sources; otherwise the toolchain's `build` makes
+    them, or `warnings` names them as parts of another commit. Raises UsageError for an invalid checkout or commit,
+    NativeBuildError, MissingToolError, InfraError.
     """
     repository = checkout if isinstance(checkout, Checkout) else Checkout(checkout)
     commit = ref if isinstance(ref, Commit) else repository.commit(ref)
@@ -200,7 +200,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _submodules(repository: Checkout, commit: Commit, built: Path | None) -> tuple[list[str], dict[str, Path]]:
-    """Return warnings and links to submodules: those of the checkout, or of the build, which has the right commits."""
+    """Return warnings, and links to the submodules of the checkout, or of the build, which has the right commits."""
     warnings, links = [], {}
     for one in repository.submodules(commit):
         here = (built or repository.folder) / one.path
@@ -213,7 +213,7 @@ def _submodules(repository: Checkout, commit: Commit, built: Path | None) -> tup
 
 
 def _head_of(submodule: Path) -> str:
-    """Return the commit that is checked out in a submodule; empty where that is not known."""
+    """Return the commit that is checked out in a submodule; empty if unknown."""
     try:
         return git(submodule, "rev-parse", "HEAD").strip() if (submodule / ".git").exists() else ""
     except UsageError:

@@ -91,7 +91,7 @@ def _canonical(name: str) -> str:
 
 
 def _requirements(found: Distribution, extras: Iterable[str] = ()) -> set[str]:
-    """Return the names of the requirements of a distribution, including those of `extras`."""
+    """Return the names of the requirements of a distribution, including the requirements of `extras`."""
     names = set()
     for line in found.requires or ():
         extra = re.search(r"""extra\s*==\s*['"]([^'"]+)""", line)

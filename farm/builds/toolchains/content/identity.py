@@ -71,8 +71,8 @@ def identify(
 ) -> ToolchainIdentity:
     """Return the identity of the toolchain of `python`.
 
-    `facts` are those of an interpreter with the variables `env` besides those of this process; `qnn` is the folder of
-    the QNN libraries that it loads. Raises UsageError for a file that cannot be read.
+    `facts` belong to `python`, started with this process's variables and `env`; `qnn` is the folder of the QNN
+    libraries that it loads. Raises UsageError for a file that cannot be read.
     """
     content, trees = {}, {}
     edited: list[Path] = []
@@ -116,9 +116,9 @@ def _packages(cache_dir: Path, python: Path, facts: InterpreterFacts, edited: li
     without = frozenset({*MAIN_PACKAGES, *_QNN_WHEEL, *parts.without})
     for site in sites:
         digest.update(_content(cache_dir, Path(site), edited, without, _TESTS).encode())
-    # A folder on PYTHONPATH may be somebody's home: only what stands in front of what is installed, and what ExecuTorch
-    # requires. What a suite itself imports is in the keys of its own bundles, as far as this interpreter knows it.
-    # What is installed as editable counts as what is installed does: any package may import it where it is found.
+    # A folder on PYTHONPATH may be a home folder. Only two kinds of packages in it count: packages that hide installed
+    # ones, and requirements of ExecuTorch. Imports of a suite are in the keys of the suite's bundles, as far as this
+    # interpreter has them. Editable packages count as installed ones, because any package may import them.
     in_front = {name for entry in facts.path if entry in sites or _is_standard(entry) for name in _importable(entry)}
     is_own = python.absolute() == Path(sys.executable).absolute()
     counted = in_front | parts.required | _AT_START
@@ -234,7 +234,7 @@ def _foreign_flatc(cache_dir: Path, facts: InterpreterFacts, env: Mapping[str, s
 
 
 def _forget_bytecode(source: Path) -> None:
-    """Remove stale bytecode that Python would take for that of the edited file.
+    """Remove stale bytecode that Python would load for the edited file.
 
     Python compares size and seconds: after an edit of the same size within the second, or with an mtime that was set
     back, it would run the old code.

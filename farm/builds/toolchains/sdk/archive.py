@@ -69,7 +69,7 @@ def check_sdk(folder: Path, version: str) -> None:
 
 
 def check_machines(folder: Path) -> None:
-    """Raise InfraError where a library lies in the folder of another processor, or is none."""
+    """Raise InfraError for a library in the folder of another processor, and for a file that is no library."""
     for place in sorted(path for path in folder.iterdir() if path.is_dir()):
         machine = next((number for name, number in _MACHINES if name.fullmatch(place.name)), None)
         if machine is None:
@@ -93,7 +93,9 @@ def _version_in(folder: Path) -> str:
 
 
 def _checked(members: list[zipfile.ZipInfo]) -> Iterator[zipfile.ZipInfo]:
-    """Yield the entries of an archive none of which leads out of it."""
+    """Yield the entries of an archive. Raises InfraError if one leads out of it, or is double or encrypted, and for an
+    archive larger than any SDK.
+    """
     nbytes = sum(one.file_size for one in members)
     if len(members) > _MOST_FILES or nbytes > _MOST_BYTES:
         raise _refused(f"it is larger than any SDK: {len(members)} files, {nbytes} bytes")
@@ -116,7 +118,7 @@ def _check_links(names: Iterable[PurePosixPath], links: dict[PurePosixPath, str]
         place = list(name.parent.parts)
         for part in PurePosixPath(target).parts:
             if PurePosixPath(*place) in links:
-                # Where `..` leads from there is not to be told from the text.
+                # The text of a link does not show where `..` leads behind another link.
                 raise _refused(f"the link {one_line(str(name), 200)!r} in it leads through another one")
             if part == "/" or (part == ".." and not place):
                 raise _refused(f"the link {one_line(str(name), 200)!r} in it leads out of its folder")
@@ -135,7 +137,7 @@ def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, na
         target.mkdir(parents=True, exist_ok=True)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Reading to the end is what checks the checksum; it gives no more bytes than are announced.
+    # A read to the end verifies the checksum, and returns at most the announced number of bytes.
     with archive.open(member) as source, target.open("xb") as file:
         shutil.copyfileobj(source, file, _CHUNK)
     executable = member.external_attr >> 16 & 0o111 or name.parts[0] == "bin"

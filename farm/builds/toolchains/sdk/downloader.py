@@ -1,7 +1,7 @@
 """Use of ExecuTorch's own downloader of the QNN SDK, which has address and version, and resumes a broken download.
 
 `backends/qualcomm/scripts/download_qnn_sdk.py`, ExecuTorch 1.3 to 1.5, with `qnn_config.sh` beside it in source trees.
-Its download alone is used: it unpacks whatever names an archive has, and asks for no licence.
+Only the download is used: the script unpacks archives without a check of the names, and asks for no licence.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class SdkOffer(msgspec.Struct, frozen=True):
 
 
 def offered_sdk(config: Config) -> SdkOffer:
-    """Return what the downloader of the selected toolchain's ExecuTorch would fetch, asked in its interpreter.
+    """Return the SDK that the downloader of the selected toolchain's ExecuTorch would fetch; its interpreter runs it.
 
-    Raises MissingToolError where there is no downloader, or none that farm knows.
+    Raises MissingToolError without a downloader, and for an unknown kind of downloader.
     """
     script = _script(config)
-    # In an environment that farm made there is no more than compiling takes, and this wants `requests`.
+    # An environment that farm made has only the packages for compiling; the downloader needs `requests` as well.
     pythons = dict.fromkeys([config.toolchain.python or Path(sys.executable), Path(sys.executable)])
     problem = ""
     for python in pythons:
@@ -85,8 +85,8 @@ def offered_sdk(config: Config) -> SdkOffer:
 def fetch_sdk(config: Config, offer: SdkOffer, sha256: str = "") -> Path:
     """Return the folder of the SDK in the cache, downloaded and checked on the first call.
 
-    Whoever calls has the user's consent to the licence. `sha256` is what the archive's hash must be, empty where it is
-    not known. Raises InfraError for what cannot be fetched or is not what was offered.
+    The caller must have the user's consent to the licence. `sha256` is the expected hash of the archive, empty if
+    unknown. Raises InfraError for a failed download and for an archive that differs from the offer.
     """
 
     def fetch(folder: Path) -> None:
@@ -140,7 +140,7 @@ def _offer(line: str, script: Path, python: Path) -> SdkOffer:
 
 
 def _run(python: Path, arguments: list[str], seconds: float) -> tuple[int, list[str], list[str]]:
-    """Return exit code, lines and errors of the driver; it ends with this process, however that ends."""
+    """Return exit code, lines and errors of the driver, which ends with this process, even if that is killed."""
     with Supervisor() as supervisor:
         argv = [str(python), "-I", "-c", _DRIVER, *arguments]
         child = supervisor.spawn(argv, name="download_qnn_sdk.py", stdout_pipe=True, stderr_pipe=True)

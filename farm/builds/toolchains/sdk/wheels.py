@@ -1,4 +1,4 @@
-"""Wheels of onnxruntime-qnn as SDKs of the compiler and the simulator: which has which QNN, and how it is laid out."""
+"""Wheels of onnxruntime-qnn as SDKs of the compiler and the simulator: their QNN versions, and their layout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WHEEL_MB = 100
 """Approximate download size of a wheel."""
 
 _PACKAGE = "onnxruntime_qnn"
-# onnxruntime's own, which QNN does not need.
+# Library of onnxruntime itself, which QNN does not need.
 _LEFT_OUT = "libonnxruntime_providers_qnn.so"
 _LICENCES = ("LICENSE", "Qualcomm_LICENSE.pdf", "ThirdPartyNotices.txt")
 _AVAILABLE = re.compile(r"^Available versions: (.+)$", re.MULTILINE)
@@ -49,9 +49,9 @@ _MOST_UNKNOWN = 3
 
 
 def fetch_wheel_sdk(cache_dir: Path, wanted: str) -> Path:
-    """Return the folder of the SDK that is made from the wheel which has QNN `wanted`, such as `2.49`.
+    """Return the folder of the SDK that is made from the wheel with QNN `wanted`, such as `2.49`.
 
-    Raises MissingToolError that lists those there are, InfraError for a wheel that is not what it should be.
+    Raises MissingToolError with the known versions if none fits, and InfraError for a wheel with unexpected contents.
     """
     for wheel in candidates(wanted):
         folder, version = _make(cache_dir, wheel)
@@ -63,7 +63,7 @@ def fetch_wheel_sdk(cache_dir: Path, wanted: str) -> Path:
 
 
 def candidates(wanted: str) -> list[str]:
-    """Return the versions of the wheel that may have QNN `wanted`, newest first; unknown ones where none is known."""
+    """Return the versions of the wheel that may have QNN `wanted`, newest first; without a known one, newer wheels."""
     known = [wheel for wheel, qnn in KNOWN_WHEELS.items() if _may_be(qnn, wanted)]
     if known:
         return sorted(known, key=_numbers, reverse=True)
@@ -88,7 +88,7 @@ def published_wheels() -> list[str]:
 
 
 def _make(cache_dir: Path, wheel: str) -> tuple[Path, str]:
-    """Return the SDK of one wheel, and its version; it is found again by what is noted in it."""
+    """Return the SDK of a wheel, and its version; the record in the SDK's folder names the wheel for later calls."""
     sdks = sdks_folder(cache_dir)
     origin = f"{WHEEL} {wheel}"
     for marker in sorted(sdks.glob(f"*/{ORIGIN}")):
@@ -123,7 +123,7 @@ def _no_fill(folder: Path) -> None:
 
 
 def _unpack(wheel: Path, folder: Path) -> str:
-    """Unpack the libraries into the layout of an SDK, all in one folder; return what the wheel says its QNN is."""
+    """Unpack the libraries into the layout of an SDK, all in one folder; return the QNN version in the wheel's file."""
     libraries = folder / "lib" / TARGET
     libraries.mkdir(parents=True)
     try:
