@@ -1,4 +1,4 @@
-"""Programs that speak adb and that nobody wrote for farm: adb of several ages, and clients from npm."""
+"""Independent programs of the adb protocol: adb of several versions, and clients from npm."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECONDS = 30.0
 REQUIRED = os.environ.get("FARM_REQUIRE_PARTS") == "1"
 
 ADB_VERSIONS = ("29", "34", "36")
-# The release of Debian whose package `adb` is of the version; what is not here comes with adbutils.
+# Debian release by version of its package `adb`; other versions come with adbutils.
 _DEBIAN = {"29": "bookworm", "34": "trixie"}
 
 _NPM = {
@@ -56,7 +56,7 @@ def adb_program(version: str, cache: Path) -> list[str]:
         root = unpack(["adb"], cache, suite=_DEBIAN[version])
     except MissingToolError as error:
         missing(f"adb {version} cannot be had: {error}")
-    # Of another C library than this machine's, perhaps: started by its own loader.
+    # The program may need another C library than this machine's, so its own loader starts it.
     loader = next(path for path in sorted(root.glob("**/ld-linux*.so*")) if path.is_file())
     libraries = sorted({str(path.parent) for path in root.glob("**/*.so.*") if path.is_file()})
     program = root / "usr/lib/android-sdk/platform-tools/adb"
@@ -71,7 +71,7 @@ def missing(why: str) -> NoReturn:
 
 
 class Judged:
-    """One virtual device, and a server of one adb program to which it is connected."""
+    """Virtual device, connected to the server of an adb program."""
 
     def __init__(self, supervisor: Supervisor, folder: Path, program: Sequence[str]) -> None:
         self.folder, self._program = folder, program
@@ -80,7 +80,7 @@ class Judged:
         self.port = int(json.loads(child.first_line(SECONDS))["port"])
         environment = {"PATH": os.defpath, "HOME": str(folder), "TMPDIR": str(folder), **_QUIET}
         with socket.socket() as listener:
-            # The server takes a socket that listens already, so nobody can take the port in between.
+            # The server takes a socket that listens already, so that no other process can take the port in between.
             listener.bind(("127.0.0.1", 0))
             listener.listen(64)
             self.server_port = int(listener.getsockname()[1])
@@ -96,13 +96,13 @@ class Judged:
 
     @property
     def serial(self) -> str:
-        """What adb calls the device."""
+        """Return the serial of the device in adb."""
         return f"127.0.0.1:{self.port}"
 
     def adb(self, *words: str | Path, stdin: bytes = b"", check: bool = True) -> subprocess.CompletedProcess[bytes]:
         """Run the adb program on the device."""
         done = self._run(*words, stdin=stdin)
-        # A server that is slow to see that the device was away says so, and has not carried out the command.
+        # A server that has not noticed the device's return answers with this error and has not run the command.
         deadline = time.monotonic() + SECONDS
         while check and b"device offline" in done.stderr and time.monotonic() < deadline:
             self._run("disconnect", self.serial)
@@ -122,7 +122,7 @@ class Judged:
         )
 
     def text(self, *words: str | Path) -> str:
-        """Return what the adb program prints, without white space around it."""
+        """Return the output of the adb program, without white space around it."""
         return self.adb(*words).stdout.decode().strip()
 
     def connect(self) -> None:
@@ -137,7 +137,7 @@ class Judged:
             done = self.adb("shell", "getprop farm.boot_id", check=False)
             if done.returncode == 0:
                 return done.stdout.decode().strip() != boot_id
-            # By itself, adb 29 tries once in ten seconds.
+            # Without this, adb 29 connects once in ten seconds.
             self.adb("disconnect", self.serial, check=False)
             self.adb("connect", self.serial, check=False)
             return False
@@ -158,7 +158,7 @@ def judged_device(program: Sequence[str]) -> Iterator[Judged]:
 
 @contextlib.contextmanager
 def echo_server() -> Iterator[int]:
-    """Yield a port of loopback where everybody gets back what he sends."""
+    """Yield a port of loopback whose server sends all bytes back."""
 
     def echo(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
@@ -181,7 +181,7 @@ def echo_server() -> Iterator[int]:
 
 
 def echoed(address: int | str, message: bytes) -> bytes:
-    """Return what comes back of `message` from a port of loopback, or from a socket with a name."""
+    """Return the answer to `message` from a port of loopback, or from a socket with a name."""
     family, where = (socket.AF_INET, ("127.0.0.1", address)) if isinstance(address, int) else (socket.AF_UNIX, address)
     answer = bytearray()
     with socket.socket(family) as connection:
@@ -231,7 +231,7 @@ def node_packages(cache: Path) -> Path:
 
 
 def run_node(script: str, packages: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what a script of `judges` prints, which is JSON, with the packages that `node_packages` gave."""
+    """Return the JSON that a script of `judges` prints, run with the packages of `node_packages`."""
     # Read from standard input, it finds packages from the current folder on.
     done = subprocess.run(
         ["node", "--input-type=module", "-", json.dumps(settings)],

@@ -32,7 +32,7 @@ SMOKE = ("run", "--soc", "SM8650", "--suite", "smoke")
 
 
 class AgentHosts(ThreeHosts):
-    """Hosts by name, each with one virtual device `virtual-NAME-0` unless it says otherwise."""
+    """Hosts by name, each with one virtual device `virtual-NAME-0` by default."""
 
     def begin(self, cache: Path) -> None:
         """Make the machine of a person, with the bundles in `cache`."""
@@ -108,7 +108,7 @@ class AgentHosts(ThreeHosts):
             self._database.close()
 
     def until(self, condition: Callable[[], object], what: str, seconds: float = 60) -> None:
-        """Wait until something is so. Raises AssertionError with what the agents printed when it never is."""
+        """Wait until `condition` holds. Raises AssertionError with the output of the agents after `seconds`."""
         until(condition, lambda: f"{what}\n{self.logs()}", seconds)
 
     def registered(self, *names: str) -> None:

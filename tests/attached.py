@@ -37,7 +37,7 @@ class Attached:
 
     @property
     def port(self) -> int:
-        """Of the adb server."""
+        """Return the port of the adb server."""
         return self.server.port
 
     @property
@@ -64,7 +64,7 @@ class Attached:
             yield process
 
     def script(self, folder: Path, number: int = 0) -> dict[str, Any]:
-        """What subprocess runs the script of `farm jobs rerun --script` with, on one of them."""
+        """Return the arguments of `subprocess.run` for a script of `farm jobs rerun --script`, on device `number`."""
         argv = ["sh", str(folder / "repro.sh"), adb_target(self.devices[number].serial)]
         return {"args": argv, "env": {**os.environ, **self.env, "ADB": str(find_adb())}}
 

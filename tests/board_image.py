@@ -1,4 +1,4 @@
-"""What a small board boots: Debian's kernel for Arm, and a file system of busybox, dropbear and a C++ runtime."""
+"""Boot image of a small board: Debian's kernel for Arm, and a file system of busybox, dropbear and a C++ runtime."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEEDED = {
 _RELEASE = "bookworm"
 # The kernel for clouds is small, and has all that QEMU's boards have.
 _PACKAGES = ("linux-image-cloud-arm64", "busybox", "dropbear-bin", "openssh-sftp-server", "libstdc++6")
-# In the order in which each finds what it needs.
+# Load order of the modules, each after its dependencies.
 _MODULES = ("virtio", "virtio_ring", "virtio_mmio", "failover", "net_failover", "virtio_net")
 _TRIPLET = "aarch64-linux-gnu"
 _PROGRAMS = ("bin/busybox", "usr/sbin/dropbear", "usr/lib/openssh/sftp-server", "usr/lib/sftp-server")
@@ -43,7 +43,7 @@ _LIBRARIES = (
 STORAGE_MB = 192
 """Room where farm keeps its files."""
 
-# The first process. Of `reboot` it hears by SIGTERM; what it starts again is the login. `df` shows a file system of its
+# First process. `reboot` sends it SIGTERM; it restarts the login only. `df` shows a file system of its
 # own only where one is mounted.
 _INIT = f"""#!/bin/busybox sh
 /bin/busybox --install -s /bin
@@ -93,12 +93,12 @@ class BoardImage:
 
     @property
     def host_key(self) -> str:
-        """Its public key, as a line of known hosts has it behind the name."""
+        """Public key, as a line of known hosts has it behind the name."""
         return (self.folder / "host_key.pub").read_text()
 
 
 def board_image(cache: Path) -> BoardImage:
-    """Return what a board boots, made once in `cache`; skips where it cannot be made, or fails where it has to be."""
+    """Return the boot image, made once in `cache`; skips where it cannot be made, or fails where it is required."""
     lacking = [package for tool, package in NEEDED.items() if shutil.which(tool) is None]
     missing = f"apt-get install --no-install-recommends {' '.join(lacking)}" if lacking else ""
     try:
@@ -161,12 +161,12 @@ def _keys(folder: Path, debian: Path, board: Path) -> None:
 
 
 def _names(board: Path) -> bytes:
-    """Return the names of all files of a board, a folder before what is in it, as cpio reads them."""
+    """Return the names of all files of a board, a folder before its content, as cpio reads them."""
     return b"".join(os.fsencode(f"{path.relative_to(board)}\n") for path in sorted(board.rglob("*")))
 
 
 def _emulated(debian: Path, words: Sequence[str], *, cwd: Path | None = None, stdin: bytes = b"") -> bytes:
-    """Return what a program of the board's processor prints here."""
+    """Return the output of a program for the board's processor, emulated on this machine."""
     program, *arguments = words
     argv = ["qemu-aarch64", "-L", debian, debian / program, *arguments]
     done = subprocess.run(argv, cwd=cwd, input=stdin, capture_output=True, check=False)

@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 BOOT_SECONDS = 300.0
 """As long as a start may take; it needs 4 s of a processor."""
 _ANSWER_SECONDS = 20.0
-# What dropbear prints on the console as soon as it listens.
+# Line of dropbear on the console as soon as it listens.
 _UP = "Not backgrounding"
 
 # A small buffer of translated code is emptied often. Code of an earlier start that stays in it makes each write to its
 # pages slow: a restart then takes 40 s of a processor, not 4 s.
 _TRANSLATOR = "tcg,tb-size=32"
 _MACHINE = ("-machine", "virt", "-cpu", "cortex-a76", "-smp", "1", "-m", "768", "-accel", _TRANSLATOR)
-# What the kernel of a QCS9100 Ride board has, before what QEMU's own board is.
+# Entries of the device tree of a QCS9100 Ride board, before the entry of QEMU's own board.
 _COMPATIBLE = ("qcom,qcs9100-ride", "qcom,qcs9100", "qcom,sa8775p", "linux,dummy-virt")
 _MODEL = "Qualcomm QCS9100 Ride, emulated"
 
 
 class Board:
-    """Boots with `start`; its port on loopback stays the same, whatever becomes of it."""
+    """Emulated board. `start` boots it; its port on loopback stays the same over resets and power cuts."""
 
     def __init__(self, supervisor: Supervisor, image: BoardImage, folder: Path) -> None:
         self._supervisor, self._image, self._folder = supervisor, image, folder
@@ -61,7 +61,7 @@ class Board:
 
     @property
     def configuration(self) -> str:
-        """What farm.toml says of it."""
+        """Return the entry of the board in farm.toml."""
         return (
             f'[[device]]\nname = "board"\nssh = "root@{LOOPBACK}:{self.port}"\nssh_config = "none"\n'
             f'key_file = "{self._image.user_key}"\nknown_hosts = "{self.known_hosts}"\n'
@@ -69,12 +69,12 @@ class Board:
 
     @property
     def console(self) -> str:
-        """What it has printed since it was switched on."""
+        """Return the console output since power-on."""
         return (self._folder / "console").read_text(errors="replace")
 
     @property
     def is_well(self) -> bool:
-        """Whether its SSH server greets."""
+        """Return whether the SSH server sends its greeting."""
         # QEMU takes the connection before the board is there.
         try:
             with socket.create_connection((LOOPBACK, self.port), timeout=_ANSWER_SECONDS) as probe:
@@ -83,7 +83,7 @@ class Board:
             return False
 
     def start(self) -> Board:
-        """Switch it on, and wait until somebody can log in."""
+        """Switch the board on, and wait until a login works."""
         network = f"user,id=network,restrict=on,hostfwd=tcp:{LOOPBACK}:{self.port}-:22"
         argv = [
             "qemu-system-aarch64", *_MACHINE, "-nodefaults", "-display", "none", "-qmp", "stdio",
@@ -113,11 +113,11 @@ class Board:
         return self.console.count(_UP)
 
     def reset(self) -> None:
-        """Press its reset button: it starts anew at once, with nothing of what was in its memory."""
+        """Press the reset button: the board boots at once, with an empty memory."""
         self._order("system_reset")
 
     def cut_network(self, *, cut: bool = True) -> None:
-        """Pull the network's plug, or put it in: whoever is connected hears nothing of it."""
+        """Pull the network's plug, or put it in: open connections get no signal."""
         self._order("set_link", name="card", up=not cut)
 
     def wait(self, start: int, seconds: float = BOOT_SECONDS) -> None:
@@ -138,7 +138,7 @@ class Board:
         while True:
             answer = self._receive()
             assert "error" not in answer, answer
-            # What it tells of events comes between.
+            # Lines about events come between.
             if "return" in answer:
                 return
 

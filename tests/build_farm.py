@@ -69,7 +69,7 @@ _seeds = itertools.count(time.time_ns() % 2**40)
 
 
 def made_job(module: str = "torch.nn:ReLU", args: tuple[object, ...] = (), folder: Path | None = None) -> Job:
-    """Return a job whose bundle nobody has yet."""
+    """Return a job whose bundle exists nowhere yet."""
     case = Case(
         folder.name if folder else "made",
         f"case{next(_seeds)}",
@@ -102,7 +102,7 @@ class RunningHost:
 
 @dataclass
 class BuildFarm:
-    """Its store, and what its machines work with."""
+    """Farm with build hosts: its store and the files of its machines."""
 
     store: Store
     hosts: Store
@@ -143,7 +143,7 @@ class BuildFarm:
         return Submitted(run_id, list(jobs), [one.key for one in planned])
 
     def await_builds(self, keys: Sequence[str], *states: str, timeout_s: float = 300.0) -> dict[str, Build]:
-        """Return the builds of keys once all are in one of these states."""
+        """Return the builds of `keys` as soon as each is in any of `states`."""
         wanted = states or ("built", "failed")
         return await_true(lambda: self._in(keys, wanted), timeout_s, lambda: str(self.store.cluster.build_of(keys)))
 

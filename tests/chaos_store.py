@@ -84,9 +84,9 @@ class Cluster:
         of `files`; `hba` are lines of pg_hba.conf in place of its own.
         """
         self._binaries, self._settings = binaries, settings
-        # Its socket is named after the port, also where it does not listen on it.
+        # The name of the socket contains the port, even without a listener on the port.
         self.port = int(dict(setting.split("=", 1) for setting in settings).get("port", 5432))
-        # Not in the scratch folder: its name is too long for a socket, and `postgres` may not enter it.
+        # The scratch folder has too long a name for a socket, and `postgres` may not enter it.
         self.folder = Path(tempfile.mkdtemp(prefix="farm-pg-", dir="/tmp"))
         self._prefix: list[str] = []
         if os.geteuid() == 0:
@@ -128,7 +128,7 @@ class Cluster:
         self._stopped = []
 
     def close(self) -> None:
-        """End it and remove what it has."""
+        """End the server and remove its files."""
         self.thaw()
         with contextlib.suppress(subprocess.SubprocessError):
             self.stop()

@@ -30,7 +30,7 @@ SCREENSHOTS = os.environ.get("FARM_TEST_SCREENSHOTS", "")
 
 
 def start(profile: Path) -> WebDriver:
-    """Return a browser of its own; whoever asks ends it with `quit`. Skips the test where there is none."""
+    """Return a new browser, which the caller ends with `quit`. Skips the test without Chromium."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not chromium or not driver:
         reason = "chromium and chromedriver are not on PATH (Debian: apt-get install chromium chromium-driver)"
@@ -78,7 +78,7 @@ def keep_screenshot(browser: WebDriver, folder: Path, name: str, *, flawed: bool
     if not SCREENSHOTS and not flawed:
         return
     width, height = browser.execute_script("return [innerWidth, document.documentElement.scrollHeight]")
-    # What is beyond the window may not be drawn yet.
+    # Parts beyond the window may not be drawn yet.
     see_height = {"width": width, "height": min(height, 5000), "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", see_height)
     folder = Path(SCREENSHOTS) if SCREENSHOTS else folder / "screenshots"
@@ -164,10 +164,9 @@ const told = async (context, rules) => (await axe.run(context, {resultTypes: ["v
 
 
 def flaws(browser: WebDriver) -> list[str]:
-    """Return what is wrong with how the page is laid out.
+    """Return the layout errors of the page.
 
-    That is a table whose head or cells are not above and below each other, text on other text, and what is wider than
-    the page.
+    Errors are a table whose head and cells are not aligned, text on other text, and elements wider than the page.
     """
     found: list[str] = browser.execute_script(_FLAWS)
     return found

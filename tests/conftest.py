@@ -1,4 +1,4 @@
-"""What several tests share: one cache a session, so that a bundle is compiled once; nothing of a user is touched."""
+"""Shared fixtures: one cache a session, so that a bundle is compiled once; no file of a user is touched."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure() -> None:
-    """Let what tests start hear Ctrl-C and a terminal that closes, also in the background and under nohup."""
+    """Restore SIGINT and SIGHUP for processes that tests start, also in the background and under nohup."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -178,7 +178,7 @@ def told_by(filled_by: Callable[[Path], Path]) -> Callable[[Path], dict[str, Any
 
 @pytest.fixture(scope="session")
 def toolchain(farm_cache: Path) -> Iterator[Path]:
-    """What farm builds once, in a folder that every user may read."""
+    """Toolchain that farm builds once, in a folder that every user may read."""
     host_sdk(farm_cache)
     folder = Path(tempfile.mkdtemp(prefix="farm-toolchain-", dir="/tmp"))
     folder.chmod(0o755)

@@ -1,6 +1,6 @@
 """Debian packages of another release than this machine's, unpacked into the tests' cache and never installed.
 
-apt runs with its own configuration, sources, lists and state. The mirror is that of this machine's apt;
+apt runs with its own configuration, sources, lists and state. It uses the mirror of this machine's apt;
 packages are refused unless a key of the package debian-archive-keyring has signed them.
 """
 

@@ -33,7 +33,7 @@ case $1 in
     sys.boot_completed) echo 1 ;;
 esac
 """
-# What is mounted is gone with the last process in the folder.
+# The mounts end with the last process in the folder.
 _BEGIN = """
 set -e
 mount --make-rprivate /
@@ -131,7 +131,7 @@ class DropbearServer:
 
     @property
     def address(self) -> SshAddress:
-        """Where it is; farm's folder is the usual one."""
+        """Return the address of the server, with the default folder of farm."""
         return SshAddress("127.0.0.1", "root", self.port, str(self.key), str(self.known_hosts))
 
     @property
@@ -156,7 +156,7 @@ class DropbearServer:
         return [pid for pid in descendants(self.child.pid) if name_of(pid).strip() == "dropbear"]
 
     def stop(self) -> None:
-        """End it with every connection. What they started stays, as on a machine whose network was cut."""
+        """End the server and its connections. Their programs stay, as on a machine whose network was cut."""
         connections = self.connections()
         self.child.terminate()
         for pid in connections:
@@ -164,7 +164,7 @@ class DropbearServer:
                 os.kill(pid, signal.SIGKILL)
 
     def left(self) -> list[str]:
-        """Return the programs that still run in its folder, but dropbear's: what nobody ended."""
+        """Return the programs, dropbear excluded, that still run in the server's folder."""
         found = []
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ from programs import run_program
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# What a compile for HTP or the CPU imports, and what stands beside it.
+# Folders that a compile for HTP or the CPU imports, and their neighbours.
 _FOLDERS = (
     "backends/qualcomm", "backends/transforms", "backends/xnnpack", "codegen", "data", "devtools", "exir", "extension",
     "kernels", "lib", "runtime", "schema",

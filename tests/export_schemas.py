@@ -1,6 +1,6 @@
-"""What the formats ask for, written down from their documentation, and no more than farm writes of each.
+"""Schemas of the export formats, after their documentation, limited to the parts that farm writes.
 
-CTRF: https://ctrf.io/docs/specification/root, which is closed everywhere: no other member is allowed. The published
+CTRF: https://ctrf.io/docs/specification/root, closed at each level: no other member is allowed. The published
 schema is in no package on PyPI. The benchmark database: the types of its columns, oss_ci_benchmark_v3 of
 pytorch/test-infra. Traces: "Trace Event Format", complete events and metadata.
 """
@@ -146,8 +146,8 @@ TRACE = _checker(
     )
 )
 
-# JUnit, as Jenkins' junit-10.xsd has it: attributes by element, those that it needs first, and the elements inside.
-# Beyond it: `properties` of a test case, as pytest and Surefire write them, and `skipped` of all suites together.
+# JUnit after Jenkins' junit-10.xsd: attributes by element, required ones first, and the elements inside.
+# Additions: `properties` of a test case, as pytest and Surefire write them, and `skipped` of all suites together.
 JUNIT: dict[str, tuple[set[str], set[str], set[str]]] = {
     "testsuites": (set(), {"name", "time", "tests", "failures", "errors", "skipped"}, {"testsuite"}),
     "testsuite": (

@@ -42,7 +42,7 @@ class FarmHome:
 
     @property
     def start(self) -> dict[str, Any]:
-        """What else processes are started with: nothing, they are of the user who runs the tests."""
+        """Return further arguments of processes: none, as they belong to the user who runs the tests."""
         return {}
 
     @property
@@ -84,7 +84,7 @@ class FarmHome:
         (self.cwd / "farm.toml").write_text("[build]\nbuilders = 1\n")
 
     def json(self, *arguments: str, code: int | None = 0, **options: Any) -> Any:
-        """Return the answer of a command with --json; `options` are those of `farm`."""
+        """Return the answer of a command with --json; `options` are passed to `farm`."""
         return json.loads(self.farm(*arguments, "--json", code=code, **options).stdout)
 
     def answer(

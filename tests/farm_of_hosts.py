@@ -1,4 +1,4 @@
-"""Farms of several hosts for tests: a real PostgreSQL, agents as processes, stub devices, and what has to be true."""
+"""Farms of several hosts for tests: a real PostgreSQL, agents as processes, stub devices, and their invariants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TTL_S = 3.0
-"""What a living agent's heartbeat is good for; 10 s outside of tests."""
+"""Seconds that a heartbeat of an agent is valid; 10 s outside of tests."""
 QUICK_TO_NOTICE = "connect_timeout=2&keepalives_idle=2&keepalives_interval=1&keepalives_count=3&tcp_user_timeout=5000"
 """Parameters of an address whose server is noticed to be cut off within 5 s, 15 s outside of tests."""
 _HBA = "local all all trust\nhost all all 127.0.0.1/32 trust\nhost all all 10.0.0.0/8 trust\n"
@@ -58,7 +58,7 @@ class Farm:
         self.until(lambda: len(self.hosts.ran(run_id)) >= count, f"{count} jobs that begin")
 
     def await_end(self, *runs: str, timeout_s: float = 60) -> None:
-        """Wait until runs are over and finished, with an exit code, whoever did that."""
+        """Wait until the runs have ended with an exit code, set by any host."""
 
         def are_over() -> bool:
             # All that is known of a run is much to read, and is read once.
@@ -97,13 +97,13 @@ class Farm:
         return False
 
     def require_right(self, *, exit_code: int = 0) -> None:
-        """Assert what has to be so of all runs, whatever happened: one verdict a job, one job a device at a time."""
+        """Assert the invariants of all runs: one verdict a job, one job a device at a time."""
         for run_id in self.runs:
             verdicts = accepted(self.store, run_id)
             assert {job: found for job, found in verdicts.items() if len(found) != 1} == {}
             assert self.store.runs.view(run_id).exit_code == exit_code
         assert overlaps(self.hosts.ran()) == []
-        # Whoever has ended keeps no device.
+        # An ended run keeps no device.
         self.until(lambda: not self.store.leases.all(), "no leases that are left", 15)
 
 

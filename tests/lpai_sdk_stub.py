@@ -1,6 +1,6 @@
 """Makes a stub of a QNN SDK that has LPAI for this machine: its library hands everything to HTP's simulator.
 
-`python tests/lpai_sdk_stub.py FOLDER` makes one for whoever wants to try the LPAI backend by hand.
+`python tests/lpai_sdk_stub.py FOLDER` makes one for a trial of the LPAI backend by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOAD, _PROGRAM_HEADER, _HASH = (1, 5), (0, 7 << 24), (0, 2 << 24)
 
 @dataclass(frozen=True)
 class StubSdk:
-    """What looks like an SDK, and what its LPAI library was told."""
+    """Stub of an SDK, and the calls that its LPAI library received."""
 
     root: Path
     log: Path

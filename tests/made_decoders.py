@@ -22,7 +22,7 @@ from farm.suites.suite import Job, Target
 
 
 def compiled(cache: Path, name: str) -> Path:
-    """Return the folder that a script of native_runner/ fills; its first line says with what."""
+    """Return the folder that a script of native_runner/ fills; the first line of the script names the content."""
     script = Path(__file__).with_name("native_runner") / name
     versions = "".join(package_version(name) for name in ("executorch", "torch", "onnxruntime-qnn"))
     key = hashlib.sha256(script.read_bytes() + versions.encode()).hexdigest()[:16]

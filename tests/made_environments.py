@@ -1,4 +1,4 @@
-"""Interpreters and wheels with next to nothing in them: what a toolchain is, without the gigabyte."""
+"""Interpreters and wheels with next to no content: the form of a toolchain without the gigabyte."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def zipped(files: Mapping[str, bytes], links: Mapping[str, str] = {}, version: s
 
 
 class Server:
-    """One file on loopback; how often it was asked for is counted."""
+    """HTTP server on loopback for one file, with a count of its requests."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.asked, self.url = content, 0, ""
@@ -93,7 +93,7 @@ def give_downloader(executorch: Path, url: str, version: str = VERSION) -> None:
 
 
 def make_library(path: Path, build_id: str, core_minor: int = 40) -> Path:
-    """A real library that loads, and says that it is of `build_id`."""
+    """Make a real library that loads and returns `build_id` as its version."""
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = [f"-DCORE_MINOR={core_minor}", f'-DBUILD_ID="{build_id}"']
     subprocess.run(["c++", "-shared", "-fPIC", *flags, str(STUB), "-o", str(path)], check=True, timeout=120)

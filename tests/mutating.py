@@ -1,7 +1,7 @@
-"""What broken programs would give: `python mutating.py FOLDER SUITE/CASE...`, a process with torch.
+"""Outputs of broken programs: `python mutating.py FOLDER SUITE/CASE...`, a process with torch.
 
-Leaves FOLDER/SUITE/CASE.npz with, for every output of the FP32 module: `output_N`, what it is; `stale_N`, the same for
-other inputs; `unbiased_N`, what it is without the biases of the module, where it has any.
+Leaves FOLDER/SUITE/CASE.npz with, for every output of the FP32 module: `output_N`, its value; `stale_N`, its value for
+other inputs; `unbiased_N`, its value without the biases of the module, if the module has any.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def outputs(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:
-    # A module may keep or change what it is given.
+    # A module may keep or change its inputs.
     result = copy.deepcopy(module)(*copy.deepcopy(inputs))
     tensors = (result,) if isinstance(result, torch.Tensor) else result
     return {f"{name}_{index}": tensor.detach().contiguous().numpy() for index, tensor in enumerate(tensors)}

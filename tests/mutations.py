@@ -30,7 +30,7 @@ ELEMENT = 1 / 8
 
 
 def check_mutations(view: Mapping[str, Any], cache: Path, folder: Path) -> Counter[str]:
-    """Assert that of every kind of mutation 95 % are caught, over all jobs of a run with a bundle; return how many.
+    """Assert that 95 % of each kind of mutation are caught, over all jobs of a run with a bundle; return the counts.
 
     `view` is the run as `farm run --json` prints it.
     """
@@ -62,9 +62,9 @@ def check_mutations(view: Mapping[str, Any], cache: Path, folder: Path) -> Count
 def caught_mutations(
     job: Job, bundle: Bundle, broken: Mapping[str, np.ndarray], folder: Path
 ) -> Iterator[tuple[str, bool]]:
-    """Yield what is wrong with an output, and whether it fails the job, for everything that makes a difference.
+    """Yield each mutation that changes an output, and whether it fails the job.
 
-    A right device gives the reference that it should be closest to. Raises AssertionError when not even that passes.
+    A correct device returns its closest reference. Raises AssertionError when this reference fails.
     """
     kind = bundle.manifest.references[-1]
     right = {

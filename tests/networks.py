@@ -39,7 +39,7 @@ class Networks:
         self._names: list[str] = []
 
     def add(self, host: str) -> tuple[list[str], str]:
-        """Return what a program of `host` is started with, and the address at which it reaches this machine."""
+        """Return the prefix of commands of `host`, and the address at which they reach this machine."""
         number = len(self._names)
         self._names.append(host)
         ours, theirs, space = self._cable(host), self._end(number), self._space(host)
@@ -54,7 +54,7 @@ class Networks:
         return ["ip", "netns", "exec", space], here
 
     def cut(self, host: str) -> None:
-        """Pull the cable of a host: nothing arrives, nobody is told."""
+        """Pull the cable of a host: nothing arrives, and no connection gets an error."""
         _ip("link", "set", self._cable(host), "down")
 
     def mend(self, host: str) -> None:
@@ -84,7 +84,7 @@ class Networks:
         return f"fw{self._block}-{number}"
 
     def _cable(self, host: str) -> str:
-        # 15 characters are what a name may have.
+        # A name has at most 15 characters.
         return f"fv{self._block}-{self._names.index(host)}"
 
     def _space(self, host: str) -> str:
@@ -96,7 +96,7 @@ def _ip(*words: str) -> None:
 
 
 class Relay:
-    """A line to a port or a socket of this machine that is slow, breaks now and then, or carries nothing any more."""
+    """Relay to a port or a socket of this machine that is slow, breaks at times, or stops to carry bytes."""
 
     def __init__(
         self, target: int | str, *, host: str = "127.0.0.1", delay_s: float = 0.0, breaks: float = 0.0
@@ -117,7 +117,7 @@ class Relay:
         self.broken = 0
 
     def cut(self) -> None:
-        """Carry nothing any more, without an end: what was sent is kept back, as by a cable that is pulled."""
+        """Stop to carry bytes without closing: sent bytes are kept back, as with a pulled cable."""
         self._loop.call_soon_threadsafe(self._holds.clear)
 
     def mend(self) -> None:
@@ -125,7 +125,7 @@ class Relay:
         self._loop.call_soon_threadsafe(self._holds.set)
 
     def break_off(self, *, always: bool) -> None:
-        """Reset each connection as soon as something is sent over it, or do so no more."""
+        """Reset each connection at its first sent byte, or end this behaviour."""
         self._breaks = 1.0 if always else 0.0
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""An adb server as `adb start-server` starts a user's own: one that `adb kill-server` ends, on a port of the test's."""
+"""Adb server as a user's `adb start-server` starts it: `adb kill-server` ends it, on a port of the test's."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0"}
 
 
 def kill_server(port: int) -> None:
-    """Do what a user does with `adb kill-server`, and return once nobody listens there."""
+    """Run a user's `adb kill-server`, and return once no process listens on the port."""
     subprocess.run([find_adb(), "-P", str(port), "kill-server"], capture_output=True, check=False, timeout=30)
 
 
 @contextlib.contextmanager
 def ordinary_adb_server(folder: Path) -> Iterator[AdbServer]:
-    """Start one, for this process and those that it starts; whichever listens on its port in the end is ended."""
+    """Start a server for this process and its children; at the end, stop the server that listens on the port."""
     home = folder / "adb-home"
     home.mkdir()
     with socket.socket() as free:

@@ -57,7 +57,7 @@ class SideStub(msgspec.Struct, frozen=True):
 
 
 class World:
-    """Jobs, and what their bundles really take; no bundle is that of another night unless it is said to be."""
+    """Jobs with the true time of their bundles; each night has its own bundle unless stated otherwise."""
 
     def __init__(self, store: Store, jobs: int, seed: int = 1) -> None:
         self.store, self.random = store, np.random.default_rng(seed)
@@ -73,7 +73,7 @@ class World:
         self.nights: list[str] = []
         self.pairs = 0
         self.before_pairs: Callable[[int], None] = lambda _: None
-        """Called with the number of the call: what it raises, the device does."""
+        """Function called with the number of the call; its exception becomes the device's error."""
         self.require_job: Callable[[StoredResult], None] = lambda _: None
         """As `BenchFactory.require_job`; every job is there."""
         self.calls = 0

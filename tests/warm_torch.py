@@ -1,9 +1,9 @@
 """Builders and scripts that compile, as forks of one process per session that has imported torch and ExecuTorch.
 
-A builder that starts by itself spends 6 s of processor time on its imports. Run as a program, this is the forking
-process:
-`python warm_torch.py SOCKET OWNER LIBRARIES PADDING`. It ends with the process OWNER. glibc reads LD_LIBRARY_PATH at
-the start of a process, so QNN's folder in it is /proc/self/fd/LIBRARIES: each fork opens the folder of its SDK there.
+A builder that starts by itself spends 6 s of processor time on its imports. Run as a program it is the process that
+forks: `python warm_torch.py SOCKET OWNER LIBRARIES PADDING`. It ends with the process OWNER. glibc reads
+LD_LIBRARY_PATH at the start of a process, so QNN's folder in it is /proc/self/fd/LIBRARIES: each fork opens the folder
+of its SDK there.
 """
 
 from __future__ import annotations
