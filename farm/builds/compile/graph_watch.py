@@ -1,4 +1,4 @@
-"""The graphs that ExecuTorch gives to QNN while a job is compiled, and the node at work. Imports torch, executorch."""
+"""Graphs that ExecuTorch passes to QNN while a job is compiled, and the node at work. Imports torch, executorch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from torch.export import ExportedProgram
 
-# A float32 below this has no reciprocal, nor has a scale of QNN.
+# A float32 below this bound has no finite reciprocal; QNN refuses such a scale.
 _TINY = torch.finfo(torch.float32).tiny
 _MOST_NAMED = 3
-# Their arguments are scales, which are those of other nodes.
+# Prefix of quantize and dequantize nodes, whose arguments are the scales of other nodes.
 _CODES = "quantized_decomposed_"
 
 
@@ -37,23 +37,23 @@ class GraphWatch:
     """Watcher of the graphs of one job."""
 
     def __init__(self, suites: Path, note: Callable[[str], None]) -> None:
-        """`note` gets every node that QNN is asked about, with its place. Sources below `suites` are relative to it."""
+        """Take `note`, which gets every node offered to QNN, with its place. Sources below `suites` are relative."""
         self._places = [suites, *(Path(entry) for entry in sys.path if entry)]
         self._note = note
-        # Weakly: the weights of a large model are not kept longer for this.
+        # Weak references do not keep the weights of a large model alive.
         self._programs: list[weakref.ref[ExportedProgram]] = []
         self._prepared: list[weakref.ref[torch.fx.GraphModule]] = []
         self._by_name: dict[str, torch.fx.Node] = {}
         self.origins: dict[str, Origin] = {}
         """Origins of the nodes of the graphs at the time of the failure, by name."""
         self.odd_values: list[str] = []
-        """A few constants and scales in them that are infinite, NaN or too small for QNN."""
+        """Descriptions of a few constants and scales in the graphs that are infinite, NaN or too small for QNN."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch while the body compiles; an exception that leaves it still has its graphs, which are looked at then.
+        """Watch while the body compiles; an exception from the body still holds its graphs, which are read then.
 
-        An ExecuTorch that has other names for these is not watched.
+        An ExecuTorch with other names of these methods is not watched.
         """
         with ExitStack() as stack:
             stack.enter_context(_before(QnnBackend, "_build_op_wrappers", self._add, static=True))
@@ -77,7 +77,7 @@ class GraphWatch:
         self.odd_values = (self._odd_in_graphs(programs) or self._odd_observations())[:_MOST_NAMED]
 
     def _odd_in_graphs(self, programs: Sequence[ExportedProgram]) -> list[str]:
-        """Return what is odd in the graphs; a scale that another one leads to is left out."""
+        """Return the odd constants, arguments and scales in the graphs, without scales that follow from an odd one."""
         origins, found = self.origins, dict[str, None]()
         for program in programs:
             for name, tensor in {**program.state_dict, **program.constants}.items():
@@ -94,14 +94,14 @@ class GraphWatch:
         return list(found)
 
     def _odd_observations(self) -> list[str]:
-        """Return which values were infinite or NaN while the module was calibrated."""
+        """Return the values that were infinite or NaN while the module was calibrated."""
         found = []
         for graph in (graph for one in self._prepared if (graph := one()) is not None):
             for node in graph.graph.nodes:
                 observer = getattr(graph, str(node.target), None) if node.op == "call_module" else None
                 seen = [getattr(observer, name, None) for name in ("min_val", "max_val")]
                 odd = [one for one in seen if isinstance(one, torch.Tensor) and not one.isfinite().all()]
-                # An observer that saw nothing begins with these.
+                # An observer without a value holds two infinities.
                 if odd and not (len(odd) == 2 and torch.isinf(odd[0]).all() and torch.isinf(odd[1]).all()):
                     given = node.args[0]
                     place = place_of(given.name, {given.name: origin_of(given.meta, self._places)})
@@ -117,7 +117,7 @@ class GraphWatch:
         self._by_name = {node.name: node for node in program.graph_module.graph.nodes}
 
     def _visited(self, name: str, _: str) -> None:
-        # Passes of the backend add nodes, which come from no line of the model.
+        # Nodes that passes of the backend add come from no line of the model.
         self._at(self._by_name[name]) if name in self._by_name else self._note(name)
 
     def _at(self, node: torch.fx.Node) -> None:
@@ -153,7 +153,7 @@ def _odd_argument(node: torch.fx.Node) -> float | None:
 
 
 def _odd_scale(node: torch.fx.Node) -> float | None:
-    """Return the scale with which the output of a node is quantized, where QNN cannot take it."""
+    """Return the scale of a node's output if QNN cannot take it, else None."""
     scale = (node.meta.get(QCOM_QUANT_ATTRS) or {}).get(QCOM_SCALE)
     is_odd = isinstance(scale, float) and (not math.isfinite(scale) or abs(scale) < _TINY)
     return scale if is_odd else None

@@ -61,14 +61,14 @@ def flow_of(backend: str) -> Flow:
 
 
 def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -> Manifest:
-    """Write the bundle of `job` into the empty `folder`, the manifest last. What the compiler raises passes through."""
+    """Write the bundle of `job` into the empty `folder`, the manifest last. The compiler's exceptions pass through."""
     case = job.case
     watch = Stopwatch()
     with torch.no_grad(), settings_of_one_job():
         samples = [make_inputs(case, sample) for sample in range(case.samples)]
         make = _take_ready if case.pte else _compile
         program = make(job, samples, versions, folder, watch)
-    # One sample after the other, as the FP32 module goes from one to the next.
+    # The inputs after the run of the FP32 module: state goes from one sample to the next.
     samples = program.inputs or samples
     write_tensors(folder / INPUTS, "input", samples, program.input_orders)
     for kind, outputs in program.references.items():
@@ -78,9 +78,9 @@ def compile_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -
 
 @contextmanager
 def settings_of_one_job() -> Iterator[None]:
-    """Let what a job sets for all of torch end with it, so that what the next one computes does not depend on it.
+    """Restore torch's global settings after the body, so that the numbers of the next job do not depend on this job.
 
-    The quantizer of ExecuTorch 1.5 turns oneDNN off on AMD, and last digits of references and scales differ with it.
+    The quantizer of ExecuTorch 1.5 turns oneDNN off on AMD, which changes the last digits of references and scales.
     """
     enabled = torch.backends.mkldnn.enabled
     try:
@@ -90,10 +90,10 @@ def settings_of_one_job() -> Iterator[None]:
 
 
 class CompiledProgram(msgspec.Struct, frozen=True):
-    """What is known of a `.pte` that lies in a bundle."""
+    """Facts about the `.pte` of a bundle."""
 
     references: dict[str, list[Tensors]]
-    """By kind, the outputs of every sample."""
+    """Outputs of every sample, by kind of reference."""
     outputs: tuple[TensorSpec, ...]
     delegates: dict[str, int]
     delegated_ops: int | None
@@ -107,7 +107,7 @@ class CompiledProgram(msgspec.Struct, frozen=True):
     """Names of `farm.suites.features.Features`."""
     spill_fill_bytes: int | None = None
     inputs: list[Tensors] = []
-    """Of every sample, where what one sample takes depends on the one before; else empty."""
+    """Inputs of every sample, state that was handed on among them; empty for the inputs of the case."""
     state: tuple[State, ...] = ()
     generation: Generation | None = None
     writes: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ def _compile(
     flow = flow_of(target.backend)
     whole = make_module(case)
     module = make_method(case, whole, case.method)
-    # First, as an error of the module itself reads better than what an export makes of it.
+    # The module runs before its export, as its own error reads better than the error of an export.
     with watch.step("reference"):
         reference = run_reference(module, case, samples)
         samples = reference.run.inputs
@@ -192,7 +192,7 @@ def _compile(
 def written_method(model: Path, case: Case, state: Sequence[State]) -> Method:
     """Return the method of `case` as the program has it.
 
-    Raises ConfigError where no memory order of a tensor suits all that read and write it, or its state.
+    Raises ConfigError if no memory order of a tensor suits all of its readers and writers, or its state.
     """
     method = read_pte(model).method(case.method, "the key method of the case")
     if method.layout_problem:
@@ -211,7 +211,7 @@ def in_orders_of(specs: Sequence[TensorSpec], method: Method) -> tuple[TensorSpe
 
 
 def _other_methods(case: Case, module: torch.nn.Module, own: Lowering) -> dict[str, Lowering]:
-    """Return what goes into the program beside the method of the case that is executed."""
+    """Return the lowerings of the program's other methods, beside the executed method of the case."""
     found = {}
     for name, method in case.methods.items():
         if name == case.method:
@@ -315,7 +315,7 @@ def _keep_graphs(model: Path, folder: Path) -> None:
     from executorch.backends.qualcomm.utils.utils import dump_context_from_pte
 
     for name in dump_context_from_pte(str(model)):
-        # It leaves them beside the model.
+        # ExecuTorch writes the context binaries beside the model.
         shutil.move(name, folder / Path(name).name)
 
 
@@ -325,7 +325,7 @@ def write_tensors(folder: Path, kind: str, samples: Sequence[Tensors], orders: S
     for sample, tensors in enumerate(samples):
         for index, tensor in enumerate(tensors):
             elements = to_memory(tensor.detach().numpy(), orders[index] if orders else ())
-            # Not numpy's tofile: on a full disk that raises an error without a number, like any other.
+            # On a full disk, numpy's `tofile` raises an error without an error number; `write_bytes` has it.
             (folder / f"{kind}_{sample}_{index}.raw").write_bytes(elements.tobytes())
 
 
@@ -338,7 +338,7 @@ def write_manifest(
     program: CompiledProgram,
     watch: Stopwatch,
 ) -> Manifest:
-    """Write the manifest of the bundle that `folder` has everything else of, and return it."""
+    """Write the manifest of the bundle in `folder`, whose other files are complete, and return it."""
     target = job.target
     manifest = Manifest(
         key=key,

@@ -120,7 +120,7 @@ class _Sources:
                     self._shared[one] = other
         written = {self._memory(target) for node in called for target in _written_arguments(node)}
         for node in inputs:
-            # A call finds in a written buffer what the one before it left.
+            # A written buffer holds the values of the previous call.
             if kinds.get(node.name) not in _CONSTANT_INPUTS or self._memory(node) in written:
                 self._raise(node, _Source.INPUT)
         while any(self._raise(node, self._result(node)) for node in called):
@@ -156,7 +156,7 @@ class _Sources:
             least = _Source.LITERAL if name in _MOVES or _is_view(target) else _Source.COMPUTED
             return max((least, *map(self.of, read)))
         if target is operator.getitem or getattr(target, "__module__", "") in ("_operator", "math", "torch"):
-            # Numbers that are computed from sizes, and one of several results.
+            # The node picks a result of several, or computes with sizes.
             return max((_Source.LITERAL, *map(self.of, node.all_input_nodes)))
         bodies = _bodies(node)
         if bodies and all(map(_is_repeatable, bodies)):
@@ -166,14 +166,14 @@ class _Sources:
 
 
 def _bodies(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
-    """Return the graphs that an operator such as the one of `torch.no_grad()` runs."""
+    """Return the graphs that a higher-order operator runs, such as the operator of `torch.no_grad()`."""
     owner: Any = node.graph.owning_module
     found = [owner.get_submodule(str(one.target)) for one in node.all_input_nodes if one.op == "get_attr"]
     return [one for one in found if isinstance(one, torch.fx.GraphModule)]
 
 
 def _is_repeatable(body: torch.fx.GraphModule) -> bool:
-    """Return whether a graph gives the same for the same, and changes nothing."""
+    """Return whether a graph computes equal outputs for equal inputs and writes to none."""
     called = [node for node in body.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
     return all(
         isinstance(node.target, OpOverload) and not _is_arbitrary(node.target) and not writes_in_place(node)
@@ -182,7 +182,7 @@ def _is_repeatable(body: torch.fx.GraphModule) -> bool:
 
 
 def _is_arbitrary(target: OpOverload) -> bool:
-    """Return whether an operator gives random numbers, or memory as it is."""
+    """Return whether an operator returns random numbers or uninitialized memory."""
     return torch.Tag.nondeterministic_seeded in target.tags or "empty" in target._schema.name  # noqa: SLF001 - torch has no public name for it
 
 
@@ -204,14 +204,14 @@ def _is_view(target: OpOverload) -> bool:
 
 
 def _sharing_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the arguments whose memory the result of an operator may be in."""
+    """Return the arguments that may share memory with the result of an operator."""
     if node.target is operator.getitem:
         return [node.args[0]] if isinstance(node.args[0], torch.fx.Node) else []
     return _arguments(node, lambda one: one.alias_info is not None)
 
 
 def _written_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the arguments that an operator writes to; all of one whose schema names none of them."""
+    """Return the arguments that an operator writes to; all arguments if its schema marks none as written."""
     if not writes_in_place(node):
         return []
     found = _arguments(node, lambda one: one.alias_info is not None and one.alias_info.is_write)

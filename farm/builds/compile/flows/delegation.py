@@ -1,4 +1,4 @@
-"""How much of a lowered graph a backend took. Imports torch and executorch."""
+"""Delegated and remaining operators of a lowered graph. Imports torch and executorch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _DEQUANTIZE = "quantized_decomposed.dequantize_per_"
 _QUANTIZE_CODES = f"{_QUANTIZE}tensor.default"
 _DEQUANTIZE_CODES = f"{_DEQUANTIZE}tensor.default"
 
-# What ExecuTorch 1.5 says of every operator while it looks for what the backend does not take, QnnOperatorSupport.
+# Logger of ExecuTorch 1.5 (QnnOperatorSupport) with a verdict on every operator: whether the backend takes it.
 _VERDICTS = "executorch.backends.qualcomm.partition.qnn_partitioner"
 _PHASE = "[LpaiPartitionFallbackSupport] "
 _TAKEN = ("True", "Forced Passed")
 
-# And of every node of a graph that it builds for QNN, QnnBackend: "Visiting: aten_add_tensor, aten.add.Tensor".
+# Logger of ExecuTorch 1.5 (QnnBackend) with every node built for QNN: "Visiting: aten_add_tensor, aten.add.Tensor".
 _BUILDING = "executorch.backends.qualcomm.qnn_preprocess"
 _VISITING = "Visiting: "
 
 
 class Delegation(NamedTuple):
-    """What became of the operators of a graph."""
+    """Places of a graph's operators: in delegates or on the CPU."""
 
     partitions: int
     """Calls of delegates."""
@@ -45,7 +45,7 @@ class Delegation(NamedTuple):
 
 
 def read_delegation(graph_module: torch.fx.GraphModule) -> Delegation:
-    """Return what became of the operators of a lowered edge graph. Pure."""
+    """Return the delegation of a lowered edge graph. Pure."""
     inside = sum(
         node.op == "call_function"
         for _, submodule, _ in get_lowered_submodules(graph_module)
@@ -61,24 +61,24 @@ def read_delegation(graph_module: torch.fx.GraphModule) -> Delegation:
         if name == _CALL:
             partitions += 1
         elif name != "getitem":
-            # Printed, an edge operator has its whole schema.
+            # The text of an edge operator would be its whole schema.
             shown = name if isinstance(node.target, EdgeOpOverload) else str(node.target)
             (edge if _is_edge(node, name) else cpu)[shown] += 1
     return Delegation(partitions, inside, dict(edge), dict(cpu))
 
 
 def misread_codes(graph_module: torch.fx.GraphModule) -> tuple[torch.dtype, torch.dtype] | None:
-    """Return in what the CPU has codes that enter or leave a delegate, and in what QNN has them; None where they fit.
+    """Return the types, on the CPU and in QNN, of codes that pass a delegate's edge in different sizes; else None.
 
-    Of a lowered edge graph. ExecuTorch 1.5 gives the buffer of the one to the other as it is.
+    `graph_module` is a lowered edge graph. ExecuTorch 1.5 passes the buffer of one side to the other unchanged.
     """
     try:
         from executorch.backends.qualcomm.builders.utils import deduce_dtype
-    except ImportError:  # of another ExecuTorch, which may do it otherwise
+    except ImportError:  # in another ExecuTorch, which may convert the codes
         return None
     for node in graph_module.graph.nodes:
         name = getattr(node.target, "__name__", "")
-        # A delegate gives its outputs together.
+        # A delegate returns all outputs as one value, and `getitem` picks each of them.
         near = node.users if name == _QUANTIZE_CODES else (*_producers(node),)
         if name not in (_QUANTIZE_CODES, _DEQUANTIZE_CODES) or not any(_is_call(one) for one in near):
             continue
@@ -91,10 +91,10 @@ def misread_codes(graph_module: torch.fx.GraphModule) -> tuple[torch.dtype, torc
 
 @contextmanager
 def built_operators() -> Iterator[Counter[str]]:
-    """Yield what collects the operators that QNN's graphs are built of while the body lowers one, and how often.
+    """Yield a counter that fills with the operators of the graphs for QNN while the body lowers a module.
 
-    Under the names that ExecuTorch's op builders have as their targets. What is in the delegates of a lowered program
-    is not the same, as passes of the backend come between.
+    Names are the targets of ExecuTorch's op builders. The delegates of a lowered program contain other operators, as
+    passes of the backend come between.
     """
     built: Counter[str] = Counter()
 
@@ -107,7 +107,7 @@ def built_operators() -> Iterator[Counter[str]]:
 
 @contextmanager
 def visited_nodes(visit: Callable[[str, str], None]) -> Iterator[None]:
-    """Give `visit` name and operator of each node that ExecuTorch builds for QNN while the body runs."""
+    """Call `visit` with name and operator of each node that ExecuTorch builds for QNN while the body runs."""
 
     def listen(message: str) -> None:
         _, start, visited = message.partition(_VISITING)
@@ -121,9 +121,9 @@ def visited_nodes(visit: Callable[[str, str], None]) -> Iterator[None]:
 
 @contextmanager
 def refused_operators() -> Iterator[Counter[str]]:
-    """Yield what collects the operators that LPAI does not take while the body lowers a graph, and how often.
+    """Yield a counter that fills with the operators that LPAI refuses while the body lowers a graph.
 
-    Lowering itself may fail over them: ExecuTorch 1.5 leaves none to the CPU that has weights.
+    Lowering itself may fail because of them: ExecuTorch 1.5 leaves no operator with weights to the CPU.
     """
     refused: Counter[str] = Counter()
 
@@ -161,6 +161,6 @@ def _is_call(node: torch.fx.Node) -> bool:
 
 
 def _producers(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield what gives the inputs of a node, and what those are one output of."""
+    """Yield the nodes that compute the inputs of `node`; for an output picked by `getitem`, its operator as well."""
     for given in node.all_input_nodes:
         yield from (given, *given.all_input_nodes) if getattr(given.target, "__name__", "") == "getitem" else (given,)

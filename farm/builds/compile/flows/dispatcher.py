@@ -1,4 +1,4 @@
-"""torch's dispatcher, looked through less often. Imports torch."""
+"""Fewer scans of torch's dispatcher. Imports torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _OVERRIDE, _RULES = "_override_composite_implicit_decomp", "op_implementations_d
 
 @contextmanager
 def one_look_a_list() -> Iterator[None]:
-    """Let torch look through its dispatcher once for a list of all composite operators, not once for each namespace.
+    """Let torch scan its dispatcher once for a list of all composite operators, not once for each namespace.
 
-    An export asks for five such lists, and each time all registrations were gone through for 41 namespaces: a third of
-    what compiling an operator took. As every list still begins with a look, what has been registered since is in it. A
-    torch that does this in another way is left alone.
+    An export makes five such lists. Scans of all registrations for each of 41 namespaces took a third of the time of
+    compiling an operator. Every list still begins with a scan and so contains new registrations. A torch with other
+    functions stays unchanged.
     """
     kept: list[tuple[Any, str, Any]] = []
     look, make = getattr(utils, _LOOK, None), getattr(utils, _LIST, None)
@@ -38,7 +38,7 @@ def one_look_a_list() -> Iterator[None]:
             finally:
                 setattr(utils, _LOOK, look)
 
-        # Both have it by name.
+        # Both modules import the function by name.
         for module in (decomp_utils, exported_program):
             if getattr(module, _LIST, None) is make:
                 kept.append((module, _LIST, make))
@@ -71,8 +71,8 @@ _kernels: dict[Any, _Kernels] = {}
 def kept_kernels() -> Iterator[None]:
     """Let torch make the kernels of overridden composite operators once a process, not three times a compilation.
 
-    An override sets 25 kernels of each of 250 operators: a fifth of what compiling an operator took. Operators whose
-    kernels have changed since are overridden by torch. A torch that does this in another way is left alone.
+    An override sets 25 kernels of each of 250 operators, a fifth of the time of compiling an operator. torch overrides
+    operators with changed kernels itself. A torch with other functions stays unchanged.
     """
     override, rules = getattr(exported_program, _OVERRIDE, None), getattr(fake_impls, _RULES, None)
     if not callable(override) or not isinstance(rules, dict):

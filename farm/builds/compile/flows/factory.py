@@ -20,15 +20,15 @@ from farm.suites.suite import FORWARD
 if TYPE_CHECKING:
     from farm.suites.suite import Case, InputSpec
 
-# Apart enough that no two inputs of a case share a seed, whatever small seeds its manifest gives.
+# Distance of the seeds of two samples, so that no two inputs of a case share a seed with small seeds in its manifest.
 _SAMPLE_STRIDE = 1000
 
 
 def make_module(case: Case) -> torch.nn.Module:
     """Return the module of `case` in eval mode, its weights drawn from the case's seed.
 
-    Raises ConfigError when the factory is not there or is not a torch.nn.Module, or a file cannot be read; what the
-    constructor raises passes through.
+    Raises ConfigError if the factory is missing or makes no torch.nn.Module, or if a file cannot be read; the
+    constructor's exceptions pass through.
     """
     if case.program:
         return _load_program(case)
@@ -48,9 +48,9 @@ def make_module(case: Case) -> torch.nn.Module:
 
 
 def make_method(case: Case, module: torch.nn.Module, name: str) -> torch.nn.Module:
-    """Return what calls the method `name` of the module of `case`, with its weights; a submodule is one as well.
+    """Return a module whose `forward` is the method `name` of the module of `case`, with its weights, or a submodule.
 
-    Raises ConfigError where it has none.
+    Raises ConfigError for a name that is neither.
     """
     if name == FORWARD:
         return module
@@ -61,7 +61,7 @@ def make_method(case: Case, module: torch.nn.Module, name: str) -> torch.nn.Modu
     if not inspect.isfunction(method):
         problem = f"{case.module} has no method or submodule {name!r}"
         raise ConfigError(case.manifest, f"case.{case.name}.method", problem)
-    # A class of its own, as torch.export traces the `forward` of a class and knows weights by their names in it.
+    # torch.export traces the `forward` of a class, with the names of weights in it: the method needs its own class.
     other = copy.copy(module)
     other.__class__ = type(f"{type(module).__name__}_{name}", (type(module),), {FORWARD: method})
     return other
@@ -70,7 +70,7 @@ def make_method(case: Case, module: torch.nn.Module, name: str) -> torch.nn.Modu
 def _load_program(case: Case) -> torch.nn.Module:
     try:
         return torch.export.load(Path(case.folder, case.program)).module()
-    except Exception as error:  # whatever a file brings that torch.export did not write
+    except Exception as error:  # a file that torch.export did not write may raise any exception
         problem = f"{case.program} is no program of torch.export that this torch can read: {error}"
         raise ConfigError(case.manifest, f"case.{case.name}.program", problem) from error
 
@@ -83,10 +83,10 @@ def _load_checkpoint(case: Case, module: torch.nn.Module) -> None:
 
             state = load_file(path)
         else:
-            # Tensors and plain containers alone: anything else in a pickle could run code.
+            # Only tensors and plain containers are accepted, as other objects in a pickle could run code.
             state = torch.load(path, map_location="cpu", weights_only=True)
         module.load_state_dict(state)
-    except Exception as error:  # torch raises whatever a file leads it to
+    except Exception as error:  # a broken file may raise any exception
         problem = f"{case.checkpoint} does not fit the module: {error}"
         raise ConfigError(case.manifest, f"case.{case.name}.checkpoint", problem) from error
 
@@ -99,7 +99,7 @@ def _import(case: Case, name: str) -> ModuleType:
 
 
 def import_name(name: str, folder: str) -> str:
-    """Return the name by which Python imports `name`, of which `.model` is a file in the suite's `folder`."""
+    """Return the name by which Python imports `name`; `.model` is a file in the suite's `folder`."""
     if name.startswith(".."):
         return f"{_package(str(Path(folder).parent))}{name[1:]}"
     return f"{_package(folder)}{name}" if name.startswith(".") else name
@@ -108,7 +108,7 @@ def import_name(name: str, folder: str) -> str:
 def _package(folder: str) -> str:
     """Make the folder of a suite a package and return its name: its files import each other by `from .other`.
 
-    The name is its own for every folder, as two suites may both have an operators.py.
+    Every folder has its own package name, as two suites may both have an operators.py.
     """
     name = f"farm_suite_{hashlib.sha256(folder.encode()).hexdigest()[:16]}"
     if name not in sys.modules:
@@ -132,7 +132,7 @@ def make_inputs(case: Case, sample: int) -> tuple[torch.Tensor, ...]:
 
 
 def make_example(case: Case, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Example:
-    """Return what the module of `case` is exported with: `inputs`, or where sizes are dynamic the greatest ones."""
+    """Return the inputs for the export of the module of `case`: `inputs`, or the greatest ones for dynamic sizes."""
     if not any(spec.dynamic for spec in case.inputs):
         return Example(inputs, None)
     dims: dict[str, Any] = {}
@@ -148,14 +148,14 @@ def make_example(case: Case, module: torch.nn.Module, inputs: tuple[torch.Tensor
         dynamic.append(names)
     parameters = inspect.signature(module.forward).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
-        # torch.export wants another structure for it the second time, when ExecuTorch exports what was exported.
+        # ExecuTorch exports the exported program again, and torch.export then expects another structure of `*inputs`.
         problem = "dynamic sizes need a module whose forward names its inputs one by one, not *inputs"
         raise ConfigError(case.manifest, f"case.{case.name}.inputs", problem)
     return Example(tuple(greatest), tuple(dynamic))
 
 
 def read_expected(case: Case) -> list[tuple[torch.Tensor, ...]]:
-    """Return the outputs that files say are right, by sample. Raises ConfigError for one that is no array."""
+    """Return the expected outputs from files, by sample. Raises ConfigError for a file that is no array."""
     return [tuple(_read_array(case, file) for file in files) for files in case.expected]
 
 

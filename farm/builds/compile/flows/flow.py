@@ -1,4 +1,4 @@
-"""What the flows of the backends have in common: a module in, a lowered edge program out. Imports torch, executorch."""
+"""Common interface of the backends' flows: a module in, a lowered edge program out. Imports torch and executorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farm.suites.suite import FORWARD, Case, Target
 
 
 class Stopwatch:
-    """Wall time by step, and the most memory that this process has had meanwhile."""
+    """Wall time by step, and the peak memory of this process since the start."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -25,7 +25,7 @@ class Stopwatch:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time the body as `name`, with what had this name before."""
+        """Add the time of the body to the step `name`."""
         started = time.perf_counter()
         yield
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - started, 4)
@@ -37,63 +37,63 @@ class Stopwatch:
 
     @property
     def peak_bytes(self) -> int:
-        """The greatest resident memory since it was started; 0 where the system does not say."""
+        """Peak resident memory since the start, in bytes; 0 on a system that does not report it."""
         return peak_bytes() if self._has_peak else 0
 
 
 class Example(NamedTuple):
-    """What a module is exported with."""
+    """Inputs of an export."""
 
     inputs: tuple[torch.Tensor, ...]
     dynamic_shapes: tuple[Any, ...] | None
-    """As torch.export takes them, by parameter of `forward`; None where every size is fixed."""
+    """Dynamic sizes for torch.export, by parameter of `forward`; None for fixed sizes."""
 
 
 class Lowering(NamedTuple):
-    """A module that is to be lowered, and what for."""
+    """Module to lower, with its target and samples."""
 
     module: torch.nn.Module
     example: Example
     samples: Sequence[tuple[torch.Tensor, ...]]
-    """The inputs of all samples, to calibrate with."""
+    """Inputs of all samples, for the calibration."""
     target: Target
     versions: Mapping[str, str]
-    """What the bundle depends on besides its job, as in its manifest: farm/builds/bundles/key.py."""
+    """Versions that the bundle depends on besides its job, as in its manifest: farm/builds/bundles/key.py."""
     watch: Stopwatch
     case: Case
-    """For its features, and the files that they name."""
+    """Case with the features, and the files that they name."""
     folder: Path
-    """Where the bundle is made: what is beside its program is left there."""
+    """Folder of the new bundle, for files beside the program."""
     method: str = FORWARD
     others: Mapping[str, Lowering] = {}
-    """The other methods of the same program by name, where its backend can have several; none has others itself."""
+    """Other methods of the same program by name, on a backend with several; they have no others themselves."""
 
     @property
     def methods(self) -> dict[str, Lowering]:
-        """All methods of the program, in the order that ExecuTorch serializes them in."""
+        """Methods of the program, in ExecuTorch's order of serialization."""
         return dict(sorted({self.method: self, **self.others}.items()))
 
     def export(self) -> torch.export.ExportedProgram:
         """Return the module as a graph."""
         with self.watch.step("export"):
-            # Strict, because passes of ExecuTorch 1.5 (DecomposeMinMaxDim and others) read `source_fn_stack`, which
-            # only that sets: without it max_dim ends the process in the QNN adaptor.
+            # Passes of ExecuTorch 1.5 (DecomposeMinMaxDim and others) read `source_fn_stack`, which only a strict
+            # export sets: without it max_dim ends the process in the QNN adaptor.
             inputs, dynamic_shapes = self.example
             return torch.export.export(self.module, inputs, dynamic_shapes=dynamic_shapes, strict=True)
 
 
 class Lowered(NamedTuple):
-    """A module, lowered to a backend."""
+    """Module that was lowered to a backend."""
 
     edge: EdgeProgramManager
     quantized: torch.nn.Module | None
-    """The quantized module, which runs on the CPU; None where nothing was quantized."""
+    """Quantized module, which runs on the CPU; None for a precision without quantization."""
     config: ExecutorchBackendConfig | None
-    """How to serialize it; None is ExecuTorch's default."""
+    """Settings of the serialization; None for ExecuTorch's defaults."""
     exported: torch.export.ExportedProgram
-    """The module as it was exported, before anything of the backend."""
+    """Exported module, before all steps of the backend."""
     spill_fill_bytes: int | None = None
-    """Of the buffer that its contexts share; None where they share none."""
+    """Size of the buffer that its contexts share; None without a shared buffer."""
 
 
 Flow = Callable[[Lowering], Lowered]

@@ -1,4 +1,4 @@
-"""A lowered program -> where its nodes come from, by what torch.export notes of each. Imports torch and executorch."""
+"""A lowered program -> the origins of its nodes, from the records of torch.export. Imports torch and executorch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TORCH = Path(torch.__file__).parent
 
 
 class EdgeOrigins:
-    """Where the nodes of a lowered program come from. To be made before it is serialized, which gives other handles."""
+    """Origins of the nodes of a lowered program. Serializing changes the handles, so that this is created before it."""
 
     def __init__(self, edge: EdgeProgramManager, suites: Path, method: str) -> None:
-        """Of one method. Paths of sources below the folder `suites` are relative to it."""
+        """Read the origins of `method`. Paths of sources below the folder `suites` are relative to it."""
         self._method = method
         places = [suites, *(Path(entry) for entry in sys.path if entry)]
         graph_module = edge.exported_program(method).graph_module
@@ -39,11 +39,11 @@ class EdgeOrigins:
         self._by_handle = {node.meta.get("debug_handle"): origin_of(node.meta, places) for node in nodes}
 
     def of(self, program: ExecutorchProgramManager) -> Origins:
-        """Return them by the instructions of what it was serialized to."""
+        """Return the origins by the instructions of the serialized `program`."""
         called = sorted(program.delegate_map.get(self._method) or {})
-        # One that is missing would give its nodes to another.
+        # With a missing call, the nodes of a delegate would be assigned to another call.
         calls = dict(zip(called, self._inside, strict=True)) if len(called) == len(self._inside) else {}
-        # Of a delegate's call these are the handles of all its nodes.
+        # The entry of a delegate's call holds the handles of all its nodes, and is left out.
         handles = {
             at: one for at, one in (program.debug_handle_map.get(self._method) or {}).items() if at not in called
         }
@@ -62,7 +62,7 @@ def _origins_of(nodes: Iterable[torch.fx.Node], places: Sequence[Path]) -> dict[
 
 
 def origin_of(meta: Mapping[str, Any], places: Sequence[Path]) -> Origin:
-    """Return where a node with this `meta` comes from; its source is relative to the nearest of `places`."""
+    """Return the origin of a node with this `meta`; its source is relative to the nearest of `places`."""
     stack = [path for path, _ in (meta.get("nn_module_stack") or {}).values()]
     module = _AGAIN.sub("", str(stack[-1])) if stack else ""
     frames = [(Path(file), line) for file, line in _FRAME.findall(meta.get("stack_trace") or "")]
@@ -71,7 +71,7 @@ def origin_of(meta: Mapping[str, Any], places: Sequence[Path]) -> Origin:
 
 
 def _is_of_model(file: Path) -> bool:
-    # What torch generates while it traces is `<eval_with_key>.994`, another number each time.
+    # Code that torch generates while it traces is in `<eval_with_key>.994`, with another number each time.
     return file.is_absolute() and not file.is_relative_to(_TORCH)
 
 

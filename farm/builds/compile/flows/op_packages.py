@@ -1,7 +1,7 @@
-"""Operators of the user's own, from packages of QNN's: into the bundle, and named in the program. Imports executorch.
+"""Op packages of the user: copies in the bundle, and their names in the program. Imports executorch.
 
-QNN opens a package by the path that the program has. That is relative to where its runner works, and has the hash of
-the package for a name: it is the same for the compiler and for every device, and two packages are never taken for one.
+QNN opens a package by the path in the program. The path is relative to the folder of the runner and ends with the hash
+of the package: it is the same for the compiler and for every device, and two packages never share a path.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _ANDROID, _HOST = QnnExecuTorchOpPackagePlatform.AARCH64_ANDROID, QnnExecuTorchO
 
 
 class _Variant(NamedTuple):
-    """One library of a package, and what it is for."""
+    """Library of a package for one machine."""
 
     file: str
     folder: str
-    """In that of all packages."""
+    """Folder within the folder of all packages."""
     machine: int
     hexagon: int
     target: QnnExecuTorchOpPackageTarget
@@ -57,17 +57,17 @@ class _Variant(NamedTuple):
 
 @contextmanager
 def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTorchOpPackageOptions | None]:
-    """Yield what ExecuTorch is told of the packages of `case`, which are put into `folder`; None where it has none.
+    """Yield ExecuTorch's options for the packages of `case`, which are copied into `folder`; None without packages.
 
-    Meanwhile they are where the program looks for them, as seen by this process. Raises ConfigError for a library that
-    is made for something else.
+    During the body a link in the current folder leads to them by the paths in the program. Raises ConfigError for a
+    library of another machine.
     """
     if not case.features.op_packages:
         yield None
         return
     soc = find_soc(target.soc)
     packages = case.features.op_packages
-    # Of one without the other a device would compute a part, and fail in the middle.
+    # With an incomplete package a device would compute a part of the program and then fail.
     on_device = all(one.android and f"v{soc.htp_arch}" in one.hexagon for one in packages)
     infos = [
         _info(package, variant, _keep(case, variant, soc, folder))
@@ -75,7 +75,7 @@ def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTo
         for variant in _variants(package, soc, on_device=on_device)
     ]
     here = Path.cwd() / OP_PACKAGES
-    # A process that a package ended may have left it.
+    # A process that crashed in a package may have left the link.
     here.unlink(missing_ok=True)
     here.symlink_to(folder / OP_PACKAGES)
     try:
@@ -85,7 +85,7 @@ def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTo
 
 
 def _variants(package: OpPackage, soc: Soc, *, on_device: bool) -> list[_Variant]:
-    """Return the libraries that a program for `soc` is given, in the order in which ExecuTorch's example has them."""
+    """Return the libraries for a program of `soc`, in the order of ExecuTorch's example."""
     [host] = PACKAGES_OF["simulator"]
     found = [_Variant(package.library, host, X86_64, 0, _CPU, _HOST)]
     if not on_device:
@@ -100,7 +100,7 @@ def _variants(package: OpPackage, soc: Soc, *, on_device: bool) -> list[_Variant
 
 
 def _keep(case: Case, variant: _Variant, soc: Soc, folder: Path) -> str:
-    """Copy a library into the bundle in `folder`, and return its path in there."""
+    """Copy a library into the bundle in `folder`, and return its path relative to `folder`."""
     get = "QNN's op package generator makes a Makefile, with a target for each machine"
     source = Path(case.folder, variant.file)
     part = RuntimePart(variant.file, source, variant.machine, get, variant.hexagon, exact=False, soc=soc.name)
@@ -127,10 +127,10 @@ def _info(package: OpPackage, variant: _Variant, path: str) -> QnnExecuTorchOpPa
 
 
 def annotation_of(case: Case, config: QuantizationConfig) -> Callable[[torch.fx.GraphModule], None]:
-    """Return what has a quantizer quantize inputs and outputs of the packages' operators as `config` says.
+    """Return an annotation that quantizes inputs and outputs of the packages' operators by `config`.
 
-    ExecuTorch has no rule for them, and leaves them in floating point amid a quantized graph. Those that it has a rule
-    for, which a package may have as well, keep it.
+    ExecuTorch has no rule for operators of packages and leaves them in floating point within a quantized graph. An
+    operator with a rule of ExecuTorch, which a package may contain as well, keeps that rule.
     """
     names = {package.operator for package in case.features.op_packages}
 
@@ -154,7 +154,7 @@ def annotation_of(case: Case, config: QuantizationConfig) -> Callable[[torch.fx.
 
 
 def require_packaged(edge: EdgeProgramManager, case: Case) -> None:
-    """Raise ConfigError for an operator of a package that QNN has not taken: ExecuTorch 1.5 leaves it to the CPU."""
+    """Raise ConfigError for an operator of a package that QNN refused: ExecuTorch 1.5 leaves it to the CPU."""
     if not case.features.op_packages:
         return
     taken = {

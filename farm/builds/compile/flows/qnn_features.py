@@ -1,4 +1,4 @@
-"""What cases ask of ExecuTorch's Qualcomm compiler beyond its operators: farm.suites.features. Imports executorch."""
+"""Features of ExecuTorch's Qualcomm compiler that cases select (farm.suites.features). Imports executorch."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ if TYPE_CHECKING:
     from farm.suites.features import Features
     from farm.suites.suite import Case
 
-# What QNN's Saver writes.
+# Files of QNN's Saver.
 _SAVED = ("saver_output.c", "params.bin")
 
 
 def specs_of(features: Features) -> dict[str, Any]:
-    """Return what `features` are as keywords of ExecuTorch's `generate_qnn_executorch_compiler_spec`."""
+    """Return `features` as keywords of ExecuTorch's `generate_qnn_executorch_compiler_spec`."""
     return {
         name: True for name in ("shared_buffer", "dump_intermediate_outputs", "use_mha2sha") if getattr(features, name)
     }
 
 
 def switches_of(features: Features) -> dict[str, bool]:
-    """Return those of `features` that are keywords of ExecuTorch's compiler specs of one backend, where they are on."""
+    """Return the enabled `features` that are keywords of a backend's compiler specs in ExecuTorch."""
     names = ("use_multi_contexts", "use_weight_sharing")
     return {name: True for name in names if getattr(features, name)}
 
 
 def serialization(features: Features, alignment: int, *, direct: bool = False) -> ExecutorchBackendConfig:
-    """Return how a program with `features` is serialized; `direct`: for direct mode."""
+    """Return the serialization settings of a program with `features`; `direct` selects direct mode."""
     if not features.shared_buffer and not direct:
         return ExecutorchBackendConfig(segment_alignment=alignment)
-    # Whoever executes it brings the memory: the DSP's. ExecuTorch 1.5, export_utils.py, plans none in either case.
+    # The runner provides memory of the DSP for inputs and outputs; ExecuTorch's export_utils.py plans none either.
     planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
     return ExecutorchBackendConfig(segment_alignment=alignment, memory_planning_pass=planning)
 
 
 def share_spill_fill(edge: EdgeProgramManager, features: Features, methods: Mapping[str, Any]) -> int | None:
-    """Let the contexts of a lowered program share a buffer, and return its bytes; None where they share none."""
+    """Let the contexts of a lowered program share a buffer, and return its size in bytes; None without one."""
     if not features.use_multi_contexts:
         return None
     return max(int(update_spill_fill_size(edge.exported_program(name))) for name in methods)
 
 
 def require_skipped(edge: EdgeProgramManager, case: Case) -> None:
-    """Raise ConfigError for an operator or a node that was to be left to the CPU and is not in the program."""
+    """Raise ConfigError for an operator or node that the case leaves to the CPU and that is not in the program."""
     features, manifest = case.features, case.manifest
     if not (features.skip_node_ops or features.skip_node_ids):
         return
@@ -77,9 +77,9 @@ def require_skipped(edge: EdgeProgramManager, case: Case) -> None:
 
 
 def record_calls(lower: Callable[[list[CompileSpec]], object], specs: list[CompileSpec], folder: Path) -> None:
-    """Leave QNN's calls of a lowering in the folder SAVER of `folder`; `specs` are those of ExecuTorch's saver.
+    """Record QNN's calls of a lowering in the folder SAVER of `folder`; `specs` are the specs of ExecuTorch's saver.
 
-    ExecuTorch 1.5 ends in SystemExit when it has recorded the first method.
+    ExecuTorch 1.5 raises SystemExit after it has recorded the first method. Raises MissingToolError without a record.
     """
     place = folder / SAVER
     for spec in specs:

@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
     from farm.suites.suite import Case, Target
 
-# Whose weights have blocks in the precisions called `_block`, along their second dimension, the input channels.
+# Operators with blocks of weights in the precisions called `_block`, along the second dimension, the input channels.
 _BLOCK_TARGETS = (torch.ops.aten.conv2d.default, torch.ops.aten.linear.default)
 _BLOCK_SIZES = (32, 16)
-"""Input channels that share a scale: the first that divides them. Weights with others have a scale per channel."""
+"""Numbers of input channels that share a scale: the first that divides the channels; else a scale per channel."""
 _RULES: dict[str, Any] = {
     "is_conv_per_channel": True,
     "is_linear_per_channel": True,
-    # ExecuTorch's own is a moving average, in which the first sample has a hundred times the weight of the next: all
-    # others are clipped to what it needs.
+    # ExecuTorch's own observer is a moving average with a hundred times more weight for the first sample than for the
+    # next: all later samples are clipped to the range of the first.
     "act_observer": MinMaxObserver,
 }
-"""How everything is quantized, whatever its precision."""
+"""Settings of the quantizer at every precision."""
 # ExecuTorch 1.5, LpaiPartitionFallbackSupport.
 _WITH_WEIGHTS = "Fallback nodes with weights"
 _DECODE = "_convert_to_object"
-# Options that are no parameters of a backend's own function.
+# Options that are no parameters of a backend's function for its compiler specs.
 _OF_ALL_BACKENDS = ("profile_level", DIRECT_MODE)
 
 
@@ -97,7 +97,7 @@ FLOW: Flow = _lower
 
 
 def _require_codes(edge: EdgeProgramManager, target: Target, methods: Iterable[str]) -> None:
-    """Raise MisreadCodesError where the CPU and QNN have the codes at the edge of a delegate in other sizes."""
+    """Raise MisreadCodesError if codes at the edge of a delegate have different sizes on the CPU and in QNN."""
     if not BACKENDS[target.backend].cpu_quantizes:
         return
     for name in methods:
@@ -109,7 +109,7 @@ def _require_codes(edge: EdgeProgramManager, target: Target, methods: Iterable[s
 def calibrate(
     exported: torch.nn.Module, samples: Sequence[tuple[torch.Tensor, ...]], target: Target, case: Case | None = None
 ) -> torch.fx.GraphModule:
-    """Return `exported` with the observers that the backend's rules want, which have seen all of `samples`.
+    """Return `exported` with the observers of the backend's rules, after a call with each of `samples`.
 
     Operators from packages of `case` are quantized as well.
     """
@@ -119,7 +119,7 @@ def calibrate(
         quantizer.add_custom_quant_annotations([annotation_of(case, usual)])
     own = [name for name, _ in exported.named_buffers()]
     prepared: torch.fx.GraphModule = prepare_pt2e(exported, quantizer)
-    # The observers keep what they saw.
+    # Only the module's own buffers are restored; the buffers of the observers keep their ranges.
     with state_kept(prepared, own):
         for inputs in samples:
             prepared(*copies(inputs))
@@ -127,21 +127,21 @@ def calibrate(
 
 
 def quantizer_of(target: Target) -> QnnQuantizer:
-    """Return what quantizes for the backend of `target` at its precision, by the backend's rules."""
+    """Return the quantizer for the backend and precision of `target`, with the backend's rules."""
     quantizer = _Quantizer(backend=backend_type(target), soc_model=QcomChipset[target.soc])
     quantizer.set_default_quant_config(QuantDtype[f"use_{target.precision}"], is_qat=False, **_RULES)
     return quantizer
 
 
 class _Quantizer(QnnQuantizer):  # type: ignore[misc]
-    """Gives the weights blocks where the precision asks for them: ExecuTorch wants a block per name of a node."""
+    """Quantizer that sets blocks of weights for precisions with blocks: ExecuTorch needs a block per node name."""
 
     def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
         dtype = self.default_quant_config.quant_dtype
         if dtype.name.endswith("_block"):
             blocks = _blocks(model)
             self.set_block_size_map(blocks)
-            # A configuration has one block, that of the last node it was given for: each block gets its own.
+            # A configuration holds the block of the last node that it was applied to: each block needs its own.
             configs = {block: ModuleQConfig(dtype, **_RULES) for block in dict.fromkeys(blocks.values())}
             self.set_submodule_qconfig_list(
                 [
@@ -160,7 +160,7 @@ def _blocks(model: torch.fx.GraphModule) -> dict[str, tuple[int, ...]]:
             continue
         _, channels, *kernel = node.args[1].meta["val"].shape
         size = next((size for size in _BLOCK_SIZES if channels % size == 0), None)
-        # Of a larger kernel with blocks, HTP of QNN 2.51 takes the first position alone: docs/reference/suites.md.
+        # HTP of QNN 2.51 reads only the first position of a larger kernel with blocks: docs/reference/suites.md.
         if size is not None and all(extent == 1 for extent in kernel):
             blocks[node.name] = (1, size, *kernel)
     return blocks
@@ -176,10 +176,10 @@ def compiler_specs(
     profile_level: int = 0,
     saver: bool = False,
 ) -> list[Any]:
-    """Return ExecuTorch's compile specs for `target`, with `features` and the packages that these name.
+    """Return ExecuTorch's compile specs for `target`, with `features` and their packages.
 
-    `versions` says what else the bundle depends on: see key.py. A profile level among the options of the target wins
-    over `profile_level`.
+    `versions` are the other dependencies of the bundle: see key.py. A profile level among the options of the target
+    takes precedence over `profile_level`.
     """
     options = compile_numbers(target)
     given = {"dump_intermediate_outputs": dump_intermediate_outputs, **qnn_features.specs_of(features)}
@@ -219,7 +219,7 @@ def backend_type(target: Target) -> QnnExecuTorchBackendType:
 def options_read_once() -> Iterator[None]:
     """Let ExecuTorch decode the options of a delegate once, and not with a process of `flatc` for each of six readers.
 
-    An ExecuTorch that does this in another way is left alone.
+    An ExecuTorch with other functions stays unchanged.
     """
     decode, found = getattr(qc_schema_serialize, _DECODE, None), dict[tuple[Any, ...], Any]()
     if not callable(decode):
@@ -230,7 +230,7 @@ def options_read_once() -> Iterator[None]:
         key = (bytes(data), *schema)
         if key not in found:
             found[key] = decode(data, *schema)
-        # Readers change their options.
+        # Readers modify the decoded options, so that each gets a copy.
         return copy.deepcopy(found[key])
 
     with patch.object(qc_schema_serialize, _DECODE, decode_once):
@@ -265,7 +265,7 @@ def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: l
                     f"docs/reference/backends.md says which SDK can compile for the {target.backend} backend"
                 ) from error
             if refused:
-                # The pass manager raises an error of its own from that of the pass.
+                # The pass manager raises its own error, with the error of the pass as the cause.
                 weighted = any(_WITH_WEIGHTS in str(one) for one in (error, error.__cause__))
                 raise DelegationError(target.backend, refused, weighted=weighted) from error
             raise

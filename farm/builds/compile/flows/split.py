@@ -1,7 +1,7 @@
-"""A program in several contexts: the passes that divide its graph, as ExecuTorch's own tests of contexts do.
+"""Programs with several contexts: passes that divide the graph, as in ExecuTorch's own tests of contexts.
 
-QNN takes no `_clone_dim_order`, which copies a tensor: what stands before such a copy and what comes after it are
-partitions of their own, each with a context, and the CPU copies what goes from one to the next.
+QNN takes no `_clone_dim_order`, which copies a tensor: the operators before such a copy and the operators after it are
+separate partitions, each with a context, and the CPU copies the tensors between them.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from executorch.exir.pass_base import ExportPass, PassResult
 
 
 def split_passes(shares: int) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Return ExecuTorch's passes with one that divides the graph, and what each has to come after.
+    """Return ExecuTorch's passes with SplitGraph, and the passes that each has to follow.
 
-    They are `passes_job` and `dep_table` of `to_edge_transform_and_lower_to_qnn`.
+    The results are `passes_job` and `dep_table` of `to_edge_transform_and_lower_to_qnn`.
     """
     manager = get_qnn_pass_manager_cls()
     passes, after = manager.get_capture_program_passes(), manager.get_passes_dependency_for_capture_program()
     passes[SplitGraph] = {QCOM_PASS_ACTIVATE_KEY: True, QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY: {"shares": shares}}
-    # Once what is quantized is known by its nodes' attributes, there is no (de)quantization left to stand in the way.
+    # After FoldQDQ the attributes of nodes hold the quantization, and no (de)quantize node is in the way of the split.
     after[SplitGraph] = [FoldQDQ]
     return passes, after
 
 
 class SplitGraph(ExportPass):  # type: ignore[misc]
-    """Divides a graph into shares of about as many operators: all that one hands to later ones goes through copies."""
+    """Pass that divides a graph into shares of about equal size; tensors for later shares go through copies."""
 
     def __init__(self, shares: int) -> None:
         super().__init__()
         self._shares = shares
 
     def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
-        """Divide the graph in place. Raises ValueError where too few operators come one after the other."""
+        """Divide the graph in place. Raises ValueError for a graph with fewer operators in sequence than shares."""
         shares = _shares(graph_module.graph, self._shares)
         for node, share in shares.items():
             later = [user for user in node.users if shares.get(user, 0) > share]
@@ -55,10 +55,10 @@ class SplitGraph(ExportPass):  # type: ignore[misc]
 
 
 def _shares(graph: torch.fx.Graph, count: int) -> dict[torch.fx.Node, int]:
-    """Return the share, from 0, of every operator and of what takes apart its outputs.
+    """Return the share, from 0, of every operator and of the nodes that pick its outputs.
 
-    It is that of its depth: each share needs the one before it. Branches that do not need each other would be one
-    partition again, as ExecuTorch joins whatever may be.
+    The depth of an operator decides, so that each share needs the share before it. ExecuTorch would join independent
+    branches into one partition again.
     """
     operators = _operators(graph)
     depths: dict[torch.fx.Node, int] = {}
@@ -83,7 +83,7 @@ def _shares(graph: torch.fx.Graph, count: int) -> dict[torch.fx.Node, int]:
 
 
 def _operators(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Return the operators, without what only leads to the dequantization of a parameter."""
+    """Return the operators, without nodes that only lead to the dequantization of a parameter."""
     of_parameters: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.target in dq_ops or (node.users and of_parameters.issuperset(node.users)):
@@ -96,7 +96,7 @@ def _operators(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def _copy_for(node: torch.fx.Node, users: list[torch.fx.Node]) -> None:
-    """Let `users` take a copy of what `node` gives."""
+    """Let `users` read a copy of the output of `node`."""
     with node.graph.inserting_after(node):
         copy = node.graph.call_function(exir_ops.edge.dim_order_ops._clone_dim_order.default, (node,))  # noqa: SLF001
     copy.meta["val"] = node.meta["val"]

@@ -21,10 +21,10 @@ def _lower(lowering: Lowering) -> Lowered:
     exported = lowering.export()
     _require_c_order(exported, lowering.case)
     with lowering.watch.step("lower"):
-        # A baseline of what the case executes: its other methods are left out.
+        # The program is a CPU baseline of the executed method, without the other methods of the case.
         programs = {lowering.method: exported}
         edge = to_edge_transform_and_lower(programs, partitioner={lowering.method: [XnnpackPartitioner()]})
-    # Nothing is quantized, and it is the same on every SoC.
+    # The program has no quantized module, and is the same on every SoC.
     return Lowered(edge, None, None, exported)
 
 
