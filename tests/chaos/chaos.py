@@ -1,17 +1,16 @@
-"""Runs whose processes are killed, whose disks fill up and whose database goes away: `tests/chaos/soak.py --chaos`.
+"""Runs under killed processes, full disks and a lost database: `tests/chaos/soak.py --chaos`.
 
 Every round is one run of a stub farm (chaos_farm.py), on virtual devices of its own or on attached ones, with SQLite or
-PostgreSQL, as the seed and the number of the round decide. It is tormented, and resumed until nothing is missing; the
-last resumptions are left in peace. `--only ROUND` plays one round again: what is done, and when, is the same, and how
-far the run has come by then is up to the machine.
+PostgreSQL, as the seed and the number of the round decide. It is disturbed, and resumed until no verdict is missing;
+the last resumptions run undisturbed. `--only ROUND` plays one round again with the same acts at the same times; the
+progress of the run by then depends on the machine.
 
-The last line has, besides the keys of soak.py: `hangs`, runs that stood still for longer than `bound_s` while nothing
-happened to them; `longest_wait_s`, the longest that any did; `wrong_cause`, attempts that say a device was to blame
-in rounds where only farm's own processes, its disk or its database were met; `quarantined`, devices, and
-`quarantined_locally`, those of rounds where nothing happened to a device; `given_up`, devices that one run did
-without; `tracebacks` in what a user sees; `refused`, runs that could not be resumed; `broke_down`, sessions that
-ended early though a device was well. `lost` are jobs without a verdict about their code after the last resumption,
-and `faults` acts that met something.
+The last line has, besides the keys of soak.py: `hangs`, runs without progress for longer than `bound_s` between two
+acts; `longest_wait_s`, the longest such wait; `wrong_cause`, attempts that blame a device in rounds whose acts met
+only farm's own processes, its disk or its database; `quarantined`, devices, and `quarantined_locally`, devices of
+rounds without an act against a device; `given_up`, devices that one run stopped to use; `tracebacks` in the output
+for a user; `refused`, runs that could not be resumed; `broke_down`, sessions that ended early on a healthy device.
+`lost` are jobs without a verdict about their code after the last resumption, and `faults` acts that met a target.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ PACE, QUICK_PACE = Pace(most=5, longest_s=40.0, last_s=7.0), Pace(most=2, longes
 
 
 def run_chaos(arguments: argparse.Namespace) -> int:
-    """Play rounds until the time is over; print what was found, and return 1 when that is anything, else 0."""
-    # What was started and mounted is put away also when somebody ends this.
+    """Play rounds until the time is over; print the findings, and return 1 if there are any, else 0."""
+    # Processes and mounts are cleaned up after SIGTERM as well.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _enter_namespace()
     print(
@@ -58,7 +57,7 @@ def run_chaos(arguments: argparse.Namespace) -> int:
     try:
         settings = _play(arguments, tally, kept)
     finally:
-        # It stays when there is anything in it.
+        # The folder stays if it has files.
         with contextlib.suppress(OSError):
             kept.rmdir()
     return _report(tally, settings, time.monotonic() - started)
@@ -131,5 +130,5 @@ def _enter_namespace() -> None:
     if subprocess.run([*words[:4], "true"], check=False, capture_output=True).returncode:
         print("skipped: full disks, as this machine lets nobody mount file systems")
         return
-    # Its program and arguments are this process's own.
+    # Program and arguments are this process's own.
     os.execvpe(words[0], words, {**os.environ, "CHAOS_NAMESPACE": "1"})  # noqa: S606

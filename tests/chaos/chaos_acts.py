@@ -1,4 +1,4 @@
-"""What torments a run: a script that a seed decides, and the thread that plays it. For chaos.py."""
+"""Faults of a run: a script that a seed decides, and the thread that plays it. For chaos.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROLES = (*OURS, "adb server", *DEVICE_SIDE)
 _NEAR_DEVICE = (*DEVICE_SIDE, "adb server", "tunnel")
 THEMES = ("kills", "newborn", "state disk", "storage", "database", "everything")
 LOCAL = frozenset(("controller", "reaper", "worker", "builder", "state disk", "database"))
-"""What is no device's fault, and nothing that a device could be thought to have done."""
+"""Targets whose faults are neither a device's fault nor could be mistaken for it."""
 _SPARED = 0.8
 _BIRTH_S = 8.0
 _POLL_S = 0.01
@@ -39,32 +39,32 @@ class Pace(NamedTuple):
     most: int
     """Acts, of one or more kills each."""
     longest_s: float
-    """That a disk is full, or a database away."""
+    """Longest time in seconds that a disk is full or a database is away."""
     last_s: float
     """Within which the first of them happens."""
 
 
 class Act(NamedTuple):
-    """One thing that happens to a run."""
+    """Fault of a run at a time."""
 
     at_s: float
     """After the run's start."""
     kind: str
     """`kill`; `newborn`: a worker, and then what replaces it; `fill` a disk, take the `database` away."""
     roles: tuple[str, ...] = ()
-    """Who is killed, in this order; of a disk its name."""
+    """Roles of the killed processes, in this order; for a disk its name."""
     delays_s: tuple[float, ...] = ()
     """Before each of them; of a newborn, since its birth."""
     seconds: float = 0.0
     """How long a disk stays full, a database away."""
     choice: float = 0.0
-    """Which one, of several."""
+    """Random number in [0, 1) that selects one of several targets."""
 
 
 def plan_acts(chance: Random, theme: str, pace: Pace, *, disks: bool, attached: bool) -> list[Act]:
-    """Return what happens in a run whose `theme` it is. Pure.
+    """Return the acts of a run with this `theme`. Pure.
 
-    Nobody starts a device of a run's own again: where they are not `attached`, few are killed.
+    A run's own devices are not started again: unless devices are `attached`, few are killed.
     """
     acts: list[Act] = []
     at_s = chance.uniform(0.2, pace.last_s)
@@ -88,7 +88,7 @@ def _one(chance: Random, theme: str, at_s: float, pace: Pace, *, disks: bool) ->
     elif kind == "database":
         acts = [Act(at_s, "database", ("database",), seconds=long_s, choice=chance.random())]
     elif kind == "newborn":
-        # While a worker starts its device may be one that has just been lost.
+        # The device may have been lost just before while its worker starts.
         first = (chance.choice(_NEAR_DEVICE),) if chance.random() < 0.4 else ()
         count = chance.choice((1, 1, 2))
         delays = (*[chance.uniform(0.0, 2.0)] * len(first), 0.0, *(chance.uniform(0.0, 1.5) for _ in range(count)))
@@ -98,14 +98,14 @@ def _one(chance: Random, theme: str, at_s: float, pace: Pace, *, disks: bool) ->
         delays = tuple(chance.uniform(0.0, SPREAD_S / len(roles)) for _ in roles)
         acts = [Act(at_s, "kill", roles, delays, choice=chance.random())]
         if chance.random() < 0.3:
-            # What brings a device back is killed as well.
+            # The process that brings a device back is killed as well.
             again = Act(at_s + chance.uniform(0.3, 4.0), "kill", ("worker",), (0.0,), choice=chance.random())
             acts.append(again)
     return acts
 
 
 class Tormentor:
-    """Plays the script of one run in a thread of its own; what it took away is back when it has ended."""
+    """Thread that plays the script of one run; at its end it restores all that it took away."""
 
     def __init__(
         self,
@@ -128,11 +128,11 @@ class Tormentor:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing happens any more."""
+        """Return whether all acts are over."""
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Let nothing else happen, and put back what is away."""
+        """Skip the remaining acts, and restore all that is away."""
         self._stop.set()
         self._thread.join()
 
@@ -181,7 +181,7 @@ class Tormentor:
         for role, delay_s in zip(act.roles, act.delays_s, strict=True):
             taken = {pid for _, pid, _ in found}
             left = [one for one in there if one.pid not in taken]
-            # Who is not there yet, or not any more, is replaced by somebody else.
+            # A role without a process at this moment is replaced by another one.
             able = [one for one in left if one.role == role] or [one for one in left if one.role in OURS]
             if able:
                 chosen = able[int(act.choice * len(able))]
@@ -191,7 +191,7 @@ class Tormentor:
         return found
 
     def _kill_newborn(self, act: Act) -> None:
-        """Kill what comes first, a worker, and as it is born whoever takes its place."""
+        """Kill the first process of the role, a worker, and its successor at its birth."""
         known: set[int] = set()
         killed = False
         for role, delay_s in zip(act.roles, act.delays_s, strict=True):

@@ -38,7 +38,7 @@ def _runtime(*_arguments: object, **_named: object) -> Runtime:
 
 
 def main() -> None:
-    """Run `farm`; its exit code is that of this process."""
+    """Run `farm` and end with its exit code."""
     vars(prepare).update(prepare=_prepare)
     vars(runtime).update(simulator_runtime=_runtime, require_backend=lambda *_arguments: None)
     from farm.cli.main import main as farm

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SUITE = "chaos"
 PRECISION = "8a8w"
 PLANTED = {"wrong": 3, "crash": 2, "hang": 1, "refused": 2}
-"""How many of forty jobs have code that is to blame, by what the stub runner does."""
+"""Number of failing jobs in forty, by behaviour of the stub runner."""
 TMPFS_MB = 256
 """Devices refuse to work with less than 64 MB of room, and up to three share one file system."""
 _OF = 40
@@ -40,7 +40,7 @@ _ROLES = {
     "fork server": SERVER_NAME,
     "controller": "chaos_farm.py run",
 }
-"""What the command lines of processes have in them."""
+"""Part of the command line of a process, by role."""
 _HEAD = """\
 [suite]
 name = "{name}"
@@ -68,7 +68,7 @@ LEASE_TTL_S = 10
 
 
 class Process(NamedTuple):
-    """One process of a round."""
+    """Process of a round."""
 
     pid: int
     role: str
@@ -76,7 +76,7 @@ class Process(NamedTuple):
 
 
 class Home:
-    """One round: a state folder, a cache and a suite of its own, and devices of its own where they are attached."""
+    """Files of a round: its own state folder, cache and suite, and its own devices if they are attached."""
 
     def __init__(self, folder: Path, runner: Path, chance: Random, *, jobs: int, attached: int) -> None:
         """`attached` is how many devices are attached; with 0 every run boots two of its own."""
@@ -84,13 +84,13 @@ class Home:
         self.state, self.cache, self.cwd = folder / "state", folder / "cache", folder / "cwd"
         self.stacks = folder / "stacks"
         self.storage = folder / "devices" if attached else self.cache / "virtual"
-        """Where the files of virtual devices are."""
+        """Folder with the files of virtual devices."""
         for each in (self.state, self.cwd / SUITE, self.stacks, self.storage):
             each.mkdir(parents=True)
         self.mounts = [each for each in (self.state, self.storage) if _mount(each)]
         self._runner = runner
         self.behaviours: dict[str, str] = {}
-        """What the code of each job does, by id: a key of EXPECTED."""
+        """Behaviour of each job's code, by id: a key of EXPECTED."""
         (self.cwd / "farm.toml").write_text(_CONFIG.format(ttl_s=LEASE_TTL_S))
         self._write_suite(chance, jobs)
         self._compile_some()
@@ -141,7 +141,7 @@ class Home:
         for number, word in enumerate(words):
             name = f"{word}_{number:03}"
             self.behaviours[f"{SUITE}/{name}[{SOC}-htp-{PRECISION}]"] = word
-            # One job in five has a program of its own, which has to be compiled.
+            # Every fifth job has a program of its own, which has to be compiled.
             seconds = 0.2 + number / 1000 if number % 5 == 4 else 0.0
             cases.append(_CASE.format(name=name, word=word, latency_ms=chance.choice((20, 80, 200)), seconds=seconds))
         text = _HEAD.format(name=SUITE, precision=PRECISION) + "".join(cases)

@@ -43,7 +43,7 @@ def has_sshd() -> bool:
 
 
 class Lab:
-    """Devices of one round. With `tunnel` they are those of another machine, as far as farm can tell."""
+    """Devices of one round. With `tunnel` they look to farm like devices of another machine."""
 
     def __init__(self, supervisor: Supervisor, home: Home, *, tunnel: bool) -> None:
         self._supervisor, self._home = supervisor, home
@@ -74,12 +74,12 @@ class Lab:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of it is dead."""
+        """Return whether all processes of the lab run."""
         alive = all(child.process.poll() is None for child in self._children.values())
         return alive and (self._server_child.process.poll() is None or self._foreign_server())
 
     def tend(self, pause_s: float) -> list[str]:
-        """Start again what has been dead for `pause_s`; return what that was."""
+        """Start again the processes that have been dead for `pause_s`; return their names."""
         now, done = time.monotonic(), []
         for serial, child in self._children.items():
             if child.process.poll() is not None and now > self._seen_dead.setdefault(serial, now) + pause_s:
@@ -125,7 +125,7 @@ class Lab:
                 AdbServer(self._server.port, self._server.adb).connect("127.0.0.1", port, timeout_s=5.0)
 
     def _open_sshd(self) -> None:
-        """Let the adb server be one that is reached through a tunnel."""
+        """Make the adb server reachable through an SSH tunnel."""
         server = SshServer(self._supervisor, self._home.folder / "ssh").start()
         self._others.append(server.child)
         values = {"port": server.port, "adb_port": self._server.port, "folder": server.folder}

@@ -1,4 +1,4 @@
-"""One round of chaos.py: a run that is tormented, resumed until nothing is missing, and judged."""
+"""Round of chaos.py: a run that is disturbed, resumed until no verdict is missing, and judged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _STILLBORN = "BrokenPipeError: [Errno 32] Broken pipe"
 
 @dataclass
 class Tally:
-    """What was found, in all rounds."""
+    """Findings of all rounds."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ class Tally:
     )
     quarantined: int = 0
     given_up: int = 0
-    """Devices that were not used any more for the rest of one run."""
+    """Number of devices that a run stopped to use."""
     rounds: int = 0
     runs: int = 0
     jobs: int = 0
@@ -81,7 +81,7 @@ class Tally:
 
 
 class Settings(NamedTuple):
-    """What all rounds have in common."""
+    """Common settings of all rounds."""
 
     folder: Path
     runner: Path
@@ -91,11 +91,11 @@ class Settings(NamedTuple):
     bound_s: float
     cluster: Cluster | None
     kept: Path
-    """Where what was found is left."""
+    """Folder for the evidence of findings."""
 
 
 class Round:
-    """One run, from its start to the last resumption."""
+    """Run from its start to the last resumption."""
 
     def __init__(self, settings: Settings, number: int, tally: Tally) -> None:
         self._settings, self._number, self._tally = settings, number, tally
@@ -147,21 +147,21 @@ class Round:
             self._run_once(lab, part, resume=resume)
             self._look_at_quarantine(lab)
             view = self._view()
-            # One whose controller died after the last job has its end to come.
+            # A run whose controller died after the last job has no end yet.
             if view is not None and view.exit_code is not None and not _missing(view, self._home.behaviours):
                 break
         self._judge(view)
         self._look_at_leases()
 
     def _tend(self, lab: Lab | None) -> bool:
-        """Start again what has died of the lab; return whether anything is, or was, dead."""
+        """Start dead processes of the lab again; return whether any process is or was dead."""
         done = lab.tend(_PERSON_AFTER_S) if lab is not None else []
         for what in done:
             self._log(f"{what} is started again")
         return bool(done) or (lab is not None and not lab.is_whole)
 
     def _run_once(self, lab: Lab | None, part: int, *, resume: bool) -> None:
-        # Nobody asks for devices that are not there.
+        # A resumption starts only with all devices present.
         while self._tend(lab):
             time.sleep(0.1)
         words = ["run", "--resume", "latest"] if resume else self._first_words()
@@ -280,7 +280,7 @@ class Round:
         deadline = time.monotonic() + LEASE_TTL_S + 2
         left: list[Lease] = []
         with contextlib.suppress(FarmError), open_store(self._store.url) as store:
-            # Those of a controller that was killed end by themselves.
+            # Leases of a killed controller expire.
             while (left := store.leases.all()) and time.monotonic() < deadline:
                 time.sleep(0.5)
         for lease in left:

@@ -1,4 +1,4 @@
-"""Whether a run makes progress, how long that may take, and what is kept of one that does not. For chaos.py."""
+"""Progress of a run, the longest allowed wait, and the evidence of a hang. For chaos.py."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _SLACK_S = 15.0
 LONGEST_WAIT_S = sum(STEP_SECONDS.values()) + _SLACK_S
-"""How long a run may be without an attempt, an event or a new word while nothing happens to it. Of the waits that
-docs/explanation/health.md lists the one for a device that is brought back is the longest here: whatever was stopped,
-filled or killed is there again by then, jobs take two seconds (chaos_home.py), and nothing stops a worker."""
+"""Seconds that a run may be without an attempt, an event or a new word between two acts. Among the waits in
+docs/explanation/health.md the recovery of a device is the longest here: stopped, filled or killed parts are back
+by then, jobs take two seconds (chaos_home.py), and nothing stops a worker."""
 _POLL_S = 0.25
 _COUNT_EVERY_S = 1.0
 _STACKS_S = 1.0
@@ -61,7 +61,7 @@ class Watch:
 
     def _moved(self) -> bool:
         if time.monotonic() > self._counted_at + _COUNT_EVERY_S:
-            # What cannot be asked says nothing.
+            # A store that does not answer keeps the last counts.
             self._counts = self._store.counts() or self._counts
             self._counted_at = time.monotonic()
         # The same complaint over and over is no progress.
@@ -72,7 +72,7 @@ class Watch:
 
 
 def dump(home: Home, output: Path, acts: Path, into: Path) -> None:
-    """Keep what tells why a run stands still: stacks, what the kernel waits for, grants, logs, and the store."""
+    """Keep the evidence of a hang: stacks, kernel wait channels, grants, logs, and the store."""
     into.mkdir(parents=True)
     lines = []
     for one in processes_of(home.folder):

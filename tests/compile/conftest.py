@@ -20,5 +20,5 @@ def tools(farm_cache: Path) -> Toolchain:
 
 @pytest.fixture(scope="session")
 def lowered(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """What lowering.py prints."""
+    """Output of lowering.py."""
     return told_by(Path(__file__).with_name("lowering.py"))

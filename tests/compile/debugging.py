@@ -1,4 +1,4 @@
-"""Debugs programs on the simulator in one process that has torch, and prints what test_debug.py wants to know, as JSON.
+"""Debugs programs on the simulator in one process that has torch, and prints the facts for test_debug.py as JSON.
 
 Beside farm's own figures are those of ExecuTorch's Inspector with its Qualcomm comparators, called here as upstream's
 tests call them: against its own reference, and against the same graph with quantize and dequantize put back as nodes.
@@ -192,7 +192,7 @@ def official(program: Any, ran: Path) -> dict[str, dict[str, list[float]]]:
 
 
 class WithQuantizeNodes:
-    """The graph with what FoldQDQ took out of it: handles are those of the dequantized values."""
+    """Graph with the nodes that FoldQDQ removed; its handles are of the dequantized values."""
 
     def __init__(self, edge: Any) -> None:
         self._module = edge.module()

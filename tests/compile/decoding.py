@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
-# By architecture: its class in transformers, and what else the configuration says.
+# Class in transformers by architecture, and further entries of the configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": {
         "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -52,7 +52,7 @@ TOKENS = tuple(range(3, 43))
 
 
 def main() -> None:
-    """Print a JSON object: dB by what the weights were in, or the refusal."""
+    """Print a JSON object: dB by the form of the weights, or the refusal."""
     torch.manual_seed(0)
     chosen = sys.argv[1:] or [*MODELS]
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def hugging_face(folder: Path, name: str) -> float | str:
     config = getattr(transformers, f"{kind}{suffix}")(**{**SIZES, **further})
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     for parameter in model.parameters():
-        # Drawn larger than transformers does, so that every part of the model tells.
+        # Weights are drawn larger than in transformers, so that an error in any part of the model shows.
         parameter.normal_(0.0 if parameter.ndim > 1 else 0.5, 0.2)
     model.save_pretrained(folder / "model")
     expected = model(torch.tensor([TOKENS])).logits[0].float()
@@ -85,7 +85,7 @@ PARAMS = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size":
 
 
 def checkpoint(folder: Path, suffix: str) -> float:
-    """Return how near a decoder of a checkpoint is to the one that it was saved of, in dB."""
+    """Return the SQNR in dB of a checkpoint's decoder against the saved model."""
     folder.mkdir()
     (folder / "params.json").write_text(json.dumps(PARAMS))
     with decoder_of(folder, 'params_file = "params.json"', keep=folder / "drawn.pth") as speakers:
@@ -99,14 +99,14 @@ def checkpoint(folder: Path, suffix: str) -> float:
 
 
 class Attack:
-    """What a pickle may do that is loaded without care."""
+    """Attack of a pickle that is loaded without care."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (print, ("attacked",))
 
 
 def refusal(folder: Path, name: str) -> str:
-    """Return what is said of a file that is no checkpoint of the decoder."""
+    """Return the refusal of a file that is no checkpoint of the decoder."""
     folder.mkdir()
     (folder / "params.json").write_text(json.dumps(PARAMS))
     path = folder / "weights.pth"

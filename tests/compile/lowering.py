@@ -1,6 +1,6 @@
-"""Lowers a few graphs to HTP, some with operators that HTP is told to leave alone, and prints what became of them.
+"""Lowers a few graphs to HTP, some with operators that are excluded from HTP, and prints the results.
 
-Prints the compile specs of a few targets as well, decoded, and what becomes of a compilation for the GPU.
+Prints the decoded compile specs of a few targets as well, and the result of a compilation for the GPU.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class End(torch.nn.Module):
 
 
 class Reused(torch.nn.Module):
-    """Four operators, of which the last takes what the first and the third give."""
+    """Four operators; the inputs of the last are the outputs of the first and the third."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first = torch.relu(x)
@@ -113,7 +113,7 @@ def lower(module: torch.nn.Module, left: Iterable[str] = (), shares: int = 0) ->
 
 
 def misread(on_cpu: torch.dtype, least: int, greatest: int, *, output: bool) -> list[str]:
-    """In what the CPU has codes and in what QNN reads them, of a graph that is quantized around a delegate."""
+    """Return the type of the codes on the CPU and in QNN, in a graph that is quantized around a delegate."""
     graph, ops = torch.fx.Graph(), exir_ops.edge.quantized_decomposed
     codes = (0.5, 0, least, greatest, on_cpu)
     value = graph.placeholder("x")
@@ -154,7 +154,7 @@ def compile_for_gpu() -> str:
 
 
 def op_packages(soc: str, files: dict[str, bytes], **device: Any) -> dict[str, object] | str:
-    """What is compiled in of a package with `files`, and what of it the bundle has; or why it is refused."""
+    """Return the compiled parts of a package with `files` and the parts in the bundle; or the refusal."""
     folder = Path(tempfile.mkdtemp(dir=Path.cwd()))
     for name, content in files.items():
         (folder / name).write_bytes(content)

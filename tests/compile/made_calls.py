@@ -148,7 +148,7 @@ def refusal(run: Callable[[], object]) -> str:
 
 
 def sampled(module: torch.nn.Module) -> dict[str, object]:
-    """Return the samples before and after they are run, with what the module took, left and returned."""
+    """Return the samples before and after a run, with the inputs, changed inputs and outputs of the module."""
     given = samples()
     ran = run_samples(module, CASE, given)
     again = run_samples(module, CASE, given)

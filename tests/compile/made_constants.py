@@ -96,7 +96,7 @@ class Head(torch.nn.Module):
 
 
 def of_a_graph() -> dict[str, object]:
-    """Return the constants of `Many`, and those of its specs behind an input that the program writes to."""
+    """Return the constants of `Many`, and the constants of its specs behind an input that the program writes to."""
     exported = torch.export.export(Many().eval(), (torch.randn(1, 4),), strict=True)
     names = Many()(torch.randn(1, 4))
     constants = constant_outputs(exported)

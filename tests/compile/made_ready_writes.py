@@ -1,6 +1,6 @@
-"""Compiles programs that write to inputs and buffers, takes them as ready programs, and prints what is known of them.
+"""Compiles programs that write to inputs and buffers, takes them as ready programs, and prints their facts.
 
-The programs are `.pte` files in the current folder, by ExecuTorch's own kernels.
+The programs are `.pte` files in the current folder and use ExecuTorch's own kernels.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def compile_nets(folder: Path) -> None:
 
 
 def taken(folder: Path, pte: str, module: str = "", expected: tuple[tuple[str, ...], ...] = ()) -> dict[str, object]:
-    """Return what is known of a ready program that is compared with a module, or that has files of expected outputs."""
+    """Return the facts of a ready program that is compared with a module or with files of expected outputs."""
     case = Case(
         "mine", "one", f".nets:{module}" if module else "", (InputSpec((1, 8)),), pte=f"{pte}.pte",
         samples=len(expected) or 2, folder=str(folder),

@@ -31,7 +31,7 @@ EDGE, QUANTIZED = "edge_after_transform/forward", "quantized/forward"
 
 @pytest.fixture(scope="module")
 def told(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """What debugging.py prints."""
+    """Output of debugging.py."""
     return told_by(DEBUGGING)
 
 
@@ -106,7 +106,7 @@ def test_the_same_program_twice_is_equal_layer_by_layer(told: dict[str, Any]) ->
 
 
 def test_a_device_that_computes_something_else_is_the_cause(told: dict[str, Any]) -> None:
-    # What stands in for it is the simulator with other inputs.
+    # The simulator with other inputs stands in for another device.
     other = told["several"]["other device"]
     assert (other["operator"], other["step"]) == ("aten.convolution.default", "device")
 
@@ -170,7 +170,7 @@ def test_comparators_of_the_user_s_have_the_figures_that_the_official_inspector_
     for name, (_, sqnr, _) in official.items():
         assert rows[name]["inspector"]["scores"]["sqnr"] == {"value": pytest.approx(sqnr, rel=1e-6), "valid": True}
     scores = rows["aten_linear_default"]["gaps"]["compiler"]["scores"]
-    # What a class calls itself is made a name of a column; without a limit of its own it judges nothing.
+    # The name of a class becomes a valid column name; without a limit it has no verdict.
     assert scores.keys() == {"sqnr", "farthest_away_", "Shown"}
     assert scores["Shown"] == {"value": 5, "valid": None}
     assert any("SHA-256" in note and ".metrics:Farthest=0.3" in note for note in told["several"]["notes"])

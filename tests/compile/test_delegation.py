@@ -1,4 +1,4 @@
-"""What of a graph a backend took: real lowered graphs, most of them by HTP, which takes parts as well."""
+"""Parts of a graph that a backend took: real lowered graphs, most of them for HTP, some taken in part."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_graph_is_divided_into_as_many_contexts_as_shares_and_no_value_goes_ar
     graphs: dict[str, Any],
 ) -> None:
     shares = graphs["shares"]
-    # What the first operator gives is copied once, for the second and for the last.
+    # The output of the first operator is copied once, for the second and for the last.
     assert (shares["partitions"], shares["cpu_ops"]) == (4, {"dim_order_ops._clone_dim_order.default": 3})
     assert shares["edge_ops"] == {}
 

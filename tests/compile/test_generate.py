@@ -66,7 +66,7 @@ def test_weights_of_users_make_the_decoder_that_they_are_of(told_by: Callable[[P
     found = told_by(DECODING)
     assert found[".pth"] == found[".safetensors"] == float("inf")
     folders = {name: found[name] for name in found if name.isidentifier() and isinstance(found[name], float)}
-    # Of these ExecuTorch 1.5 leaves the caps of attention out, and has another GELU.
+    # ExecuTorch 1.5 leaves out the caps of attention of gemma2, and has another GELU for both.
     assert folders.pop("gemma2") > 30
     assert folders.pop("gemma") > 60
     assert len(folders) == 9

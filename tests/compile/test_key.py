@@ -217,7 +217,7 @@ def _imports(path: Path) -> set[Path]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_file_that_takes_part_in_a_bundle_decides_its_key(backend: str) -> None:
-    # What they say is in the key by value, or decides where a bundle lies and not what is in it.
+    # Their values are in the key, or decide the place of a bundle and not its content.
     by_value = {"builds/bundles/key.py", "builds/bundles/source.py"}
     left, seen = list(recipe_files(backend)), set[Path]()
     while left:
@@ -226,7 +226,7 @@ def test_every_file_that_takes_part_in_a_bundle_decides_its_key(backend: str) ->
         left += _imports(path) - seen
     rooms = {("builds", "compile"), ("builds", "bundles"), ("builds", "program")}
     taking_part = {path for path in seen if path.relative_to(ROOT / "farm").parts[:2] in rooms}
-    # Of what a case says, its prompts and its decoder's parameters are worked out when it is compiled.
+    # The prompts and decoder parameters of a case are computed during its compile.
     of_text = {*recipe_files(backend)} - {*recipe_files(backend, text=False)}
     worked_out = {path for path in of_text if path.is_relative_to(ROOT / "farm" / "suites")}
     assert taking_part | worked_out == {*recipe_files(backend), *(ROOT / "farm" / name for name in by_value)}

@@ -53,7 +53,7 @@ def build(tools: Toolchain, folder: Path) -> tuple[BundleCache, dict[str, BuildR
     )
     await_later_file_time(folder)
     (site / "edited_pass.py").write_text("LEVEL = 9.0\n")
-    # Keys of suites are computed as late: what is in there is what they say.
+    # Keys of suites are computed as late, so that they match the content at that time.
     (suite / "ops.py").write_text(OPS)
     saved = folder / "saved"
     saved.mkdir()
@@ -89,7 +89,7 @@ def test_a_file_of_a_suite_that_is_saved_or_removed_after_its_key_is_in_no_bundl
     as_of_ns = source_as_of_ns(job)
     loaded = LoadedFiles(as_of_ns, tmp_path / "cache")
     loaded._seen.add(str(tmp_path / "other.py"))
-    # What was written just before its key is in it.
+    # A file written just before the key was computed is part of the key.
     loaded.require_suite_old(job.case, as_of_ns)
     await_later_file_time(tmp_path)
     (tmp_path / "other.py").unlink() if act == "removed" else (tmp_path / "other.py").write_text("LEVEL = 2\n")
@@ -169,6 +169,6 @@ def test_a_copy_with_an_old_time_is_an_edit(site: Path, tmp_path: Path, name: st
     is_loaded(site)
     with pytest.raises(InfraError, match=f"{name} was changed after the run had begun"):
         loaded.require_old("")
-    # What was loaded stays so: no later job is of its key.
+    # The module stays loaded, so that no later job matches its key.
     with pytest.raises(InfraError, match=name):
         loaded.require_old("")

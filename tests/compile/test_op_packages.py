@@ -1,4 +1,4 @@
-"""What of op packages goes into a program and its bundle; the files are headers of libraries, and no QNN is started."""
+"""Parts of op packages in a program and its bundle; the files are headers of libraries, and no QNN is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator suites cover what ExecuTorch's Qualcomm backend builds, or say why not."""
+"""The operator suites cover the op builders of ExecuTorch's Qualcomm backend, or declare a reason for a gap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUITES = ("quantized_ops", "fp_ops")
 
 
 def said() -> SuiteOperators:
-    """What each case made the backend build, and why some builders have none."""
+    """Operators that the backend built for each case, and the reasons of builders without a case."""
     return suite_operators(find_suites()["quantized_ops"].parent)
 
 

@@ -166,7 +166,7 @@ def builds(tools: Toolchain, tmp_path: Path) -> Builds:
 
 @pytest.fixture(scope="module")
 def mixed(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> tuple[Builds, dict[str, BuildReply]]:
-    """One pool, good and bad jobs side by side; loading torch for every test would take a minute."""
+    """Pool with good and bad jobs side by side; loading torch for every test would take a minute."""
     folder = tmp_path_factory.mktemp("mixed")
     builds = Builds(tools, folder / "cache", folder)
     builds.limits = MemoryLimits(3000, 2500)

@@ -1,4 +1,4 @@
-"""Which line of a compiler's log is the reason of a failure. The logs are QNN's, of real compilations and issues."""
+"""Choice of the log line with the reason of a failed compile. The logs are QNN's, of real compilations and issues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes of a ready `.pte` into inputs and buffers are read from its file, and compared with those of its module."""
+"""Writes of a ready `.pte` into inputs and buffers are read from its file, and compared with the module's writes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_ready_program_without_the_write_fails(taken: dict[str, Any], pte: str
 
 
 def test_a_written_input_is_no_passed_on_input(taken: dict[str, Any]) -> None:
-    # Both have two outputs, the written input among those of the module: the file alone shows the difference.
+    # Both have two outputs, and the module counts the written input as one: the file alone shows the difference.
     assert taken["compared"]["Passes Adds"]["lost"] == ["input x"]
 
 

@@ -71,7 +71,7 @@ def test_every_byte_but_those_of_the_time_counts(programs: dict[str, bytes]) -> 
 
 
 def test_ids_that_are_connected_otherwise_are_another_program(programs: dict[str, bytes]) -> None:
-    """Ids that have moved count for nothing, and one that has not moved along counts."""
+    """Ids that moved together make no difference; an id that stayed behind does."""
     one, other = programs["first"], programs["again"]
     [(start, _)] = qnn_payloads(one)
     expected = program_hash(one)
@@ -85,7 +85,7 @@ def test_ids_that_are_connected_otherwise_are_another_program(programs: dict[str
 def test_what_is_not_laid_out_as_known_is_hashed_as_it_is(programs: dict[str, bytes]) -> None:
     program = programs["first"]
     [(start, end)] = qnn_payloads(program)
-    # ExecuTorch's magic number, the version of the context, that of what HTP reads, the number of nodes.
+    # ExecuTorch's magic number, the versions of the context and of HTP's part, the number of nodes.
     version = start + 256 + 4
     blob = start + 256 + int.from_bytes(program[start + 256 + 24 : start + 256 + 32], "little")
     nodes = program.index((0x1303EE71).to_bytes(4, "little"), start, end)
@@ -93,7 +93,7 @@ def test_what_is_not_laid_out_as_known_is_hashed_as_it_is(programs: dict[str, by
         changed = bytearray(program)
         changed[place] ^= 0x40
         assert program_hash(bytes(changed)) == hashlib.sha256(changed).hexdigest(), place - start
-        # Its time as well.
+        # The time changes as well.
         changed[start + 4] ^= 1
         assert program_hash(bytes(changed)) == hashlib.sha256(changed).hexdigest(), place - start
 
@@ -143,7 +143,7 @@ def test_a_job_is_the_same_where_it_would_be_judged_the_same(programs: dict[str,
         other = bundle(tmp_path / str(number), programs["again"], **change)
         assert program_of(other) == program_of(mine)
         assert not is_same_job(mine, other), change
-    # Where its files were written, and when, says nothing.
+    # Place and time of the compile make no difference.
     late = msgspec.structs.replace(
         mine.manifest, seconds={"total": 9.0}, files={**mine.manifest.files, "model.pte": "x"}
     )
@@ -185,7 +185,7 @@ def test_builders_that_had_other_jobs_before_make_the_same_of_a_job(tools: Toolc
         for job in plan([resolve_suite("smoke", suites)], [find_soc(soc)], "htp", (), ((),))
         if job.case.name in ("conv2d", "softmax")
     ]
-    # It has gaps between its weights, which are not to hold what was in the memory before.
+    # The program has gaps between its weights, which must not hold old content of the memory.
     operators = plan([resolve_suite("quantized_ops", suites)], [find_soc("SM8650")], "htp", ("8a8w",), ((),))
     jobs += [job for job in operators if job.case.name in ("conv2d_dilated", "conv2d_depthwise", "conv1d")]
     sides = []
@@ -206,6 +206,6 @@ def test_builders_that_had_other_jobs_before_make_the_same_of_a_job(tools: Toolc
     found = compare_programs(*sides)
     assert found.changed == ()
     assert len(found.same) == len(jobs)
-    # Nor do references depend on what was compiled before.
+    # References do not depend on earlier compiles either.
     pairs = [(sides[0][job.id], sides[1][job.id]) for job in jobs]
     assert [one.manifest.job_id for one, other in pairs if one and other and not is_same_job(one, other)] == []

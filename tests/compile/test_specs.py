@@ -1,4 +1,4 @@
-"""What of a target reaches ExecuTorch's compiler, decoded from the bytes that go into a .pte; no QNN is started."""
+"""Settings of a target in ExecuTorch's compile specs, decoded from the bytes of a .pte; no QNN is started."""
 
 from __future__ import annotations
 

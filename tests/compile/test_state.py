@@ -1,4 +1,4 @@
-"""An output that is an input of the next inference: what is computed of it, and what is refused."""
+"""An output that is an input of the next inference: computed references, and refusals."""
 
 from __future__ import annotations
 

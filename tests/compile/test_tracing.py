@@ -221,7 +221,7 @@ def test_an_edit_concerns_the_bundles_in_which_it_took_part(
     assert before.count(old) == 1
     try:
         path.write_text(before.replace(old, new))
-        # Of the one that read the text of a file, every character of it counts.
+        # For the case that read the file as text, each character counts.
         readers = {"Reads"} if file == "layers.py" else set()
         assert bench.lacking() == concerned | UNKNOWN | readers
     finally:

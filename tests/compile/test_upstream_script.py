@@ -1,4 +1,4 @@
-"""What ExecuTorch's own script exports, unchanged: `farm exec` generates with it what its quantized module does."""
+"""Unchanged export of ExecuTorch's own script: `farm exec` generates the same tokens as its quantized module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farm.builds.runtime.simulator import host_sdk
 if TYPE_CHECKING:
     from farm_home import FarmHome
 
-# Weights that nobody trained, and a tokenizer of a few sentences: the script wants both as files.
+# Untrained weights, and a tokenizer of a few sentences: the script requires both as files.
 MADE = """
 import json, sentencepiece, torch
 from farm.builds.compile.llm.stand_ins import stand_ins

@@ -28,7 +28,7 @@ class Net(torch.nn.Module):
         self.conv = torch.nn.Conv2d(3, 4, 3, stride=stride, bias=False)
         self.last = last
         weights = WEIGHTS.clone()
-        # One in the middle, so that the range and with it the scale stays.
+        # A weight in the middle changes, so that the range and with it the scale stays.
         weights[1, 1, 1, 1] += step
         self.conv.weight = torch.nn.Parameter(weights)
 
@@ -63,7 +63,7 @@ def two_partitions() -> bytes:
     return bytes(edge.to_executorch().buffer)
 
 
-# In this order: what comes later has other numbers.
+# The order matters: later variants have other numbers.
 VARIANTS = {
     "first": lambda: quantized(Net()),
     "split": two_partitions,
