@@ -82,7 +82,7 @@ def main() -> None:
     builds.HostToolchains = lambda *_: StubToolchains()  # type: ignore[assignment, misc]
     builds.BuilderSeat = lambda *_, **__: StubSeat(name, evidence, BundleCache(config.cache_dir))  # type: ignore[assignment, misc]
     with open_store(config.store_url, connections=4) as store:
-        host = builds.BuildHost(config, store, open_objects(config), say)
+        host = builds.BuildHost(config, store, open_objects(config))
         facts = AgentFacts(host=name, pid=1, version="1", protocol=PROTOCOL, toolchains=host.ids())
         host.begin(store.cluster.register(name, facts, 3600.0, user="farm"))
         say("ready")
