@@ -68,7 +68,7 @@ class JsonFormatter(logging.Formatter):
     """JSON object of a record: time, level, logger, fields and message."""
 
     def __init__(self, **fields: str) -> None:
-        """`fields` are those of every record."""
+        """Add `fields` to every record."""
         super().__init__()
         self._fields = fields
 

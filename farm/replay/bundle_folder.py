@@ -97,7 +97,7 @@ def _write_arrays(folder: Path, bundle: Bundle) -> None:
 
 
 def _names(bundle: Bundle) -> list[str]:
-    """Return the names of a bundle's copied files, without those that name paths of this machine."""
+    """Return the names of a bundle's copied files and folders; files with paths of this machine are left out."""
     references = [f"reference_{kind}" for kind in bundle.manifest.references]
     optional = [name for name in (OPTRACE, OP_PACKAGES, _LOG) if (bundle.folder / name).exists()]
     return [MODEL, MANIFEST, INPUTS, *references, *optional]

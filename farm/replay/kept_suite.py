@@ -1,10 +1,10 @@
-"""Results -> a suite of their programs, which runtimes of later toolchains have to run with equal results.
+"""Suite of the programs of results, which runtimes of later toolchains have to run with equal results.
 
 FOLDER/suite.toml                 a case with a `.pte` for each result
 FOLDER/CASE/model.pte             program of the earlier toolchain
 FOLDER/CASE/input_S_I.npy         by sample and index; for text prompts.json, and scored.json for judged logits
-FOLDER/CASE/expected_S_O.npy      its recorded outputs if they were kept, else those of the FP32 module
-FOLDER/CASE/tokens.json           its generated tokens
+FOLDER/CASE/expected_S_O.npy      recorded outputs if they were kept, else the outputs of the FP32 module
+FOLDER/CASE/tokens.json           generated tokens
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class KeptProgram(NamedTuple):
     """Outputs by sample; () where nothing is compared."""
     limits: Mapping[str, float]
     as_then: bool
-    """True if `expected` has the recorded outputs, else those of the FP32 module."""
+    """True if `expected` has the recorded outputs, False for the outputs of the FP32 module."""
     tokens: tuple[tuple[int, ...], ...]
     """Generated tokens by prompt."""
     deterministic: bool | None
@@ -84,7 +84,7 @@ def keep_programs(
 ) -> tuple[list[KeptProgram], list[str]]:
     """Return the programs of `results` for a suite named after `folder`, and the reasons of left out ones.
 
-    A pruned bundle is compiled again, by `toolchain` or that of its run, if the result is equal. Raises UsageError for
+    A pruned bundle is compiled again, by `toolchain` or the run's own, if the result is equal. Raises UsageError for
     results that do not fit into one suite, or if none can be kept.
     """
     places = sorted({f"{one.view.soc}-{one.view.backend}" for one in results})

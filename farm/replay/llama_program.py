@@ -1,6 +1,6 @@
 """The user's `qnn_llama_runner` in place of farm's own runner: files to push, supported targets, judgement.
 
-Its jobs belong to their own suite, so that its numbers share no series with those of farm's runner.
+Jobs of this runner belong to their own suite, so that their numbers share no series with jobs of farm's runner.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class LlamaProgram(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: Path
     """Tokenizer, which is always loaded and defines the end of a text."""
     libraries: tuple[Path, ...] = ()
-    """Libraries that the program needs beside those of farm."""
+    """Libraries that the program needs besides farm's libraries."""
     flags: tuple[str, ...] = ()
     """`NAME=VALUE` each."""
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts that its numbers depend on, beside those of any run. Raises UsageError."""
+        """Facts that the program's numbers depend on, besides the facts of any run. Raises UsageError."""
         named = (self.program, self.tokenizer, *self.libraries)
         try:
             hashes = [sha256_of(path)[:12] for path in named]

@@ -1,7 +1,7 @@
 """One bundle on one device, for `farm exec` and `farm jobs rerun`: a run of one job in the store.
 
-Unlike `farm run` it has no builders, and no canary before the job. A failure that may
-be the device's is treated as in a run: `farm.replay.one_off_tries`.
+Unlike `farm run` there are no builders, and no health check before the job. A failure that may be the device's is
+treated as in a run: `farm.replay.one_off_tries`.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def repro(
 
 
 def rows(then: Attempt, now: Attempt) -> list[ComparedFigure]:
-    """Return the figures of two attempts, those of outputs first, by the value of each. Pure."""
+    """Return the figures of two attempts with both values, the figures of outputs first. Pure."""
     old, new = _figures(then), _figures(now)
     units = {name: unit for figures in (old, new) for name, (unit, _) in figures.items()}
     return [

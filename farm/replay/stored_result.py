@@ -126,9 +126,9 @@ def find_recorded_job(
 
 
 def results_before(store: Store, stored: StoredResult) -> Iterator[StoredResult]:
-    """Yield the results of the same job on the same kind of device in runs before that of `stored`, newest first.
+    """Yield the results of the same job on the same kind of device in runs before the run of `stored`, newest first.
 
-    The results are of the branch that its run belongs to, or is compared with; for a local run also the user's own.
+    The runs are of the branch that the run belongs to, or is compared with; for a local run also the user's own.
     """
     seen = set()
     line = stored.run.toolchain.line if stored.run.toolchain else ""

@@ -38,7 +38,7 @@ class Cause(StrEnum):
     """Cause of a failed attempt, as far as one device shows; the verdict has the classification."""
 
     NONE = ""
-    """No cause, or an unnamed one that the reason describes."""
+    """No cause, or an unnamed cause that the reason describes."""
     COMPILE = "compile"
     NUMERICS = "numerics"
     REFUSED = "refused"

@@ -39,7 +39,7 @@ class TokenFindings(NamedTuple):
     """Findings about the tokens of an execution."""
 
     figures: FiguresByOutput
-    """Given figures, completed by those of the tokens."""
+    """Given figures, completed by the figures of the tokens."""
     measurements: tuple[Measurement, ...]
     notes: tuple[str, ...]
     problem: str

@@ -55,7 +55,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """Diagnosis from the figures."""
 
     first: Divergence | None
-    """First divergence of all steps; of two at a layer, that of the earlier step. None for no divergence."""
+    """First divergence of all steps; for two at a layer, the earlier step's. None for no divergence."""
     steps: dict[LayerStep, Divergence]
     """The first of each step that diverges anywhere."""
 

@@ -7,7 +7,7 @@ Formulae, with r the reference, a the actual output, both in float64, sums over 
     max_abs max |r - a|
     peak    max |r - a| / max |r|
     steps   max |r - a| / the quantization step of the output, to a hundredth: float32 holds no multiples of it exactly
-    loss    SQNR of the quantized reference less that of the output, both against FP32, in dB
+    loss    SQNR of the quantized reference less SQNR of the output, both against FP32, in dB
     mismatch  share of elements with r != a, for integer and boolean outputs, which have no other figure
 
 Elements that are NaN in both, or the same infinity in both, are equal and stay out of the sums.
@@ -40,8 +40,8 @@ _FigureFields: Any = msgspec.defstruct("_FigureFields", figure_fields(), frozen=
 class Figures(_FigureFields):  # type: ignore[misc]
     """Figures of an output against a reference: a field for each figure of farm/suites/figures.py.
 
-    None: does not apply to the dtype, or has no value. `sqnr_db` is inf for equal outputs, and -inf if only one of
-    output and reference is finite at an element; `cosine` has no value there. `steps` needs a quantized output, and
+    None: does not apply to the dtype, or has no value. `sqnr_db` is inf for equal outputs, and -inf if either output or
+    reference alone is finite at an element; `cosine` has no value there. `steps` needs a quantized output, and
     `loss_db` an FP32 reference with a differing quantized one.
     """
 
@@ -172,10 +172,10 @@ def is_decided(figures: Figures, limits: Limits) -> bool:
 
 
 def signal_problem(references: Sequence[NDArray[np.generic]]) -> str | None:
-    """Return the reason why a wrong output may agree with `references`, those of all samples; None for none.
+    """Return the reason why a wrong output may agree with the `references` of all samples; None for none.
 
     A broken operator gives constants too, so that agreement with a constant proves nothing. A single element is
-    constant by nature and only has to differ from zero in one of the samples.
+    constant by nature and only has to differ from zero in a sample.
     """
     for sample, reference in enumerate(references):
         if reference.dtype.kind == "f" and bool(np.any(np.isnan(reference))):

@@ -185,7 +185,7 @@ def decide(
     findings: OutputFindings,
     broken_metrics: Mapping[int, Sequence[str]] = MappingProxyType({}),
 ) -> Ending:
-    """Return the verdict by the limits of the case; `broken_metrics` has those of metrics by output. Pure.
+    """Return the verdict by the limits of the case; `broken_metrics` has the broken limits of metrics by output. Pure.
 
     An output without a signal fails the case after all others were judged, because a broken limit is the better reason.
     """

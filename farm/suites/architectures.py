@@ -228,7 +228,7 @@ def find_architecture(name: str) -> Architecture:
 
 
 def complete_params(architecture: Architecture, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a whole `params.json`: the values of a case, completed by those of the architecture.
+    """Return a whole `params.json`: the values of a case, completed by the architecture's values.
 
     Sizes of a published decoder do not mix with others: if `given` has a width, the other sizes come from the family,
     unless all are given.

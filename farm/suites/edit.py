@@ -167,7 +167,7 @@ def _headers(lines: list[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 
 def _path(header: str) -> tuple[str, ...]:
-    """Return the keys of `[a.b]` or `[[a.b]]`; none for another line, such as one of a list."""
+    """Return the keys of `[a.b]` or `[[a.b]]`; none for another line, such as an element of a list."""
     try:
         table: Any = tomllib.loads(header)
     except tomllib.TOMLDecodeError:

@@ -21,7 +21,7 @@ class OpPackage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As the package calls it."""
     interface_provider: str
     library: str
-    """Its `.so` for x86_64, used by the compiler and by virtual devices; relative to the folder of the suite."""
+    """Library for x86_64 (`.so`), used by the compiler and by virtual devices; relative to the folder of the suite."""
     android: str = ""
     """For the processor of an Android device."""
     hexagon: dict[str, str] = {}
@@ -44,7 +44,7 @@ class OpPackage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Features by their names in ExecuTorch's compiler; defaults are those of ordinary cases."""
+    """Features by their names in ExecuTorch's compiler, with the defaults for ordinary cases."""
 
     online_prepare: bool = False
     """The device makes the graph when it loads the program."""

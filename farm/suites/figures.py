@@ -200,7 +200,7 @@ FIGURES = {
         # reference has right: farm/results/accuracy.py.
         Figure("other_choices", "count", _LOWER, of_logits=True, decides=False, least=0),
         Figure("lost_answers", "count", _LOWER, of_logits=True, decides=False),
-        # The probability of a chosen token as a share of that of the likeliest, by the FP32 module: the least.
+        # Smallest ratio of a chosen token's probability to the likeliest token's probability, by the FP32 module.
         Figure("margin", "1", _HIGHER, against=(), of_logits=True, decides=False, least=0, greatest=1),
         Figure("top1", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True, least=0, greatest=1),
         Figure("tokens", "1", _HIGHER, top1_agreement, on_request=True, by_mean=True, least=0, greatest=1),
@@ -271,7 +271,7 @@ def figure_of(metric: str) -> Figure | None:
 def series_value(metric: str, samples: Sequence[float]) -> float | None:
     """Return the value of an attempt in the series of a metric; None without samples.
 
-    The value of a figure is the one that its limit judges: the worst sample or the mean. Other metrics have the median.
+    A figure has the value that its limit judges: the worst sample or the mean. Other metrics have the median.
     NaN if a sample is NaN.
     """
     if not samples:
@@ -285,7 +285,7 @@ def series_value(metric: str, samples: Sequence[float]) -> float | None:
 
 
 def counter_of(metric: str) -> Counter | None:
-    """Return the declaration of a counter, for `step_time[0-63]` that of `step_time`; None for other metrics."""
+    """Return the declaration of a counter, for `step_time[0-63]` the one named `step_time`; None for other metrics."""
     return COUNTERS.get(metric.partition("[")[0])
 
 

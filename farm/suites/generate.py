@@ -17,7 +17,7 @@ DECODE, PREFILL = "kv_forward", "prefill_forward"
 BYTES = "bytes"
 """In place of a tokenizer's file: each byte of a text in UTF-8 is a token."""
 TOKENIZER_FILES = (".json", ".model")
-"""Suffixes of a tokenizer's file; another name is that of a folder."""
+"""Suffixes of a tokenizer's file; names with other suffixes are folders."""
 _Length = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 

@@ -1,4 +1,4 @@
-"""Which operators ExecuTorch's Qualcomm backend can build, read from its sources: neither it nor torch is imported."""
+"""Operators of ExecuTorch's Qualcomm backend, read from its sources without an import of the backend or of torch."""
 
 from __future__ import annotations
 

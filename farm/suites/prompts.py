@@ -133,7 +133,7 @@ def _before_end(row: list[int]) -> tuple[int, ...]:
 
 
 def _drawn(length: int, vocabulary: int, seed: int) -> tuple[int, ...]:
-    # Of Python's generator only `random()` is equal in every version for a seed; a text as seed distinguishes -1
+    # Only `random()` of Python's generator is equal in every version for a seed; a text as seed distinguishes -1
     # from 1.
     generator = random.Random(f"prompt {seed}")  # noqa: S311 - no secret
     return tuple(int(generator.random() * vocabulary) for _ in range(length))

@@ -156,7 +156,7 @@ class MethodInputs(_Frozen, frozen=True):
     """Inputs of a method of a module."""
 
     inputs: tuple[InputSpec, ...] = ()
-    """Inputs; empty for those of the case's own method."""
+    """Inputs; empty if the method of the case makes its own."""
 
 
 class Case(_Frozen, frozen=True):
@@ -195,7 +195,7 @@ class Case(_Frozen, frozen=True):
     """True if equal inputs always give equal outputs; None means True except for a module with state:
     farm/results/iterations.py."""
     method: str = FORWARD
-    """Executed method or submodule of the module; for a `.pte` file one of its methods."""
+    """Executed method or submodule of the module; for a `.pte` file a method of the program."""
     methods: dict[str, MethodInputs] = {}
     """All that go into the program, where there are several."""
     features: Features = Features()
@@ -258,7 +258,7 @@ class Case(_Frozen, frozen=True):
         return None
 
     def known_issue(self, target: Target, *, virtual: bool = True) -> KnownIssue | None:
-        """Return the known issue that covers the case on `target`, with `virtual` also one of virtual devices."""
+        """Return the known issue that covers the case on `target`; with `virtual`, issues of virtual devices count."""
         for issue in self.known_issues:
             if issue.virtual and not virtual:
                 continue
@@ -334,8 +334,8 @@ def plan(
 ) -> tuple[Job, ...]:
     """Return suites x targets as jobs, in the order of the manifests. Pure.
 
-    Every one of `option_sets` makes targets of its own, and the jobs of one set stand together: a runner's process has
-    one set.
+    Each set of `option_sets` makes targets of its own, and the jobs of a set stand together: a runner's process has one
+    set.
 
     `precisions` selects among the precisions of the cases, and no value is skipped silently: an unknown precision, one
     that `backend` does not run, or a backend missing in a suite or SoC raises. On a CPU backend every case runs,

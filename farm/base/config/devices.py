@@ -56,15 +56,15 @@ class SshLogin(msgspec.Struct, frozen=True):
     """An account on a machine, and how to get in."""
 
     user: str
-    """User name; empty for that of ~/.ssh/config, else this user."""
+    """User name; empty for the one in ~/.ssh/config, else this user."""
     host: str
     """A name or address, or what ~/.ssh/config calls it."""
     port: int = 0
-    """Port; 0 for that of ~/.ssh/config, else 22."""
+    """Port; 0 for the one in ~/.ssh/config, else 22."""
     key_file: str = ""
     """Private key; empty for keys of ~/.ssh/config, of the agent and the user's default ones."""
     known_hosts: str = ""
-    """File of host keys; empty for that of ~/.ssh/config, else ~/.ssh/known_hosts."""
+    """File of host keys; empty for the one in ~/.ssh/config, else ~/.ssh/known_hosts."""
     config: str = ""
     """Empty: ~/.ssh/config, where there is one; `none` for none."""
 
@@ -74,7 +74,7 @@ class HostConfig(msgspec.Struct, frozen=True):
 
     name: str
     adb: Endpoint
-    """Its adb server; with `ssh`, the address on that machine."""
+    """adb server of the device; with `ssh`, the address on that machine."""
     ssh: SshLogin | None = None
     """The adb server is reached through it, None when directly."""
 

@@ -68,7 +68,7 @@ class KeepReason(StrEnum):
     NEWEST = "newest"
     """Among the newest runs of its line that `keep_runs` asks for."""
     RESULTS = "results"
-    """The run has one of the newest results of a job."""
+    """The run has a result that is among the newest of its job."""
     GOING_ON = "going on"
     """The run has no end and began, or got a record, within a day."""
     ALERT = "alert"

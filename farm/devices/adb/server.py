@@ -115,8 +115,8 @@ def find_adb() -> Path:
 def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> AdbServer:
     """Start a server of our own on a loopback port, 0 for a free one, and wait until it answers.
 
-    Its home, and so its keys and its log, is the folder `state`. Raises InfraError, with its log, when it does not
-    come up.
+    The folder `state` is the server's home, with its keys and its log. Raises InfraError, with the log, for a server
+    that does not start.
     """
     adb = find_adb()
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -233,7 +233,7 @@ def _start(server: AdbServer) -> None:
             command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=_START_SECONDS, check=True
         )
     except (subprocess.SubprocessError, OSError) as error:
-        # One of two simultaneous starts gets the port.
+        # Only one start gets the port if two are simultaneous.
         if not server.answers(_RACE_SECONDS):
             raise InfraError(f"{' '.join(command)} failed: {error}") from None
 

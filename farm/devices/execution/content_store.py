@@ -158,7 +158,7 @@ class ContentStore:
             return self._verified.issuperset(names)
 
     def free(self, *, keep: Collection[str]) -> bool:
-        """Remove objects without a link, except those of `keep`, and partial files; return whether space was freed.
+        """Remove objects without a link, except `keep`, and partial files; return whether space was freed.
 
         Raises DeviceError.
         """

@@ -57,7 +57,7 @@ def program_and_profile(manifest: Manifest, options: RunnerOptions, kind: Kind) 
 
 
 def session_flags(workspace: Workspace, options: RunnerOptions) -> dict[str, str]:
-    """Return the flags of a session's runner beside those of `program_and_profile`."""
+    """Return the flags of a session's runner besides the flags of `program_and_profile`."""
     generates = workspace.bundle.manifest.generation is not None
     # A run for times alone scores no sequence.
     lines = PROMPT_LIST if generates and not options.outputs else INPUT_LIST

@@ -14,7 +14,7 @@ from msgspec import Meta
 _LINE = re.compile(r"PyTorchObserver (\{[^\n]{1,4096}\})")
 _Count = Annotated[int, Meta(ge=0, le=2**24)]
 _Stamp = Annotated[int, Meta(ge=0, le=2**53)]
-# Tolerance between two clocks, one of them in whole milliseconds.
+# Tolerance between two clocks, of which one has whole milliseconds.
 _SLACK, _SLACK_MS = 1.2, 1000
 
 

@@ -1,8 +1,8 @@
 """Runners for one job per process: ExecuTorch's `qnn_executor_runner` and `qnn_executor_direct_runner`.
 
-They have no sessions, and the one of direct mode neither warm-up nor iterations. So every execution is a line of the
-input list: the lines of a sample are equal, and their outputs are compared on the device. The content of RESULT_FILE
-is made from outputs, log and exit code. Table: docs/guides/runtime.md.
+These runners have no sessions, and direct mode's has neither warm-up nor iterations. So every execution is a line of
+the input list: the lines of a sample are equal, and their outputs are compared on the device. The content of
+RESULT_FILE is made from outputs, log and exit code. Table: docs/guides/runtime.md.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def run_once(
 ) -> RunnerEnding:
     """Run a job in its own process with the runtime in the folder `libraries`, and return its ending.
 
-    `flags` are those of the job without the places of lists and outputs. A process that exceeds its time is ended.
+    `flags` are the job's flags without the places of lists and outputs. A process that exceeds its time is ended.
     `demand` and `broken_off` are as in `RunnerProcess`. Too many executions are refused like a runner's refusal,
     because no other device could make them. Raises DeviceError.
     """

@@ -329,5 +329,5 @@ def _is_closed_there(channel: paramiko.Channel) -> bool:
 
 
 def _is_refused(error: Exception) -> bool:
-    # paramiko raises ChannelException for only one of two simultaneous refusals.
+    # paramiko raises ChannelException only once for two simultaneous refusals.
     return isinstance(error, paramiko.ChannelException) or str(error) == "Unable to open channel."

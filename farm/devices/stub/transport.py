@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class StubAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="stub"):
-    """A device that is made up. It is gone while its folder is not there."""
+    """Address of a made-up device, which is absent while its folder is missing."""
 
     folder: str
-    """`answers/NAME` is what the program NAME prints, `files` has the device's files, `asked` a line for each use."""
+    """`answers/NAME` has the output of the program NAME, `files` the device's files, `asked` a line for each use."""
 
     @property
     def place(self) -> str:
@@ -30,7 +30,7 @@ class StubAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="stub"):
 
 
 class StubTransport(LocalTransport):
-    """The made-up device `serial`. A program that has no answer ends with 127, as one that is missing."""
+    """Transport of the made-up device `serial`. A program without an answer ends with 127, like a missing one."""
 
     no_reboot = ""
 

@@ -1,7 +1,7 @@
 """Commands on a virtual device: shells of this machine with the device's folders and none of its secrets.
 
-They end as adbd's commands do: a closed connection ends at most one process, and its children run until the device
-ends or reboots.
+Commands end as adbd's do: a closed connection ends at most one process, and its children run until the device ends or
+reboots.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ class Daemon:
         await stream.write(answer.encode())
         await stream.finish()
         if restarts:
-            # One step for both, so that no earlier command sees the new value.
+            # Both in one step, so that no earlier command sees the new value.
             self._tree.set_property(ROOT_PROPERTY, "1" if wanted else "0")
             self._tree.log("adbd", answer)
             self._restart()

@@ -104,7 +104,7 @@ def swap_factors(
     swaps: Swaps | None = None,
     program: Compared | None = None,
 ) -> Attribution:
-    """Swap each factor that differs by itself, and name those that explain the change of `series`.
+    """Swap each factor that differs by itself, and name the factors that explain the change of `series`.
 
     `program` is the result of the two bundles on the runtime of the bench: without another factor to swap it is the
     whole answer, and no pairs are measured. Raises as `compare`.

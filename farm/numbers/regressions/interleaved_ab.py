@@ -79,7 +79,7 @@ class Side(msgspec.Struct, frozen=True):
     runtime: Runtime | None = None
     """Runtime of the side; None for the bench's."""
     device: str = ""
-    """Serial of one of the bench's devices; empty is the first."""
+    """Serial of a device of the bench; empty for the first device."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -88,7 +88,7 @@ class Side(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What distinguishes it from other sides."""
+        """Values that distinguish the side from other sides."""
         return self.job.id, self.bundle.manifest.key, *self.place
 
 
@@ -189,7 +189,7 @@ class InterleavedBench:
         self._acquired[serial] = self._acquirer.acquire(Choice((serial,)))
 
     def build_of(self, serial: str) -> str:
-        """Return the fingerprint of the system of one of the devices."""
+        """Return the fingerprint of the system of a device."""
         return self._acquired[serial].device.build
 
     def measure(

@@ -55,7 +55,7 @@ class Probe(msgspec.Struct, frozen=True):
     number: int
     """Index of the run."""
     confirmation: Confirmation | None
-    """Confirmation; None for a pruned bundle, or one that was compared already."""
+    """Confirmation; None for a pruned bundle, and for a bundle that was compared already."""
     answer: Answer
     reason: str
     """Reason in one line."""
@@ -108,7 +108,7 @@ def confirm_change(
     gate: float | None = None,
     fresh: bool = False,
 ) -> Confirmation:
-    """Return whether the bundle of `new` has higher values (`up`), or lower, than that of `good`, by `compare`."""
+    """Return whether the bundle of `new` has higher values (`up`), or lower, than the one of `good`, by `compare`."""
     return compare(bench, [Claim(series, up)], good, new, pairs, inferences, gate=gate, fresh=fresh)[0].confirmation
 
 
@@ -131,9 +131,9 @@ def compare(
 
     Confirmed times are confirmed once more, with new processes in every turn, and get the size from these pairs; with
     `fresh` all pairs are of that kind, once. `gate` is on the scale of the series, `level` the bound of p-values, and
-    `first_level` that of the first half. `early` ends as soon as no claim can hold. `measured` has pairs of these sides
-    measured just before, and receives the new ones. A side that crashes or has wrong numbers makes the claim unknown.
-    Raises InfraError for trouble of farm and device, UsageError for a pruned bundle.
+    `first_level` the bound in the first half. `early` ends as soon as no claim can hold. `measured` has pairs of these
+    sides measured just before, and receives the new ones. A side that crashes or has wrong numbers makes the claim
+    unknown. Raises InfraError for trouble of farm and device, UsageError for a pruned bundle.
     """
     was, now = (bench.side(one) if isinstance(one, StoredResult) else one for one in (good, new))
     numerics = any(_is_of_outputs(series) for series, _ in claims)

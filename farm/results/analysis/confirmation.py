@@ -62,7 +62,7 @@ class Confirmation(msgspec.Struct, frozen=True):
     high: float
     """The change's interval, with 95 % confidence."""
     p_value: float
-    """One-sided probability of a change this way by chance alone."""
+    """Probability of a change in this direction by chance alone (one-sided test)."""
 
 
 Pair = tuple[Sequence[float], Sequence[float]]
@@ -127,8 +127,9 @@ def confirm(
 def control(confirmations: Sequence[Confirmation], rate: float = FALSE_ALERTS) -> tuple[Confirmation, ...]:
     """Return the confirmations of a family, all measured after one nightly run, with false discoveries controlled.
 
-    By Benjamini and Hochberg at most `rate` of the remaining confirmations are chance, on average; the others become
-    unknown. The pairs are independent of the values that raised the suspicion, so that its choice does not matter.
+    With Benjamini and Hochberg's method at most `rate` of the remaining confirmations are chance, on average; the
+    others become unknown. The pairs are independent of the values that raised the suspicion, so that its choice does
+    not matter.
     """
     kept = discoveries([one.p_value for one in confirmations], rate)
     why = f"not enough among {len(confirmations)} that were measured"

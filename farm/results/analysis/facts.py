@@ -35,7 +35,7 @@ def changed_facts(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, t
 
 
 def is_mute(content: str, was: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Return whether the fact `content`, one of CONTENTS, adds nothing to the other facts of two runs."""
+    """Return whether the fact `content`, from CONTENTS, adds nothing to the other facts of two runs."""
     names = [content.removesuffix("_content"), *(["commit"] if content == "executorch_content" else [])]
     return content not in was or content not in now or any(was.get(name) != now.get(name) for name in names)
 

@@ -76,7 +76,7 @@ def common_step(representatives: Sequence[Confirmation]) -> Confirmation | None:
 def member(scale: Scale, step: Confirmation, own: Confirmation, named: str) -> Confirmation:
     """Return the confirmation of a member whose few pairs are nearer to the family's `step` than to no change.
 
-    Its size is the family's, which is more precise; `named` is the name of that family. Its p-value is its own.
+    The size is the family's, which is more precise, and the p-value is the member's own; `named` names the family.
     """
     reason = (
         f"{change_text(scale, step.change)} ({change_text(scale, step.low)} to {change_text(scale, step.high)}) as "

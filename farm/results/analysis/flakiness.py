@@ -115,7 +115,7 @@ def _healed_in(tries: Sequence[Try], flaky: set[tuple[str, str]]) -> str:
     """Return the run with the pass that was one too many for a job as flaky as it was; empty where none was."""
     end = max(number for number, one in enumerate(tries) if not one.passed) + 1
     before = [one for one in tries[:end] if _code(one) in flaky]
-    # One more than the number of tries, as the part was cut at a failure.
+    # The number of tries plus one, as the part was cut at a failure.
     failure_rate = sum(not one.passed for one in before) / (len(before) + 1)
     needed = math.floor(math.log(_IMPROBABLE) / math.log1p(-failure_rate)) + 1
     return tries[end + needed - 1].run_id if end + needed <= len(tries) else ""

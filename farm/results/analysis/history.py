@@ -133,7 +133,7 @@ def _lineage(points: Sequence[Point], name: str, sources: Sequence[str]) -> list
 
 
 def _changed(was: Point, now: Point, sources: Sequence[str]) -> bool:
-    """Return whether one of the facts `sources` differs; a fact missing on one side counts as equal."""
+    """Return whether a fact of `sources` differs; a missing fact counts as equal, except for the first of them."""
     first, *others = sources
     if was.facts.get(first) != now.facts.get(first):
         return True
@@ -142,7 +142,7 @@ def _changed(was: Point, now: Point, sources: Sequence[str]) -> bool:
 
 
 def _known_states(points: Iterable[Point], name: str) -> list[int]:
-    """Return a number for each run, equal to the run before if one of the two lacks the fact."""
+    """Return a number for each run by its value of the fact; a run without the fact gets the number before it."""
     numbers: dict[str, int] = {}
     found: list[int] = []
     for point in points:

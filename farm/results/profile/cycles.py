@@ -105,7 +105,7 @@ def operator_rows(
 ) -> tuple[OperatorProfile, ...]:
     """Return the rows that make up the time of `inferences`, in the order of execution, the runtime itself last.
 
-    Times of the runtime's clock (ns) exclude those of other rows: a delegate call has no time of nodes its delegate
+    Times of the runtime's clock (ns) exclude other rows' times: a delegate call has no time of nodes its delegate
     timed with the same clock, an inference no time of its calls and kernels. So the rows add up to the inferences.
     """
     samples: dict[_Key, list[int]] = {}

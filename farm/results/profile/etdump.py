@@ -28,7 +28,7 @@ class ETDumpError(ValueError):
 
 
 class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
-    """One profiled event; one of QNN has its value in `end` and 0 in `start`."""
+    """Profiled event; an event of QNN has its value in `end` and 0 in `start`."""
 
     name: str
     """Given by the runtime, or by the delegate."""
@@ -60,7 +60,7 @@ class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """One run: loading, or one inference."""
+    """Events of the load or of an inference."""
 
     name: str
     events: tuple[ProfileEvent, ...]
@@ -88,7 +88,7 @@ def intermediate_outputs(data: bytes) -> tuple[int, ...]:
         names = file.texts(tensors, schema.DebugEventSlots.DELEGATE_DEBUG_ID_STR)
         numbers = file.numbers(tensors, schema.DebugEventSlots.DELEGATE_DEBUG_ID_INT)
         written = np.zeros(len(present) + 1, np.int64)
-        # What a kernel of the CPU or the program itself gave has neither.
+        # Tensors of a CPU kernel or of the program itself have neither.
         written[1:][present] = np.array([bool(name) for name in names], bool) | (numbers >= 0)
         return tuple(np.diff(np.cumsum(written)[np.concatenate(([0], np.cumsum(counts)))]).tolist())
     except FlatbufferError as error:
@@ -96,7 +96,7 @@ def intermediate_outputs(data: bytes) -> tuple[int, ...]:
 
 
 def _opened(data: bytes) -> tuple[Flatbuffer, int]:
-    """Return the file, and where its root is. Raises ETDumpError for what is none."""
+    """Return the file and the position of its root. Raises ETDumpError for data that is no ETDump."""
     if len(data) > ETDUMP_LIMIT:
         raise ETDumpError(f"has {len(data)} bytes, more than {ETDUMP_LIMIT}")
     start = next((start for start in (4, 0) if data[start + 4 : start + 8] == schema.IDENTIFIER), None)
@@ -122,7 +122,7 @@ def _blocks(file: Flatbuffer, start: int) -> list[Block]:
     names = file.texts(runs, schema.RunDataSlots.NAME)
     counts, events = file.vectors(runs, schema.RunDataSlots.EVENTS)
     present, profiles = file.tables(events, schema.EventSlots.PROFILE_EVENT)
-    # Where each run's events end among those that are profile events.
+    # Index after the last profile event of each block.
     profiled = np.concatenate(([0], np.cumsum(present)))
     ends = profiled[np.cumsum(counts)].tolist() if len(runs) else []
     rows = _events(file, profiles)

@@ -1,4 +1,4 @@
-"""What the names of profiled events say."""
+"""Names of profiled events: their node, unit and kind."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CALL = "DELEGATE_CALL"
 EXECUTE = "Method::execute"
 """ExecuTorch's name of the event around one inference."""
 KERNEL = "native_call_"
-"""Begins ExecuTorch's name of the event around one kernel on the CPU."""
+"""Prefix of ExecuTorch's name of the event around one kernel on the CPU."""
 INFERENCE = "Execute"
 """ExecuTorch's name of the block of one execution: 1.5, runtime/executor/method.cpp."""
 WHOLE_CALL = "whole call: "
-"""Begins our name of a row of what a delegate says of a call beside its nodes: no part of any sum."""
+"""Prefix of farm's name for a row with a delegate's figure of a whole call, not of a node: no part of any sum."""
 
 _UNIT = re.compile(r" \(([a-z]{1,16})\)$")
 # The row of one node of a QNN graph: `aten_relu_default:OpId_80 (cycles)`, `Input OpId_2 (cycles)`.
@@ -28,23 +28,23 @@ _NODE = re.compile(r"(?:^|[: ])OpId_\d+ \([a-z]{1,16}\)$")
 _OP_ID = re.compile(r"(?:^|[: ])OpId_\d+$")
 
 
-# A program has few names, a dump repeats them in every inference; of hostile ones, not all are remembered.
+# A program has few names, and a dump repeats them in every inference; the bound is for hostile dumps.
 @functools.lru_cache(4096)
 def unit_of(name: str) -> str:
-    """Return the unit at the end of the name of a QNN event: `cycles`, `us`, `count`; empty where there is none."""
+    """Return the unit at the end of the name of a QNN event: `cycles`, `us`, `count`; empty without a unit."""
     found = _UNIT.search(name)
     return found[1] if found else ""
 
 
 @functools.lru_cache(4096)
 def node_of(name: str) -> str:
-    """Return what a node is called in the graph of the delegate: `aten_relu_default`; empty for other events."""
+    """Return the name of an event's node in the graph of the delegate: `aten_relu_default`; empty for other events."""
     return _OP_ID.sub("", name.removesuffix(f" ({unit_of(name)})")) if names_node(name) else ""
 
 
 @functools.lru_cache(4096)
 def names_node(name: str) -> bool:
-    """Return whether QNN calls the row of one node so, and not a total over the graph."""
+    """Return whether QNN gives this name to the row of a node, not to a total over the graph."""
     return _NODE.search(name) is not None
 
 
@@ -59,7 +59,7 @@ def is_whole_call(row: _Named) -> bool:
 
 
 def sums(rows: Iterable[OperatorProfile]) -> dict[str, float]:
-    """Return the sum of the medians by unit, without what is about whole calls."""
+    """Return the sum of the medians by unit, without the rows of whole calls."""
     found: dict[str, float] = {}
     for row in rows:
         if not is_whole_call(row):

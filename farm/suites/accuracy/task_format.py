@@ -119,7 +119,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _with_includes(path: Path, including: tuple[Path, ...]) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """Return the keys of `path` over those of its included files, whose first file overrides the others."""
+    """Return the keys of `path` over the keys of its included files, whose first file overrides the others."""
     if path.resolve() in including or len(including) > _MOST_INCLUDES:
         raise ConfigError(path, "include", "includes what includes it: that never ends")
     own = _read_yaml(path)
