@@ -1,1 +1,1 @@
-"""Who has which device: the rules, pure, and the rows."""
+"""Leases and registry of devices: rows, and decisions about them."""

@@ -1,4 +1,4 @@
-"""Rows of devices under a name of adb, `192.168.1.20:5555`, by which earlier versions knew them, and their adoption."""
+"""Adoption of rows under a name of adb, `192.168.1.20:5555`, by which earlier versions identified devices."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
     from farm.devices.device import Device
 
-# Of the kernel. Other tellings of a start are numbers, which two devices may share.
+# Boot id of the kernel, which is unique. Other marks of a boot are numbers, which two devices may share.
 _BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _RANKS = {Health.HEALTHY: 0, Health.SUSPECT: 1, Health.QUARANTINED: 2}
-# SQLSTATE, also of the guards in farm/store/rights.
+# SQLSTATE of a missing right, also raised by the guards in farm/store/rights.
 _NO_RIGHT = "42501"
 
 
 def earlier_rows(connection: Connection, seen: Sequence[Device]) -> dict[str, list[Row[Any]]]:
-    """Return the rows of other ids that are of devices in `seen`, by the id of the device."""
+    """Return the rows under other ids that belong to devices in `seen`, by the id of the device."""
     devices = [device for device in seen if device.kind == "hardware" and isinstance(device.address, AdbAddress)]
     if not devices:
         return {}
@@ -44,7 +44,7 @@ def earlier_rows(connection: Connection, seen: Sequence[Device]) -> dict[str, li
 
 
 def _is_of(device: Device, row: Row[Any], devices: Sequence[Device]) -> bool:
-    """Tell whether a row is proven to be of `device`: by the start of its system, else by its address. Pure."""
+    """Return whether a row provably belongs to `device`, by its address or by the boot id of its system. Pure."""
     facts = (values.clean(device.soc, values.SOC_LIMIT), values.clean(device.product, values.NAME_LIMIT))
     if (row.soc, row.product) != facts:
         return False
@@ -52,13 +52,13 @@ def _is_of(device: Device, row: Row[Any], devices: Sequence[Device]) -> bool:
     if at:
         return device in at
     boot_id = row.status.get("boot_id") if isinstance(row.status, dict) else None
-    # Systems in containers share the kernel, and its start.
+    # Systems in containers share the kernel, and with it the boot id.
     same = [one for one in devices if one.boot_id == boot_id]
     return same == [device] and bool(_BOOT_ID.fullmatch(device.boot_id))
 
 
 def _names(device: Device) -> Collection[str]:
-    """Return what adb servers call a device."""
+    """Return the names of a device at adb servers."""
     address = device.address
     if not isinstance(address, AdbAddress):
         return ()
@@ -66,11 +66,11 @@ def _names(device: Device) -> Collection[str]:
 
 
 def adopt(connection: Connection, key: str, earlier: Sequence[Row[Any]], now_ms: int) -> None:
-    """Give the device `key` what was said of it in `earlier` rows, and leave these out of every list.
+    """Copy the facts of `earlier` rows to the device `key`, and remove these rows from every list.
 
-    Names, labels, service, health and reservations are taken over; runs and events of health stay where they are, and a
-    lease stays with its process of an earlier version: until the lease ends, the device is given to no other. A
-    developer may not write all of that into a shared store: an agent or the owner does, who sees the device next.
+    Names, labels, service, health and reservations are copied; runs and health events stay where they are, and a lease
+    stays with its process of an earlier version: until it ends, no other process gets the device. A developer lacks
+    some rights for this in a shared store: the next agent or owner that sees the device adopts the rows.
     """
     try:
         with connection.begin_nested():
@@ -82,7 +82,7 @@ def adopt(connection: Connection, key: str, earlier: Sequence[Row[Any]], now_ms:
 
 
 def revive(connection: Connection, keys: Sequence[str]) -> None:
-    """Put devices into service whose id was an earlier id of another device."""
+    """Put devices into service again whose id had been adopted as an earlier id of another device."""
     row = schema.device_state.c
     theirs = (row.id.in_(keys), row.service_user == ADOPTED)
     if connection.scalar(select(row.id).where(*theirs).limit(1)) is None:
@@ -101,8 +101,8 @@ def _adopt(connection: Connection, key: str, earlier: Row[Any], now_ms: int) -> 
     facts = _merged(connection.execute(select(state).where(state.c.id == key)).one(), earlier)
     if facts:
         connection.execute(update(state).where(state.c.id == key).values(facts))
-    # An earlier version that still runs gives no new lease of a device that is out of service; a lease that it has is
-    # found by the note. Health stays for it as well.
+    # A running earlier version gives no new lease of a device that is out of service; the note leads to an existing
+    # lease. The row keeps its health for that version as well.
     over: dict[str, Any] = {"name": "", "labels": [], "state": ADOPTED, "forgotten_ms": now_ms}
     over |= {"in_service": False, "service_user": ADOPTED, "service_note": key}
     connection.execute(update(state).where(state.c.id == earlier.id).values(over))
@@ -117,7 +117,7 @@ def _adopt(connection: Connection, key: str, earlier: Row[Any], now_ms: int) -> 
 
 
 def _merged(row: Row[Any], earlier: Row[Any]) -> Mapping[str, Any]:
-    """Return what a device gets of an earlier row: the more careful of both, and what it has not itself. Pure."""
+    """Return the facts that a device gets from an earlier row: missing ones, and the more cautious states. Pure."""
     facts: dict[str, Any] = {}
     if earlier.name and not row.name:
         facts["name"] = earlier.name

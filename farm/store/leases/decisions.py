@@ -23,8 +23,8 @@ def socs_of(connection: Connection, devices: Iterable[str]) -> list[str]:
 
 
 def granted_to(connection: Connection, waiter: Row[Any], now_ms: int) -> list[str]:
-    """Return the devices that a waiter, whose request counts, may have now."""
-    # Hundreds may wait: the situation is only read where a device may be left for this one.
+    """Return the devices that a waiter with a live request may have now."""
+    # Hundreds may wait: read the situation only if a device may be left for this waiter.
     if not lease_rows.may_be_free(connection, waiter, now_ms):
         return []
     given: list[str] = []
@@ -40,7 +40,7 @@ def wanted_of(connection: Connection, kept: Sequence[Lease], now_ms: int) -> fro
     if not kept:
         return frozenset()
     ours = {lease.device for lease in kept}
-    # Claims of agents have decided for submitted runs.
+    # For submitted runs, agents' claims have decided and marked the devices.
     wanted = lease_rows.marked_of(connection, kept)
     if requests := lease_rows.requests_now(connection, now_ms):
         for soc in socs_of(connection, ours):
@@ -52,7 +52,10 @@ def wanted_of(connection: Connection, kept: Sequence[Lease], now_ms: int) -> fro
 def reasons_of(
     connection: Connection, tokens: Collection[str], requests: Sequence[Request], now_ms: int
 ) -> Mapping[str, str]:
-    """Return why some of all `requests` wait, by their tokens; without an entry for one that can use no device."""
+    """Return the reasons why the requests of `tokens` wait, by token; a request without a usable device has no entry.
+
+    `requests` are all requests.
+    """
     found: dict[str, list[tuple[str, str]]] = {}
     for soc in socs_of(connection, {device for one in requests if one.id in tokens for device in one.devices}):
         known = read_situation(connection, soc, now_ms, requests, skips_unreadable=True)
@@ -62,7 +65,7 @@ def reasons_of(
 
 
 def _joined(reasons: Sequence[tuple[str, str]]) -> str:
-    """Return the reasons of several SoCs as one; one SoC with a free device is enough."""
+    """Return the reasons of several SoCs as one text; a SoC with a free device outweighs all others."""
     texts = list(dict.fromkeys(why for _, why in reasons))
     if BEGINS in texts:
         return BEGINS

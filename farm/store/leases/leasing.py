@@ -1,6 +1,6 @@
-"""Leases as rows: processes that wait for devices, get them, keep them alive and give them back.
+"""Leases as rows: processes wait for devices, lease them, renew their leases and release them.
 
-`farm.policy.sharing` decides about the same situation as for shards. A waiter that gets nothing costs no write: the
+`farm.policy.sharing` decides about the same situation as for shards. A waiter without a device costs no write: the
 decision is made without a lock, and again under the lock of the SoC before a device is taken.
 """
 
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
     from farm.store.clock import Clock
     from farm.store.database import Database
 
-# A dead process that waited counts for a shorter time than a dead holder. A process polls every 0.25 s, but a busy
-# machine may keep it from that for seconds.
+# A dead waiter counts for a shorter time than a dead holder. A process polls every 0.25 s, but a busy machine may delay
+# it for seconds.
 _WAITER_PART, _LEAST_WAITER_S = 0.2, 6.0
-# A process that was stopped for less finds its request where it was.
+# A process that was stopped for less than this time keeps its place.
 _FORGOTTEN_MS = 24 * 3600 * 1000
 
 
 class Renewal(msgspec.Struct, frozen=True):
-    """What became of leases."""
+    """Result of a renewal of leases."""
 
     kept: tuple[Lease, ...]
-    """As they are now."""
+    """Renewed leases in their present state."""
     lost: tuple[Lease, ...]
-    """Not ours any more: stop using the device at once."""
+    """Lost leases: stop using their devices at once."""
     wanted: frozenset[str]
     """Ids of devices that others wait for: release them after the running job."""
 
 
 class Leases:
-    """The leases of a store; times are on the database's clock. Every method is one transaction; raises StoreError.
+    """Leases of a store; times are on the database's clock. Every method is one transaction; raises StoreError.
 
-    A lease is its device and fence: one that was released, ended or taken over is left alone by everything here.
+    Device and fence identify a lease: methods leave leases alone that were released, ended or taken over.
     """
 
     def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
@@ -99,9 +99,9 @@ class Leases:
     ) -> tuple[Lease, ...]:
         """Return the new leases that a waiting process gets now, each for `ttl_s`, and keep its place.
 
-        `devices` and `count` replace what it waits for; each lease that it gets makes the count one less. Call it
-        every 0.25 s or so: a request without a poll for a fifth of `ttl_s`, at least 6 s, does not count until the next
-        poll. Raises LeaseLostError when the request was withdrawn.
+        `devices` and `count` replace those of the request; each new lease reduces the count by one. Call it about every
+        0.25 s: a request without a poll for a fifth of `ttl_s`, at least 6 s, does not count until the next poll.
+        Raises LeaseLostError for a withdrawn request.
         """
         wishes: dict[str, Any] = {}
         if devices is not None:
@@ -111,7 +111,7 @@ class Leases:
         with self._database.reading() as connection:
             waiter, now_ms = lease_rows.find_waiter(connection, token), self._clock(connection)
             changes = any(waiter._mapping[name] != wish for name, wish in wishes.items())  # noqa: SLF001 - public in SQLAlchemy
-            # One that is not counted has to be before anybody can tell what it gets.
+            # A changed or expired request must be written first: decisions read requests from the store.
             uncounted = changes or waiter.expires_ms <= now_ms
             given = [] if uncounted else granted_to(connection, waiter, now_ms)
         self._answers.note(ttl_s)
@@ -124,14 +124,14 @@ class Leases:
         return self._database.write(lambda connection: self._take(connection, token, ttl_s)) if given else ()
 
     def withdraw(self, token: str) -> None:
-        """Stop waiting; what was leased stays leased."""
+        """Remove a request; its leases stay."""
         self._database.write(lambda connection: connection.execute(lease_rows.WITHDRAW, {"of": token}))
 
     def renew(self, leases: Iterable[Lease], *, ttl_s: float, heartbeat_s: float) -> Renewal:
-        """Keep leases alive for `ttl_s`, and return which are lost and which are wanted by others.
+        """Renew leases for `ttl_s`, and return the kept ones, the lost ones and the devices that others wait for.
 
-        Call it after every job and twice a second or so: it writes once in `heartbeat_s`. A lease that expired and that
-        no other process took is renewed.
+        Call it after every job and about twice a second: it writes once in `heartbeat_s`. An expired lease is renewed
+        unless another process took the device.
         """
         ours = tuple(leases)
         with self._database.reading() as connection:
@@ -152,7 +152,7 @@ class Leases:
         return self._database.write(keep)
 
     def release(self, leases: Iterable[Lease]) -> None:
-        """Give devices back; or, of somebody else, end leases, whose holders find them lost."""
+        """Release leases; holders in other processes find them lost."""
         ours = sorted(leases, key=lambda lease: lease.device)
 
         def give_back(connection: Connection) -> None:
@@ -163,9 +163,9 @@ class Leases:
         self._database.write(give_back)
 
     def reserve(self, device: str, user: str, seconds: float) -> Lease:
-        """Let only processes of `user` lease a device for `seconds`, from now; again, to make it longer or shorter.
+        """Reserve a device for processes of `user`, for `seconds` from now; a further call changes the time.
 
-        Raises LeaseLostError when another user has leased or reserved it.
+        Raises LeaseLostError if another user has leased or reserved the device.
         """
         device, user = lease_rows.device_key(device), values.clean(user, values.NAME_LIMIT)
 
@@ -177,7 +177,7 @@ class Leases:
                 raise LeaseLostError(f"{device} is {other}'s: it cannot be reserved for {user} now")
             reserved: dict[str, Any] = {"reserved_for": user, "reserved_until_ms": now_ms + _ms(seconds)}
             if not lease.is_held(now_ms):
-                # A holder that comes back from a long stop finds it lost.
+                # A holder that continues after a long stop must find its expired lease lost.
                 reserved |= {"token": "", "expires_ms": 0}
             changed = update(schema.lease).where(schema.lease.c.device == device).values(reserved)
             return lease_rows.lease_of(connection.execute(changed.returning(*schema.lease.c)).one())
@@ -185,7 +185,7 @@ class Leases:
         return self._database.write(change)
 
     def cancel(self, device: str, user: str) -> bool:
-        """End the reservation of a device for `user`, and tell whether there was one; leases are not touched."""
+        """End the reservation of a device for `user`, and return whether there was one; leases stay."""
         row = schema.lease.c
         key, user = lease_rows.device_key(device), values.clean(user, values.NAME_LIMIT)
         ours = (row.device == key) & (row.reserved_for == user)
@@ -198,7 +198,7 @@ class Leases:
         return self._database.write(change)
 
     def all(self) -> list[Lease]:
-        """Return what is held or reserved now, by device; the `token` of one that is only reserved is empty."""
+        """Return the live leases and reservations, sorted by device; a mere reservation has an empty `token`."""
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
             found = []
@@ -240,14 +240,14 @@ class Leases:
         waiter = lease_rows.find_waiter(connection, token)
         for soc in socs_of(connection, lease_rows.decode_devices(waiter.devices)):
             lease_rows.lock_soc(connection, soc)
-        # The wait for the locks may have taken longer than a waiter counts without a poll.
+        # The wait for the locks may have outlasted the request: renew it.
         self._keep_place(connection, token, {}, ttl_s)
         now_ms = self._clock(connection)
         settled = partial(self._answers.is_settled, ttl_s)
         taken: list[Lease] = []
         for device in granted_to(connection, waiter, now_ms):
             before = lease_rows.lease_row(connection, device)
-            # A holder that could not reach the database has not lost its lease.
+            # While the database was away holders could not renew: their leases are not lost yet.
             if before.token and not lease_rows.is_settled(connection, _ms(ttl_s), settled):
                 continue
             if lease_rows.is_held_earlier(connection, device, now_ms):

@@ -1,4 +1,4 @@
-"""Quarantines of which somebody is to be notified, each of them once, whoever looks."""
+"""Quarantines due for a notice, each given to one process only once."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from farm.store.database import Database
 
 NOTICE = "notice"
-"""The event of a device by which its quarantine is claimed; its reason says what became of the notice."""
+"""Health event that claims the notice of a quarantine; its reason records the outcome of the notice."""
 
-# Older ones are history: whoever writes [notify] into farm.toml wants to hear of what happens from now on.
+# Older quarantines are history: a new [notify] in farm.toml is for later events alone.
 _NEWS_MS = 86_400_000
-# Events of a device in quarantine are few: nobody uses it.
+# A device in quarantine is not used, and has few events.
 _LOOKED_AT = 100
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """A device that was quarantined, for a notice. Its text is safe to show, whoever wrote it into the store."""
+    """Quarantine of a device, for a notice. Its texts are safe to show, although other users wrote them."""
 
     device: str
-    """Its id."""
+    """Id of the device."""
     name: str
     serial: str
     soc: str
@@ -41,34 +41,34 @@ class Quarantine(msgspec.Struct, frozen=True):
     host: str
     reason: str
     since_ms: int
-    """Epoch, on the database's clock."""
+    """Time of the quarantine on the database's clock; epoch, milliseconds."""
     run: str
-    """In which it happened; empty where it was none."""
+    """Run in which it happened; empty outside of runs."""
     claim: int = 0
-    """The event that says that its notice is on its way."""
+    """Id of the event that claims its notice."""
 
 
 class Quarantines:
-    """The quarantines of a store. Every method is one transaction and raises StoreError when the database refuses."""
+    """Quarantines of a store. Every method is one transaction; raises StoreError for errors of the database."""
 
     def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
         self._database, self._clock = database, clock
 
     def claim(self) -> list[Quarantine]:
-        """Return the devices that were quarantined within a day and that nobody was given before: each only once."""
+        """Return the quarantines of the last day that no earlier call has returned: each only once."""
         with self._database.reading() as connection:
             if not self._unclaimed(connection):
                 return []
 
         def claim(connection: Connection) -> list[Quarantine]:
-            # Of two that look at the same moment one gets it.
+            # Lock, so that only one of several simultaneous callers gets a quarantine.
             lock_names(connection)
             return [self._claim(connection, one) for one in self._unclaimed(connection)]
 
         return self._database.write(claim)
 
     def finish(self, claim: int, outcome: str) -> None:
-        """Record what became of a notice."""
+        """Record the outcome of a notice."""
         event = schema.health_event
         statement = update(event).where(event.c.id == claim).values(reason=values.clean(outcome))
         self._database.write(lambda connection: connection.execute(statement))

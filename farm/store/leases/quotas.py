@@ -35,7 +35,7 @@ class Quotas:
             return read_quotas(connection)
 
     def set(self, subject: str, most: int | None, by: str) -> None:
-        """Set a quota, or take it away with None. Raises UsageError for what is no subject or no number."""
+        """Set a quota, or remove it with None. Raises UsageError for an illegal subject or number."""
         kind = next((kind for kind in (USER, LABEL) if subject.startswith(kind)), "")
         if not kind or subject == kind:
             raise UsageError(f"quota: {subject!r} is neither {USER}NAME nor {LABEL}NAME")

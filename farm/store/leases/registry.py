@@ -1,4 +1,4 @@
-"""What the farm knows of devices between runs: when they were seen, whether they may be used, how healthy they are."""
+"""Registry of devices between runs: last sight, service, names, labels and health."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _HEALTHY = ("healthy", "")
 _LABELS_LIMIT = 32
-# What people, runs and the device itself have said of one of which nobody has said anything.
+# Facts of a device without any entry by people, runs or the device itself.
 _AS_NEW: dict[str, Any] = {
     **dict.fromkeys(("name", "service_note", "service_user"), ""),
     "labels": [],
@@ -41,21 +41,21 @@ _AS_NEW: dict[str, Any] = {
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A device that answered just now."""
+    """Sight of a device that has just answered."""
 
     device: Device
     state: str
-    """adb's word, `device`, or how else it is reached."""
+    """State in adb's words, `device`, or another connection."""
     status: DeviceStatus | None
-    """None leaves what was known."""
+    """Status; None keeps the stored one."""
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """What is known of one device. Its text is safe to show, whoever wrote it into the store."""
+    """Registry entry of a device. Its texts are safe to show, although other users wrote them."""
 
     id: str
     serial: str
-    """Empty, as the facts after it, for one that was never seen."""
+    """Serial; empty, like the following facts, for a device that was never seen."""
     host: str
     soc: str
     kind: str
@@ -65,45 +65,45 @@ class Registered(msgspec.Struct, frozen=True):
     labels: tuple[str, ...]
     in_service: bool
     service_note: str
-    """Why it is out of service."""
+    """Reason for being out of service."""
     service_user: str
-    """Who took it out of service, or put it back."""
+    """User who took it out of service, or put it back."""
     health: str
     """`healthy`, `suspect` or `quarantined`."""
     health_reason: str
     status: DeviceStatus | None
     state: str
     last_seen_ms: int
-    """On the database's clock; 0 for one that was never seen."""
+    """Time of the last sight on the database's clock; 0 for a device that was never seen."""
     forgotten_ms: int
-    """When somebody said that it is gone, on the same clock; 0 for one that was seen since."""
+    """Time when a user forgot the device, on the same clock; 0 for a device that was seen since."""
 
     @property
     def called(self) -> str:
-        """What messages call it."""
+        """Name of the device in messages: its name, or its id."""
         return self.name or self.id
 
 
 class Registry:
-    """The devices of a store. Every method is one transaction and raises StoreError when the database refuses."""
+    """Registry of a store's devices. Every method is one transaction; raises StoreError for errors of the database."""
 
     def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
         self._database, self._clock = database, clock
 
     def see(self, seen: Sequence[Seen]) -> None:
-        """Record that devices answered, and their status; a name and labels of farm.toml replace those here.
+        """Record that devices answered, and their status; a name and labels of farm.toml replace the stored ones.
 
-        A device that an earlier version knew by a name of adb takes over what was said of it there.
+        A device that an earlier version identified by a name of adb takes over the facts of that row.
         """
 
         def upsert(connection: Connection) -> None:
             earlier = earlier_rows(connection, [one.device for one in seen])
             if earlier:
-                # Before any row of a device, as everywhere.
+                # Lock before any row of a device, as everywhere: a common order avoids deadlocks.
                 lock_names(connection)
             now_ms = self._clock(connection)
             revive(connection, [_key(one.device.id) for one in seen])
-            # In one order everywhere, so that two writers never wait for each other.
+            # A common order of rows keeps two writers from waiting for each other.
             for one in sorted(seen, key=lambda one: one.device.id):
                 _change(connection, one.device.id, _seen_row(one, now_ms))
                 if one.device.id in earlier:
@@ -113,7 +113,7 @@ class Registry:
             self._database.write(upsert)
 
     def all(self, *, forgotten: bool = False) -> list[Registered]:
-        """Return every device that is known, by id; those that were forgotten only where asked for."""
+        """Return all registered devices, sorted by id; forgotten devices only with `forgotten`."""
         row = schema.device_state.c
         query = select(schema.device_state).order_by(row.id)
         query = query if forgotten else query.where(row.forgotten_ms == 0)
@@ -121,11 +121,10 @@ class Registry:
             return [_registered(found) for found in connection.execute(query)]
 
     def forget(self, device: str) -> None:
-        """Leave a device that is gone out of every list until it is seen again: then it is as one that is new.
+        """Remove a device from every list until it is seen again, then without its former name, labels and health.
 
-        Only a person's release ends a quarantine: that stays.
-
-        What it ran and what happened to it stays. Raises UnknownNameError, LeaseLostError for one that is somebody's.
+        A quarantine stays, as only a person's release ends it. Runs and health events stay as well. Raises
+        UnknownNameError, LeaseLostError for a leased or reserved device.
         """
         key = _key(device)
 
@@ -144,7 +143,7 @@ class Registry:
         self._database.write(change)
 
     def set_service(self, device: str, in_service: bool, note: str, user: str) -> None:
-        """Put a device in or out of service; none gets a new lease while it is out. Raises UnknownNameError."""
+        """Put a device in or out of service; out of service it gets no new lease. Raises UnknownNameError."""
         facts = {
             "in_service": in_service,
             "service_note": values.clean(_shown(" ".join(note.split()))),
@@ -153,9 +152,9 @@ class Registry:
         self._change_known(device, facts)
 
     def set_name(self, device: str, name: str | None, labels: Sequence[str] | None) -> None:
-        """Name and label a device; farm.toml wins over it. None leaves what it has, empty ones take it away.
+        """Name and label a device; farm.toml takes precedence. None keeps the present value, an empty one removes it.
 
-        Raises UnknownNameError, UsageError for what cannot be a name, is an SoC's or is another device's.
+        Raises UnknownNameError, UsageError for an illegal name, the name of a SoC or of another device.
         """
         facts: dict[str, Any] = {}
         if name is not None:
@@ -173,11 +172,10 @@ class Registry:
         self._change_known(device, facts, name or "")
 
     def record_health(self, event: HealthEvent) -> None:
-        """Record what happened to a device, and its health from then on; it need not be known yet.
+        """Record a health event of a device, registered or not, and its health from then on.
 
-        A step of a recovery changes neither its health nor the reason of that.
-
-        One in quarantine stays there until a person releases it, whatever others find out about it.
+        A step of a recovery changes neither the health nor its reason. Only a person's release ends a quarantine; other
+        events do not.
         """
         key = _key(event.device)
         row = {
@@ -194,7 +192,7 @@ class Registry:
             if before == Health.QUARANTINED and event.event != Event.RELEASED:
                 row["state"] = before
             elif event.event != RECOVERY:
-                # What a step of a recovery came to is no reason for a state.
+                # The outcome of a recovery step is no reason for a state: such events do not come here.
                 _change(connection, key, {"health": row["state"], "health_reason": row["reason"]})
             time_ms = event.time_ms or self._clock(connection)
             connection.execute(schema.health_event.insert(), {**row, "time_ms": time_ms})
@@ -220,7 +218,7 @@ class Registry:
             ]
 
     def health(self, devices: Collection[str]) -> dict[str, tuple[str, str]]:
-        """Return state and reason of devices, by id: ("healthy", "") for one that is not known."""
+        """Return state and reason of devices, by id: ("healthy", "") for an unknown device."""
         row = schema.device_state.c
         query = select(row.id, row.health, row.health_reason).where(row.id.in_([_key(device) for device in devices]))
         with self._database.reading() as connection:
@@ -265,7 +263,7 @@ def _check_name(kind: str, name: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """Return text without what a terminal would obey."""
+    """Return text without control sequences of terminals."""
     return clean_text(text, values.REASON_LIMIT, lines=True)
 
 
@@ -296,7 +294,7 @@ def _seen_row(seen: Seen, now_ms: int) -> dict[str, Any]:
 
 
 def _change(connection: Connection, device: str, facts: Mapping[str, Any]) -> None:
-    """Change the row of a device, which is made when it has none."""
+    """Change the row of a device; creates a missing row."""
     key = _key(device)
     texts = dict.fromkeys(("serial", "host", "soc", "kind", "os", "product", "state"), "")
     rows.insert_missing(connection, schema.device_state, [{**texts, **_AS_NEW, "id": key, "last_seen_ms": 0}])
@@ -312,7 +310,7 @@ def _change_row(connection: Connection, key: str, facts: Mapping[str, Any]) -> N
 
 def _registered(row: Row[Any]) -> Registered:
     facts = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy
-    # Rows of other versions may have anything. The id stays as it is: others name it.
+    # Rows of other versions may have any text. The id stays unchanged, as other rows refer to it.
     clean = {name: _shown(text) for name, text in facts.items() if isinstance(text, str) and name != "id"}
     labels = tuple(_shown(label) for label in row.labels)
     return Registered(**facts | clean | {"labels": labels, "status": _status(row.status)})
@@ -322,5 +320,5 @@ def _status(found: Any) -> DeviceStatus | None:
     try:
         return None if found is None else msgspec.convert(found, DeviceStatus)
     except msgspec.ValidationError:
-        # Of another version of farm: it is replaced when the device is seen.
+        # The status of another version of farm is unreadable: the next sight of the device replaces it.
         return None

@@ -1,4 +1,4 @@
-"""Rows of leases and of those who wait, as functions of a connection: the steps of `farm.store.leases.leasing`."""
+"""Rows of leases and waiters, as functions of a connection: the steps of `farm.store.leases.leasing`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection, Row
 
 ADOPTED = "adopted"
-"""User who takes rows of earlier ids of a device out of service, whose note is the id of now; and their state.
+"""Service user and state of rows under earlier ids of a device; their note is the present id.
 
-With the next sight of a device under such an id it is over.
+The next sight of a device under such an id ends this state.
 """
 
 # Keys of advisory locks, the same in every farm and unlike the key of migrations: names of devices, and the first half
@@ -30,12 +30,12 @@ With the next sight of a device under such an id it is over.
 _NAMES_LOCK = 0x6C656173
 _SOC_LOCK = 0x736F63
 
-# Of the server, in milliseconds: a holder of a lease that could not reach it for as long may come back for it.
+# Uptime of the server in milliseconds: holders could not renew leases before, and may still return for them.
 _UP_MS = "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000"
 
 _TAKEN_COLUMNS = ("fence", "token", "user_name", "host", "pid", "purpose", "priority", "acquired_ms", "expires_ms")
 
-# Made once: processes that wait ask them three times a second.
+# Statements are built once: waiting processes execute them three times a second.
 _lease_row, _waiter_row, _state_row = schema.lease.c, schema.waiter.c, schema.device_state.c
 _LEASES = (
     select(schema.lease)
@@ -54,7 +54,7 @@ _WAITING = (
     .order_by(_waiter_row.priority.desc(), _waiter_row.since_ms, _waiter_row.id)
 )
 _LEASE = select(schema.lease).where(_lease_row.device == bindparam("of"))
-# SQLite has no such clause, nor needs it in a transaction that writes.
+# SQLite ignores this clause, and does not need it in a writing transaction.
 _LIVE = _LEASE.with_for_update(read=True)
 # Agents take devices under a lock of the SoC alone.
 _OWN = _LEASE.with_for_update()
@@ -63,7 +63,7 @@ _TAKE = (
     .where(_lease_row.device == bindparam("of"))
     .values({**{name: bindparam(f"new_{name}") for name in _TAKEN_COLUMNS}, "wanted_by": ""})
 )
-# An earlier version of farm that still runs holds the device under its earlier id.
+# Leases of a running earlier version of farm, which holds the device under its earlier id.
 _EARLIER = (
     select(schema.lease, _state_row.service_note.label("now_id"))
     .join(schema.device_state, _state_row.id == _lease_row.device)
@@ -86,7 +86,7 @@ SERVED = KEEP_PLACE.values(wanted=bindparam("left"))
 WITHDRAW = delete(schema.waiter).where(_waiter_row.id == bindparam("of"))
 FORGET = delete(schema.waiter).where(_waiter_row.expires_ms < bindparam("long_ago_ms"))
 BEGIN = schema.waiter.insert()
-# Who goes before me whatever the others have: the more urgent and the older of my own user, for the same devices.
+# Devices for waiters that always precede this one: more urgent or older requests of its user for the same devices.
 _AHEAD = select(func.sum(_waiter_row.wanted)).where(
     _waiter_row.expires_ms > bindparam("now_ms"),
     _waiter_row.wanted > 0,
@@ -106,33 +106,33 @@ _LOCK = text("SELECT pg_advisory_xact_lock(:key, hashtext(:soc))")
 
 
 def lock_names(connection: Connection) -> None:
-    """Keep other changes of the names of devices, and other claims of notices, waiting until the transaction ends."""
+    """Block other changes of device names, and other claims of notices, until the transaction ends."""
     # SQLite has one writer at a time.
     if connection.dialect.name != "sqlite":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _NAMES_LOCK})
 
 
 def lock_soc(connection: Connection, soc: str) -> None:
-    """Keep every other decision about the devices of a SoC waiting until the transaction ends."""
+    """Block all other decisions about the devices of a SoC until the transaction ends."""
     if connection.dialect.name != "sqlite":
         connection.execute(_LOCK, {"key": _SOC_LOCK, "soc": soc})
 
 
 def wake_agents(connection: Connection, devices: Iterable[str]) -> None:
-    """Let agents of a shared farm look, once the transaction is committed: devices are free, or waited for."""
+    """Wake the agents of a shared farm after the commit: devices became free, or processes wait for them."""
     if connection.dialect.name != "sqlite":
         connection.execute(_WAKE, {"devices": list(map(device_key, devices))})
 
 
 def always_settled() -> bool:
-    """Return True: for who does not watch whether the database answers all the while."""
+    """Return True, for callers that do not observe the database's answers over time."""
     return True
 
 
 def is_settled(connection: Connection, ttl_ms: int, answered: Callable[[], bool] = always_settled) -> bool:
-    """Tell whether a database has been up for as long as a lease lives: who could not reach it may have one still.
+    """Return whether a database has been up for the duration of a lease: before, holders may have failed to renew.
 
-    `answered` says whether it has answered the caller all the while.
+    `answered` returns whether it has answered the caller during all of that time.
     """
     if connection.dialect.name == "sqlite":
         return True
@@ -140,7 +140,7 @@ def is_settled(connection: Connection, ttl_ms: int, answered: Callable[[], bool]
 
 
 def require_live(connection: Connection, device: str, fence: int, now_ms: int) -> None:
-    """Raise LeaseLostError unless the lease of `device` with `fence` lives; it does then until the transaction ends."""
+    """Raise LeaseLostError unless the lease of `device` with `fence` lives; keeps it until the transaction ends."""
     row = connection.execute(_LIVE, {"of": device_key(device)}).first()
     if row is None or row.fence != fence or not row.token:
         now_of = f"; it is {row.user_name}'s now" if row is not None and row.token and row.expires_ms > now_ms else ""
@@ -151,23 +151,23 @@ def require_live(connection: Connection, device: str, fence: int, now_ms: int) -
 
 
 def device_key(device: str) -> str:
-    """Return the id of a device as its column holds it."""
+    """Return the id of a device in the form of its column."""
     return values.clean(device, values.NAME_LIMIT)
 
 
 def encode_devices(devices: Iterable[str]) -> str:
-    """Return ids as the column of a waiter holds them."""
+    """Return ids in the form of a waiter's column."""
     return msgspec.json.encode([device_key(device) for device in devices]).decode()
 
 
 @functools.lru_cache(maxsize=256)
 def decode_devices(devices: str) -> tuple[str, ...]:
-    """Return the ids that the column of a waiter holds."""
+    """Return the ids in a waiter's column."""
     return msgspec.json.decode(devices, type=tuple[str, ...])
 
 
 def lease_of(row: Row[Any]) -> Lease:
-    """Return the lease of a row that has its columns, perhaps beside others."""
+    """Return the lease of a row with the columns of a lease, and perhaps others."""
     return Lease(
         row.device,
         row.fence,
@@ -185,7 +185,7 @@ def lease_of(row: Row[Any]) -> Lease:
 
 
 def leases_now(connection: Connection, now_ms: int, also: Iterable[str] | None = None) -> list[Lease]:
-    """Return leases, also expired ones, and reservations, sorted by device; a lease of an earlier id has the id of now.
+    """Return leases (expired ones included) and reservations, by device; earlier ids are replaced by present ones.
 
     With `also`, ids of devices, only leases of these devices and of devices without an agent.
     """
@@ -208,7 +208,7 @@ def is_held_earlier(connection: Connection, device: str, now_ms: int) -> bool:
 
 
 def is_lease(lease: Lease) -> ColumnElement[bool]:
-    """Return the condition that a row is this lease, and was not given back."""
+    """Return the condition that a row is this lease, and was not released."""
     row = schema.lease.c
     return (row.device == lease.device) & (row.fence == lease.fence) & (row.token != "")
 
@@ -222,9 +222,9 @@ def find_waiter(connection: Connection, token: str) -> Row[Any]:
 
 
 def waiting_now(connection: Connection, now_ms: int) -> dict[str, Waiting]:
-    """Return the processes that are alive and wait, by token: the most urgent first, then the longest wait.
+    """Return the living waiting processes, by token: the most urgent first, then the longest wait.
 
-    The process of an unreadable request gets the reason when it asks.
+    Unreadable requests are left out; their process gets the reason with its next poll.
     """
     waiting = {}
     for found in connection.execute(_WAITING, {"now_ms": now_ms}):
@@ -243,19 +243,19 @@ def waiting_now(connection: Connection, now_ms: int) -> dict[str, Waiting]:
 
 
 def requests_of(waiting: Mapping[str, Waiting]) -> list[Request]:
-    """Return the requests of processes that wait, as the policy sees them."""
+    """Return the requests of waiting processes, for the policy."""
     return [
         Request(token, one.devices, one.count, one.user, one.priority, one.since_ms) for token, one in waiting.items()
     ]
 
 
 def requests_now(connection: Connection, now_ms: int) -> list[Request]:
-    """Return the requests of processes that are alive and wait."""
+    """Return the requests of the living waiting processes."""
     return requests_of(waiting_now(connection, now_ms))
 
 
 def may_be_free(connection: Connection, waiter: Row[Any], now_ms: int) -> bool:
-    """Return whether a waiter may get a device now, by a look at no other waiter but those before it."""
+    """Return whether a waiter may get a device now, counting only the waiters that precede it."""
     taken = connection.scalars(_TAKEN, {"now_ms": now_ms})
     free = len(set(decode_devices(waiter.devices)).difference(taken))
     if waiter.wanted <= 0 or not free:
@@ -272,7 +272,7 @@ def marked_of(connection: Connection, leases: Iterable[Lease]) -> set[str]:
 def still_ours(
     connection: Connection, leases: Sequence[Lease], *, owned: bool = False
 ) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
-    """Return the leases that are ours, as they are now, and the lost ones; `owned` locks their rows until the end."""
+    """Return the leases that are still held, in their present state, and the lost ones; `owned` locks their rows."""
     row = schema.lease.c
     query = select(schema.lease).where(row.device.in_([lease.device for lease in leases]), row.token != "")
     if owned:
@@ -283,7 +283,7 @@ def still_ours(
 
 
 def lease_row(connection: Connection, device: str) -> Lease:
-    """Return the row of a device, which is made when it has none; nobody else changes it until the transaction ends."""
+    """Return the row of a device, created if missing, and lock it until the transaction ends."""
     row = connection.execute(_OWN, {"of": device}).first()
     if row is None:
         free = {"device": device, "fence": 0, "token": "", "user_name": "", "host": "", "pid": 0, "purpose": ""}

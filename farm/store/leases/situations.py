@@ -39,7 +39,7 @@ _FREE_DEVICES = text(f"""
     SELECT * FROM ({_DEVICE}) AS device
     WHERE is_fit AND (token = '' OR expires_ms <= :now_ms OR device = ANY(:keep))
 """)  # noqa: S608 - constants
-# Shards of each run, only as many as could begin.
+# Startable shards of each run, up to the number of devices that could begin them.
 _READY = text("""
     SELECT run_id, user_name, priority, submitted_ms, CAST(devices AS text) AS devices, CAST(labels AS text) AS labels,
            CAST(classes AS text) AS classes, most_devices, ready, retries, 0 AS lacking,
@@ -99,18 +99,18 @@ class KnownSoc(msgspec.Struct):
     leases: dict[str, Lease]
     """Leases of its devices."""
     wanted: dict[str, str] = {}
-    """Devices that are to be handed over, by an earlier decision, and the user who waits for each."""
+    """User who waits for each device that an earlier decision hands over."""
     held: dict[tuple[Priority, str], int] = {}
-    """How many devices are held beside `leases`, by priority and user."""
+    """Number of further held devices beside `leases`, by priority and user."""
 
 
 def read_situation(
     connection: Connection, soc: str, now_ms: int, requests: Sequence[Request], *, skips_unreadable: bool = False
 ) -> KnownSoc:
-    """Return the situation of a SoC with all of its devices and everything that waits.
+    """Return the situation of a SoC with all of its devices, waiting runs and waiting processes.
 
-    `requests` are those of `requests_now`. `skips_unreadable` passes over orders that cannot be read; else
-    UnreadableRowError is raised.
+    `requests` come from `requests_now`. `skips_unreadable` leaves out unreadable orders, which otherwise raise
+    UnreadableRowError.
     """
     of_soc = {"soc": soc, "now_ms": now_ms}
     rows = _of_agents(connection, _DEVICES, of_soc)
@@ -152,7 +152,7 @@ def read_free(
     keep: Collection[str] = (),
     skips_unreadable: bool = False,
 ) -> KnownSoc:
-    """Return the situation of a SoC as far as its free devices go, which are few on a farm that is busy.
+    """Return the situation of a SoC with its free devices alone, which are few on a busy farm.
 
     Devices in `keep` are free for their holders. `requests` and `skips_unreadable` as in `read_situation`.
     """
@@ -201,7 +201,7 @@ def find_socs(connection: Connection, devices: Iterable[str]) -> dict[str, str]:
 
 
 class _Beside:
-    """Devices of a SoC that no living agent has: as processes use them."""
+    """Devices of a SoC without a living agent, which processes lease themselves."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class _Beside:
         self._far = [lease for lease in own if lease.is_held(now_ms) and lease.device not in known | agents.keys()]
 
     def labelled(self, quotas: Mapping[str, int]) -> Counter[tuple[str, str]]:
-        """Return how many devices with a label that has a quota each user has, beside `devices`."""
+        """Return how many devices each user has of each label with a quota, except for `devices`."""
         return Counter(
             (lease.user, label)
             for lease in self._far
@@ -261,7 +261,7 @@ class _Beside:
 
 
 def _of_agents(connection: Connection, query: TextClause, asked: Mapping[str, Any]) -> Sequence[Row[Any]]:
-    """Return rows of agents and submitted runs, of which a store on SQLite has none."""
+    """Return rows of agents and submitted runs; none from a store on SQLite."""
     return () if connection.dialect.name == "sqlite" else connection.execute(query, asked).all()
 
 
@@ -272,7 +272,7 @@ def read_living(connection: Connection, soc: str, now_ms: int) -> list[LivingDev
 
 
 def living_device(row: Row[Any]) -> LivingDevice:
-    """Return a device of an agent as decisions see it."""
+    """Return a device of an agent, for decisions."""
     return LivingDevice(row.device, _texts(row.labels), (row.name, row.serial), kind=f"{row.soc}/{row.kind}/{row.os}")
 
 

@@ -1,4 +1,4 @@
-"""Which devices others have a better right to than who holds them: decided for a SoC, marked in the leases."""
+"""Devices that their holders have to hand over to other users: decided for a SoC, marked in the leases."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from farm.policy.situation import Priority, Share
     from farm.store.leases.situations import KnownSoc
 
-# It costs as much as giving everything away, and many ask on a farm that is busy; but who has just come does not wait
-# for it.
+# The decision costs as much as a full distribution, and many claims request it on a busy farm: limit its rate, less for
+# new waiters.
 _LOOK_MS, _LOOK_FOR_NEWS_MS = 1_000, 100
 _NEW_MS = 3_000
 
@@ -37,11 +37,9 @@ _MARK = text("""
 
 
 def look_for_wanted(connection: Connection, known: KnownSoc, shares: Mapping[str, Share]) -> None:
-    """Mark what is to be handed over, where a decision leaves somebody waiting; at most once a second for a SoC.
+    """Mark the devices to hand over, if a decision leaves runs or processes waiting; at most once a second for a SoC.
 
-    Ten times a second where somebody has come just now.
-
-    `known` is what the decision was about: the free devices.
+    With a new waiter, at most ten times a second. `known` is the situation of the decision: the free devices.
     """
     situation = known.situation
     given = Counter(share.run_id or share.request for share in shares.values())
@@ -61,9 +59,9 @@ def look_for_wanted(connection: Connection, known: KnownSoc, shares: Mapping[str
 
 
 def may_be_wanted(left: Iterable[tuple[Priority, str]], held: Mapping[tuple[Priority, str], int]) -> bool:
-    """Tell whether anybody who is left waiting may have a better right than some holder; pure.
+    """Return whether a waiter may have a better right than some holder; pure.
 
-    Both by priority and user, `held` with how many devices.
+    `left` are the waiters and `held` the holders, by priority and user; `held` with their number of devices.
     """
     has: Counter[str] = Counter()
     for (_, user), count in held.items():
@@ -76,7 +74,7 @@ def may_be_wanted(left: Iterable[tuple[Priority, str]], held: Mapping[tuple[Prio
 
 
 def mark_wanted(connection: Connection, known: KnownSoc) -> int:
-    """Mark the devices of a SoC that others have a better right to, and return how many are newly so."""
+    """Mark the devices of a SoC that holders have to hand over, and return the number of newly marked ones."""
     wanted = hand_over(known.situation)
     changed = {
         device: wanted.get(device, "")

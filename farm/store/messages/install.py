@@ -1,4 +1,4 @@
-"""Procrastinate's tables in a store: made, and brought up to date, in farm's way of migrating."""
+"""Procrastinate's tables in a store: creation and upgrade, by farm's own migrations."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-# With every change of functions.sql.
+# Version of functions.sql, to increase with every change of that file.
 _OWN = "8"
 _VERSIONS = "SELECT version FROM farm_messages ORDER BY version DESC LIMIT 1"
 
 
 def is_ours(table: str) -> bool:
-    """Tell whether a table is one of messages: none of farm's schema, for comparisons with it."""
+    """Return whether a table belongs to messages, and so not to farm's schema, for comparisons with the schema."""
     return table.startswith(("procrastinate_", "farm_"))
 
 
 def require_messages(connection: Connection) -> None:
-    """See to it that the tables of messages are there and fit the installed Procrastinate; one question if they do.
+    """Create or upgrade the tables of messages for the installed Procrastinate; one query if they are current.
 
-    Raises StoreError where the store has those of a newer one.
+    Raises StoreError for tables of a newer version.
     """
     needed = needed_version()
     found = installed_version(connection)
     if found == needed:
         return
-    # Two agents that start at once: the second finds what the first made.
+    # Two agents may start at once: the lock lets the second find the tables of the first.
     connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('farm_messages'))"))
     found = installed_version(connection)
     if found == needed:
@@ -59,7 +59,7 @@ def require_messages(connection: Connection) -> None:
 
 
 def upgrade_messages(connection: Connection) -> None:
-    """Bring tables of messages and rights of groups up to date after another revision, where a store has them.
+    """Upgrade the tables of messages and the rights of groups after another revision, if a store has them.
 
     Raises as `require_messages`.
     """
@@ -69,14 +69,14 @@ def upgrade_messages(connection: Connection) -> None:
 
 
 def ensure_messages(connection: Connection) -> None:
-    """Make the tables where there are none; raises as `require_messages`."""
+    """Create missing tables; raises as `require_messages`."""
     if not connection.scalar(HAS_JOBS):
         require_messages(connection)
 
 
 def installed_version(connection: Connection) -> str | None:
-    """Return what `needed_version` was when the tables were made or changed last; None where there are none."""
-    # Not to_regclass: within a transaction it goes on not to see what it has not seen before, though others made it.
+    """Return the `needed_version` of the last creation or change of the tables; None without tables."""
+    # Not to_regclass: within a transaction it does not see tables that others create after its first call.
     is_there = text("SELECT 1 FROM pg_class WHERE relname = 'farm_messages' AND pg_table_is_visible(oid)")
     if connection.scalar(is_there) is None:
         return None
@@ -85,15 +85,15 @@ def installed_version(connection: Connection) -> str | None:
 
 
 def needed_version() -> str:
-    """Return the newest migration of the installed Procrastinate, and the version of what farm adds to it.
+    """Return the newest migration of the installed Procrastinate, and the version of farm's additions.
 
-    Raises MissingToolError where it is not installed.
+    Raises MissingToolError without Procrastinate.
     """
     return f"{_migrations()[-1].name[:11]}/{_OWN}"
 
 
 def _migrations() -> list[Path]:
-    # Importing it takes longer than all that is done here.
+    # Find the files without an import of Procrastinate, which takes longer than all of this.
     spec = importlib.util.find_spec("procrastinate")
     if spec is None or not spec.submodule_search_locations:
         raise MissingToolError(
@@ -104,7 +104,7 @@ def _migrations() -> list[Path]:
 
 
 def _scripts(installed: str) -> Iterable[str]:
-    """Yield what brings tables of the version `installed`, empty for none, up to date."""
+    """Yield the scripts that upgrade tables of the version `installed`; empty `installed` for no tables."""
     migrations = _migrations()
     if not installed:
         yield (migrations[0].parents[1] / "schema.sql").read_text(encoding="utf-8")

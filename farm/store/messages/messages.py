@@ -1,4 +1,4 @@
-"""Jobs of Procrastinate that agents take: sent, put back and removed."""
+"""Jobs of Procrastinate for agents: deferring, putting back and removing them."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ _LOOK = text("""
 
 
 class Messages:
-    """The messages of a store on PostgreSQL. Every method is one transaction and raises StoreError."""
+    """Messages of a store on PostgreSQL. Every method is one transaction; raises StoreError."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._is_there = False
 
     def require(self) -> None:
-        """See to it that there are tables for messages, of a version that fits.
+        """Ensure tables for messages in the present version.
 
-        Raises StoreError where this user may not make them, or they are of a newer farm; MissingToolError without
+        Raises StoreError if this user may not create them, or for tables of a newer farm; MissingToolError without
         Procrastinate.
         """
         self._database.write(require_messages)
         self._is_there = True
 
     def retry(self, silent_s: float, is_settled: Callable[[], bool] = always_settled) -> int:
-        """Put back the jobs of workers without a heartbeat for `silent_s`, and return how many those were.
+        """Put back the jobs of workers without a heartbeat for `silent_s`, and return their number.
 
         `is_settled` as in `Mending.mend`. Builds and ends of runs without a job get one.
         """
@@ -61,7 +61,7 @@ class Messages:
         return self._send(lambda connection: int(connection.scalar(query, {"silent_s": silent_s}) or 0))
 
     def tidy(self, hours: float) -> int:
-        """Remove messages that ended so long ago; return how many those were."""
+        """Remove messages that ended more than `hours` ago; return their number."""
         query = text("SELECT farm_tidy_messages(:hours)")
         return self._send(lambda connection: int(connection.scalar(query, {"hours": hours}) or 0))
 

@@ -1,1 +1,1 @@
-"""Who may do what in a store on PostgreSQL: the SQL for it, and whether it is there."""
+"""Rights of groups in a store on PostgreSQL: their SQL, and the check for it."""

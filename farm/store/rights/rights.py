@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 KINDS = ("owner", "agent", "builder", "developer", "viewer")
 """Groups of a store, the most powerful first."""
 _OWNER = text("SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('run')")
-# Not to_regclass, which within a transaction goes on not to see what it has not seen before.
+# Not to_regclass, which within a transaction does not see tables that others create after its first call.
 _IS_THERE = text("SELECT 1 FROM pg_class WHERE relname = 'farm_roles' AND pg_table_is_visible(oid)")
 HAS_JOBS = text("SELECT to_regprocedure('farm_defer_builds(text[])') IS NOT NULL")
-"""Query: True where the tables and functions of Procrastinate are those of this farm."""
+"""Query: True if the store has this farm's tables and functions for Procrastinate."""
 _MARK = "CREATE TABLE IF NOT EXISTS farm_roles (prefix text PRIMARY KEY)"
 
 
 def apply_again(connection: Connection) -> None:
-    """Grant groups their rights anew, where the store has groups: tables or functions have changed."""
+    """Grant the rights of groups again after a change of tables or functions, if the store has groups."""
     if connection.scalar(_IS_THERE) is None:
         return
     prefix = connection.scalar(text("SELECT prefix FROM farm_roles"))
@@ -32,7 +32,7 @@ def apply_again(connection: Connection) -> None:
 
 
 def become_owner(connection: Connection) -> None:
-    """Be the owner of the tables until the transaction ends, where one is a member of it: it owns what is made."""
+    """Act as the owner of the tables until the transaction ends, if this user is a member: new objects belong to it."""
     owner = connection.scalar(_OWNER)
     may = text("SELECT current_user <> :owner AND pg_has_role(:owner, 'MEMBER')")
     if owner is not None and connection.scalar(may, {"owner": owner}):
@@ -40,37 +40,37 @@ def become_owner(connection: Connection) -> None:
 
 
 def run_script(connection: Connection, script: str) -> None:
-    """Execute statements in which % is a character, several at once: only the driver itself, without parameters, does.
+    """Execute several statements with literal % characters, by the driver itself, as SQLAlchemy has no way for both.
 
-    Raises what SQLAlchemy raises.
+    Raises ProgrammingError of SQLAlchemy.
     """
     driver = connection.connection.driver_connection
     assert driver is not None  # noqa: S101 - a connection that is open has one
     try:
         driver.execute(script)
-    except driver.Error as error:  # psycopg's connections have their errors, as PEP 249 says
+    except driver.Error as error:  # psycopg's connections have their errors as attributes, as in PEP 249
         from sqlalchemy.exc import ProgrammingError
 
         raise ProgrammingError(script[:80], None, error) from error
 
 
 def rights(connection: Connection, prefix: str) -> tuple[str, str]:
-    """Return the SQL, for the owner of the tables, that says what groups may do."""
+    """Return the SQL, for the owner of the tables, with the rights and guards of groups."""
     return _filled(connection, "grants", prefix), _filled(connection, "guards", prefix)
 
 
 def marked(prefix: str) -> str:
-    """Return the SQL by which a store remembers that it has groups, and how they are called."""
+    """Return the SQL that records the groups of a store and the prefix of their names."""
     return f"{_MARK};\nDELETE FROM farm_roles;\nINSERT INTO farm_roles VALUES ('{prefix}');\n"
 
 
 def owner_of(connection: Connection) -> str:
-    """Return the role that the tables belong to."""
+    """Return the role that owns the tables."""
     return str(connection.scalar(_OWNER))
 
 
 def groups(connection: Connection, prefix: str) -> str:
-    """Return the SQL, for a superuser, that makes the groups."""
+    """Return the SQL, for a superuser, that creates the groups."""
     return _filled(connection, "groups", prefix)
 
 
