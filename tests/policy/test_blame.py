@@ -1,4 +1,4 @@
-"""Who is to blame, over everything that up to three devices can say about a job."""
+"""Failure classification, over all results that up to three devices can have for a job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REPEATED = (*OPEN, *FARMS)
 
 
 def attempt(cause: Cause | None, device: str = "a") -> Attempt:
-    """What judge says of one execution; None passed."""
+    """Return the judged attempt of an execution; None stands for passed."""
     if cause is None:
         return Attempt(JOB, Verdict.PASSED, Stage.DONE, "", device=device)
     verdict = Verdict.FAILED if cause in FAILED else Verdict.INFRA
@@ -52,7 +52,7 @@ def settled(*causes: Cause | None, others: int) -> Attempt:
 
 
 def histories() -> list[tuple[Cause | None, ...]]:
-    """Everything that can come before the last: an earlier attempt is one that was repeated."""
+    """Return all histories of causes: every attempt before the last has a cause that is repeated elsewhere."""
     last = (None, *Cause)
     return [
         (*before, end) for length in range(MOST_DEVICES) for before in product(REPEATED, repeat=length) for end in last
@@ -89,7 +89,7 @@ def test_the_order_in_which_devices_say_it_decides_nothing_about_the_code() -> N
     for causes in histories():
         if len(causes) > 1 and all(cause in REPEATED for cause in causes):
             blamed = {classify(history(*order), others=0).blame is Blame.CODE for order in (causes, causes[::-1])}
-            # What a second device says as well ends it, so a third is asked only before.
+            # A second device with the same result ends the search, so that no third device is tried.
             assert len(blamed) == 1 or len([cause for cause in causes if cause in OPEN]) > 1, causes
 
 

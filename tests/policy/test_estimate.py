@@ -61,7 +61,7 @@ def test_what_no_device_runs_never_ends_and_bundles_may_take_longer_than_devices
 def test_a_run_begins_when_the_bundles_of_its_first_shard_are_made() -> None:
     cold = work(1, "ada", 8, first_build_s=25.0, builds_s=200.0)
     assert expect([cold], {"SM8650": 8}) == {"run1": Expected(25.0, 200.0)}
-    # One of its shards runs already.
+    # The first shard of the run is executed already.
     assert expect([work(1, "ada", 8, first_build_s=25.0, held=1, held_s=30.0)], {"SM8650": 8})["run1"].starts_s == 0.0
 
 

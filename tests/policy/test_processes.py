@@ -1,4 +1,4 @@
-"""Who gets which device: every small world there is, larger ones at random, and what always holds in them."""
+"""Assignment of devices to processes: all small worlds, larger ones at random, and properties that always hold."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def request(number: int, user: str, *devices: str, priority: Priority = PERSON, 
 
 
 class World:
-    """A small world, and what its rules say, spelled out without any cleverness."""
+    """Small world with its rules, written out in the simplest way."""
 
     def __init__(self, requests: Sequence[Request], devices: Sequence[str], leases: Sequence[Lease]) -> None:
         self.requests, self.devices, self.leases = requests, devices, leases
@@ -101,13 +101,13 @@ class World:
                 claims.add(device)
         assert self.yielded <= claims, self
         assert len(self.yielded) <= sum(one.count - self.served[one.id] for one in unserved), self
-        # Whoever has a claim is not left waiting for ever.
+        # A process with a claim does not wait for ever.
         assert bool(self.yielded) == bool(claims), self
 
     def followed(self) -> tuple[World, World]:
-        """Return the world after the holders handed over and wait again, and everybody took what he was granted.
+        """Return the world after the holders handed over and wait again, and all grants were taken.
 
-        The second one is the same without those that wait again.
+        The second world is the same without the former holders' new requests.
         """
         leases = [lease for lease in self.leases if lease.device not in self.yielded]
         leases += [reserved(device, owner) for device in self.yielded if (owner := self.lease[device].reserved_by(NOW))]
@@ -133,7 +133,7 @@ class World:
             if not world.yielded:
                 return
             after, without = world.followed()
-            # Nobody wants back what he handed over.
+            # No process claims back a device that it handed over.
             assert after.yielded & world.yielded <= without.yielded, (self, world, after)
             world = after
         assert not world.yielded, (self, world)
@@ -208,7 +208,7 @@ def worlds(draw: st.DrawFn) -> World:
         user, priority = draw(users), draw(st.sampled_from(Priority))
         lease = held(name, user, priority, expires_ms=NOW + draw(st.integers(-1, 3)))
         kind = draw(st.integers(0, 3))
-        # What is reserved is leased by nobody else.
+        # Reserved devices are leased by no other user.
         leases += [[], [lease], [reserved(name, user)], [reserved(name, user, lease)]][kind]
     usable = draw(st.lists(st.sampled_from(names), unique=True).map(sorted)) if draw(st.booleans()) else names
     return World(requests, usable, leases)

@@ -1,4 +1,4 @@
-"""What is recorded of a job that ended the runner, and of its second run alone."""
+"""Records of a job that ended the runner, and of its second run alone."""
 
 from __future__ import annotations
 

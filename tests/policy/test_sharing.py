@@ -1,4 +1,4 @@
-"""Who gets which device where runs are submitted: as the slow rules say, and what always holds with quotas."""
+"""Assignment of devices to submitted runs: equal to the slow rules, and properties that always hold with quotas."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def situation(there: Sequence[LivingDevice], orders: Sequence[OpenOrder], **more
 
 
 def lines_of(world: Situation) -> list[Request]:
-    """The same as processes that wait, one for each of what a run waits for side by side."""
+    """Return the orders as requests of processes: a request for each retry of a run, and for its ready shards."""
     lines = list(world.requests)
     for one in world.orders:
         may = usable(one, world.devices)
-        # Between lines of one run the id decides: what is tried again goes first.
+        # Between requests of one run the id decides: retries go first.
         for n, retry in enumerate(one.retries):
             left = tuple(device for device in may if device not in retry.avoid)
             lines.append(Request(f"{one.run_id} {n:02}", left, 1, one.user, one.priority, one.since_ms))
@@ -89,7 +89,7 @@ def leases_of(world: Situation) -> list[Lease]:
 
 
 def reference_fill(world: Situation) -> Counter[str]:
-    """Whom the rules serve, and how often, spelled out without cleverness: quotas of users and bounds of runs too."""
+    """Return the number of devices per request by the rules, written out simply, with quotas and bounds of runs."""
     lines = lines_of(world)
     run_of = {line.id: line.id.rsplit(" ", 1)[0] if line.id.startswith("run") else "" for line in lines}
     left = {one.run_id: one.most_devices - one.held for one in world.orders if one.most_devices is not None}
@@ -220,7 +220,7 @@ def test_with_quotas_and_bounds_as_the_rules_spelled_out_say(world: Situation) -
     shares = share_out(world)
     check_allowed(world, shares)
     assert served_of(world, shares) == reference_fill(world)
-    # Nobody asks for more than he may have.
+    # No user is promised more devices than the quota allows.
     wanted = Counter(hand_over(world).values()) + Counter(share.user for share in shares.values())
     used = Counter(lease.user for lease in leases_of(world) if lease.is_held(NOW)) + Counter(world.elsewhere)
     for subject, most in world.quotas.items():

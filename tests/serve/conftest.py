@@ -1,4 +1,4 @@
-"""A store with example data that nobody measured, and a real server in front of it."""
+"""Store with example data without any measurement, and a real server in front of it."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def attempt(job: Job, latency_ns: float, **changes: Any) -> Attempt:
 
 @dataclass
 class Filled:
-    """What was recorded."""
+    """Store with its recorded runs."""
 
     store: Store
     runs: list[str] = field(default_factory=list)
-    """Finished ones, oldest first."""
+    """Finished runs, oldest first."""
     live: str = ""
-    """The one that has no end."""
+    """Run without an end."""
     sha256: str = ""
     jobs: tuple[Job, ...] = tuple(make_job(case, soc) for case in CASES for soc in ("SM8650", "SM8750"))
     device: Device = field(default_factory=lambda: make_device(name="pixel-left"))
@@ -173,7 +173,7 @@ class Server:
             return Answer(found.status, pairs, found.read())
 
     def json(self, path: str) -> Any:
-        """Return what a path answers as JSON."""
+        """Return the answer of a path as JSON."""
         answer = self.get(path, Accept="application/json")
         assert (answer.status, answer.headers["content-type"]) == (200, "application/json"), answer.text
         return answer.json
@@ -181,7 +181,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(config: Config, token: str = "", host: str = "127.0.0.1") -> Iterator[Server]:
-    """Run a server in a thread meanwhile; `host` is what it believes to listen on."""
+    """Run a server in a thread until the block ends; `host` is the name that it believes to listen on."""
     with listen("127.0.0.1", 0) as bound:
         server = uvicorn.Server(settings(config, host, token))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
@@ -246,7 +246,7 @@ def start(config: Config) -> Callable[..., contextlib.AbstractContextManager[Ser
 
 @pytest.fixture
 def another_user(two_users: tuple[User, User]) -> User:
-    """Somebody else on this machine."""
+    """Another user of this machine."""
     return two_users[0]
 
 

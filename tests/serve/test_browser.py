@@ -1,4 +1,4 @@
-"""The served pages in real headless Chromium: live progress, access for everybody, nothing that the policy stops."""
+"""Served pages in real headless Chromium: live progress, accessibility, and no violation of the policy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wait(browser: WebDriver, condition: Callable[[WebDriver], Any]) -> Any:
 
 
 def complaints(browser: WebDriver) -> list[str]:
-    """Return what the browser logged, without answers that are no 200, which are asked for here."""
+    """Return the log of the browser, without answers other than 200, which these tests request on purpose."""
     found = [one["message"] for one in browser.get_log("browser") if one["level"] in ("SEVERE", "WARNING")]
     return [message for message in found if "Failed to load resource" not in message]
 
@@ -78,7 +78,7 @@ def test_access_for_everybody_and_nothing_of_a_page_is_where_it_should_not_be(
 def test_every_page_is_looked_at(config: Config) -> None:
     asked = {f"/{path.partition('?')[0]}" for path in PAGES}
     routes = [route for route in create_app(config, "127.0.0.1", "")._app.routes if isinstance(route, Route)]
-    # What is no page; and that of those who may not look yet, which is looked at below.
+    # Paths that are no pages; and the login page, which a test below opens.
     others = {"/api/progress", "/assets/{name}", "/artifacts/{sha256}", "/login", "/logout"}
     left = {one.path for one in routes if not any(one.path_regex.fullmatch(path) for path in asked)}
     assert left == others

@@ -1,4 +1,4 @@
-"""`farm serve` as a process: how it starts, what it refuses, how it ends."""
+"""`farm serve` as a process: start, refusals, end."""
 
 from __future__ import annotations
 

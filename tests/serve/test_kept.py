@@ -1,4 +1,4 @@
-"""The report of a run is made once for all who ask, and never older than what they could have asked for."""
+"""Cache of a run's report: made once for all requests, and never older than the store at the time of a request."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_another_store_in_its_place_is_another_page(
         for suffix in ("-wal", "-shm"):
             Path(f"{place}{suffix}").unlink(missing_ok=True)
         (tmp_path / "new.db").replace(place)
-        # The first answer may say that the store was replaced.
+        # The first answer may be the error about the replaced store.
         server.get(f"/runs/{run_id}")
         assert server.get(f"/runs/{run_id}").status == 404
 

@@ -37,7 +37,7 @@ ASK = (
 
 @contextlib.contextmanager
 def connected(server: Server, count: int, say: bytes = b"") -> Iterator[list[socket.socket]]:
-    """Hold connections that say something, or nothing."""
+    """Hold connections that have sent `say`."""
     with contextlib.ExitStack() as stack:
         held = []
         for _ in range(count):
@@ -48,7 +48,7 @@ def connected(server: Server, count: int, say: bytes = b"") -> Iterator[list[soc
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the server has hung up, after whatever it had to say."""
+    """Return whether the server has hung up, after a possible answer."""
     connection.setblocking(False)
     try:
         while connection.recv(65536):
@@ -61,7 +61,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def is_reset(connection: socket.socket) -> bool:
-    """Whether the server has hung up in the middle of something, which nobody has read."""
+    """Return whether the server has hung up with unread data."""
     poll = select.poll()
     poll.register(connection, 0)
     return any(event & select.POLLHUP for _, event in poll.poll(0))
@@ -74,7 +74,7 @@ def test_idle_connections_keep_nobody_out(server: Server, say: bytes) -> None:
     with connected(server, 300, say) as held:
         for _ in range(3):
             assert server.get("/runs").status == 200
-        # One peer has so many at most: the oldest made room for the others.
+        # The number of connections of a peer is limited: the oldest made room for the others.
         until(lambda: sum(not is_closed(one) for one in held) <= limits.OF_ONE_PEER)
         assert server.get("/runs").status == 200
 

@@ -1,4 +1,4 @@
-"""The pages over real HTTP: what they show, what they say as JSON, what they do with what cannot be."""
+"""Pages over real HTTP: content, JSON, and answers to invalid requests."""
 
 from __future__ import annotations
 

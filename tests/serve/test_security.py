@@ -1,4 +1,4 @@
-"""Who may look, over real HTTP: the token, its cookie, host names, headers; and what the log says of it."""
+"""Access control over real HTTP: the token, its cookie, host names, headers, and log lines."""
 
 from __future__ import annotations
 

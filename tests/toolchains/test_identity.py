@@ -57,7 +57,7 @@ FILES = {
 
 
 class Environment:
-    """A made-up environment, and what it is."""
+    """Made-up environment, with its identity."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.cache = root, root / "cache"
@@ -95,7 +95,7 @@ def environment(tmp_path: Path) -> Environment:
 
 
 def kept_times(path: Path, text: str) -> None:
-    """Edit a file so that its size and its modification time are what they were."""
+    """Edit a file without a change of its size and modification time."""
     status = path.stat()
     assert len(text) == status.st_size
     path.write_text(text)
@@ -201,7 +201,7 @@ def test_links_are_what_they_lead_to_also_in_a_circle(environment: Environment, 
 
 
 def test_what_stands_in_front_of_an_installed_package_counts(environment: Environment, tmp_path: Path) -> None:
-    # Of farm's own interpreter: what a suite imports there is in the keys of its bundles.
+    # The interpreter is farm's own: imports of a suite there are in the keys of its bundles.
     home, environment.python = tmp_path / "home", Path(sys.executable)
     (home / "letters").mkdir(parents=True)
     (home / "letters" / "__init__.py").touch()
@@ -236,7 +236,7 @@ def test_files_that_come_and_go_meanwhile(environment: Environment) -> None:
     thread.start()
     try:
         for _ in range(20):
-            # It may not come to rest, but then it says so.
+            # The content may never come to rest; then the error reports that.
             with contextlib.suppress(UsageError):
                 environment.content()
     finally:
@@ -352,7 +352,7 @@ def test_of_farms_own_interpreter_every_editable_package_counts(
 def test_farms_own_repository_installed_as_editable_does_not_count(
     how: str, environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What of it makes programs is in the keys by itself.
+    # The parts of farm that make programs are in the keys by themselves.
     environment.python = Path(sys.executable)
     for name in ("farm", "bench"):
         (tmp_path / "work" / name).mkdir(parents=True)
@@ -401,7 +401,7 @@ def test_a_schema_compiler_that_the_user_names_counts_though_the_package_brings_
         named["executorch_content"],
         brought["executorch_content"],
     )
-    # ExecuTorch 1.3 takes that of PATH.
+    # ExecuTorch 1.3 uses the compiler in PATH.
     monkeypatch.delenv("FLATC_EXECUTABLE")
     monkeypatch.setenv("PATH", str(flatc.parent))
     facts = environment.facts()
@@ -415,7 +415,7 @@ def test_a_schema_compiler_that_the_user_names_counts_though_the_package_brings_
 
 @pytest.mark.whole
 def test_what_builders_load_counts(farm_cache: Path) -> None:
-    # Of all that the flows import, nothing is left out but what carries requests.
+    # The flows' imports all count, except the modules that carry requests.
     code = (
         "import sys, farm.builds.compile.flows.compiler as c\n"
         "from farm.base.backends.registry import BACKENDS\n"
@@ -429,7 +429,7 @@ def test_what_builders_load_counts(farm_cache: Path) -> None:
 
 
 def test_this_process_and_another_find_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Whatever the folder of the user or of pytest has in front.
+    # The user's folder and pytest's path may put other modules in front.
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -466,7 +466,7 @@ def test_an_edit_of_a_real_checkout_is_another_bundle(
     assert states["raises"].source.changed == ("backends/qualcomm/_passes/annotate_quant_attrs.py",)
     edited.write_text(text)
     look("back")
-    # What a builder loads from there is another library, though git ignores it.
+    # A builder loads another library from there, though git ignores it.
     [library] = (folder / "python").glob("PyQnnManagerAdaptor*.so")
     copy = library.read_bytes()
     library.unlink()

@@ -1,4 +1,4 @@
-"""A broken compiler turns a run red, whatever its version says; mended, it is served from the cache."""
+"""A broken compiler turns a run red, also with an unchanged version; once mended, the cache serves its bundles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SITE = Path("lib", "python3.11", "site-packages")
 
 
 def copied_wheel(folder: Path) -> Path:
-    """Return a copy of the installed package; what is large is a link."""
+    """Return a copy of the installed package, with links in place of large files."""
 
     def place(path: str, target: str) -> None:
         if path.endswith(".so"):

@@ -247,7 +247,7 @@ class TestWheels:
         assert sorted(path.name for path in (root / HOST).iterdir()) == names
         assert fetch_wheel_sdk(config.cache_dir, "2.49.40") == root == resolve_qnn(config, "2.49")
         assert len(lines) == 1
-        # Arm Linux devices get the same release, not that of farm's environment.
+        # Arm Linux devices get the same release, not the release in farm's environment.
         assert linux_files(root, config.cache_dir).version == "onnxruntime-qnn 2.5.0"
         assert not list((config.cache_dir / "fetching").iterdir())
 

@@ -1,4 +1,4 @@
-"""What `--toolchain` names: tables of farm.toml, paths and releases; interpreters are real and have nothing in them."""
+"""Values of `--toolchain`: tables of farm.toml, paths and releases; with real interpreters in empty environments."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_is_no_python_or_an_old_one_is_said(config: Config, tmp_path: Path)
     script.chmod(0o755)
     with pytest.raises(MissingToolError, match="is no Python that farm can use"):
         use_toolchain(config, str(script))
-    # What any Python prints for the question, but for its version.
+    # The answer of any Python, with an old version.
     answer = json.dumps({"version": [3, 9, 2], "abi": "x", "prefix": "/", "path": [], "packages": {}})
     script.write_text(f"#!/bin/sh\necho loading\necho '{answer}'\n")
     with pytest.raises(MissingToolError, match=r"is Python 3\.9: a toolchain needs Python 3\.11 or newer"):
@@ -101,7 +101,7 @@ def test_what_is_no_python_or_an_old_one_is_said(config: Config, tmp_path: Path)
 
 def test_a_source_tree_is_imported_alone_under_whatever_name_its_folder_has(config: Config, tmp_path: Path) -> None:
     tree = make_source_tree(tmp_path / "my-tree", "1.6.0a0", built=True)
-    # Its interpreter has a wheel as well, which has a module that the tree lacks.
+    # The tree's interpreter has a wheel as well, with a module that the tree lacks.
     python = make_environment(tree / ".venv", ALL)
     [site] = (tree / ".venv").glob("lib/python*/site-packages")
     (site / "executorch" / "wheel_only.py").touch()

@@ -1,7 +1,7 @@
-"""Edits that are hard to see: none of them is answered with what was compiled before it, unless that is still true.
+"""Edits that are hard to detect: no earlier bundle is served after them, unless it is still valid.
 
 Each case is a small package in the place of a toolchain. It is run with the tracer of builders, edited, and run again
-without: where the trace says that the edit concerns nobody, both runs have to have said the same.
+without: if the edit does not concern the trace, both runs must have the same output.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 def python(code: str, *arguments: Path, startup: str = "") -> str:
-    """What the program prints, or how it fails."""
+    """Return the output of the program, or its error."""
     done = subprocess.run(
         [sys.executable, "-B", "-c", startup + code, *map(str, arguments)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
@@ -89,7 +89,7 @@ def python(code: str, *arguments: Path, startup: str = "") -> str:
 
 
 def is_served(root: Path, cache: Path, then: DevelopedRoot, out: Path) -> bool:
-    """Whether what was run before serves for the package as it is now, as `farm.builds.bundles.reuse` decides it."""
+    """Return whether the earlier run serves for the present package, by the decision of `farm.builds.bundles.reuse`."""
     now, trace = developed(root), read_trace(out)
     return trace is not None and now.rest == then.rest and reuse._is_true(trace, (now,), reuse._EditOf(cache))
 
@@ -255,7 +255,7 @@ CASES = {
 }
 # fmt: on
 
-# What is known and accepted: nothing of ExecuTorch's compile path does it (docs/guides/toolchains.md).
+# Known and accepted gaps, which ExecuTorch's compile path does not use (docs/guides/toolchains.md).
 UNSEEN = {
     "constants of code that nobody runs": "who reads __code__ runs no line of it",
     "a thread that threading knows nothing of": "Python 3.11 has no audit event for it",
@@ -303,7 +303,7 @@ def test_what_ran_before_the_tracer_began_is_not_missed(tmp_path: Path) -> None:
 
 
 def test_an_edit_that_concerns_nobody_is_served(tmp_path: Path) -> None:
-    """So that the tests above test something."""
+    """A positive case, without which the tests above would prove nothing."""
     root, out, cache = tmp_path / "root", tmp_path / "out", tmp_path / "cache"
     out.mkdir()
     cache.mkdir()

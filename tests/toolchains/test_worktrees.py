@@ -1,4 +1,4 @@
-"""Source trees of commits: what they hold, what they leave alone, and when they are made anew."""
+"""Source trees of commits: their content, files that they leave alone, and the times when they are made again."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_other_native_sources_are_warned_of_or_built_once(checkout: Path, config
     log = Path(str(failure.value).rpartition("see ")[2])
     assert "compiling" in log.read_text()
     assert "level 3 does not build" in log.read_text()
-    # What the checkout has is not in its way: main~3 needs no build.
+    # Files of the checkout do not get in the way: main~3 needs no build.
     tree = worktree(config, checkout, "main~3").toolchain.checkout
     assert (tree / "backends/qualcomm/python/manager.so").read_text() == "built of level 1"
 

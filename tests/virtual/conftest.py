@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Attached:
-    """One virtual device, used as a person would: by the adb command."""
+    """Virtual device, used by the adb command as by a person."""
 
     server: AdbServer
     serial: str

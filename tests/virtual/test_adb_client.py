@@ -108,7 +108,7 @@ def test_links_that_lead_out_are_refused(device: Attached, tmp_path: Path) -> No
 
 
 def converse(terminal: int, typed: bytes) -> bytes:
-    """Type a line at the first prompt, and return what is shown until the other end hangs up."""
+    """Type a line at the first prompt, and return the output until the other end hangs up."""
     said = b""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -140,7 +140,7 @@ def test_a_terminal(any_device: Attached) -> None:
 
 @pytest.mark.parametrize("way", ["shell", "exec-out"])
 def test_hanging_up_tells_one_process_and_what_it_started_lives_on(any_device: Attached, way: str) -> None:
-    """As on a phone: adbd sends SIGHUP to the command alone, and to nobody where it only has its output."""
+    """As on a phone, adbd sends SIGHUP to the command of a shell alone, and to no process for `exec-out`."""
     script = "echo $$; sleep 600 & echo $!; setsid sleep 600 & echo $!; wait"
     with subprocess.Popen(
         any_device.command(way, script), env=any_device.environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE
@@ -184,7 +184,7 @@ def test_files_have_the_rights_that_adbd_gives_them(any_device: Attached, tmp_pa
 def test_what_cannot_be_a_file_is_refused_in_adbds_words(any_device: Attached, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("new")
     for place, words in (
-        # adb pushes into the folder, as it looks first; and there is one of the file's name.
+        # adb looks first and pushes into the folder, where a folder with the file's name exists.
         ("folder.txt", "couldn't create file: Is a directory"),
         ("no-such-folder/", "couldn't create file: Is a directory"),
         ("plain/below", "Not a directory"),
@@ -211,6 +211,6 @@ def test_adb_root_and_unroot_start_adbd_anew(device: Attached) -> None:
         ("unroot", "restarting adbd as non root", "2000"),
     ):
         assert device.adb(word).stdout.decode().strip() == answer
-        # adb waits for a device that it was told the product of; it may still be on its way here.
+        # adb finds the device by its product, which may take a moment to arrive.
         device.adb("wait-for-device")
         assert device.adb("shell", "id -u; id -un").stdout.split()[0].decode() == number

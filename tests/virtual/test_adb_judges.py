@@ -1,4 +1,4 @@
-"""What programs that speak adb, and that nobody wrote for farm, find of a virtual device's own adb daemon."""
+"""Independent programs of the adb protocol against the adb daemon of a virtual device."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def refusal(judged: Judged, *words: str | Path) -> str:
-    """Return what adb says when it does not do something."""
+    """Return the error message of an adb command that has to fail."""
     done = judged.adb(*words, check=False)
     assert done.returncode != 0, (words, done)
     return (done.stdout + done.stderr).decode()
@@ -112,7 +112,7 @@ class TestAdb:
                 device.close()
                 # The end of one is the end of the other.
                 assert host.recv(1) == b""
-        # As of a phone, adb learns only from a connection that nobody is there, or that there is no such thing.
+        # As with a phone, only a connection shows adb that no server listens, or that the address is unknown.
         for remote in ("tcp:1", "jdwp:1", "nonsense:1"):
             judged.adb("forward", f"tcp:{port}", remote)
             assert echoed(port, MESSAGE) == b""
@@ -243,13 +243,13 @@ class TestAdbShell:
 
 
 def reconnect(device: AdbDeviceTcp, attached: Judged, command: str, says: str) -> None:
-    """Connect a client to a device that starts anew, until `command` says there what it does not say before."""
+    """Connect a client to a restarting device, until `command` answers `says`, which it does not before."""
     log = attached.root / "data/misc/logd/logcat"
     until(lambda: "restarting adbd" in log.read_text() or "reboot,adb" in log.read_text())
 
     def is_there() -> bool:
         with contextlib.suppress(OSError, TcpTimeoutException):
-            # Who connects to the daemon that is about to end is cut.
+            # A connection to the daemon that is about to end is cut.
             device.close()
             return bool(device.connect() and device.shell(command) == says)
         device.close()

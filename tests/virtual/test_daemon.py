@@ -98,7 +98,7 @@ def test_killing_the_parent_and_the_reaper_leaves_nothing(tmp_path: Path, first:
         reaper, port, *serials = parent.stdout.readline().decode().split()
         environment = {**os.environ, "ANDROID_ADB_SERVER_PORT": port}
         with contextlib.ExitStack() as shells:
-            # A command that is stopped, as a runner that hangs is, and one that has a terminal.
+            # Two commands: a stopped one, like a runner that hangs, and a command with a terminal.
             for kind, stop in (("-T", "kill -STOP $!;"), ("-tt", "")):
                 script = f"cd /data/local/tmp; sleep 600 & {stop} echo ready >up{kind}; wait"
                 command = [str(find_adb()), "-s", f"product:{serials[0]}", "shell", kind, script]

@@ -1,4 +1,4 @@
-"""What a person with adb, or farm's own transport, sees of a device that fails on request."""
+"""Devices that fail on request, as seen by adb and by farm's own transport."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_garbage_for_the_control_socket_harms_nobody(phone: Attached, data: byte
                 with contextlib.suppress(ConnectionError):
                     connection.sendall(data)
                     if patient:
-                        # An answer, or it hangs up: it keeps nobody waiting.
+                        # The device answers or hangs up, without a wait.
                         connection.recv(4096)
     finally:
         os.close(folder)
@@ -317,7 +317,7 @@ def test_a_wrong_clock(phone: Attached, tmp_path: Path) -> None:
     now, touched, dated = phone.adb("shell", script).stdout.decode().splitlines()
     assert abs(int(now) + 86_400 - time.time()) < 30
     assert abs(int(touched.split()[0]) + 86_400 - time.time()) < 30
-    # adb writes the host's time down, and that is what it reads.
+    # adb sets the host's time on a pushed file, and reads the same time back.
     assert dated == "1000000000 0"
     assert b"%08x" % 10**9 in phone.adb("ls", TMP).stdout
     clear(phone.root)
