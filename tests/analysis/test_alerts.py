@@ -57,5 +57,5 @@ def test_improvements_are_no_credit_for_what_gets_worse_after_them() -> None:
         worse = judge(LATENCY, better, 1.08 * 0.99**10 * 1e6)
         assert worse.finding is Finding.REGRESSION
         assert "against the median of 4 runs" in worse.reason
-        # What got worse unseen is no new level.
+        # A slow change for the worse, never detected, is no new level.
         assert reference(LATENCY, better[::-1], {}) == 1

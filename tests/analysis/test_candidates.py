@@ -1,4 +1,4 @@
-"""Which runs look different from those before: gates, directions, exact metrics, and values that are no numbers."""
+"""Suspected regressions: gates, directions, exact metrics, and values that are no numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_whether_bad_luck_can_hide_a_regression() -> None:
     assert may(wild, 1e6)
     assert not may(calm, 1e6)
     assert may(calm, 1.025e6)
-    # However wild: one that is so much better was no bad luck.
+    # A value this much better is no accident, even in a noisy series.
     assert not may(wild, 0.8e6)
     # Nothing is known yet, or nothing can be known, or neither way is worse.
     assert may(calm[:7], 1e6)
@@ -221,7 +221,7 @@ def test_figures_know_how_they_are_compared() -> None:
     assert scale_of("cosine_fp32[3]", "1") is Scale.COSINE
     assert scale_of("top1_agreement[0]", "1") is Scale.SHARE
     assert scale_of("host_peak_memory", "bytes") is Scale.RATIO
-    # It may be nothing, or less: then there is no ratio.
+    # The value may be zero or negative, without a ratio.
     assert scale_of("dsp_heap_difference", "bytes") is Scale.BYTES
     # A factor of 4 in the distance from 1 is 6 dB, as it is of an SQNR.
     assert np.diff(scaled(Scale.COSINE, [0.96, 0.99]))[0] == pytest.approx(6.02, abs=0.01)

@@ -1,4 +1,4 @@
-"""Where a history changes its level."""
+"""Change points: the runs at which a history changes its level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pairs measured in turns say: confirmed, refuted, or not yet."""
+"""Answer of pairs measured in turns: confirmed, refuted, or not yet."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_changes_that_are_none_are_rarely_confirmed_and_real_ones_nearly_always(
 
 
 def switching(ratio: float, cost: float, count: int = 10, seed: int = 0) -> list[Pair]:
-    """Return pairs as of a device where whoever runs second takes so much longer."""
+    """Return pairs of a device on which the second program of a pair is slower by the ratio `cost`."""
     pairs = in_turns(ratio, count, seed=seed)
     late = 1.0 + cost
     return [
@@ -140,7 +140,7 @@ def test_what_it_costs_to_run_second_hides_nothing_and_confirms_nothing(cost: fl
     assert sum(one.answer is Answer.CONFIRMED for one in real) >= 58
     assert sum(one.answer is Answer.CONFIRMED for one in none) <= 1
     assert np.mean([one.change for one in real]) == pytest.approx(math.log(1.08), abs=0.005)
-    # Of a pair that is missing it is still known who began.
+    # The order within a missing pair is still known.
     pairs = switching(1.08, cost)
     assert confirm(Scale.RATIO, [*pairs[:3], ((), ()), *pairs[4:]], up=True).answer is Answer.CONFIRMED
 
@@ -161,7 +161,7 @@ def test_four_pairs_of_ten_that_are_infinite_confirm_nothing() -> None:
 
 
 def ticking(takes: float, count: int, draw: np.random.Generator) -> list[float]:
-    """Return what a clock that ticks every 10 us shows of inferences that vary by 1 %."""
+    """Return the times of inferences with a variation of 1 %, on a clock that ticks every 10 us."""
     took = takes * (1.0 + 0.01 * draw.standard_normal(count))
     return (np.floor(took / 1e4 + draw.random(count)) * 1e4).tolist()
 
@@ -223,5 +223,5 @@ def test_inferences_that_vary_much_are_taken_in_greater_groups() -> None:
     # Twenty of half a second each would only heat the device.
     assert steady_inferences(wild, 5, latency_ns=5e8) == 8
     assert steady_inferences(wild, 5, latency_ns=1e10) == 5
-    # One sample a turn, as of a load time, says nothing about how they vary.
+    # A single sample a turn, as for a load time, has no variation.
     assert steady_inferences([([1.0], [2.0])] * 4, 5) == 5

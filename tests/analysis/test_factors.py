@@ -1,4 +1,4 @@
-"""Which of the things that changed is to blame."""
+"""Choice of the likely cause among the differences of two runs."""
 
 from __future__ import annotations
 

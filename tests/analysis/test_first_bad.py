@@ -1,4 +1,4 @@
-"""Which run was the first bad one, and how few old bundles it takes to know."""
+"""Search for the first bad run, and the number of old bundles that it measures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def history(count: int, at: int, seed: int = 0) -> list[float]:
 
 
 def searched(values: list[float], first: int, change: float = STEP) -> tuple[Bracket, int]:
-    """Look for the first bad run with pairs that are always right; return what is known and how many runs it took."""
+    """Look for the first bad run with pairs that are always right; return the bracket and the count of measurements."""
     bracket, probes = Bracket(0, len(values) - 1), 0
     weights = suspicion(Scale.RATIO, values, bracket, change)
     while (probe := next_probe(bracket, weights)) is not None:

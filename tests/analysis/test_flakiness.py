@@ -16,7 +16,7 @@ def tries(verdicts: str, code: str = "k", first: int = 0) -> list[Try]:
 
 @pytest.mark.parametrize(
     ("passed", "count", "low", "high"),
-    # Of Brown, Cai and DasGupta's formula, by hand.
+    # Values of Brown, Cai and DasGupta's formula, by hand.
     [(18, 20, 0.6990, 0.9721), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (1, 1, 0.2065, 1.0), (0, 0, 0.0, 1.0)],
 )
 def test_the_interval_is_wilsons(passed: int, count: int, low: float, high: float) -> None:

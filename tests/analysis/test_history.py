@@ -1,4 +1,4 @@
-"""Which runs can be compared, and what is told of what changed between them."""
+"""Comparability of runs, and the list of changes between them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ FIGURES = st.floats(-1e6, 1e6)
 
 def all_signs(differences: list[float]) -> float:
     """The share of all ways to choose signs with a sum of positive ranks at least as great."""
-    # Of a tie the negative one has the greater rank, and zero is a negative one.
+    # In a tie the negative difference has the greater rank, and zero counts as negative.
     ordered = sorted(differences, key=lambda one: (abs(one), one <= 0))
     seen = sum(rank for rank, one in enumerate(ordered, 1) if one > 0)
     sums = [sum(chosen) for chosen in itertools.product(*((0, rank) for rank in range(1, len(differences) + 1)))]

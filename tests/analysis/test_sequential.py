@@ -1,4 +1,4 @@
-"""How many pairs are asked for, in which order, and what is left of a claim in new processes."""
+"""Number and order of requested pairs, and the evidence of a claim that is left in new processes."""
 
 from __future__ import annotations
 

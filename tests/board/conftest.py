@@ -28,7 +28,7 @@ def started(image: BoardImage, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def board(started: Board) -> Iterator[Board]:
-    """The board of all tests; one that a test has left out of order is switched off and on."""
+    """Board of all tests; a board that a test left out of order is switched off and on."""
     yield started
     if not started.is_well:
         started.stop()

@@ -48,7 +48,7 @@ def device(board: Board) -> Device:
 
 @contextlib.contextmanager
 def shell(board: Board) -> Iterator[Callable[[str], str]]:
-    """What a script prints on the board; it has to succeed."""
+    """Function that runs a script on the board and returns its output; the script has to succeed."""
     transport = SshTransport("board", board.address)
 
     def run(script: str) -> str:
@@ -114,7 +114,7 @@ def test_a_cut_is_seen_and_what_ran_is_ended_once_the_plug_is_in_again(board: Bo
         until(lambda: b"begun" in process.receive(1).stdout)
         board.cut_network()
         try:
-            # QEMU acknowledges what is sent: only that nobody answers tells it.
+            # QEMU acknowledges sent bytes: only the missing answer shows the failure.
             with pytest.raises(DeviceError):
                 until(lambda: process.receive(1).code is not None)
         finally:

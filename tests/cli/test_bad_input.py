@@ -130,7 +130,7 @@ def test_without_a_device_it_says_what_is_attached(home: FarmHome, tmp_path: Pat
     assert done.returncode == 4
     assert "no attached device is a SM8650 that can be used: attached are none" in done.stderr
     assert "--virtual" in done.stderr
-    # What never began is no run to tell of.
+    # A refused command leaves no run.
     assert home.farm("status").stdout.startswith("no run yet")
     assert "latest: " in home.farm("report", "latest").stderr
     assert "NEVER BEGAN" in home.farm("runs", "list").stdout

@@ -21,7 +21,7 @@ def test_what_compiles_left_is_counted_and_removed_and_what_they_use_is_not(tmp_
     for folder in (partial, builder / "deep"):
         folder.mkdir(parents=True)
         (folder / "file").write_bytes(b"x" * 1500)
-    # As a process leaves it that was killed: nobody holds it.
+    # A killed process leaves its lock file without a holder.
     (home.cache / "builders" / "killed.lock").touch()
     with own_folder(tmp_path / "elsewhere", "killed"), own_folder(home.cache / "virtual", "of a run"):
         shown = home.farm("setup", "cache", "show")

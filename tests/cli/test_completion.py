@@ -27,7 +27,7 @@ HOSTILE = ("$(touch${IFS}gone)", "`id`", "a;b", "x y", "line\nbreak", "'", "")
 
 
 def plant(store: sqlite3.Connection, table: str, **values: str) -> None:
-    """Insert a row; what has to be something is nothing in particular."""
+    """Insert a row, with arbitrary values in its other required columns."""
     columns = store.execute(f"PRAGMA table_info({table})").fetchall()
     needed = {name: 0 if "INT" in kind else "{}" for _, name, kind, is_needed, default, _ in columns
               if is_needed and default is None and name != "id"}  # fmt: skip
@@ -61,14 +61,14 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
 
 
 def tab(home: FarmHome, *words: str) -> subprocess.CompletedProcess[str]:
-    """What a shell hears when it asks for the last of `words`."""
+    """Return the answer to a shell that completes the last of `words`."""
     asked = {"COMP_WORDS": "\n".join(("farm", *words)), "COMP_CWORD": str(len(words))}
     return home.farm(env={**asked, "_FARM_COMPLETE": "bash_complete"})
 
 
 @pytest.fixture
 def offered(stocked: FarmHome, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """What Tab offers for the last of some words."""
+    """Function that returns Tab's completions of the last word."""
     monkeypatch.chdir(stocked.cwd)
     monkeypatch.setenv("FARM_CACHE_DIR", str(stocked.cache))
     monkeypatch.setenv("FARM_STATE_DIR", str(stocked.state))
@@ -149,7 +149,7 @@ def test_it_loads_little(stocked: FarmHome) -> None:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes_names_as_they_are(stocked: FarmHome) -> None:
-    # A job's id is a pattern to a shell, and this is what it would match.
+    # A job's id is a pattern to a shell, and this file would match it.
     (stocked.cwd / "gone_suite").mkdir()
     (stocked.cwd / "gone_suite" / "reluS").touch()
     script = (

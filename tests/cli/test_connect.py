@@ -107,7 +107,7 @@ class Connected:
         self.process.communicate()
 
     def end(self, number: signal.Signals | None = None) -> tuple[int, str]:
-        """Return its exit code and what it said of it."""
+        """End the command; return its exit code and its messages."""
         if number is not None:
             self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=SECONDS)
@@ -214,7 +214,7 @@ def test_the_users_own_adb_has_the_device_until_ctrl_c(
         assert (tmp_path / "back").read_bytes() == data
         (lease,) = store.leases.all()
         assert (lease.pid, lease.purpose) == (connected.process.pid, "farm devices connect")
-        # It is there once, where it hangs: nobody gets it by its other name.
+        # The device is listed once, at its own host, and not by its second name.
         found = json.loads(attic.farm("devices", "--json", env=servers.env).stdout)
         assert [one["serial"] for one in found["devices"]] == [SERIAL]
         assert connected.end(signal.SIGINT) == (0, f"{NAME} is given back\n")
@@ -312,7 +312,7 @@ def test_behind_a_machine_with_ssh_and_over_a_tunnel_that_breaks(
         assert f"'farm devices connect {NAME}'" in done.stderr
         with Connected(home, servers, NAME) as connected:
             assert servers.adb("-s", connected.name, "shell", "exit 6").returncode == 6
-            # It would end at a port of the other machine.
+            # A reverse forward would end at a port of the other machine.
             assert servers.adb("-s", connected.name, "reverse", "tcp:7007", "tcp:7008").returncode != 0
             board.stop()
             board.start()

@@ -1,4 +1,4 @@
-"""What `farm debug` prints, and what it says to names and targets that cannot be. Nothing is compiled here."""
+"""Output of `farm debug`, and its messages for invalid names and targets. Nothing is compiled here."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_table_fits_80_columns_and_has_all_figures_of_every_step(*, device: 
 
 
 def test_comparators_of_the_user_s_have_the_table_and_decide() -> None:
-    """Of those that are more than there is room for, CSV and JSON have the figures."""
+    """CSV and JSON have the figures of comparators that do not fit into the table."""
 
     def scored(valid: bool) -> Gap:
         scores = {f"a_metric_with_name_{number}": Score(12345.678, valid or number != 1) for number in range(3)}
@@ -129,7 +129,7 @@ def test_comparators_of_the_user_s_have_the_table_and_decide() -> None:
     )
     diagnosis = diagnose(layers)
     assert diagnosis.first is not None
-    # A signal that is lost in noise diverges no more, as they have another opinion of it.
+    # A signal lost in noise is no divergence here, as the user's comparators accept it.
     assert (diagnosis.first.operator, diagnosis.first.step) == ("aten.norm", LayerStep.QUANTIZATION)
     assert diagnosis.first.why == "a_metric_with_name_1 12345.7 is not valid"
     judged = msgspec.structs.replace(debugged, layers=layers, diagnosis=diagnosis)

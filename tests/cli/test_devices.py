@@ -1,4 +1,4 @@
-"""How devices are listed: what fits where, and what is known of one that cannot be asked."""
+"""Lists of devices: their columns by width, and the facts of a device that does not answer."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NOTHING = {
     **dict.fromkeys(("QNN_SDK_ROOT", "ANDROID_NDK_ROOT", "HEXAGON_SDK_ROOT", "HEXAGON_TOOLS_ROOT"), ""),
-    # Nobody listens on it.
+    # No server listens on this port.
     "ANDROID_ADB_SERVER_PORT": "9",
 }
 
@@ -60,7 +60,7 @@ def test_asked_for_one_the_exit_code_says_whether_it_runs(home: FarmHome, soc: s
     assert all(gap["repair"] for gap in ability["run"]["gaps"])
     assert all(one["runs_jobs"] is False for one in answer["direct"])
     assert {"QNN SDK", "Hexagon SDK", "adb", "torch"} <= {tool["name"] for tool in answer["tools"]}
-    # Asked for a whole SoC it only tells.
+    # For a whole SoC the command only reports.
     assert home.farm("doctor", "--soc", soc, env=NOTHING).returncode == 0
 
 

@@ -159,7 +159,7 @@ def test_a_program_that_nothing_here_could_run_is_refused_before_anything_is_pus
         "contexts that share weights are not simulated: attach a SM8650, or compile it for --virtual with"
         in refused(model=sharing, virtual=True)
     )
-    # Whether the device that is attached has it says the device.
+    # The attached device decides whether it has the feature.
     assert plan_ready(ReadyRequest(model=sharing)).job.target.soc == "SM8650"
 
 

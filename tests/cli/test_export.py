@@ -28,7 +28,7 @@ DAY = 86_400_000
 
 @pytest.fixture(scope="module")
 def source(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[FarmHome, list[str]]:
-    """A home with two finished runs and, between them, one that was killed; nobody changes it."""
+    """Home with two finished runs and a killed one between them; tests only read it."""
     home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("source"))
     home.state.mkdir()
     ids = []
@@ -77,7 +77,7 @@ def test_a_pipe_is_as_good_as_a_file(source: tuple[FarmHome, list[str]], home: F
     there, (first, killed, last) = source
     out = there.farm("data", "export", "--since", "2020-01-01")
     assert out.stderr == f"farm: unfinished and left out: {killed}; --unfinished writes them in their present state\n"
-    # Nobody's terminal is commanded by what a device said.
+    # The device's output cannot control a terminal.
     assert not {"\x1b", "\x9b"} & set(out.stdout)
     command = [sys.executable, "-m", "farm.cli.main", "data", "import", "-"]
     done = subprocess.run(
@@ -169,7 +169,7 @@ def test_a_huge_line_is_refused_before_it_takes_the_memory(
     with (home.cwd / "huge.jsonl").open("w", encoding="utf-8") as file:
         file.write("\n".join([*lines, before + sample]) + value * count + after + "\n")
     with home.running("data", "import", "huge.jsonl") as process:
-        # Of addresses, most of which an interpreter and its libraries have without using them.
+        # Limit of the address space, most of which an interpreter and its libraries reserve without use.
         resource.prlimit(process.pid, resource.RLIMIT_AS, (1200 << 20, 1200 << 20))
         printed = process.communicate()[0]
     assert process.returncode == 2, printed

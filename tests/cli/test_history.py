@@ -67,7 +67,7 @@ def test_what_changed_is_named_within_80_columns(home: FarmHome, store: Store) -
     ]
     assert " ".join(rows[7][1:]) == "without heap measured, profile off"
     assert rows[8][1:] == ["new", "toolchain"]
-    # A hash tells nobody anything.
+    # A hash has no meaning for a reader.
     assert rows[9][1:] == ["runner", "changed"]
 
 

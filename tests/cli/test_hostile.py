@@ -72,7 +72,7 @@ def test_rows_of_a_store_are_printed_visible(home: FarmHome, form: str) -> None:
     home.state.mkdir(parents=True)
     with open_store(home.state / "farm.db") as store:
         run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {}, 1_795_225_501_000))
-        # By somebody who writes the rows of a shared store by hand.
+        # Stands for a user who writes the rows of a shared store by hand.
         update = text("UPDATE run SET user_name = :evil, host = 'a,b' || char(10) || 'c'")
         store._database.write(lambda connection: connection.execute(update, {"evil": EVIL}))
     done = home.farm("data", "sql", "-", form, stdin=f"SELECT user_name AS '{EVIL}', host FROM run", code=0)  # noqa: S608

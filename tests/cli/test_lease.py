@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 
 class User:
-    """Somebody who calls `farm`."""
+    """User of `farm`."""
 
     def __init__(self, home: FarmHome, server: Mapping[str, str], name: str) -> None:
         self.name, self._home = name, home
@@ -101,7 +101,7 @@ def test_a_device_is_reserved_used_and_given_back(ada: User, bob: User, store: S
     assert f"{FIRST} (SM8650, virtual) is yours until " in said
     assert f"farm shell {FIRST}" in said
     assert f"farm devices release {FIRST}" in said
-    # By what the user's own adb finds it, and where.
+    # The name of the device for the user's own adb, and its port.
     assert re.search(rf"farm devices connect {FIRST} +your own adb on it: \S+, port \d+\n", said)
 
     said = bob.is_refused("lease", FIRST, "--no-wait", code=4)
@@ -113,7 +113,7 @@ def test_a_device_is_reserved_used_and_given_back(ada: User, bob: User, store: S
     assert (second["schema"], second["id"], second["user"]) == (1, SECOND, "bob")
     assert second["device"]["soc"] == "SM8650"
 
-    # Her own commands get in, without a name as well, and hand on what the command says.
+    # Her own commands get in, without a name as well, and pass on the command's output.
     done = ada.farm("shell", "--", "sh", "-c", "echo $0; getprop ro.soc.model; exit 7", "a b")
     assert (done.returncode, done.stdout.splitlines()) == (7, ["a b", "SM8650"]), done.stderr
     (mine, _) = store.leases.all()
@@ -203,7 +203,7 @@ def test_a_shell_ends_when_its_lease_is_taken_away(ada: User, bob: User, store: 
     assert shell.stdout is not None
     assert shell.stdout.readline() == "here\n"
     (lease,) = store.leases.all()
-    # Its arguments may be secrets, and everybody reads this.
+    # The arguments may be secrets, and all users can read the purpose.
     assert (lease.user, lease.pid, lease.purpose) == ("ada", shell.pid, "farm shell -- sh")
     assert (
         bob.says("devices", "release", FIRST, "--force") == f"{FIRST} is given back; the shell of ada is being ended\n"
@@ -249,7 +249,7 @@ def test_a_shell_in_a_terminal_is_one_on_the_device(ada: User, store: Store) -> 
     )
     os.close(slave)
     try:
-        # adb drops what was typed before it took over the terminal.
+        # adb drops input from before it took over the terminal.
         read_until(master, r"[$#] $")
         os.write(master, b"echo $((6 * 7)) $(getprop ro.soc.model); exit 3\n")
         read_until(master, "42 SM8650")

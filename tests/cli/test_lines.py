@@ -1,4 +1,4 @@
-"""What commands and pages answer where a store has two lines and a private run."""
+"""Answers of commands and pages for a store with two branches and a private run."""
 
 from __future__ import annotations
 

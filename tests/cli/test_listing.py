@@ -1,4 +1,4 @@
-"""Listing is fast because it imports nothing heavy, and it says what will run."""
+"""Listing is fast because it imports nothing heavy, and it shows the jobs that a run would have."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ VIRTUAL = ("--soc", "SM8650", "--virtual", "1")
 
 
 def stub(home: FarmHome, **told: object) -> tuple[str, ...]:
-    """Return the options that name the stub, which is told what to do."""
+    """Return the options that select the stub, with its behaviour in `told`."""
     program = home.cwd / "qnn_llama_runner_stub"
     program.write_text(f"#!{sys.executable} -IS\n{STUB.read_text()}")
     (home.cwd / "tokenizer.json").write_text(json.dumps({"mode": "fine", "vocabulary": 24, **told}))
@@ -60,7 +60,7 @@ def test_another_program_that_did_nothing_or_says_what_cannot_be_has_failed(home
     (home.cwd / "ids.json").write_text("[[1, 2, 3]]")
     asked = ("exec", str(decoders / "rounded.pte"), *VIRTUAL, "--prompt", "ids.json", "--new", "6", "--timeout", "5")
     for mode, said in (
-        # It returns 0 whatever happened.
+        # The runner returns 0 after each failure too.
         ("silent", "it printed no PyTorchObserver line, and ended with 0: E 00:00:00.000002 executorch:runner.cpp"),
         ("short", "it wrote 7 bytes of logits, expected 384"),
         ("absurd", "its PyTorchObserver line is refused: it claims 17"),
@@ -92,7 +92,7 @@ def test_logits_of_another_program_are_judged_against_the_references_of_a_result
     now = home.json(*asked, *stub(home, **told), timeout_s=300)["now"]["attempt"]
     assert now["job_id"] == "qnn_llama_runner/llama[SM8650-htp-16a8w]"
     by_reference = {one["reference"]: one["sqnr_db"] for one in now["comparisons"]}
-    # What the stub says is the quantized module's logits, to the bit: there is no noise.
+    # The stub's logits equal the quantized module's to the bit: there is no noise.
     assert by_reference["quantized"] is None
     assert by_reference["fp32"] > 30
     assert "same_tokens_quantized" in {one["metric"] for one in now["measurements"]}

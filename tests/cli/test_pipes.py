@@ -1,4 +1,4 @@
-"""What a pipe, a file or CI gets of what farm prints: whole lines, and a run that goes on when its reader has left."""
+"""Output of farm into a pipe, a file or CI: whole lines, and a run that goes on after its reader has left."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def environment(home: FarmHome, columns: str = "") -> dict[str, str]:
 
 
 def piped(home: FarmHome, *arguments: str, columns: str = "") -> str:
-    """Return what a command writes into a pipe."""
+    """Return the output of a command into a pipe."""
     argv = [sys.executable, "-m", "farm.cli.main", *arguments]
     done = subprocess.run(
         argv, env=environment(home, columns), cwd=home.cwd, capture_output=True, text=True, timeout=60, check=False
@@ -93,7 +93,7 @@ def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
     except OSError:
-        # How Linux says that nobody has the other end any more.
+        # Linux reports a closed other end by EIO.
         return b""
 
 

@@ -83,7 +83,7 @@ NAMED = {
     "farm shell": "purpose of a lease",
     "farm {}": "version, or the subject of an error",
 }
-# A complete call as printed, `{}` for what it fills in -> an example of what it fills in.
+# Complete call as printed, `{}` for each inserted value -> an example of the values.
 PARSED: dict[str, tuple[str, ...]] = {
     "farm devices adb DEVICE -- shell getprop": (),
     "farm devices adb {} -- COMMAND": ("phone-1",),
@@ -117,7 +117,7 @@ PARSED: dict[str, tuple[str, ...]] = {
     "farm virtual fault {} reboot": ("virtual-SM8650-0",),
     "farm virtual up --soc SM8650": (),
 }
-# A complete call that needs no device -> what it fills in, its exit code and a part of its output.
+# Complete call that needs no device -> inserted values, exit code and a part of the output.
 RUN = {
     "farm perf baseline {}": (("s/conv",), 0, "s/conv"),
     "farm setup cache prune --all --yes": ((), 0, ""),

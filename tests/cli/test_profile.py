@@ -20,7 +20,7 @@ RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "-k")
 
 @pytest.fixture(scope="module")
 def profiled(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
-    """A home with two runs that kept profiles, and a newer one that did not."""
+    """Home with two runs that kept profiles, and a newer run without profiles."""
     home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("profiled"))
     for profile, cases in (("detailed", "conv2d or layer_norm"), ("detailed", "conv2d"), ("auto", "conv2d")):
         home.farm(*RUN, cases, "--profile", profile, timeout_s=300, code=0)

@@ -1,4 +1,4 @@
-"""What a terminal shows of a run while it works, and after Ctrl-C."""
+"""Progress of a run on a terminal, and its lines after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_ctrl_c_says_what_a_second_one_and_what_resume_does_and_no_bar_is_left(t
             written += os.read(ours, 65536)
         return text in written
 
-    # The terminal is that of its session, so that Ctrl-C is what a person types.
+    # The terminal controls the session, so that Ctrl-C arrives as from a keyboard.
     argv = ["setsid", "--ctty", sys.executable, "-c", RUN]
     with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path) as process:
         os.close(theirs)

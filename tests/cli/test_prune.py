@@ -1,4 +1,4 @@
-"""`farm runs prune`: what it says would go, and what then is gone."""
+"""`farm runs prune`: its list of deletions, and the deletions themselves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def store(home: FarmHome) -> Store:
 
 
 def record(home: FarmHome, store: Store, days: int, priority: str = "person") -> tuple[str, str]:
-    """Record a run of so many days ago with its folder and an artifact; return its id and that of the artifact."""
+    """Record a run `days` ago with its folder and an artifact; return the ids of run and artifact."""
     then = int(time.time() - days * DAY_S)
     run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {"d": "1"}, then * 1000, priority))
     store.plan_jobs(run_id, [JOB])
@@ -54,7 +54,7 @@ def record(home: FarmHome, store: Store, days: int, priority: str = "person") ->
 
 
 def let_pass(store: Store) -> None:
-    """Let nothing of what was recorded be of today."""
+    """Move the times of all records to before today."""
     store._database.write(lambda c: c.execute(update(schema.attempt).values(recorded_ms=schema.attempt.c.started_ms)))
 
 

@@ -269,7 +269,7 @@ def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: St
     folder.mkdir(parents=True)
     (folder / "report.html").write_text("a page")
     for one in (shared, own):
-        # What is younger may be about to be named.
+        # Younger artifacts may still get a name.
         os.utime(artifacts.path(one.sha256), (now_ms() / 1000 - 700,) * 2)
 
     asked = home.farm("runs", "delete", mine)

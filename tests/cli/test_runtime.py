@@ -1,4 +1,4 @@
-"""`farm setup runtime`: what is shown is what is there, and what is printed can be used."""
+"""`farm setup runtime`: the list matches the files, and the printed values can be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `farm shell` starts ends with it, and its device is given back; over ssh it goes where farm itself goes."""
+"""Programs of `farm shell` end with it, and its device is released; over ssh it takes the same way as farm itself."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def store(home: FarmHome) -> Iterator[Store]:
 
 @contextlib.contextmanager
 def shell(home: FarmHome, env: Mapping[str, str], *words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """`farm shell` that leads a session, and the id of the process on the device that says so first."""
+    """Yield a `farm shell` that leads a session, and the process id that its command on the device printed first."""
     process = subprocess.Popen(
         [sys.executable, "-m", "farm.cli.main", "shell", *words],
         env={**home.env, **env},

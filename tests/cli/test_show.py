@@ -89,7 +89,7 @@ def test_it_has_the_whole_log_with_nothing_that_a_terminal_obeys(state: Path) ->
     assert shown.count("x" * 90) == 400
     assert "\x1b" not in shown
     assert "\u202e" not in shown
-    # What did not compile has no bundle to run again.
+    # A job that did not compile has no bundle to run again.
     assert "farm jobs rerun" not in shown
 
 

@@ -1,4 +1,4 @@
-"""`farm alerts list` and `farm perf baseline`, as somebody uses them the morning after a slow night."""
+"""`farm alerts list` and `farm perf baseline`, as used on the morning after a slow nightly run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_list_is_what_needs_somebody_within_80_columns(home: FarmHome, slow:
     assert lines[0] == "REGRESSIONS: 2"
     assert "      pte_size worse: 1000 -> 1016 bytes" in lines
     assert f"RED in {slow}: 1" in lines
-    # Slower is not confirmed yet, and nobody is asked to see to it.
+    # The regression is not confirmed yet, so no person is asked to handle it.
     assert "latency" not in done.stdout
 
 

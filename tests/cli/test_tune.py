@@ -92,7 +92,7 @@ def test_what_several_socs_measured_becomes_a_diff_that_patch_and_apply_take_ali
         home, ("SM8650", "8a8w", 40.0, 1.0), ("SM8750", "8a8w", 38.0, 2.0), ("SM8650", "fp16", 60.0, None)
     )  # fmt: skip
     done = home.farm("suites", "tune", "./mine/relu", code=0)
-    # Of 38, 39, 43, 40, 41 and 45 dB the worst is 38 and the median 40.5: 35.5 dB, and so on.
+    # The worst of 38, 39, 43, 40, 41 and 45 dB is 38 and the median 40.5: 35.5 dB, and so on.
     added = [line[1:] for line in done.stdout.splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert added == [
         "[case.relu.tolerance.8a8w]  # measured on SM8650-htp, hardware; SM8750-htp, hardware",

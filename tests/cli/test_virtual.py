@@ -1,4 +1,4 @@
-"""Virtual devices that stay: what `farm virtual` says and does, at a real adb server."""
+"""Virtual devices that stay: output and effects of `farm virtual`, at a real adb server."""
 
 from __future__ import annotations
 
