@@ -333,7 +333,7 @@ def test_a_checkout_that_is_not_built_is_named_itself(tmp_path: Path, monkeypatc
         config_of(config, request, one)
     assert not list((tmp_path / "cache").glob("toolchains/worktrees/*/*"))
 
-    # A build of a commit brings its own libraries; those of the checkout serve where the sources are the same.
+    # A build of a commit brings its own libraries; the checkout's libraries serve if the sources are the same.
     built = msgspec.structs.replace(config, toolchain=ToolchainConfig(name="main", checkout=folder, build=("true",)))
     commit(folder, "Three", {"backends/qualcomm/aot.cpp": "int level = 1;\n"})
     repository = Checkout(folder)

@@ -1,4 +1,4 @@
-"""What is said of two sides: pure values."""
+"""Findings of a comparison of two sides: pure values."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ MUL_ADD = {"aten.mul.Tensor": 1, "aten.add.Tensor": 1}
         (job(side("p", delegated_ops=60), side("q", delegated_ops=72, partitions=2)), CompareGroup.DIFFERENT),
         (job(side("p", fallback_ops=MUL_ADD), side("q", fallback_ops={"aten.addmm": 1})), CompareGroup.DIFFERENT),
         (job(side("p", fallback_ops={"aten.addmm": 1}), side("q", fallback_ops=MUL_ADD)), CompareGroup.WORSE),
-        # The farm's trouble, and what nobody came to, count against nobody.
+        # Trouble of the farm and jobs that were not reached count against neither side.
         (job(side("p"), side("q", "infra", "the device is gone")), CompareGroup.NOT_COMPARED),
         (job(side(None, "infra", "no builder"), broken()), CompareGroup.NOT_COMPARED),
         (job(side(None), side(None)), CompareGroup.NOT_COMPARED),
         (job(side("p"), side("q"), left_out="interrupted"), CompareGroup.NOT_COMPARED),
         (job(broken(), side("q"), left_out="no device"), CompareGroup.NOT_COMPARED),
-        # What programs alone say is known all the same.
+        # Differences of the programs alone are known without a device.
         (job(side("p"), side("q", fallback_ops={"aten.add.Tensor": 1}), left_out="no device"), CompareGroup.WORSE),
         # Both modes of a program compute the same; of two toolchains other bytes are no finding.
         (job(passed("p"), passed("q"), outputs=(3, 4), modes_alone=True), CompareGroup.WORSE),

@@ -1,4 +1,4 @@
-"""Devices that fail, and a user who has enough: what is left of a comparison. The benches are stubs."""
+"""Result of a comparison after failed devices or Ctrl-C. The benches are stubs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NAMES = [f"job {number}" for number in range(6)]
-# Its name stands for what a side would run.
+# The name of a job stands for the program of a side.
 JOBS = [JobToRun(name=name, target=Target("SM8650", "htp", "8a8w"), a=None, b=cast("Any", name)) for name in NAMES]
 
 
@@ -115,5 +115,5 @@ def test_the_same_program_is_measured_where_another_runner_or_other_options_run_
     assert run_differently(plain, direct)
     assert run_differently(plain, burst)
     assert not run_differently(direct, direct)
-    # It is said, and asks for no other runner.
+    # The option is printed, and needs no other runner.
     assert not run_differently(plain, msgspec.structs.replace(plain, options=(("direct_mode", "false"),)))

@@ -1,4 +1,4 @@
-"""One job on one bench: what is measured, and when it is enough. The bench is a stub whose truth is known."""
+"""Measurement of one job on one bench, and its end. The bench is a stub with known true values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def attempt(
 
 
 class BenchStub:
-    """Gives what attempts of both sides say, with noise, and remembers what it was asked."""
+    """Stub of a bench: returns attempts of both sides with noise, and keeps the requests."""
 
     def __init__(self, a: Attempt, b: Attempt, *, noise: float = 0.0, kind: str = "hardware") -> None:
         self._attempts, self._noise, self._random = {"a": a, "b": b}, noise, np.random.default_rng(1)
@@ -227,7 +227,7 @@ def test_a_side_that_fails_in_some_turns_is_a_problem() -> None:
 
 
 def test_chance_among_many_jobs_is_taken_back() -> None:
-    """A change that would stand alone does not among 300 equal jobs, as one of them moves so by chance."""
+    """A change that is significant alone is not among 300 equal jobs, as one of them moves as much by chance."""
     equal = run(BenchStub(attempt(), attempt(), kind="virtual"))
     slower = run(BenchStub(attempt(), attempt(cycles=1.05e6), noise=0.001, kind="virtual"))
     alone = paired({"slow": slower})["slow"][0]

@@ -1,4 +1,4 @@
-"""What `farm perf compare` is asked: sides, and what is refused before anything is compiled."""
+"""Requests of `farm perf compare`: sides, and refusals before anything is compiled."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_checkout_and_its_commit_differ_in_nothing_but_their_sources(
         f'native = {{ android-arm64 = "{folder}/build" }}\n'
     )
     config = load_config(tmp_path / "farm.toml")
-    # Which of them is there is not asked here.
+    # The test does not check that a toolchain exists.
     select = "farm.builds.toolchains.select.select"
     monkeypatch.setattr(select, lambda config, toolchain: replace(config, toolchain))
     for given in (folder, tmp_path / "link"):

@@ -35,7 +35,7 @@ RUNNER = "qnn_executor_runner"
 
 @dataclass(frozen=True)
 class Ran:
-    """One run of upstream's unittest."""
+    """Result of a run of upstream's unittest."""
 
     code: int
     log: str
@@ -72,13 +72,13 @@ class Attached:
 
     server: AdbServer
     name: str
-    """What `adb -s` takes."""
+    """Name of the device for `adb -s`."""
     files: Path
-    """Where the device's /data/local/tmp is on this machine."""
+    """Folder of this machine behind the device's /data/local/tmp."""
 
     @property
     def env(self) -> dict[str, str]:
-        """What brings `adb`, by that name, to the device."""
+        """Return the environment in which the command `adb` reaches the device."""
         return {"PATH": f"{self.server.adb.parent}:{os.environ['PATH']}", **self.server.environment()}
 
 
@@ -93,7 +93,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
 
 @pytest.fixture
 def layout(simulator: Runtime, farm_cache: Path, tmp_path: Path) -> Layout:
-    """What upstream knows by QNN_SDK_ROOT and a build folder: libraries for the device, and for the compiler."""
+    """Content of QNN_SDK_ROOT and of upstream's build folder: libraries for the device, and for the compiler."""
     layout = lay_out(tmp_path / "layout", simulator, find_soc("SM8650").htp_arch)
     compiler = host_sdk(farm_cache).lib_dir
     (layout.sdk / "lib" / compiler.name).symlink_to(compiler)

@@ -1,4 +1,4 @@
-"""What every command that runs a program does with an attached device: takeover, fence, heat gate, known issues."""
+"""Common behaviour of commands that run a program on an attached device: takeover, fence, heat gate, known issues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JOB = "exec/conv[SM8650-htp-ready]"
 
 @pytest.fixture(scope="module")
 def bench(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
-    """One virtual device that is attached as a phone is."""
+    """Virtual device that is attached like a phone."""
     folder = tmp_path_factory.mktemp("attached")
     home = FarmHome.make(farm_cache, folder)
     with attach(home, folder / "bench", ["SM8650"]) as attached:
@@ -43,7 +43,7 @@ def bench(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def hot(bench: Attached) -> Attached:
-    """The device stays hot, so that whoever measures on it waits a second and then says so."""
+    """Device that stays hot, so that measurements wait a second and then have a note."""
     (bench.home.cwd / "farm.toml").write_text("[health]\ngate_wait_s = 1.0\n")
     inject(bench.root(0), Fault("overheated", times=0))
     return bench

@@ -39,7 +39,7 @@ def phone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Device, Tr
 
 
 class Odd:
-    """A device that answers as told."""
+    """Device with given answers."""
 
     def __init__(self, answer: Callable[[], bytes]) -> None:
         self.serial, self.storage, self._answer = "odd", "/data", answer

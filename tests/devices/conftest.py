@@ -29,7 +29,7 @@ class Bench:
         return AdbTransport(self.devices[number].serial, self.server.port)
 
     def files(self, number: int = 0) -> Path:
-        """Where the device's /data/local/tmp is on this machine."""
+        """Return the folder of this machine behind the device's /data/local/tmp."""
         return self.root / self.devices[number].serial / "data/local/tmp"
 
 

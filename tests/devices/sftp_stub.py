@@ -18,7 +18,7 @@ def string(data: bytes) -> bytes:
 
 
 def answer(lie: str, kind: int) -> tuple[int, bytes]:
-    """What is answered to a request, after its number."""
+    """Return type and content of the answer to a request, after its number."""
     if lie == "wrong kind":
         return HANDLE, string(b"handle")
     if kind == STAT:

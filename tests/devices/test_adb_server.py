@@ -84,7 +84,7 @@ def test_a_cut_behind_a_forward_that_acknowledges_is_seen(tmp_path: Path, monkey
         with contextlib.closing(Relay(int(near.split(":")[1]))) as line, ThreadPoolExecutor(1) as pool:
             server.connect("127.0.0.1", line.port)
             transport = AdbTransport(device.serial, server.port)
-            # As long as the device answers, a program may say nothing for as long as it wants to.
+            # A program may stay silent for any time while the device answers.
             assert transport.run(["sleep", "2"], timeout_s=20).code == 0
             running = pool.submit(lambda: transport.run(["sleep", "600"], timeout_s=600))
             with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""What a device may send over adb's streams that is no answer and never ends."""
+"""Endless content of a device over adb's streams that is no answer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 FILE = PurePosixPath("/data/local/tmp/file")
-# After so long a device that nobody hangs up on ends by itself.
+# Seconds after which a device ends without a hang-up.
 SECONDS = 10.0
 
 
 class DeviceStub:
-    """Stands in for a device: it sends what it is told to, without end, until it is hung up on."""
+    """Stub of a device that sends given bytes without end, until the connection is closed."""
 
     def __init__(self, says: Iterable[bytes], pause_s: float) -> None:
         with socket.socket() as listener:

@@ -72,7 +72,7 @@ PLACES = [
     (socket_variable("tcp:localhost"), LOOPBACK, 5037, True),
     (socket_variable("tcp:host.docker.internal:5037"), "host.docker.internal", 5037, False),
     (socket_variable("tcp:[::1]:5999"), "::1", 5999, False),
-    # It wins over the two others.
+    # This variable wins over the two others.
     ({**socket_variable("tcp:5999"), "ANDROID_ADB_SERVER_ADDRESS": "10.0.0.7"}, LOOPBACK, 5999, True),
 ]
 

@@ -1,4 +1,4 @@
-"""What is special about small boards: a real dropbear, some of which take one program a connection, and busybox."""
+"""Peculiarities of small boards: a real dropbear, in some cases with one program a connection, and busybox."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SECONDS = 30.0
-# Beside the programs, what ends them.
+# Connections of the programs, and of the commands that end them.
 MOST_CONNECTIONS = SESSIONS + 2
 
 
@@ -39,7 +39,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DropbearServer]:
         board = DropbearServer(supervisor, tmp_path_factory.mktemp("dropbear") / "board").start()
         yield board
         board.stop()
-        # What watches a terminal's end looks once a second.
+        # The watcher of a terminal's end polls once a second.
         until(lambda: board.left() == [])
 
 
@@ -134,7 +134,7 @@ def test_a_command_of_more_than_dropbear_takes(transport: SshTransport) -> None:
     words = ["x" * 9000, "two\nlines", "back\\slash", "$HOME `id`", os.fsdecode(b"not utf-8 \xff")]
     done = transport.run(["printf", "%s|", *words], timeout_s=SECONDS)
     assert done.stdout == b"".join(os.fsencode(word) + b"|" for word in words)
-    # Its own standard input comes after it.
+    # The script's own standard input comes after the script.
     script = f"# {'x' * 20_000}\ncat; exit 7"
     done = transport.run(["sh", "-c", script], stdin=b"mine\n", timeout_s=SECONDS)
     assert (done.code, done.stdout, done.stderr) == (7, b"mine\n", b"")
@@ -235,7 +235,7 @@ def test_a_shell_without_a_terminal_ends_with_its_client(board: DropbearServer, 
     until(lambda: board.left() == [])
     assert not alive(pid)
     until(lambda: set(board.connections()) <= before)
-    # Its input, its output and its exit code are handed on.
+    # Input, output and exit code are passed on.
     argv, env = transport.shell_argv(["sh", "-c", "cat; exit 7"], terminal=False)
     done = subprocess.run(argv, env=env, input=b"said", capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (7, b"said")

@@ -1,4 +1,4 @@
-"""When a device is fit to be measured on, and what is said of a measurement that did not wait until it was."""
+"""Conditions of a device for measurements, and notes on measurements that did not wait for them."""
 
 from __future__ import annotations
 

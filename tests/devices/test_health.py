@@ -1,4 +1,4 @@
-"""What makes a device suspect, what puts it into quarantine, and what gets it out of there."""
+"""Transitions of a device's health: to suspect, into quarantine, and out of it."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_devices_of_every_kind_are_found_and_described(look: Callable[[str], Sca
     device = next(one for one in found.devices if one.serial == "board-7")
     assert (device.soc, device.os, device.host) == ("QCS9100", "linux", "127.0.0.1")
     assert device.build
-    # What it is asked for again, it says again; and it can be worked with.
+    # The device gives the same answers again, and can be used.
     assert identify(device.serial, device.address, host=device.host) == msgspec.structs.replace(
         device, name="", labels=()
     )
@@ -290,7 +290,7 @@ def test_a_device_on_the_network_is_attached(bench: Bench, tmp_path: Path, look:
 def test_an_adb_server_of_another_machine_through_a_tunnel(
     look: Callable[[str], Scan], board: SshServer, tmp_path: Path
 ) -> None:
-    """Nothing there but sshd and adb: the server is started there, on a port that nobody uses."""
+    """The machine has sshd and adb alone: the server is started there, on a free port."""
     adb = board.tools / "adb"
     started = tmp_path / "started"
     with Supervisor() as supervisor, socket.socket() as free:
@@ -317,7 +317,7 @@ def test_an_adb_server_of_another_machine_through_a_tunnel(
             transport.pull({transport.storage / "file": tmp_path / "back"}, max_bytes=len(data))
             assert (tmp_path / "back").read_bytes() == data
             assert transport.run(["cat"], stdin=data, timeout_s=30).stdout == data
-            # Its ssh connection may die; the tunnel finds a new one.
+            # The ssh connection may die; the tunnel opens a new one.
             board.stop()
             board.start()
             assert transport.run(["echo", "again"], timeout_s=30).stdout == b"again\n"

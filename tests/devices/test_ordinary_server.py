@@ -67,7 +67,7 @@ def test_it_stays_when_whatever_started_it_was_started_by_a_farm_that_ends(serve
 
 
 class OldServerStub:
-    """Stands in for a server of another version, which no package has any more: a real one that says another."""
+    """Stub of a server of a version that no package has: a real server that reports this version."""
 
     def __init__(self, server: AdbServer, version: int) -> None:
         self._server, self._version = server, b"%04x" % version
@@ -109,7 +109,7 @@ def _copy(source: socket.socket, to: socket.socket) -> None:
 
 @pytest.fixture
 def old_server_stub(server: AdbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OldServerStub]:
-    """An old server, where the only adb on PATH is what a test puts into the folder `bin`."""
+    """Old server; the only adb on PATH is the test's program in the folder `bin`."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     stub = OldServerStub(server, 40)
     yield stub
@@ -122,7 +122,7 @@ def test_no_client_of_another_version_is_let_near_a_server(old_server_stub: OldS
         AdbTransport("R5CT1", host.port).shell_argv([], terminal=False)
     assert f"the adb server on port {host.port} is version 40, and {find_adb()} version 41" in str(refused.value)
     assert "kill-server" in str(refused.value)
-    # What it is kept from: adb's own client ends such a server.
+    # Without farm's protection, adb's own client ends this server.
     env = {**os.environ, **host.environment()}
     subprocess.run([find_adb(), "devices"], env=env, capture_output=True, check=False, timeout=60)
     assert old_server_stub.killed

@@ -65,7 +65,7 @@ def test_a_device_that_does_not_come_back_is_revived_by_its_power_command(
     assert recovery.ok, recovery
     assert [step.step for step in recovery.steps] == [Step.RECONNECT, Step.RESTART, Step.REBOOT, Step.POWER]
     assert logged[-1].output.strip() == f"port of {device.serial} ({device.serial}, SM8650)"
-    # Whose device answers meanwhile is not cut off.
+    # A device that answers keeps its power.
     inject(root, Fault(FaultKind.WRONG_SOC, text="SM8750"))
     assert not recover(with_power(device, hub, "{serial}"), timeout_s=0.2).ok
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
@@ -87,7 +87,7 @@ def test_a_command_has_a_time_limit_and_its_output_a_bound(tmp_path: Path, devic
         cycle_power(device, PowerCommand((endless,), 1.0))
     assert time.monotonic() - began < 10
     assert len(str(caught.value)) < 5000
-    # Its whole group ends with it.
+    # The command's whole process group ends with it.
     pid = int((tmp_path / "pid").read_text())
     until(lambda: not alive(pid), "the end of what it started")
     left = script(tmp_path, "sleep 600 & echo done")

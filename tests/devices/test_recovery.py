@@ -36,7 +36,7 @@ class Patient(NamedTuple):
     root: Path
     server: AdbServer
     address: str
-    """What adb calls it."""
+    """Serial of the device in adb."""
 
     def boot_id(self) -> bytes:
         transport = open_transport(self.device)
@@ -128,7 +128,7 @@ def test_another_device_in_its_place_is_not_used_and_not_rebooted(patient: Patie
 
 @pytest.mark.whole
 def test_another_phone_of_the_same_kind_at_its_address_is_not_rebooted(patient: Patient) -> None:
-    """As after a new DHCP lease: adb's name for it is the same, only its own serial tells."""
+    """The case of a new DHCP lease: adb's name is the same, only the device's own serial differs."""
     properties = patient.root / "system/build.prop"
     before, text = patient.boot_id(), properties.read_text()
     asked: list[str] = []

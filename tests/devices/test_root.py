@@ -59,7 +59,7 @@ def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(
     assert transport.user_id() == 0
     assert transport.run(["getprop", "service.adb.root"], timeout_s=10).stdout == b"1\n"
     meanwhile.join(60)
-    # What ran before has ended: adbd really went away.
+    # The earlier program has ended: adbd really restarted.
     assert "the connection ended before the program did" in str(ended)
     assert open_transport(device).ensure_root() is False
     # `adb root` of others finds it so as well.

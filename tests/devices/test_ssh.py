@@ -1,4 +1,4 @@
-"""What is special about SSH: who is let in, who is believed, and what outlives a connection."""
+"""Peculiarities of SSH: logins, trusted host keys, and programs that outlive a connection."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_nobody_listens_and_somebody_else_does(server: SshServer) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", server.port))
         other.listen()
-        # Whoever it is, it hangs up without a banner.
+        # The other server hangs up without a banner.
         thread = threading.Thread(target=lambda: other.accept()[0].close())
         thread.start()
         error = refusal(server.address)
@@ -243,7 +243,7 @@ def test_a_program_that_runs_is_replaced(server: SshServer, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def liar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    """Its SFTP server does what the file `lie` says."""
+    """SSH server whose SFTP server gives the false answers in the file `lie`."""
     folder = tmp_path_factory.mktemp("liar")
     stub = [sys.executable, "-S", str(Path(__file__).with_name("sftp_stub.py")), str(folder / "lie")]
     with Supervisor() as supervisor:
@@ -330,7 +330,7 @@ def test_a_cut_behind_a_forward_that_acknowledges_is_seen(server: SshServer, mon
     with contextlib.closing(Relay(server.port)) as line:
         server.known_hosts.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{line.port} "))
         transport = SshTransport("board", msgspec.structs.replace(server.address, port=line.port))
-        # As long as the other end answers, a program may say nothing for as long as it wants to.
+        # A program may stay silent for any time while the other end answers.
         assert transport.run(["sleep", "3"], timeout_s=SECONDS).code == 0
         process = transport.start(["sleep", "600"])
         line.cut()

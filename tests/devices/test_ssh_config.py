@@ -29,7 +29,7 @@ SECONDS = 30.0
 
 
 class Lab(NamedTuple):
-    """A board that only the bastion is to reach, and the configuration that says so."""
+    """Board that only the bastion may reach, and the configuration for it."""
 
     board: SshServer
     bastion: SshServer
@@ -98,7 +98,7 @@ def test_a_board_behind_a_jump_host_is_a_device(lab: Lab, tmp_path: Path) -> Non
     assert (tmp_path / "file").read_bytes() == b"over two machines"
     assert int(connection.split()[3]) == lab.board.port
     assert f"from 127.0.0.1 port {connection.split()[1]} ssh2" in (lab.board.folder / "sshd.log").read_text()
-    # Whoever came to the board came from the bastion.
+    # The login at the board came from the bastion.
     assert f"Accepted publickey for {getpass.getuser()}" in (lab.bastion.folder / "sshd.log").read_text()
     transport.close()
 

@@ -1,4 +1,4 @@
-"""What each kind of transport promises: virtual devices behind adb, SSH servers on loopback, and this machine."""
+"""Contract of each kind of transport: virtual devices behind adb, SSH servers on loopback, and this machine."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ HOSTILE_NAMES = [
 
 @dataclass
 class Way:
-    """One kind of transport, and where the device's files are on this machine."""
+    """Transport of one kind, and the folder of this machine with the device's files."""
 
     kind: str
     transport: Callable[[], Transport]
     root: str = ""
     alive: Callable[[int], bool] = alive
-    """Whether the program that the device calls so runs."""
+    """Function that returns whether the program with this id on the device runs."""
 
     def here(self, path: PurePosixPath) -> Path:
         return Path(f"{self.root}{path}")
@@ -155,7 +155,7 @@ def folder(device: Transport, request: pytest.FixtureRequest) -> PurePosixPath:
 
 
 def read_until(process: Process, end: bytes | None) -> tuple[bytes, bytes, int | None]:
-    """Return what comes until one of the streams ends so, or the program has ended."""
+    """Return the output up to `end` at the end of a stream, or to the end of the program."""
     out, err, code = b"", b"", None
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and code is None:
@@ -300,7 +300,7 @@ def test_a_large_file_and_its_mode(device: Transport, way: Way, folder: PurePosi
     plain.chmod(0o600)
     device.push({folder / "large": source, folder / "plain": plain})
     modes = [stat.S_IMODE(way.here(folder / name).stat().st_mode) for name in ("large", "plain")]
-    # adbd gives everybody what its user may, whoever pushes.
+    # adbd gives all users the rights of the owner.
     assert modes == ([0o777, 0o666] if way.kind in {"adb", "adbd"} else [0o755, 0o644])
     device.pull({folder / "large": tmp_path / "back"}, max_bytes=source.stat().st_size)
     assert (tmp_path / "back").read_bytes() == source.read_bytes()

@@ -89,7 +89,7 @@ def test_connections_that_are_reset_before_they_are_accepted_end_nothing(tunnel:
 
 
 def test_a_reset_ends_what_the_server_would_go_on_with(tunnel: Tunnel) -> None:
-    """adb tells of devices without end: nothing of such a stream stays when nobody listens any more."""
+    """adb's stream of devices is endless: no part of it stays after its reader has left."""
     assert tunnel.answers()
     before = tunnel.threads
     for _ in range(10):

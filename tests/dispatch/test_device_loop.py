@@ -35,7 +35,7 @@ PLANNED = PlannedJob(canary_job("SM8650", "htp"), "key", cached=True)
 
 
 class StubWorker:
-    """Passes every job; a job that is broken off tells of a failed health check first."""
+    """Passes every job; a job that is broken off reports a failed health check first."""
 
     def __init__(self, plan: RunPlan, number: int, grant: Callable[[], Grant], **parts: Any) -> None:
         del plan, number

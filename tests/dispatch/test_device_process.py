@@ -163,7 +163,7 @@ def test_what_another_device_found_decides_with_this_one(device: Device) -> None
     assert ended.attempts[-1].verdict is Verdict.INFRA
     [mine] = ended.repeat
     assert (mine.device, mine.cause) == (device.device.id, Cause.NUMERICS)
-    # Where another one has found the same, the code is to blame.
+    # The code is to blame after the same result on another device.
     other = msgspec.structs.replace(mine, device="other@host")
     device.process.send(msgspec.structs.replace(first, history=(other,)))
     ended = device.next()

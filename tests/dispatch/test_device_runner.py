@@ -1,4 +1,4 @@
-"""One device of a dispatcher: the order of messages to its process, the store and the claims, which are all stubs."""
+"""Device of a dispatcher: the order of messages to its process, the store and the claims, which are all stubs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def shard(number: int, names: str, *, run: str = "run", fence: int = 1, others: 
 
 
 class StubProcess:
-    """Keeps what it is sent; what it answers is up to the test."""
+    """Stub that keeps its messages; its answers are up to the test."""
 
     def __init__(self) -> None:
         self.sent: list[ToDevice] = []
@@ -85,7 +85,7 @@ class StubProcess:
 
 
 class StubSource:
-    """Does what is asked of it at once, and keeps it."""
+    """Stub that fulfils requests at once, and keeps them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -549,7 +549,7 @@ def test_a_slot_that_dies_while_the_lease_ends_changes_nothing(bench: Bench) -> 
     assert not bench.source.wanted
     bench.source.end_leases()
     assert bench.source.wanted == [None]
-    # What is told twice is nothing new.
+    # A repeated message has no effect.
     bench.claimed(shard(2, "b", fence=2))
     bench.source.end_leases()
     assert names(bench.runs()) == ["b"]

@@ -39,7 +39,7 @@ def transport(device_port: tuple[str, int, Path]) -> Iterator[Watched]:
 
 @pytest.fixture
 def storage(device_port: tuple[str, int, Path]) -> Path:
-    """Where the farm's folder of the device is on this machine."""
+    """Folder of this machine behind the device's folder of farm."""
     return device_port[2] / "data/local/tmp/farm"
 
 

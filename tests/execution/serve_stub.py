@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Stands in for `farm_runner --serve` where a test needs a runner that misbehaves: a model's bytes say what it does."""
+"""Stands in for `farm_runner --serve` where a test needs a runner that misbehaves: a model's bytes select how."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a device's logs say after a crash: whatever there is, bounded and made fit to read."""
+"""Logs of a device after a crash: all available ones, bounded and made fit to read."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_logcat_that_takes_no_time_is_asked_for_its_last_lines(
 
 
 def test_all_of_it_together_is_bounded(transport: Watched, tools: Callable[[str, str], None], tmp_path: Path) -> None:
-    # What is not UTF-8 becomes longer when it is made fit to read.
+    # Bytes that are not UTF-8 become longer when they are made fit to read.
     flood = "#!/bin/sh\nhead -c 3000000 /dev/zero | tr '\\0' '\\377'\n"
     for name in ("logcat", "dmesg"):
         tools(name, flood)

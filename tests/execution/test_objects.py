@@ -1,4 +1,4 @@
-"""Files on a device under their hash: what is pushed, when, and what happens to what is broken, old or too much."""
+"""Files on a device under their hash: pushes, and the handling of broken, old and superfluous files."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_an_interrupted_push_is_never_taken_for_complete(
     bundle = make_bundle(b"good" + unique(100))
     sha256 = bundle.manifest.files["model.pte"]
     half = bundle.model.read_bytes()[:50]
-    # What a session leaves that was killed in the middle of a push, and another with the same name after it.
+    # Remains of a session killed in the middle of a push, and of another with the same name after it.
     for folder in ("run-other-1", f"run-half-{os.getpid()}"):
         AdbTransport.push(transport, {transport.storage / folder / "incoming" / sha256: half})
     session, problems = run_once(transport, runtime, [bundle], tmp_path, "half")
@@ -173,7 +173,7 @@ def test_a_file_that_changes_on_its_way_is_told_and_not_kept(transport: Watched,
 def test_what_killed_sessions_left_goes_after_a_day(transport: Watched, storage: Path) -> None:
     old, young = storage / "run-old-1", storage / "run-young-2"
     for folder in (old, young):
-        # By the device's user, who is to remove it.
+        # The device's user creates the folder, as this user has to remove it.
         transport.run(["mkdir", "-p", str(transport.storage / folder.name / "1")], timeout_s=10)
     two_days_ago = time.time() - 2 * 86400
     os.utime(old, (two_days_ago, two_days_ago))

@@ -73,7 +73,7 @@ def test_every_execution_is_a_line_and_the_last_of_each_sample_is_kept(run: Call
     assert (raw.error, raw.exit_code, raw.process_ended) == ("", 0, False), raw.stderr
     assert {path.name for path in raw.folder.iterdir()} == {"output_0_0.raw", "output_1_0.raw", RESULT_FILE}
     assert (raw.output(0, 0).read_bytes(), raw.output(1, 0).read_bytes()) == (b"12345678", b"abcdefgh")
-    # Lines 1 and 4 are warm-up; every line says what it took.
+    # Lines 1 and 4 are warm-up; every line has its time.
     assert latency(raw) == (2.5 * MS, 3.5 * MS, 5.5 * MS, 6.5 * MS)
     report = outcome(raw)
     assert not isinstance(report, Ending)

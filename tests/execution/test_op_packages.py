@@ -90,7 +90,7 @@ def test_they_lie_beside_the_program_and_each_job_with_some_has_a_process_of_its
     assert [keeps for _, keeps in processes] == [True, False, False, True]
     assert len({number for number, _ in processes}) == 4
     for raw, what in ((first, b"good one"), (second, b"good two")):
-        # What is for another machine stays here.
+        # Packages for another machine are not pushed.
         assert transport.listed(raw.workspace / "op_packages") == {"x86_64"}
         content = b"x86_64 " + what
         name = f"op_packages/x86_64/{hashlib.sha256(content).hexdigest()}.so"

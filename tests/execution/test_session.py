@@ -38,7 +38,7 @@ def session(transport: Watched, runtime: Runtime) -> Iterator[DeviceSession]:
 
 
 def process_of(stderr: str) -> str:
-    """Return the process id that the stub says when it starts; empty for a process that was there already."""
+    """Return the process id that the stub prints at its start; empty for a process that ran already."""
     return stderr.split()[1] if stderr.startswith("started ") else ""
 
 

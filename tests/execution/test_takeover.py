@@ -85,7 +85,7 @@ def test_a_new_owner_ends_what_others_left_and_keeps_what_is_its_own(
     assert [path.name for path in storage.glob("run-*")] == [f"run-new-{os.getpid()}"]
     assert (outside / "precious").read_text() == "not farm's"
     assert transport.listed(transport.storage / "objects") >= objects
-    # Once is enough: what comes later is its own.
+    # One takeover is enough: later remains are the session's own.
     assert runner_stays(new, good, tmp_path / "again")
     assert alive(new_runner)
     take_over(transport, f"run-new-{os.getpid()}")
@@ -96,7 +96,7 @@ def test_a_new_owner_ends_what_others_left_and_keeps_what_is_its_own(
 
 
 def runner_stays(session: DeviceSession, bundle: Bundle, folder: Path) -> bool:
-    """Run a job and tell whether the runner of the job before did it."""
+    """Run a job and return whether the runner of the previous job executed it."""
     raw = session.execute("s/c", session.stage(bundle), folder, OPTIONS)
     return raw.exit_code == 0 and not raw.stderr.startswith("started")
 

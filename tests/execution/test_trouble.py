@@ -1,4 +1,4 @@
-"""Devices that fail in the middle of an execution: what the result says was the cause, over a real adb server."""
+"""Devices that fail in the middle of an execution: the cause in the result, over a real adb server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIONS = RunnerOptions(timeout_s=30)
 
 
 class Weak(NamedTuple):
-    """A device that does what it is told to fail at."""
+    """Device with injected faults."""
 
     device: Device
     root: Path
@@ -105,7 +105,7 @@ def test_a_device_that_goes_away_during_a_job_is_gone_at_once(run: Callable[...,
     assert run(b"good").error == ""
     raw = during(lambda: run(b"hang"), weak, Fault(FaultKind.OFFLINE, seconds=30))
     assert ending(raw) == ("gone", "execute", False, False)
-    # What ended it was the connection, not the job's time.
+    # The lost connection ended the job, not its time limit.
     assert "the connection ended before the program did" in raw.error
     later = run(b"good")
     assert (later.error_cause, later.error_stage) == ("gone", "push")
@@ -125,7 +125,7 @@ def test_a_device_that_reboots_and_is_back_is_found_out(
     raw = during(lambda: run(b"hang"), weak, Fault(FaultKind.REBOOT, seconds=0.2))
     assert ending(raw) == ("gone", "execute", False, False)
     assert raw.error.endswith("it was rebooted")
-    # What was staged is still there, and the next job gets a runner.
+    # The staged files are still there, and the next job gets a runner.
     assert run(b"good").error == ""
 
 

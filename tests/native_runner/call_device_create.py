@@ -1,4 +1,4 @@
-"""Run as a program: calls QnnDevice_create of a library with one custom config and prints what it returns.
+"""Run as a program: calls QnnDevice_create of a library with one custom config and prints its result.
 
 Arguments: the library, `option` of the config, `option` of the custom config, and its second word.
 """

@@ -1,13 +1,13 @@
 """Run as a program, with the environment of a host SDK: compiles programs that generate text into a folder.
 
-All but sharing.pte are of one stub of a static decoder, in floating point on the CPU: the inputs and outputs are
-those of ExecuTorch's static_llama, and the module is as small as a decoder with two layers can be. weights.npz has its
-weights: tests compute what it has to say without caches, masks and calls.
+All but sharing.pte are of one stub of a static decoder, in floating point on the CPU, with the inputs and outputs of
+ExecuTorch's static_llama in the smallest decoder with two layers. weights.npz has its weights: tests compute the
+expected text without caches, masks and calls.
 
 hybrid.pte     `kv_forward` takes 1 token, `prefill_forward` 8; the second layer has a sliding window
 lookahead.pte  `kv_forward` takes 4 tokens, `prefill_forward` 12, which is no part of the context
 whole.pte      `prefill_forward` takes the whole context and has no caches; the program brings the memory of all inputs
-rounded.pte    `kv_forward` gives its logits as uint16, as those for the HTP do; read here, and never run
+rounded.pte    `kv_forward` gives its logits as uint16, as HTP programs do; read here, and never run
 stateful.pte   (float32[2] x, float32[2] state) -> (their sum twice, their sum), with llama::fallback between
 sharing.pte    two methods on the HTP, SM8650, with weights that they share
 """
@@ -129,7 +129,7 @@ class Stateful(torch.nn.Module):
 
 
 def compile_stateful(path: Path) -> None:
-    # Two tensors: one that is given twice is one input to an export.
+    # Two tensors, as an export merges a tensor that is given twice into one input.
     edge = to_edge(torch.export.export(Stateful(), (torch.randn(2), torch.randn(2)), strict=False))
     graph = edge.exported_program().graph_module.graph
     first = next(node for node in graph.nodes if node.op == "call_function")

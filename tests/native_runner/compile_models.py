@@ -1,6 +1,6 @@
 """Run as a program, with the environment of a host SDK: compiles the models of these tests into a folder.
 
-On the HTP, 8a8w unless said otherwise:
+On the HTP, 8a8w by default:
 conv.pte   conv + relu for SM8650: float32[1,3,16,16] -> float32[1,8,16,16]
 conv_input_{0,1}.raw, conv_fp32_{0,1}.raw, conv_quantized_{0,1}.raw   two inputs, and outputs of both modules
 conv_dump.pte     the same, compiled for intermediate outputs
@@ -187,7 +187,7 @@ def compile_add(folder: Path) -> None:
     shapes = {"x": {3: last}, "y": {3: last}}
     sample = (torch.rand(1, 2, 3, 8), torch.rand(1, 2, 3, 8))
     model = quantized(Add().eval(), [sample], QuantDtype.use_16a16w, dynamic_shapes=shapes)
-    # Only a few operators take a dynamic shape on the HTP, and those that quantize are not among them.
+    # Only a few operators take a dynamic shape on the HTP, and quantize operators are not among them.
     passes = get_qnn_pass_manager_cls().get_capture_program_passes()
     passes[TagQuantIO][QCOM_PASS_ACTIVATE_KEY] = True
     passes[TagQuantIO][QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY]["get_quant_io_dtype_fn"] = lambda node: (

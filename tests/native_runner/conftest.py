@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ran:
-    """One run of the runner."""
+    """Result of an execution of the runner."""
 
     code: int
     stdout: str
@@ -162,7 +162,7 @@ class Session:
 
 @pytest.fixture(scope="session")
 def runtime_folder(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copies, not links: what is not among the files of the runtime cannot be found by accident."""
+    """Folder of copies, not links, so that only files of the runtime can be found."""
     runtime = simulator_runtime(farm_cache)
     folder = tmp_path_factory.mktemp("runtime")
     for name, path in runtime.files.items():

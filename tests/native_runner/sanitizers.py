@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 SYMBOLS = {"address,undefined": (b"__asan_init", b"__ubsan_handle"), "thread": (b"__tsan_func_entry",)}
 SANITIZER = os.environ.get("RUNNER_SANITIZER", "")
 _REPORTS = os.environ.get("RUNNER_SANITIZER_REPORTS", "")
-# Signals are left to the runner: what ends one is what the farm has to be told.
+# Signals are left to the runner, which has to report them to the farm.
 _SIGNALS = ("segv", "abort", "sigbus", "sigfpe", "sigill")
 # -O1 compiles instrumented sources in 60 % of the time of -O3, and removes fewer of the accesses that are checked.
 _CMAKE_FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG")
@@ -30,7 +30,7 @@ _TSAN_EXIT_MS = 100
 
 
 def put_sanitized_runner(cache: Path, folder: Path) -> None:
-    """Replace the runner and the bridge of a runtime folder by those that were built with the sanitizer, if any."""
+    """Replace the runner and the bridge of a runtime folder by builds with the sanitizer, if one is selected."""
     if not SANITIZER:
         return
     with pytest.MonkeyPatch.context() as patch:
@@ -54,7 +54,7 @@ def runner_environment(runtime: Path, env: Mapping[str, str]) -> dict[str, str]:
         wanted["ASAN_OPTIONS"] = f"{options}:detect_leaks=1:verify_asan_link_order=0"
         wanted["LSAN_OPTIONS"] = f"suppressions={HERE / 'leaks.supp'}:print_suppressions=0"
         wanted["UBSAN_OPTIONS"] = f"{options}:print_stacktrace=1"
-        # ExecuTorch's libraries and QNN's were not built with it: what they do with locks of their own cannot be seen.
+        # ExecuTorch's libraries and QNN's were built without it, so that their own locks are invisible.
         wanted["TSAN_OPTIONS"] = f"{options}:ignore_noninstrumented_modules=1:atexit_sleep_ms={_TSAN_EXIT_MS}"
         stub = str(runtime / "libdeepbind_stub.so")
         wanted["LD_PRELOAD"] = ":".join(filter(None, (stub, wanted.get("LD_PRELOAD"))))

@@ -19,7 +19,7 @@ REQUIRED = os.environ.get("FARM_REQUIRE_CROSS") == "1"
 SOURCES = Path(__file__).parents[2] / "native_runner/src"
 EXECUTORCH = Path((importlib.util.find_spec("executorch").submodule_search_locations or [""])[0])  # type: ignore[union-attr]
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wnon-virtual-dtor", "-Wold-style-cast")
-# Of the oldest API level that the farm's phones have, and of a new one.
+# API levels of Android: from the oldest of the farm's phones to a new one.
 LEVELS = (24, 30, 35)
 
 pytestmark = pytest.mark.whole

@@ -137,7 +137,7 @@ def test_intermediate_outputs_come_with_an_etdump(conv: Any, models: Path) -> No
     assert ran.code == 0, ran.stderr
     values = (conv.folder / "debug_output.bin").read_bytes()
     assert b"ED00" in (conv.folder / "etdump.etdp").read_bytes()[:16]
-    # Not 100 MB of zeros: what was used. The outputs of both inferences are among it.
+    # The dump has the used part, not 100 MB of zeros, with the outputs of both inferences.
     for line in range(2):
         assert conv.output(line, 0).tobytes() in values
     assert conv.run(model, "--dump_intermediate_outputs", f"--debug_buffer_size={len(values)}").code == 0

@@ -1,4 +1,4 @@
-"""Whatever ends a run from outside of its own thread leaves a result: no resources, signals, aborts."""
+"""Ends of a run from outside of its own thread leave a result: no resources, signals, aborts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_backends_thread_that_aborts_ends_the_run_with_a_result(stub: Any, pre
 
 
 def test_a_backends_thread_that_aborts_while_the_result_is_written(stub: Any, preload: Preload) -> None:
-    """It waits for the run that has ended, and ends the process after it."""
+    """The abort waits for the result of the ended run, and ends the process after it."""
     ran = stub.run(
         "--input_list_path=abort_late.txt", env={**preload("backend_stub"), "STUB_SLOW_RENAME": "result.json"}
     )

@@ -75,7 +75,7 @@ def test_bytes_of_a_program_that_changed_are_no_success_without_outputs(conv: An
         for path in (conv.folder / "outputs").iterdir():
             path.unlink()
         ran = conv.run()
-        # Some changes crash QNN, which trusts what it is given.
+        # Some changes crash QNN, which trusts its input.
         assert ran.code in (0, 4, 5, 6, -signal.SIGSEGV), ran.stderr
         assert (ran.result or {"exit_code": -signal.SIGSEGV})["exit_code"] == ran.code
         assert len(conv.names()) == (2 if ran.code == 0 else 0)
@@ -212,7 +212,7 @@ def test_a_working_folder_that_is_none(conv: Any) -> None:
     ran = conv.run("--working_folder=nowhere")
     assert ran.code == 2
     assert "--working_folder: cannot change into 'nowhere': No such file" in ran.stderr
-    # It would be in the wrong folder.
+    # A result would be in the wrong folder.
     assert ran.result is None
 
 

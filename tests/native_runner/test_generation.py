@@ -1,6 +1,6 @@
-"""Programs that generate text: what comes out, whatever the prompt and the widths of the calls, and what is refused.
+"""Programs that generate text: outputs for all prompts and widths of calls, and refusals.
 
-The stub of a decoder is in floating point on the CPU, and says what NumPy says without caches. What it executes on is
+The stub of a decoder is in floating point on the CPU, and gives the result of NumPy without caches. This CPU is
 none of the farm's targets: bench/generate.py has a real decoder, on the simulator.
 """
 
@@ -268,7 +268,7 @@ def test_what_is_over_time_has_a_result_with_all_that_was_said(bare: Any, decode
     _list(bare, [_prompt(4), _prompt(4)])
     ran = bare.run("--generate=12", "--seconds=60", "--timeout_ms=1500", "--tokens_path=tokens.txt")
     assert ran.code == 9, ran.stderr
-    # Between two texts what was said is put away: a stub takes no longer for a text.
+    # The output is reset between two texts, so that a later text takes the stub no longer.
     assert ran.error["stage"] in ("execute", "outputs")
     assert ran.result is not None
     generated = ran.result["generated"]

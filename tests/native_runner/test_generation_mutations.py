@@ -1,4 +1,4 @@
-"""Mistakes that a runner of a language model could make, made around the real one, and what the judge says of each.
+"""Possible mistakes of a language model's runner, made around the real one, and the verdict on each.
 
 `decoder_mutations.cpp` stands between the runner and the QNN backend.
 """
@@ -46,9 +46,9 @@ _PROMPT, _NEW = 5, 6
 
 
 def shortened(bundle: Bundle, folder: Path) -> Bundle:
-    """Return `bundle` in `folder` with all texts cut: two short prompts say as much, and simulated steps are slow.
+    """Return `bundle` in `folder` with all texts cut: two short prompts suffice, and simulated steps are slow.
 
-    The logits of a position depend on those before it alone, so that the references stay true.
+    The logits of a position depend on earlier positions alone, so that the references stay true.
     """
     manifest = bundle.manifest
     assert manifest.generation is not None
@@ -80,7 +80,7 @@ def shortened(bundle: Bundle, folder: Path) -> Bundle:
             new=_NEW,
             prompt_tokens=(_PROMPT,) * samples,
             scored=(length,) * samples,
-            # They go on after other prompts.
+            # The expected tokens follow other prompts.
             tokens={},
         ),
     )
@@ -105,7 +105,7 @@ def build_library(folder: Path) -> Path:
 
 
 def run_mutated(bundle: Bundle, runtime: Runtime, folder: Path, library: Path, mutation: str = "") -> Attempt:
-    """Run a bundle in the new `folder` by the runner that production has, with a mistake, and return what is judged."""
+    """Run a bundle in the new `folder` by the runner of production, with a mistake, and return the judged attempt."""
     libraries, workspace = folder / "runtime", folder / "workspace"
     for name, path in runtime.files.items():
         (libraries / name).parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def run_mutated(bundle: Bundle, runtime: Runtime, folder: Path, library: Path, m
         **session_flags(Workspace(bundle, job, 0.0), options),
         "result_path": RESULT_FILE,
     }
-    # Of a job of many.
+    # The flag belongs to a session with many jobs.
     del flags["working_folder"]
     manifest = bundle.manifest
     case = Case("mutations", "case", "", (), generate=Generate(), samples=manifest.samples)

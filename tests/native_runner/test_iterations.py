@@ -1,4 +1,4 @@
-"""What the runner says of executions that give other outputs than the last, the one whose outputs are written."""
+"""The runner's report of executions whose outputs differ from the written outputs of the last one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that a backend gets when it loads: what arrives, what it does to XNNPACK, and what is refused."""
+"""Options that a backend gets when it loads: received values, effect on XNNPACK, and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _CACHE = ("--weight_cache_enabled", "--packed_cache_path=weights.packed")
 _ALL = (*_CACHE, "--workspace_sharing_mode=1")
-# Freed memory is overwritten: of options that nobody copied nothing would be left.
+# Freed memory is overwritten, which destroys options that were not copied.
 _PERTURB = {"MALLOC_PERTURB_": "165"}
 
 
@@ -37,7 +37,7 @@ def reports(preload: Callable[[str], dict[str, str]]) -> dict[str, str]:
 
 
 def _arrived(stderr: str) -> list[list[str]]:
-    """What the stub got, for each delegate that it loaded."""
+    """Return the options that the stub got, for each delegate that it loaded."""
     found: list[list[str]] = []
     for line in re.findall(r"^stub: (.*)$", stderr, re.MULTILINE):
         found.append([]) if line.endswith(" options") else found[-1].append(line)
@@ -160,7 +160,7 @@ def test_xnnpack_keeps_packed_weights_in_the_file_of_each_job(linear: Any) -> No
                 np.fromfile(linear.folder / name / "outputs" / "output_0_0.raw", np.float32).tolist() == plain.tolist()
             )
         assert not (linear.folder / "weights.packed").exists()
-        # The first load of each folder packs, the second load of a folder finds what was packed.
+        # The first load of each folder packs, the second load of a folder finds the packed weights.
         opened, loaded = (session.stderr.count(text) for text in ("Opened packed weight file", "Loaded packed weight"))
         assert (opened, loaded) == (2, 1)
 
@@ -189,7 +189,7 @@ def test_a_load_option_that_cannot_be(linear: Any, flags: list[str], code: int, 
     ],
 )
 def test_a_name_or_type_that_the_backend_does_not_know(linear: Any, reports: Any, knows: str, message: str) -> None:
-    """XNNPACK would load with its default, and say nothing."""
+    """XNNPACK would load with its default, without a message."""
     ran = linear.run("--input_shape_path=shapes.txt", "--weight_cache_enabled", env={**reports, "STUB_KNOWS": knows})
     assert ran.code == 3, ran.stderr
     assert ran.error["message"] == f"backend XnnpackBackend {message}"

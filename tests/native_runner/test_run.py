@@ -1,4 +1,4 @@
-"""What the runner does with a model on the real simulator, and on the CPU."""
+"""Executions of the runner with models on the real simulator, and on the CPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The tests of the runner once more, with a runner that was built with ASan (and LSan), UBSan and TSan.
+"""The tests of the runner once more, with builds of the runner with ASan (and LSan), UBSan and TSan.
 
-What is instrumented is the runner and the bridge. ExecuTorch comes built, and so does QNN: accesses inside them are not
-seen, nor are races between their threads.
+The runner and the bridge are instrumented. ExecuTorch and QNN come built: accesses inside them and races between
+their threads are not seen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from native_runner.sanitizers import HERE, SYMBOLS
 if TYPE_CHECKING:
     from pathlib import Path
 
-# It is about an environment with nothing in it, and a sanitizer has its options there.
+# The test requires an empty environment, and a sanitizer has its options there.
 _LEFT_OUT = "test_it_runs_from_its_own_folder_with_nothing_else_in_the_environment"
 # TSan reports races, and the watchdog, the only other thread, has nothing to do in these tests.
 _OF_ONE_THREAD = ("test_bridge.py", "test_contract.py", "test_flags.py")

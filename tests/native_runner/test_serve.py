@@ -124,7 +124,7 @@ def test_a_line_that_is_no_job(conv: Any) -> None:
             answer = session.answer()
             assert (answer["exit_code"], answer["error"]["stage"]) == (2, "flags")
             assert message in answer["error"]["message"]
-        # Just not too long; and what is not UTF-8 is a file name like any other.
+        # The longest allowed line; a name that is not UTF-8 is a file name like any other.
         session.send(b"--model_path=" + b"\xff" * ((1 << 20) - 13))
         assert "cannot read '\ufffd\ufffd" in session.answer()["error"]["message"]
         answer = session.ask()
@@ -275,7 +275,7 @@ def test_a_session_that_cannot_start_says_why_and_takes_no_job(
     assert message in ran.stderr
 
 
-# From here on with a stub in the place of a backend, which hangs, crashes or prints when its input says so.
+# From here on a stub replaces a backend; its input makes it hang, crash or print.
 
 
 def test_a_job_that_takes_too_long_ends_the_session_with_an_answer(stub: Any, preload: Any) -> None:

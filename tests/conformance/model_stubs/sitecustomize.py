@@ -2,8 +2,8 @@
 
 `executorch.backends.qualcomm.tests.test_qnn_delegate` imports torchvision, torchaudio, torchsr and timm for its tests
 of whole models. PyPI's torchvision and torchaudio need a torch built for CUDA, and the models' weights a download;
-the tests of operators and utilities touch none of them. Of these packages, one that is not installed becomes a stub,
-whose every name raises as soon as it is used; one that is installed is left alone.
+the tests of operators and utilities touch none of them. A missing package of these becomes a stub, whose
+names raise on their first use; an installed one is left alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _StubName:
 
 
 class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands last on `sys.meta_path`: it is asked only for what is not installed."""
+    """Finder at the end of `sys.meta_path`, which gets requests for missing packages only."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
