@@ -42,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         # Starting a second builder costs more than one job.
         env = empty_environment(Path(folder), builders=1 if quick else 0)
-        subprocess.run([*FARM, "runtime", "build"], env=env, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*FARM, "setup", "runtime", "build"], env=env, check=True, stdout=subprocess.DEVNULL)
         (cold_s, jobs), (warm_s, _) = run(chosen, env), run(chosen, env)
     print(f"{jobs} jobs on {os.cpu_count()} cores: cold {cold_s:.1f} s, warm {warm_s:.1f} s")
     result = {

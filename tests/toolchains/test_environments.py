@@ -24,10 +24,11 @@ from farm.builds.toolchains.interpreters import inspect
 
 RELEASE = "1.4.7"
 _MAKE = """
-import sys
+import logging, sys
 from pathlib import Path
 from farm.builds.toolchains.environments import made_environment
-print(made_environment(Path(sys.argv[1]), sys.argv[2], lambda line: print(line, flush=True)))
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+print(made_environment(Path(sys.argv[1]), sys.argv[2]))
 """
 
 
