@@ -130,7 +130,7 @@ def test_files_and_options_arrive(
         on_device = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         # The last lets the DSP log.
         assert on_device == {*runtime.files, "farm_runner.farf"}
-        # What LPAI needs and nothing of HTP's: the stub has that from this machine.
+        # The libraries of LPAI and none of HTP's; the stub has HTP's from this machine.
         assert {name for name in on_device if name.startswith("libQnn")} == {
             "libQnnLpai.so", "libQnnLpaiSkel.so", "libQnnSystem.so",
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The suite `lpai_ops`: what the installed ExecuTorch has rules for, and what becomes of it over the stub."""
+"""The suite `lpai_ops`: the operators with rules in the installed ExecuTorch, and their results over the stub."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def test_the_suite_has_every_case_whose_operators_have_a_rule_and_no_other() -> 
         name: precisions for name, precisions in expected.items() if precisions
     }, f"run {TOOL.name}"
     assert {precision for case in suite.cases for precision in case.precisions} == {"8a8w", "8a4w", "fp16a8w"}
-    # Of the suite that this one has replaced.
+    # Cases of the suite that `lpai_ops` has replaced.
     assert {"conv2d", "linear", "add", "relu", "max_pool2d"} <= expected.keys()
 
 
 def test_no_rule_refuses_a_precision_and_sixteen_bits_are_four_bytes_on_the_cpu() -> None:
-    # What docs/reference/backends.md says of LPAI's precisions, as far as the installed sources say it.
+    # The precisions of LPAI in docs/reference/backends.md match the installed sources, as far as these state them.
     assert [node.name for node in rules() for one in node.body if getattr(one, "name", "") == "validate"] == []
     [constraints] = [
         node

@@ -45,11 +45,11 @@ def test_two_option_sets_all_the_way(home: FarmHome, stub_sdk: StubSdk) -> None:
         options = f"[SM8850-lpai-8a8w-core_selection=1-lpai_fps={fps}]"
         block = last[f"lpai_cases/block{options}"]
         assert block["verdict"] == "passed"
-        # What it was compiled to, executed by HTP's simulator for want of another, is right.
+        # HTP's simulator, for want of one for LPAI, executes the compiled program correctly.
         assert all(found["sqnr_db"] > 30 for found in block["comparisons"])
         counters = {found["metric"]: found["samples"] for found in block["measurements"] if found["exact"]}
         assert (counters["partitions"], counters["fallback_ops"]) == ([1], [2])
-        # What the CPU has of a graph is for the case to say.
+        # The case declares the part of a graph on the CPU.
         split = last[f"lpai_cases/split{options}"]
         assert split["verdict"] == "passed"
         assert all(found["sqnr_db"] > 30 for found in split["comparisons"])
@@ -64,7 +64,7 @@ def test_two_option_sets_all_the_way(home: FarmHome, stub_sdk: StubSdk) -> None:
         for case, reason in (("whole", whole), ("weights", weights)):
             refused = last[f"lpai_cases/{case}{options}"]
             assert (refused["verdict"], refused["stage"], refused["reason"]) == ("failed", "build", reason)
-    # A process of the runner for each set of run-time options; what was compiled in is the same for both.
+    # A process of the runner for each set of run-time options; the compiled options are the same for both.
     runner = stub_sdk.told("farm_runner")
     assert list(dict.fromkeys(line for line in runner if "fps" in line)) == [
         "graph_set_config fps=1 ftrt_ratio=10 client_perf_type=1",  # of the canary

@@ -1,4 +1,4 @@
-"""ExecuTorch's own LPAI tests under `farm pytest`: the SDK that their `SimpleADB` looks into, and one of them."""
+"""ExecuTorch's own LPAI tests under `farm pytest`: the SDK that their `SimpleADB` reads, and one test."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 `executorch.backends.qualcomm.tests.test_qnn_delegate` imports torchvision, torchaudio, torchsr and timm for its tests
 of whole models. PyPI's torchvision and torchaudio need a torch built for CUDA, and the models' weights a download;
-the tests of operators and utilities touch none of them. A missing package of these becomes a stub, whose
-names raise on their first use; an installed one is left alone.
+the tests of operators and utilities touch none of them. A missing package of these becomes a stub, whose names
+raise on their first use; an installed one is left alone.
 """
 
 from __future__ import annotations
