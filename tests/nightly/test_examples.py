@@ -51,7 +51,7 @@ def test_reports_stay_where_the_next_checkout_does_not_clean() -> None:
     steps = {step.get("uses", "run").partition("@")[0]: step for step in job["steps"]}
     left = [Path(night["nightly"]["report_dir"]), Path(night["export"]["folder"])]
     left += map(Path, (steps["run"]["env"]["FARM_STATE_DIR"], steps["run"]["env"]["FARM_CACHE_DIR"]))
-    # Beside the file would be in the checkout, of which `git clean -ffdx` leaves what is committed.
+    # A folder beside the file would be in the checkout, where `git clean -ffdx` keeps committed files only.
     assert all(path.expanduser().is_absolute() for path in left)
     uploaded = [Path(line) for line in steps["actions/upload-artifact"]["with"]["path"].split()]
     assert uploaded == left[:2]

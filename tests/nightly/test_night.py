@@ -1,4 +1,4 @@
-"""A night whose runs are stand-ins: what it makes of how they end."""
+"""Nightly run over stand-ins of its runs: its reaction to their ends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Ending = int | BaseException
 
 
 class Stage(CellWork):
-    """Runs that end as they are told to."""
+    """Stand-in for runs, with given ends."""
 
     def __init__(self, config: Config, file: Path) -> None:
         self.config, self.file = config, file

@@ -105,7 +105,7 @@ def attempts(home: FarmHome) -> list[str]:
 
 @pytest.fixture(scope="module")
 def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
-    """Two cells, of which one has a failure; a webhook that fails at first, one that always fails, and mail."""
+    """Two cells with a failure in a single cell; webhooks that fail at first and always, and mail."""
     folder = tmp_path_factory.mktemp("night")
     home = make_stub_home(folder / "stub")
     certificate = make_certificate(folder)
@@ -299,7 +299,7 @@ def test_a_night_waits_politely_for_a_device_that_somebody_has(home: FarmHome, t
         text = (home.cwd / "nightly.toml").read_text().replace('budget = "2h"', 'wait = "0s"')
         (home.cwd / "nightly.toml").write_text(text)
         assert attached.farm("nightly", "nightly.toml", user="night").returncode == 0, "it was free"
-        # The next time nobody gives it back.
+        # The next lease is not given back in time.
         (home.cwd / "nightly.toml").write_text(text.replace('"0s"', '"2s"'))
         assert attached.farm("lease", "virtual-SM8650-0", "--for", "10m", user="ann").returncode == 0
         done = attached.farm("nightly", "nightly.toml", user="night")

@@ -47,7 +47,7 @@ def quarantine(store: Store, device: str = "R5CT1") -> None:
 
 
 def announce_once(config: Config, store: Store) -> list[str]:
-    """Return the lines that a command says at its end."""
+    """Return the lines that a command prints at its end."""
     lines = LogLines()
     with announcing(config, store):
         pass
@@ -143,7 +143,7 @@ def test_plain_http_is_for_an_address_that_is_no_secret() -> None:
     with web_server() as proxy, pytest.MonkeyPatch.context() as patch:
         for name in ("no_proxy", "NO_PROXY"):
             patch.delenv(name, raising=False)
-        # Stands for the other machine, whose name nobody resolves.
+        # The proxy takes the place of the other machine, whose name does not resolve.
         patch.setenv("http_proxy", proxy.url(""))
         post("http://hub.lab.invalid/hook", "{}", secret=False)
         assert [path for path, _, _ in proxy.requests] == ["http://hub.lab.invalid/hook"]

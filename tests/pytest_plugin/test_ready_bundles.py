@@ -1,4 +1,4 @@
-"""`bundle.pte`: what of a ready program is executed, and how, is what its file says."""
+"""`bundle.pte`: the file of a ready program decides the executed method and its features."""
 
 from __future__ import annotations
 

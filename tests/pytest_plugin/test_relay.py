@@ -1,4 +1,4 @@
-"""A child that goes on writing when nobody reads what it writes."""
+"""Child process that goes on writing without a reader."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def lay_out(folder: Path) -> Path:
 
 def test_tests_rooted_in_a_tree_are_sharded_over_devices(home: FarmHome, tmp_path: Path) -> None:
     framework = lay_out(tmp_path)
-    # What a project around the tree says of its own tests is not for these.
+    # Settings of a project around the tree do not apply to the tree's tests.
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
 
     done = home.farm(
@@ -126,7 +126,7 @@ def test_tests_rooted_in_a_tree_are_sharded_over_devices(home: FarmHome, tmp_pat
         "pytest/rework/htp/op/v68/test.py::test_runner[16a][SM8650-htp]": ("passed", ""),
     }
     assert {one["device"] for one in attempts.values()} == {"virtual-SM8650-0", "virtual-SM8650-1"}
-    # Two tests, and one of two subtests, of which pytest reports the whole as well.
+    # Two tests, and a test with two subtests, which pytest reports as a whole as well.
     assert "MINIATURE [1, 1, 3] failed: ['runtime_option']" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Runs to render. All of it is example data: believable names and numbers that nobody measured."""
+"""Runs to render. All of it is example data: believable names and numbers without any measurement."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def virtual_devices() -> tuple[DeviceView, ...]:
 
 
 def group_norm_elsewhere() -> tuple[CaseResult, ...]:
-    """Return what the case did on two SoCs and in two precisions, in the run of the example and in an older one."""
+    """Return results of the case on two SoCs and in two precisions, in the example's run and in an older run."""
     rng = random.Random(5)
     found = []
     for soc, precision, verdict, run_id in (
@@ -270,7 +270,7 @@ HIDDEN = "\x00\u202eevil\u2066\u200b\x1b[31mred\x1b[0m\x07\u2028"
 
 
 def hostile() -> RunView:
-    """Return a run in which every text wants to break out."""
+    """Return a run in which every text tries to break out of the page."""
     evil = HOSTILE + HIDDEN
     attempt = Attempt(
         f"s/{evil}", Verdict.FAILED, Stage.NUMERICS, f"reason {evil}", f"serial {evil}", START_MS, float("nan"),

@@ -1,4 +1,4 @@
-"""What axe finds in a report, in the states that people have it in. axe-core comes with a development dependency."""
+"""Findings of axe in a report, in the states that users see. axe-core comes with a development dependency."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
 
 @pytest.fixture(scope="module")
 def page(inside_run: RunView, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # One of each kind is enough, and axe takes long over a large page.
+    # A job of each kind is enough, and axe takes long for a large page.
     odd = [job for job in inside_run.jobs[9:] if len(job.attempts) > 1 or job.attempts[0].verdict is not Verdict.PASSED]
     view = with_stale(msgspec.structs.replace(inside_run, jobs=(*inside_run.jobs[:9], *odd)))
     path = tmp_path_factory.mktemp("pages") / "report.html"

@@ -216,7 +216,7 @@ def test_the_toggle_switches_the_theme_and_the_system_decides_at_first(open_page
             assert browser.execute_script("return localStorage.getItem('farm-theme')") == stored
             return paper(open_page("example", scheme="light")) == chosen
 
-        # Chromium under load may lose what a page stored just before it was left: the reader chooses again.
+        # Chromium under load may lose a value stored just before the page was left: the reader chooses again.
         WebDriverWait(browser, 60).until(is_kept, f"{chosen} after the page is opened again")
 
 
@@ -421,7 +421,7 @@ def test_nothing_of_a_page_is_where_it_should_not_be(
     browser.get_log("browser")
     unfold = "[...document.querySelectorAll('main details')].slice(0, 3).forEach(one => { one.open = true })"
     found = {}
-    # A large run has more of what the others have.
+    # The large run only repeats parts of the others.
     for name in pages.keys() - {"large"}:
         look(browser, pages[name], "#job=j0" if name == "known" else "", width=width)
         browser.execute_script(unfold)
@@ -435,7 +435,7 @@ def test_nothing_of_a_page_is_where_it_should_not_be(
 def test_every_page_that_is_a_file_is_looked_at(pages: dict[str, Path]) -> None:
     templates = Path(farm.__file__).parent.parent / "reports"
     of_pages = {one.name.partition(".")[0] for one in templates.glob("*.j2") if '{% extends "' in one.read_text()}
-    # Of tests/serve/test_browser.py.
+    # tests/serve/test_browser.py looks at these pages.
     served = {"status", "runs", "files", "devices", "device", "history", "login", "error"}
     assert of_pages - served - {"page"} == {"run", "compare", "night", "diff"}
     assert {"example", "compare", "night", "diff"} <= pages.keys()

@@ -1,4 +1,4 @@
-"""What pages and the terminal say of a run's toolchain, and where they lead: to web addresses alone."""
+"""Toolchain of a run on pages and in the terminal, with links to web addresses alone."""
 
 from __future__ import annotations
 

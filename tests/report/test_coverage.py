@@ -113,7 +113,7 @@ def test_operators_are_the_jobs_own_else_of_other_precisions_else_as_the_suite_s
     found = items_of(map(listed, (conv, conv16, relu)), results, {}, declared)
     assert [i.operators for i in found] == [(CONV,), (CONV,), (RELU,)]
     assert one_item(relu, None).operators is None
-    # Of a bundle of an older farm nothing is known.
+    # A bundle of an older farm has no list of operators.
     assert one_item(relu, result(relu, operators={}), relu=(RELU,)).operators == (RELU,)
 
 

@@ -102,7 +102,7 @@ def test_a_search_looks_at_the_value_that_decides() -> None:
 
 
 def test_a_history_shows_the_digits_that_decide() -> None:
-    # Two decimals made 1.00 of a cosine that passed 0.9995 and of one that did not.
+    # With two decimals, a cosine that passes 0.9995 and a cosine that fails would both be 1.00.
     points = [
         HistoryPoint(
             job_id="s/c[SM8650-htp-8a8w]", run_id=f"run-{number}", time_ms=number, fingerprint="f", case_version="v",

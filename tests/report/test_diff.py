@@ -122,7 +122,7 @@ def on_phones(before: Measurement, after: Measurement) -> RunDiff:
 
 
 def test_a_rate_is_slower_where_it_is_so_after_every_prompt() -> None:
-    """Those of long prompts are far above those of short ones, so that their ranges always overlap."""
+    """Rates of long prompts are far above the rates of short ones, so that their ranges always overlap."""
     assert changes(prefill_rate(90, 1000, 4000), prefill_rate(40, 400, 862)) == [("prefill_rate", True)]
     assert changes(prefill_rate(90, 1000, 4000), prefill_rate(40, 1001, 862)) == []
     assert changes(prefill_rate(90, 1000, 4000), prefill_rate(89, 990, 3960)) == [], "1 %"
@@ -146,7 +146,7 @@ def test_a_counter_that_differs_at_all_is_a_change() -> None:
 
 
 def test_a_fusion_is_no_regression() -> None:
-    """It takes operators out of delegates: what was lost to the CPU would be fallback."""
+    """A fusion takes operators out of delegates; operators lost to the CPU would be fallback."""
     before = attempt(Verdict.PASSED, exact("delegated_ops", 72), exact("partitions", 2), exact("fallback_ops", 0))
     after = attempt(Verdict.PASSED, exact("delegated_ops", 60), exact("partitions", 1), exact("fallback_ops", 0))
     there, back = diff(run(job("a", before)), run(job("a", after))), diff(run(job("a", after)), run(job("a", before)))

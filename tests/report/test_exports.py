@@ -1,4 +1,4 @@
-"""CTRF, JUnit and records for a dashboard are what their formats ask for, and say of every job what is so."""
+"""CTRF, JUnit and records for a dashboard: valid in their formats, with true facts about every job."""
 
 from __future__ import annotations
 

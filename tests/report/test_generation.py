@@ -1,4 +1,4 @@
-"""What programs took that generate text, as terminal, job and page show it."""
+"""Times of programs that generate text, in the terminal, for a job and on the page."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def phone() -> RunView:
 
 @pytest.fixture(scope="module")
 def simulated() -> RunView:
-    """An ordinary run on a virtual device, of a job that generates and one that does not."""
+    """Ordinary run on a virtual device, with a job that generates text and a plain job."""
     latency = Measurement("latency", "ns", Direction.LOWER, (5e6,))
     attempt = Attempt(PLAIN, Verdict.PASSED, Stage.DONE, "", "R5CT-1", measurements=(latency,))
     plain = JobView(PLAIN, "smoke", "conv2d", "SM8650", "htp", "8a8w", (attempt,), decisive_attempt=1)
@@ -209,7 +209,7 @@ def test_a_text_and_a_task_that_were_told_stand_beside_those_of_references() -> 
         Measurement("questions", "count", Direction.NONE, (8.0,)),
         Measurement("accuracy[acc_norm]", "1", higher, (math.nan,)),
         Measurement("prefill_rate", "tokens/s", higher, (100.0,)),
-        # Of prompts after which one token came: no step.
+        # A single token after a prompt has no step.
         Measurement("latency", "ns", lower, (1e6, 2e6)),
     )
     job = story("llama", "R5CT-1")

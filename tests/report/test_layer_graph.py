@@ -1,4 +1,4 @@
-"""The graph of layers: what a reader sees of it, also of three hundred layers, and what hostile names do to it."""
+"""Graph of layers as seen by a reader, also with three hundred layers and with hostile names."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_layer_is_below_what_it_reads_and_connected_with_it_or_names_it() 
             assert above_y < y
             line = rounded((above_x + SIZES.width / 2, above_y + SIZES.height), (x + SIZES.width / 2, y))
             assert (line in lines) != (source in layout.named.get(name, []))
-    # What would pass the whole graph is no line across it.
+    # A line that would cross the whole graph is replaced by a name.
     assert layout.named["head19_0"] == ["mask"]
     longest = MOST_ROWS * (SIZES.height + SIZES.between_rows)
     assert all(last[1] - first[1] <= longest for first, last in lines)
@@ -95,7 +95,7 @@ def test_a_layer_that_diverges_is_seen_and_the_others_have_their_colour() -> Non
     assert hues["wrong"].startswith("hsl(0 ")
     assert not hues["x"].startswith("hsl")
     assert [name for name, box in boxes.items() if box.get("stroke-width")] == ["wrong"]
-    # What a comparator of the user's says is told from farm's own figures, whatever it is called.
+    # Figures of a user's comparator are marked apart from farm's own figures, also with equal names.
     [tip] = [group.findtext(f"{SVG}title") for group in groups if group.findtext(f"{SVG}text") == "judged"]
     assert "cosine 0.9, MSE 0.1, metric cos 0.97" in (tip or "")
     words = " ".join(text.text or "" for text in root.iter(f"{SVG}text"))

@@ -1,4 +1,4 @@
-"""A run over a stub of QNN's libraries: no number of it can be taken for one of Qualcomm's software or hardware."""
+"""Run over a stub of QNN's libraries: its numbers cannot be taken for numbers of Qualcomm's software or hardware."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_what_was_skipped_on_a_virtual_device_is_no_attempt_that_was_tried_again
 def test_key_numbers_are_the_worst_output_and_the_median() -> None:
     attempt = measured(
         Measurement("latency", "ns", Direction.LOWER, (9e6, 1e6, 2e6)),
-        # Of an older runner, and today's.
+        # Metrics of an older runner, and of today's.
         Measurement("load_time", "ns", Direction.LOWER, (9e6,)),
         Measurement("model_load_time", "ns", Direction.LOWER, (3e6,)),
         Measurement("htp_cycles", "cycles", Direction.LOWER, (1234.0,), exact=True),
@@ -212,7 +212,7 @@ def test_the_rerun_command_has_the_path_of_a_suite(example_run: RunView, given: 
 def test_the_rerun_command_is_for_the_devices_that_the_run_asked_for(example_run: RunView) -> None:
     command = "farm run --soc SM8650 --suite quantized_ops --device mid --label=bench"
     (one, *_) = summarize(msgspec.structs.replace(example_run, command=command)).jobs
-    assert one.kind == "virtual"  # one that is attached, and no other is started
+    assert one.kind == "virtual"  # an attached virtual device: no other is started
     assert "--device mid --label bench" in one.rerun
     assert "--virtual" not in one.rerun
 

@@ -1,4 +1,4 @@
-"""Traces are what the Trace Event Format asks for, and say what is measured and what is only laid out."""
+"""Traces: valid in the Trace Event Format, with a mark for measured and for merely laid out times."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def spans(events: Iterable[dict[str, Any]], track: int) -> list[tuple[str, int, 
 
 
 def nested(found: list[tuple[str, int, int]]) -> bool:
-    """Whether of any two spans that overlap, one contains the other: what a track can show."""
+    """Return whether overlapping spans always contain each other, as a track requires."""
     return all(
         end <= other
         or other_end <= start
@@ -212,7 +212,7 @@ def test_slices_of_one_device_never_overlap_and_say_how_long_the_attempt_was(
     found = sorted((start, end) for _, start, end in spans(slices, track))
     assert found == [(0, 1_000_000), (5_000_000, 25_000_000), (25_000_000, 55_000_000)]
     assert [one["args"]["seconds"] for one in slices] == [0.001, 0.025, 0.03]
-    # The device that did nothing has its row; what has no time is counted.
+    # The idle device has its row; attempts without a time are counted.
     assert len(tracks_of(trace)) == 2
     assert trace["otherData"]["not_shown"] == "1"
 

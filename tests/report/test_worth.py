@@ -67,7 +67,7 @@ def run(*others: CaseResult, soc: str = "SM8450", known: str = "", jobs: Sequenc
             [elsewhere("SM8350", FAILED), elsewhere("SM8550", PASSED), elsewhere("SM8650", PASSED)],
             "fails on V68, V69, passes on V73, V75",
         ),
-        # One SoC of an architecture passes and another fails: it is not the architecture.
+        # Two SoCs of an architecture differ: the architecture is not the cause.
         (
             [elsewhere("SM8475", PASSED), elsewhere("SM8650", FAILED)],
             "fails on SM8450, SM8650, passes on SM8475",

@@ -1,4 +1,4 @@
-"""A job, its bundle and what a device left: real files in the layout of the rooms that make them."""
+"""Job with its bundle and the files of a device: real files in the layout of the packages that make them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPE = (2, 3, 4)
 
 
 class Execution:
-    """One execution that went well, until a test changes something."""
+    """Successful execution, which tests change."""
 
     def __init__(self, root: Path, samples: int = 2, dtypes: Sequence[str] = ("float32",)) -> None:
         self.samples, self.tolerance = samples, DECIBELS

@@ -1,10 +1,10 @@
-"""Run as a program, with the environment of a host SDK: what ExecuTorch itself says of profiles.
+"""Program, for the environment of a host SDK, that writes profiles as ExecuTorch itself reads them.
 
     python official_profile.py RUNTIME FOLDER
 
 Compiles one module of several layers for the HTP (8a8w, SM8650) in two partitions with a layer on the CPU between them,
 and for XNNPACK; executes both with the runner in RUNTIME; and leaves in FOLDER, for `htp` and `xnnpack`:
-NAME/result.json, NAME/etdump.etdp   what the runner wrote
+NAME/result.json, NAME/etdump.etdp   files of the runner
 NAME/inspector.json                  the events of ExecuTorch's Inspector, whose scales are both CYCLES: no conversion
 """
 

@@ -1,4 +1,4 @@
-"""Lines as QNN's libraries print them, and what a reason says of them. Only the texts of the libraries were read."""
+"""Lines in the form of QNN's libraries, and reasons derived from them. The texts were read from the libraries only."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_device_logs_add_to_the_reason_of_a_crash_what_the_runner_did_not_say() 
     explained = explain_by_logs(crash, logs)
     assert explained.reason.startswith(f"{crash.reason}; by the device's logs ")
     assert "SMMU" in explained.reason
-    # A log of the whole device decides about no verdict, and says nothing twice.
+    # A log of the whole device decides no verdict, and its explanation is added once.
     assert (explained.verdict, explained.cause) == (crash.verdict, crash.cause)
     assert explain_by_logs(explained, logs) == explained
     assert explain_by_logs(crash, ["Stub lib id mismatch"]) == crash

@@ -1,4 +1,4 @@
-"""Generated text: which reports are refused, what its logits and tokens say, and what is measured of it."""
+"""Generated text: refused reports, judgement of logits and tokens, and measurements."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def padded(tokens: tuple[int, ...], length: int) -> np.ndarray:
 
 
 class Text:
-    """What a device left of two prompts, generated as the references ask for, until a test changes something."""
+    """Files of a device for two prompts, generated as in the references; tests change them."""
 
     def __init__(self, root: Path, *, hybrid: bool = False) -> None:
         self.folder, self.bundle_folder = root / "raw", root / "bundle"
@@ -83,7 +83,7 @@ class Text:
         }  # fmt: skip
 
     def again(self, line: int, tokens: tuple[int, ...], ended: str = "new") -> None:
-        """Add what a later round gave."""
+        """Add the tokens of a later round."""
         self.generated.append(self._generated(line, tokens) | {"ended": ended})
 
     def output(self, sample: int, index: int = 0) -> np.ndarray:
@@ -176,7 +176,7 @@ def test_probabilities_have_limits_of_their_own(text: Text, limits: Tolerance, t
 
 
 def test_a_token_that_differs_is_a_note_and_decides_nothing(text: Text) -> None:
-    # It is what the device's own logits ask for: FP32 has the two close together.
+    # The device's own logits prefer this token: in FP32 the two are close together.
     text.tolerance = Tolerance(fp32=Limits(sqnr_db=10.0))
     text.generated[0]["tokens"] = [2, 3, 1]
     rows = text.output(0)
@@ -193,7 +193,7 @@ def test_a_token_that_differs_is_a_note_and_decides_nothing(text: Text) -> None:
     )
     numbers = measured(attempt)
     assert numbers["same_tokens_quantized"] == pytest.approx((1 / 3, 1.0))
-    # What comes after a token that differs is another text, of which there are no references.
+    # The text after a differing token is another text, without references.
     assert numbers["margin_fp32[0]"] == pytest.approx((1.0, math.exp(-0.1), 1.0, 1.0, 1.0), abs=1e-6)
 
 

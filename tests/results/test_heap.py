@@ -1,4 +1,4 @@
-"""The DSP's heap: what a device wrote, read without believing it."""
+"""Heap of the DSP: files of a device, read as untrusted input."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_no_file_is_absent_and_a_folder_is_no_file(tmp_path: Path) -> None:
     assert read_heap(tmp_path).state is HeapState.MALFORMED
 
 
-# What files are made of, one piece for each byte that hypothesis draws: strings of bytes are what it draws fastest.
+# Pieces of files, by the bytes that hypothesis draws: it draws strings of bytes fastest.
 _PIECES = [
     b"DSP:", b"before_context_created", b"after_context_freed", b" (bytes)", b" (cycles)", b",", b", ", b"\n",
     b"\r\n", b"928212", b"0", b"-1", b"9" * 30, b"\xd9\xa5", b"\x00", BEFORE, AFTER, BEFORE[:20], AFTER[:-2],

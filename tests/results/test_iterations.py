@@ -1,4 +1,4 @@
-"""Executions of one attempt that gave other outputs than the last, the one that is compared with the references."""
+"""Executions of an attempt with other outputs than the last execution, which is compared with the references."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PASSED = ("passed", "done", "")
 
 @pytest.fixture
 def alone(make_execution: Callable[..., Execution]) -> Execution:
-    """One sample."""
+    """Execution with a single sample."""
     return make_execution(samples=1)
 
 
@@ -43,7 +43,7 @@ def test_one_execution_that_differs_fails_the_job_although_the_last_is_right(alo
     attempt = alone.judge()
     assert ending(attempt) == WRONG
     assert attempt.reason == "execution 8 of 21 (the first is warm-up) gave other outputs than the last"
-    # What was measured is there all the same.
+    # The measurements are recorded all the same.
     assert {"latency", "sqnr_fp32[0]"} <= {one.metric for one in attempt.measurements}
     assert attempt.comparisons[0].violations == ()
 
@@ -123,7 +123,7 @@ def test_a_runner_that_does_not_compare_judges_nothing_of_ours(execution: Execut
     attempt = execution.judge()
     assert ending(attempt) == ("infra", "execute", "")
     assert "older than this farm: build it again from native_runner/" in attempt.reason
-    # Where the runner of an earlier run takes part on purpose, it is measured.
+    # An older runner that takes part on purpose is measured.
     assert ending(execution.judge(any_runner=True)) == PASSED
     assert execution.judge(any_runner=True).notes == ()
     assert attempt.cause is Cause.NONE

@@ -27,7 +27,7 @@ ISSUE = KnownIssue(reason="HTP rounds half to even")
 
 
 def is_the_codes_at_once(attempt: Attempt) -> bool:
-    """Whether no other device is asked about a failure."""
+    """Return whether a failure blames the code without a try on another device."""
     decision = classify([tried(attempt)], others=5)
     return decision.blame is Blame.CODE and not decision.repeat
 

@@ -20,7 +20,7 @@ REFUSED = failed(Stage.LOAD, "load: Loading of method forward failed", Cause.REF
 ROWS = [(row, line) for row in TROUBLES for line in row.lines]
 PAGE = Path(__file__).parents[2] / "docs/reference/troubles.md"
 
-# Logs as they stand in public issues: the line that matters among those that follow from it.
+# Logs from public issues: the deciding line among its consequences.
 NO_STUB = """\
 <W> Failed in loading stub: dlopen failed: library "libQnnHtpV79Stub.so" not found
 <W> Failed to create transport instance: 4000

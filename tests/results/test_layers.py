@@ -1,4 +1,4 @@
-"""Which layer is named, and whose doing it is said to be, for figures as they come."""
+"""Choice of the named layer and of its likely cause, for given figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was told: log-likelihoods from logits by hand, perplexity, choices, intervals, limits and what is expected."""
+"""Given texts: log-likelihoods from logits by hand, perplexity, choices, intervals, limits and expectations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GENERATION = Generation(
 
 
 def rows_of(logits: np.ndarray, sequence: tuple[int, ...]) -> np.ndarray:
-    """What is written of a sequence whose logits are [tokens, VOCABULARY]: by the formula, in Python's own numbers."""
+    """Return the rows for a sequence with logits [tokens, VOCABULARY], by the formula, in Python's own numbers."""
     rows = np.zeros((POSITIONS, TOLD), np.float32)
     for row, following in enumerate(sequence[1:]):
         normal = math.log(sum(math.exp(value) for value in logits[row]))
@@ -52,9 +52,9 @@ def made(seed: int = 0) -> list[np.ndarray]:
 def test_sums_of_logarithms_choose_and_characters_divide() -> None:
     half, eighth = math.log(1 / 2), math.log(1 / 8)
     rows = [np.zeros((POSITIONS, TOLD), np.float32) for _ in SEQUENCES]
-    # Of the text three tokens count: 1/2, 1/8, 1/2; the second is not the likeliest.
+    # Three tokens of the text count: 1/2, 1/8, 1/2; the second is not the likeliest.
     rows[0][:3] = [(half, half), (eighth, half), (half, half)]
-    # 1/2 * 1/8 for eight characters, and 1/8 for three: what is told before them does not count.
+    # 1/2 * 1/8 for eight characters, and 1/8 for three: the tokens before them do not count.
     rows[1][:3] = [(-9, -9), (half, half), (eighth, half)]
     rows[2][:2] = [(-9, -9), (eighth, half)]
     told = told_of(GENERATION, rows)
@@ -79,7 +79,7 @@ def test_the_first_of_equal_choices_is_chosen_and_what_is_no_number_never() -> N
 
 
 def test_an_interval_is_honest_where_questions_are_few() -> None:
-    # Wilson's score, from his formula: SciPy's binomtest(5, 8).proportion_ci(method="wilson") says the same.
+    # Wilson's score, from his formula: SciPy's binomtest(5, 8).proportion_ci(method="wilson") has the same result.
     assert interval(5, 8) == pytest.approx((0.305742, 0.863156), abs=1e-5)
     low, high = interval(0, 8)
     assert (low, high) == (0.0, pytest.approx(0.324409, abs=1e-4))
@@ -87,7 +87,7 @@ def test_an_interval_is_honest_where_questions_are_few() -> None:
 
 
 class Ran:
-    """What a device left of what it was told, as the references have it until a test changes something."""
+    """Files of a device for a given text, equal to the references; tests change them."""
 
     def __init__(self, root: Path) -> None:
         self.folder, self.bundle_folder = root / "raw", root / "bundle"

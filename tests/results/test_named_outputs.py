@@ -1,4 +1,4 @@
-"""Outputs by name, and writes of a module to its inputs and buffers: what decides and what a reader sees."""
+"""Outputs by name, and writes of a module to its inputs and buffers: verdicts and texts for readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a profile are what ExecuTorch's own Inspector says, and add up."""
+"""Rows of a profile: equal to ExecuTorch's own Inspector, with consistent sums."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def report_of(folder: Path) -> RunnerReport:
 
 
 def timed(raw: Sequence[float]) -> list[float]:
-    """What is left of two inferences with one warm-up and three iterations each."""
+    """Return the times without warm-ups, for two inferences with one warm-up and three iterations each."""
     assert len(raw) == 8
     return [*raw[1:4], *raw[5:8]]
 
@@ -133,7 +133,7 @@ def test_a_trace_has_every_execution_and_every_node_inside_of_its_call(official:
         assert any(begin - 1e-3 <= start and end <= last + 1e-3 for begin, last in calls)
 
 
-# What follows is about dumps that no runner wrote.
+# The following tests use made-up dumps.
 
 CPU = [
     {"name": "native_call_sin.out", "start": 120, "end": 150, "instruction": 0},

@@ -40,7 +40,7 @@ def inference(*iterations_ns: object, line: object = 0, **more: object) -> list[
 
 
 def differing(count: object, *executions: object) -> list[dict[str, object]]:
-    """Return what is said of three executions."""
+    """Return the report of three executions."""
     return inference(1, 1, 1, differing={"count": count, "executions": list(executions)})
 
 

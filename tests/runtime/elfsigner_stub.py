@@ -1,7 +1,7 @@
-"""Stands in for the Hexagon SDK's elfsigner.py, which cannot be had: asks what it asks, and really adds a hash segment.
+"""Stub of the Hexagon SDK's elfsigner.py, which is not available here: same questions, and a real hash segment.
 
-What it adds proves nothing to a device. How it misbehaves is in the file `stub_mode` beside it; how often it was
-started, in `stub_starts`.
+The segment proves nothing to a device. The file `stub_mode` beside the stub has its misbehaviour; `stub_starts` counts
+its starts.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ HERE = Path(__file__).parent
 NATIVE = HERE.parent.parent / "native_runner"
 SYSROOT = Path("/usr/aarch64-linux-gnu")
 
-# Read before the fixture that hides what is set: CI has the tools, and a skip there would be a hole.
+# Read before the fixture that hides settings: CI has the tools, and a skip there would be a hole.
 REQUIRED = os.environ.get("FARM_REQUIRE_CROSS") == "1"
 LACKING = [tool for tool in ("aarch64-linux-gnu-g++", "qemu-aarch64") if not shutil.which(tool)]
 has_tools = pytest.mark.skipif(
@@ -260,7 +260,7 @@ def test_another_machine_is_told_that_it_cannot_build_for_this_one(
 
 @pytest.fixture
 def stub_ndk(tmp_path: Path) -> Path:
-    """A folder like an NDK, whose toolchain file only says what it was asked for, and ends."""
+    """Folder like an NDK, with a toolchain file that only prints its arguments, and ends."""
     root = tmp_path / "stub-ndk"
     (root / "build" / "cmake").mkdir(parents=True)
     (root / "source.properties").write_text("Pkg.Revision = 0.0.stub\n")

@@ -1,4 +1,4 @@
-"""farm doctor: what can be compiled, staged and run, and that what it says to do is what helps."""
+"""farm doctor: targets that can be compiled, staged and run, and suggested steps that really help."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_with_pip_alone_the_simulator_compiles_stages_and_runs(built: Config) ->
     assert (htp.compile.where, htp.compile.gaps) == (("here",), ())
     assert htp.stage.where == ("simulator",)
     assert (htp.run.where, htp.run.gaps) == (("simulator",), ())
-    # What other devices would need is told, and everything that is told says what to do.
+    # The gaps for other devices are listed, and every gap has a next step.
     assert {"ANDROID_NDK_ROOT", "FARM_EXECUTORCH_BUILD", "QNN_SDK_ROOT", "FARM_EXECUTORCH_LINUX_BUILD"} <= {
         gap.repair.split()[1] for gap in htp.stage.gaps
     }

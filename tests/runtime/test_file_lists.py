@@ -148,7 +148,7 @@ def test_every_file_of_a_list_is_needed_and_must_be_for_its_processor(
             staged_runtime(config, find_soc(soc), backend, android, mode)
         path.unlink()
         if name == "qnn_executor_runner":
-            # Then there is none, and the way to one of farm's own is told.
+            # Without this runner the message shows the way to farm's own.
             with pytest.raises(MissingToolError, match="farm_runner: set ANDROID_NDK_ROOT"):
                 staged_runtime(config, find_soc(soc), backend, android, mode)
         else:
@@ -191,7 +191,7 @@ def test_a_file_that_may_not_be_read_is_named(config: Config, monkeypatch: pytes
     def denied(_path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    # root, as whom tests may run, may read everything.
+    # Tests may run as root, which may read everything: so the error is planted.
     monkeypatch.setattr(parts, "read_elf", denied)
     with pytest.raises(ConfigError, match=r"cannot be read: Permission denied: make .* readable for you"):
         staged_runtime(config, find_soc("SM8650"), "gpu", TARGETS["android-arm64"])
@@ -232,7 +232,7 @@ def test_direct_mode_runs_jobs_one_by_one(config: Config, tmp_path: Path, elf: A
     _sign_for_direct(config, elf)
     lpai = attached_runtime(config, find_soc("SM8850"), "lpai", "direct")
     assert (lpai.one_shot, lpai.flags, lpai.needs_root) == (True, {"domain_id": "0"}, True)
-    # What runs on the DSP was built by the user: another build is another runtime.
+    # The user built the library that runs on the DSP: another build is another runtime.
     library = tmp_path / "stub-build-direct/backends/qualcomm/libqnn_executorch_backend.so"
     library.write_bytes(library.read_bytes() + b"rebuilt")
     again = attached_runtime(config, find_soc("SM8650"), "htp", "direct")
@@ -259,7 +259,7 @@ def test_what_a_dsp_logs_takes_part_in_what_a_runtime_with_a_skel_is(
     assert (phone.versions["dsp_logs"], other_phone.versions["dsp_logs"]) == ("0x0C", "0x1F")
     assert phone.hashes == other_phone.hashes
     assert phone.digest != other_phone.digest
-    # It has no skel.
+    # A virtual device has no skel.
     assert "dsp_logs" not in virtual.versions
     assert other_virtual == virtual
 
@@ -269,7 +269,7 @@ def test_qnn_on_arm_linux_runs_jobs_with_executorchs_runner(config: Config, tmp_
     assert (runtime.kind, runtime.runner, runtime.one_shot, runtime.flags) == (
         "oe-linux", "qnn_executor_runner", True, {},
     )  # fmt: skip
-    # Somebody's own build of farm's runner takes sessions there as well.
+    # A user's own build of farm's runner accepts sessions there as well.
     runner = tmp_path / "stub-build-linux/examples/qualcomm/executor_runner/qnn_executor_runner"
     runner.write_bytes(runner.read_bytes() + b"farm_runner: %s: ")
     assert not attached_runtime(config, find_soc("QCS9100"), "gpu", linux=True).one_shot
@@ -305,7 +305,7 @@ def test_without_an_sdk_arm_linux_gets_qnn_from_the_wheel_and_never_from_both(
     assert runtime.versions["qnn"].startswith("onnxruntime-qnn 2.")
     gpu = staged_runtime(without, find_soc("SM8650"), "gpu", linux)
     assert gpu.files["libQnnGpu.so"].is_file()
-    # It has nothing of an LPAI, and its libraries are not those of Android.
+    # The wheel has no files for an LPAI, and none of its libraries are for Android.
     with pytest.raises(MissingToolError, match=r"libQnnLpai\.so.*set QNN_SDK_ROOT .*aarch64-oe-linux"):
         staged_runtime(without, find_soc("SM8850"), "lpai", linux)
     with pytest.raises(MissingToolError, match=r"libQnnHtp\.so.*set QNN_SDK_ROOT .*aarch64-android"):
@@ -330,7 +330,7 @@ def test_without_an_sdk_arm_linux_gets_qnn_from_the_wheel_and_never_from_both(
 def test_a_path_that_is_named_and_not_there_is_refused_whatever_else_there_is(
     config: Config, tmp_path: Path, key: str, target: str, mode: Mode
 ) -> None:
-    # Where the build folder is gone, its prefix would do, and the other way round.
+    # Either the build folder or its prefix would be enough, but a named path has to exist.
     config = msgspec.structs.replace(config, android_executorch=config.executorch_build)
     config = msgspec.structs.replace(config, file=tmp_path / "farm.toml", **{key: tmp_path / "nope"})
     with pytest.raises(UsageError, match=rf"farm\.toml: qnn\.{key}: there is no .*/nope: correct it, or leave it out"):

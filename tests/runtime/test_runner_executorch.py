@@ -1,4 +1,4 @@
-"""Which ExecuTorch the native runner is built against: a toolchain's own C++ where it ships one, else farm's."""
+"""ExecuTorch for the build of the native runner: a toolchain's own C++ if it ships one, else farm's."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_the_simulator_runtime_is_the_same_each_time_and_complete(farm_cache: Pa
         assert path.is_file()
         assert not name.startswith("/")
         assert ".." not in name
-    # What is only for compiling weighs 100 MB and stays here.
+    # Files that only compiling needs are 100 MB large, and are not staged.
     assert "libHtpPrepare.so" not in runtime.files
 
 

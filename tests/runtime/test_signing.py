@@ -1,4 +1,4 @@
-"""farm setup sign against a stub of elfsigner that really adds a hash segment, and misbehaves when told to."""
+"""farm setup sign against a stub of elfsigner that really adds a hash segment, and misbehaves on request."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_it_is_signed_recorded_and_staged(config: Config, hexagon: Path, monkeyp
     assert {path.name for path in one.signed.parent.iterdir()} == {one.signed.name, record_path(one.signed).name}
     assert _only(config).reason == ""
     assert _stage(config).files["libQnnLpaiSkel.so"] == one.signed
-    # What the tool prints is shown, made harmless, in the order in which it came.
+    # The output of the tool is shown in its order, with control characters made harmless.
     assert any("Agree? [y/n]:" in line for line in said)
     assert "a bell \N{SYMBOL FOR BELL} and red" in said
     assert said[-1].startswith("Signing complete!")
@@ -154,7 +154,7 @@ def test_a_file_that_no_record_vouches_for_is_refused_until_it_is_adopted(config
     record = adopt(one.unsigned, one.signed)
     assert (record.how, record.tool, record.tool_sha256) == ("adopted", "", "")
     _stage(config)
-    # It is that file which was vouched for, and no other.
+    # The record is valid for the adopted file alone.
     one.signed.write_bytes(one.signed.read_bytes() + b"another")
     with pytest.raises(ConfigError, match=r"is not the file that was adopted on \d{4}.*its hash is another"):
         _stage(config)

@@ -84,7 +84,7 @@ def test_in_a_process_with_our_own_sdk_the_bridge_is_not_put_in_front_twice(
 def test_a_root_that_is_named_is_used_or_refused(
     farm_cache: Path, stub_sdk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One for Android only cannot compile: the wheel in its place would be another QNN than the one on the devices."""
+    """An SDK for Android only cannot compile; the wheel in its place would be another QNN than the devices have."""
     with pytest.raises(MissingToolError, match=r"^sdk_root in the .qnn. table .* has no lib/x86_64-linux-clang/libQnn"):
         host_sdk(farm_cache, sdk_root=stub_sdk)
     monkeypatch.setenv("QNN_SDK_ROOT", "/nope")
