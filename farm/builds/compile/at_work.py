@@ -16,7 +16,7 @@ _MOST_BYTES = 400
 
 
 class NodeAtWork:
-    """Writer of that file; a context manager, which leaves no file behind. Killed, it leaves the last node."""
+    """Writer of the file; a context manager, which removes the file. A killed process leaves it with the last node."""
 
     def __init__(self, log: Path) -> None:
         self._path = _beside(log)

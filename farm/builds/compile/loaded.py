@@ -1,7 +1,7 @@
-"""Which files this process has loaded of its toolchain, and whether they are still what its keys say. Torch-free.
+"""Files of the toolchain that this process has loaded, and a check that they are older than its keys. Torch-free.
 
-Keys are computed before anything is imported. Who saves a file in between, and takes that back later, would find what
-was compiled with it under the key of what was there before.
+Keys are computed before the first import. If a user saved a file between the two and restored it later, the bundles of
+the saved file would lie under the key of the restored file.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 _MAIN_PACKAGES = ("executorch", "torch", "torchao")
 _SITES = ("site-packages", "dist-packages")
-# They are in the keys wherever they are.
+# Prefix of QNN's libraries, which are in the keys from any folder.
 _QNN = "libQnn"
 _REPLACED = " (deleted)"
-# Memory that processes share to write it, such as a semaphore: as young as they are, and no code.
+# Permissions of writable shared memory, such as a semaphore, which is as young as its processes and holds no code.
 _SHARED_MEMORY = b"rw-s"
 
 
 class LoadedFiles:
-    """Modules and libraries of a toolchain that was looked at `as_of_ns`; 0 where that does not matter.
+    """Modules and libraries of a toolchain that was read at `as_of_ns`; 0 turns the check off.
 
-    Make it before anything else changes sys.path.
+    Create it before other code changes sys.path.
     """
 
     def __init__(self, as_of_ns: int, cache_root: Path) -> None:
@@ -44,12 +44,12 @@ class LoadedFiles:
         self._seen: set[str] = set()
         self._known: dict[int, list[tuple[str, HashedFile]]] | None = None
         self.problem = ""
-        """Why nothing that this process compiles is of its key: one file, the first."""
+        """Reason why bundles of this process do not belong to their keys: the first changed file; empty for none."""
 
     def look(self, suite: str = "") -> None:
-        """Look at what was loaded since the last time, but for what is in the folder of a suite.
+        """Check the files loaded since the last call, except files in the folder of a suite.
 
-        Keys have that as it was when each of them was computed.
+        A key covers the files of its suite as of the time when the key was computed.
         """
         if not self._as_of_ns or self.problem:
             return
@@ -66,13 +66,13 @@ class LoadedFiles:
                 self._look_at(path)
 
     def require_old(self, suite: str) -> None:
-        """Look as `look` does, and raise InfraError where a file is, or was before, younger than the keys."""
+        """Check as `look` does, and raise InfraError if a file of this or an earlier call is younger than the keys."""
         self.look(suite)
         if self.problem:
             raise InfraError(self.problem)
 
     def require_suite_old(self, case: Case, as_of_ns: int) -> None:
-        """Raise InfraError where a file that the key of `case` has was changed, or is gone, since its key has it."""
+        """Raise InfraError if a file in the key of `case` was changed or removed since the key was computed."""
         if not as_of_ns:
             return
         folders = _with_targets([case.folder])
@@ -86,7 +86,7 @@ class LoadedFiles:
                 raise InfraError(was_changed(path))
 
     def _look_at(self, path: str) -> None:
-        # The builder's folder: what a compiler makes for itself.
+        # Files of farm, and files that a compiler writes into the builder's folders, are in no key.
         if _is_below(path, (*self._own, os.getcwd(), os.environ.get("TMPDIR", os.devnull))):  # noqa: PTH109
             return
         try:
@@ -114,15 +114,15 @@ class LoadedFiles:
 
 
 def was_changed(path: Path | str) -> str:
-    """Return the reason of a job that was compiled with a file that is younger than its key."""
+    """Return the reason of a job that was compiled with a file younger than its key."""
     return f"{path} was changed after the run had begun: run it again, to compile with what is there now"
 
 
 def _files_loaded() -> set[str]:
-    """Return the modules and the libraries that are loaded, by absolute paths."""
+    """Return the absolute paths of loaded modules and libraries."""
     found = set(_mapped_files())
     for module in list(sys.modules.values()):
-        # Not by getattr: some modules import others when they are asked.
+        # `getattr` would make some modules import others; `__dict__` does not.
         path = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(path, str) and path.startswith("/"):
             found.add(path)
@@ -133,12 +133,12 @@ def _mapped_files() -> Iterator[str]:
     for line in Path("/proc/self/maps").read_bytes().splitlines():
         mapping, slash, rest = line.partition(b"/")
         if slash and mapping.split()[1] != _SHARED_MEMORY:
-            # One that was replaced since: what is in its place tells when.
+            # For a replaced library, the file in its place shows the time of the change.
             yield "/" + os.fsdecode(rest).removesuffix(_REPLACED)
 
 
 def _main_folders() -> tuple[str, ...]:
-    """Return where the main packages are: behind links, with what is installed beside them."""
+    """Return the folders of the main packages: targets of links, with all packages installed beside them."""
     folders: list[str] = []
     for name in _MAIN_PACKAGES:
         for folder in getattr(sys.modules.get(name), "__path__", ()):

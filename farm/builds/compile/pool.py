@@ -1,4 +1,4 @@
-"""A pool of builder processes that fills the bundle cache in the order it is given."""
+"""Pool of builder processes that fills the bundle cache in the order of its requests."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = ["BuilderPool", "MemoryLimits", "build_one"]
 class BuilderPool:
     """Pool of `width` builder processes, each fed by a thread of this process.
 
-    Those threads call `on_start(key)` and `on_done(reply)`, and before both `is_wanted(key)`: unwanted bundles are left
-    out.
+    The threads call `is_wanted(key)` and leave unwanted bundles out; for the others they call `on_start(key)` and then
+    `on_done(reply)`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class BuilderPool:
         self._sweeper = threading.Thread(target=self._sweep, name="leftovers", daemon=True)
 
     def start(self) -> None:
-        """Start the processes, and remove meanwhile what killed ones left in the cache. Returns at once."""
+        """Start the processes, and meanwhile remove leftovers of killed processes from the cache. Returns at once."""
         self._sweeper.start()
         for thread in self._threads:
             thread.start()
@@ -82,14 +82,14 @@ class BuilderPool:
         self._turns.stop()
         self._queue.clear()
         for thread in self._threads:
-            # A thread may just be starting a process that was not there to be ended a moment ago.
+            # A thread may have started another process after the last interrupt.
             while thread.is_alive():
                 for seat in self._seats:
                     seat.interrupt()
                 thread.join(timeout=0.1)
 
     def join(self) -> None:
-        """Wait until everything is built."""
+        """Wait until all bundles are built."""
         for thread in (*self._threads, self._sweeper):
             thread.join()
 
@@ -109,7 +109,7 @@ class BuilderPool:
             reply = seat.build(request, self._compiler)
             if not self._turns.is_stopping:
                 self._on_done(reply)
-            # After the reply: no job waits for this.
+            # The cleanup follows the reply, so that no job waits for it.
             seat.put_away(request.key)
         seat.end()
 
@@ -124,7 +124,7 @@ def build_one(
     log_folder: Path,
     timeout_s: float,
 ) -> BuildReply:
-    """Build a single bundle in a builder of its own and return how it went."""
+    """Build a single bundle in a builder of its own and return the reply."""
     replies: list[BuildReply] = []
     pool = BuilderPool(
         [request],

@@ -40,19 +40,19 @@ class BuildRequest(msgspec.Struct, frozen=True):
     anew: bool = False
     """True to compile a bundle that is in the cache, and to replace it."""
     suite_as_of_ns: int = 0
-    """When the files of its suite were read for `key`; 0 where that does not matter."""
+    """Time when the files of its suite were read for `key`; 0 turns the check of their age off."""
 
 
 class BuildReply(msgspec.Struct, frozen=True):
-    """How a job was built."""
+    """Reply to a BuildRequest."""
 
     key: str
     ok: bool
     seconds: float
     reason: str = ""
-    """One line: the exception; empty when ok."""
+    """Exception as one line; empty when ok."""
     infra: bool = False
-    """The machine is at fault (no space, no permission), not the job."""
+    """True for a fault of the machine (no space, no permission), not of the job."""
 
 
 def exit_reason(code: object) -> str:
@@ -65,7 +65,7 @@ def exit_reason(code: object) -> str:
 def reason_of(error: BaseException) -> str:
     """Return an error of the compiler as the reason of a reply: one line of bounded length."""
     within = ""
-    # torch's PassManager raises an error of its own, which lists all passes before and leaves out what is wrong.
+    # torch's PassManager raises its own error, which lists all earlier passes and leaves the cause out.
     while error.__cause__ is not None and (wrapped := _OF_A_PASS.match(str(error))):
         within += f"pass {wrapped[1]}: "
         error = error.__cause__
@@ -74,7 +74,7 @@ def reason_of(error: BaseException) -> str:
 
 def reply_pipe() -> IO[bytes]:
     """Return a pipe for replies in place of standard output, which goes to standard error from now on."""
-    # QNN's C++ code prints to the descriptors themselves: replies need one of their own.
+    # QNN's C++ code prints to descriptors 1 and 2, so that replies need a separate descriptor.
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return replies
@@ -92,21 +92,21 @@ def collect_rarely() -> None:
 def dump_stacks() -> None:
     """Let this process write its stack to standard error when a signal ends it.
 
-    To the descriptor, as it is by then: a builder's goes to the log of its job.
+    The stack goes to descriptor 2, which leads to the log of the current job in a builder.
     """
     faulthandler.enable(file=2)
-    # A compiler that takes too long is ended by it.
+    # SIGTERM ends a compiler after its time limit.
     faulthandler.register(signal.SIGTERM, file=2, chain=True)
 
 
 def failure_of(act: Callable[[], object]) -> tuple[str, bool]:
-    """Do it, and return why it failed, "" when it did not, and whether the machine is at fault; print the traceback."""
+    """Call `act`; return the reason of a failure or "", and whether the machine is at fault. Prints the traceback."""
     try:
         act()
     except SystemExit as error:
         traceback.print_exc()
         return exit_reason(error.code), False
-    except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the verdict of this job alone
+    except Exception as error:  # noqa: BLE001 - each exception of a compiler is the verdict of this job alone
         traceback.print_exc()
         return reason_of(error), isinstance(error, InfraError | MemoryError)
     return "", False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # ExecuTorch raises these after QNN has failed; the exception itself has no reason.
 _EMPTY = re.compile(r"(?:AssertionError|RuntimeError): .{0,200}(?:Qnn|QNN)|(?:AssertionError|RuntimeError)\Z")
 _IN_REFUSAL = re.compile(r"\((?P<empty>Failed to generate Qnn context binary\.?)\)\Z")
-# torchao's, over what a module computed while it was calibrated.
+# torchao's error about the values of a module during its calibration.
 _OF_NUMBERS = re.compile(r"min \S{1,40} should be less than max \S{1,40}")
 # QNN's errors, as ExecuTorch's logger and QNN's own tools write them.
 _ERROR = re.compile(
@@ -52,9 +52,9 @@ class QnnError(NamedTuple):
 
 
 def explained(reason: str, log: str, origins: Mapping[str, Origin], values: Sequence[str] = ()) -> str:
-    """Return the reason of a compiler that failed, QNN's own where `reason` has none; `log` is what it printed.
+    """Return the reason of a compiler's failure, QNN's own if `reason` has none; `log` is the compiler's output.
 
-    `origins` are those of the nodes of its graphs. `values` describe numbers in them that are infinite or NaN.
+    `origins` belong to the nodes of its graphs. `values` describe numbers in the graphs that are infinite or NaN.
     """
     if inner := _IN_REFUSAL.search(reason):
         # The refusal of a module quotes the error of its flow.
@@ -76,7 +76,7 @@ def explained(reason: str, log: str, origins: Mapping[str, Origin], values: Sequ
 
 
 def _read(lines: Iterable[str]) -> tuple[QnnError | None, list[QnnError]]:
-    """Return the error that ended the compilation, and what was refused before it, by node."""
+    """Return the error that ended the compilation, and the refusals of nodes before it."""
     refused: list[QnnError] = []
     first: QnnError | None = None
     said = unreadable = ""
@@ -117,7 +117,7 @@ def _shown(error: QnnError, origins: Mapping[str, Origin]) -> str:
 
 
 def place_of(node: str, origins: Mapping[str, Origin]) -> str:
-    """Return ` (module layers.3, models/text.py:42)` of a node; "" where that is not known."""
+    """Return ` (module layers.3, models/text.py:42)` for a node; "" for an unknown place."""
     origin = origins.get(node)
     if origin is None:
         return ""

@@ -1,4 +1,4 @@
-"""One place for a builder process, asked for one bundle after the other and replaced when it dies or grows.."""
+"""Place of a builder process, which builds one bundle after the other and is replaced if it dies or grows."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _TRIES = 2
 
 
 class MemoryLimits(NamedTuple):
-    """Resident memory of one builder and all it started, in MiB. Linux only: elsewhere nothing is limited."""
+    """Limits of the resident memory of a builder and its child processes, in MiB; only Linux has them."""
 
     most_mb: int
-    """With more than this the builder is ended, and its job fails."""
+    """Limit above which the builder is ended, and its job fails."""
     recycle_mb: int
-    """With more than this it gets no other job: a fresh one takes its place."""
+    """Limit above which the builder gets no other job: a fresh builder takes its place."""
 
 
 class _Again(enum.Enum):
@@ -66,9 +66,9 @@ class BuilderSeat:
         self._abandoned = ""
 
     def build(self, request: BuildRequest, compiler: Compiler) -> BuildReply:
-        """Return how the bundle of `request` was made by `compiler`, whose process stays for the next.
+        """Return the reply of `compiler` to `request`; the process stays for the next request.
 
-        What the machine was at fault for is tried once more, unless `abandon` was called meanwhile.
+        After a fault of the machine the request is tried a second time, unless `abandon` was called meanwhile.
         """
         self._abandoned = ""
         reply, again = BuildReply(request.key, ok=False, seconds=0.0, reason="not tried", infra=True), _Again.BESIDE
@@ -79,7 +79,7 @@ class BuilderSeat:
                 try:
                     reply, again = self._ask(request, compiler)
                 except Exception as error:  # noqa: BLE001 - a job waits for a reply, whatever happened
-                    # What it was asked it may still answer, and that would be taken for the answer to the next.
+                    # The process may still answer this request, and the next request would get that answer.
                     self.end()
                     reply = BuildReply(request.key, ok=False, seconds=0.0, reason=f"no builder: {error}", infra=True)
                     again = _Again.BESIDE
@@ -96,9 +96,9 @@ class BuilderSeat:
         self._cache.remove_half_made(key)
 
     def abandon(self, key: str) -> None:
-        """End the process if it makes the bundle of `key`, which is not tried again; any thread may call it.
+        """End the process of the bundle of `key` without a second attempt; any thread may call it.
 
-        One that is just being started is not seen: call it until `build` has returned.
+        A process that is just starting is not ended: call this until `build` has returned.
         """
         self._abandoned = key
         self.interrupt()
@@ -116,10 +116,10 @@ class BuilderSeat:
             builder.end()
 
     def _remember(self, request: BuildRequest, compiler: Compiler) -> None:
-        """Let the bundle be found after edits that concern nothing that took part in it."""
+        """Record the bundle for reuse after edits outside of its trace."""
         developed = compiler.developed
         if developed and has_trace(self._cache.folder(request.key)):
-            # Without that note it is compiled again, once.
+            # Without this record the bundle is compiled again, once.
             with suppress(OSError):
                 base = base_key(request.job, request.versions, developed)
                 remember_traced(self._cache.root, base, request.key)
@@ -146,7 +146,7 @@ class BuilderSeat:
                 f"the compiler was ended as it took more than {self._limits.most_mb} MB of memory: "
                 "if the case needs them, raise build.memory_mb in farm.toml"
             )
-            # What jobs before have left behind may be in it.
+            # Leftovers of earlier jobs may be a part of the memory, so that a used builder gets a second attempt.
             return failed(reason), _Again.NO if fresh else _Again.BESIDE
         if reason := ended.compiler_reason(self._timeout_s):
             return failed(reason, seconds=self._timeout_s if ended.overdue else 0.0), _Again.NO
@@ -159,7 +159,7 @@ class BuilderSeat:
         return failed(f"the builder process ended with {ending(ended.code)}: see {log}", infra=True), _Again.BESIDE
 
     def _process(self, compiler: Compiler) -> BuilderProcess:
-        """Return the process, a fresh one when it is gone, has grown too much or is another toolchain's."""
+        """Return the process; a fresh one if it has ended, has grown too much or belongs to another toolchain."""
         builder = self._builder
         is_right = builder is not None and self._compiler == compiler
         if builder is not None and is_right and builder.is_alive and not builder.has_grown(self._limits.recycle_mb):
@@ -177,7 +177,7 @@ class BuilderSeat:
 
 
 class Turns:
-    """Many may work at the same time, or one alone. Who wants to be alone comes before all who begin after it asked."""
+    """Turns of builders: many at the same time, or one alone. A request to work alone precedes later requests."""
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
@@ -187,7 +187,7 @@ class Turns:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether nobody gets a turn any more."""
+        """True after `stop`: all waits for a turn end at once."""
         return self._stopping.is_set()
 
     def stop(self) -> None:

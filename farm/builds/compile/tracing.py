@@ -1,12 +1,12 @@
-"""Watches which lines of developed folders run in this process, from before ExecuTorch is imported. Torch-free itself.
+"""Tracer of the lines of developed folders that run in this process, from before ExecuTorch's import. Torch-free.
 
-coverage.py's C tracer tells the lines; in its core that is not there it is too slow to be of use. Beside it:
+The C tracer of coverage.py collects the lines; a coverage.py without it is too slow to be of use. In addition:
 
 * torch's dynamo reads the bytecode of functions that it inlines, and does not run it: their lines count as run.
-* `inspect` and whatever else opens a Python file in such a folder, but to import it or to print a traceback: its whole
-  text counts.
-* Another trace function, a thread that Python's `threading` did not start, a forked copy, a child process that may run
-  Python: what took part cannot be known, and there is no trace.
+* The whole text of a Python file in such a folder counts if `inspect` or other code opens it, except for an import or a
+  traceback.
+* Another trace function, a thread that Python's `threading` did not start, a forked copy or a child process that may
+  run Python makes the trace incomplete, and there is no trace.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 _PATTERN = "*?[]{}"
 _FORKS = frozenset({"os.fork", "os.forkpty", "os.system", "os.exec"})
 _SPAWNS = {"subprocess.Popen": 0, "os.posix_spawn": 0, "os.spawn": 1}
-"""Which argument of the event is the program; the next are its arguments."""
+"""Index of the program among the arguments of the event; the program's own arguments come next."""
 # Programs that start with these may load a Python of the toolchain.
 _INTERPRETERS = ("python", "pypy", "sh", "bash", "dash", "zsh", "env")
-# py-cpuinfo asks a process of its own for the processor, and loads nothing but the standard library there.
+# py-cpuinfo reads the processor's data in a child process, which loads the standard library alone.
 _HARMLESS_SCRIPTS = ("cpuinfo/cpuinfo.py",)
-# They look at a file and run nothing: `platform` asks `file` what Python's own is.
+# Programs that report on a file or the machine and run no other: `platform` calls `file` on Python's executable.
 _READERS = ("file", "uname", "lscpu")
 _IMPORTS = "<frozen importlib._bootstrap_external>"
-# Who prints lines or names of functions that ran anyway: dynamo, for its log.
+# Modules that read lines or names of functions only to print them, such as dynamo for its log.
 _PRINTERS = ("/traceback.py", "/warnings.py", "/torch/_dynamo/funcname_cache.py")
 
 
@@ -55,7 +55,7 @@ def can_trace(folders: Sequence[str]) -> bool:
 
 
 class Tracer:
-    """Everything that runs from `start` on, in this process or a fork of it."""
+    """Tracer of all code that runs from `start` on, in this process or a fork of it."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         import coverage
@@ -65,15 +65,15 @@ class Tracer:
         include = [f"{root}/*" for root in self._roots]
         self._coverage = coverage.Coverage(data_file=None, include=include, config_file=False, messages=False)
         self._lines: dict[str, set[int]] = {}
-        """What dynamo inlined, by file."""
+        """Lines of functions that dynamo inlined, by file."""
         self._whole: set[str] = set()
         self.problem = "it was not started"
-        """Why there is no trace; empty while there is one."""
+        """Reason why there is no trace; empty while there is one."""
         self.hears_own = True
-        """What happens now is the doing of the tracer, or of the builder."""
+        """True while events are caused by the tracer or the builder, and are ignored."""
 
     def start(self) -> None:
-        """Begin to watch. Once in a process."""
+        """Begin to watch; call it once in a process."""
         self.problem = ""
         loaded = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
         if early := [path for path in loaded if self._place(path) is not None]:
@@ -85,7 +85,7 @@ class Tracer:
         self.hears_own = False
 
     def watch_dynamo(self) -> None:
-        """Note what dynamo inlines; torch has been imported."""
+        """Record the functions that dynamo inlines; call it after the import of torch."""
         try:
             from torch._dynamo.symbolic_convert import InstructionTranslatorBase as Translator
         except ImportError as error:
@@ -100,9 +100,9 @@ class Tracer:
         Translator.__init__ = watched
 
     def finish(self, as_of_ns: int, cache_root: Path) -> Trace | None:
-        """Return what took part, None where that is not known; the sources are kept. This process watches no more.
+        """Return the trace, None for an incomplete one, and keep the sources. This process stops watching.
 
-        Raises InfraError where a file is younger than the key it would be of, OSError.
+        Raises InfraError for a file that is younger than the key of its bundle, OSError.
         """
         if sys.gettrace() is not self._trace_function:
             self.drop("the trace function was replaced")
@@ -131,7 +131,7 @@ class Tracer:
         return None if self.problem else Trace(roots)
 
     def _place(self, path: str) -> tuple[int, str] | None:
-        """Return the number of the root of a file, and its path there; None where it is in none."""
+        """Return the number of the root of a file, and its path there; None for a file outside of all roots."""
         for number, (root, folder) in enumerate(zip(self._roots, self._folders, strict=True)):
             for start in (root, folder):
                 if path.startswith(f"{start}/"):
@@ -139,7 +139,7 @@ class Tracer:
         return None
 
     def drop(self, problem: str) -> None:
-        """Leave no trace, for a reason; the first one counts."""
+        """Leave no trace because of `problem`; the first problem counts."""
         self.problem = self.problem or problem
 
     def _read(self, code: CodeType | None) -> None:
@@ -164,7 +164,7 @@ class Tracer:
         inspect.findsource = watched  # type: ignore[assignment]
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Note what an audit event tells of (PEP 578)."""
+        """Process an audit event of Python (PEP 578)."""
         if event == "open":
             name = arguments[0]
             if self.hears_own or not isinstance(name, str | bytes):
@@ -177,7 +177,7 @@ class Tracer:
         elif event in _FORKS:
             self.drop(event)
         elif event == "sys.settrace":
-            # coverage does so itself for a new thread.
+            # coverage itself sets its trace function in a new thread.
             if not sys._getframe(1).f_code.co_filename.endswith("/coverage/collector.py"):  # noqa: SLF001 - see below
                 self.drop("another trace function was set")
         elif event in _SPAWNS:
@@ -186,7 +186,7 @@ class Tracer:
                 self.drop(f"it started {program or command}")
 
     def _names_file(self, word: str) -> bool:
-        """Return whether a word of a command is a Python file that is traced."""
+        """Return whether a word of a command is the path of a traced Python file."""
         path = os.path.abspath(word)  # noqa: PTH100 - as above
         return path.endswith(".py") and self._place(path) is not None
 
@@ -199,7 +199,7 @@ class Tracer:
 
 
 def _is_import(frame: FrameType | None) -> bool:
-    """Return whether a file is opened to be run, and not by `get_data` for somebody who wants its text."""
+    """Return whether a file is opened to be run, and not by a caller of `get_data` that reads its text."""
     if frame is None or frame.f_code.co_filename != _IMPORTS:
         return False
     asker = frame.f_back
@@ -214,7 +214,7 @@ def may_run_python(program: object, command: object) -> bool:
         return False
     if Path(name).name in _READERS:
         return False
-    # `timeout 5 python` is a program that runs another.
+    # A program may run another, as in `timeout 5 python`.
     if not name or any(_is_interpreter(word) for word in (name, *words)):
         return True
     import shutil

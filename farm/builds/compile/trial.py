@@ -1,4 +1,4 @@
-"""Whether a toolchain compiles: jobs compiled for real, into a cache that is thrown away."""
+"""Test of a toolchain: jobs compiled for real, into a temporary cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """How one job compiled."""
+    """Result of compiling one job."""
 
     job: str
     backend: str
@@ -33,13 +33,13 @@ class Trial(msgspec.Struct, frozen=True):
     seconds: float
     pte_bytes: int
     reason: str
-    """Empty where it compiled."""
+    """Reason of a failure; empty for a compiled job."""
     log: str
-    """What the compiler printed last, of one that did not compile."""
+    """Last output of the compiler, for a job that did not compile."""
 
 
 def try_compiling(config: Config, tools: Toolchain, jobs: Sequence[Job]) -> list[Trial]:
-    """Return how each of `jobs` compiles with a toolchain, in a process of its own. Raises InfraError."""
+    """Return the results of compiling `jobs` with a toolchain, each in a process of its own. Raises InfraError."""
     with tempfile.TemporaryDirectory(prefix="farm-check-") as folder, Supervisor() as supervisor:
         return [_try(config, tools, job, Path(folder), supervisor) for job in jobs]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def watched_failure_of(job: Job, log: Path, act: Callable[[], object]) -> tuple[str, bool]:
-    """Compile `job` by `act`, and return what `failure_of` does; `log` takes what this process prints."""
+    """Compile `job` by `act`, and return the result of `failure_of`; `log` is the file of this process's output."""
     with NodeAtWork(log) as at_work:
         watch = _watch(job, at_work.note)
         with_watch = act if watch is None else watch.watching()(act)
@@ -33,10 +33,10 @@ def watched_failure_of(job: Job, log: Path, act: Callable[[], object]) -> tuple[
 
 
 def _watch(job: Job, note: Callable[[str], None]) -> GraphWatch | None:
-    """Return what watches the graphs of a job for QNN; None where QNN takes no part, or is not this ExecuTorch's."""
+    """Return the watch of a job's graphs for QNN; None for a job without QNN, or in another version of ExecuTorch."""
     if runs_on_cpu(job.target.backend) or job.case.pte:
         return None
-    # Without it the compilation fails over the same import, with its own words.
+    # After a failed import the compilation fails at the same import, with its own message.
     with contextlib.suppress(ImportError, AttributeError):
         from farm.builds.compile.graph_watch import GraphWatch
 

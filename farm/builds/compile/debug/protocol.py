@@ -92,7 +92,7 @@ class DebugReply(msgspec.Struct, frozen=True):
     reason: str = ""
     """Single line; empty when ok."""
     infra: bool = False
-    """The machine is at fault (no space, no permission), not the job."""
+    """True for a fault of the machine (no space, no permission), not of the job."""
     refused: bool = False
     """True for a job that may be correct, without layers to compare or with a failing comparator of the user."""
     seconds: dict[str, float] = {}

@@ -43,20 +43,20 @@ if TYPE_CHECKING:
 
 Tensors = tuple[torch.Tensor, ...]
 
-# Apart from the seeds of prompts.
+# Offset that keeps the seeds of calibration data apart from the seeds of prompts.
 _CALIBRATION = 999
 _PTE = "decoder"
 _MOST_CALIBRATION = 16
 
 
 def compile_text_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -> Manifest:
-    """Write the bundle of `job` into the empty `folder`, the manifest last. What the compiler raises passes through."""
+    """Write the bundle of `job` into the empty `folder`, the manifest last. The compiler's exceptions pass through."""
     watch = Stopwatch()
     try:
         with torch.no_grad(), settings_of_one_job(), tempfile.TemporaryDirectory(dir=Path.cwd()) as work:
             samples, program = _compile(job, versions, folder, Path(work), watch)
     finally:
-        # torch keeps what it traced: of a large decoder that is all of its weights.
+        # torch keeps traced graphs, and with them all weights of a large decoder.
         torch._dynamo.reset()  # noqa: SLF001 - torch has no other name
         gc.collect()
     write_tensors(folder / INPUTS, "input", samples)
@@ -82,7 +82,7 @@ def _compile(
         decoder.process(_request("quantize", job, _specs(job, versions), decoder, rows))
     with watch.step("quantized_reference"):
         said = references.quantized(prompts, given, continued)
-    # It has to be gone before the backend takes the memory of its own.
+    # The modules must be freed before the backend allocates its own memory.
     references.forget()
     hooks = _LoweringHooks(case, folder, watch)
     with built_operators() as operators, less_work(), hooks.installed(decoder):
@@ -97,7 +97,7 @@ def _compile(
 
 
 def make_decoder(job: Job, work: Path) -> Any:
-    """Return ExecuTorch's decoder of `job`, with its weights; it leaves its files in `work`."""
+    """Return ExecuTorch's decoder of `job`, with its weights; its files are in `work`."""
     case, precision = job.case, job.target.precision
     generate = generate_of(case)
     architecture = find_architecture(generate.architecture)
@@ -113,16 +113,16 @@ def make_decoder(job: Job, work: Path) -> Any:
 
 
 class _Said(NamedTuple):
-    """What both references say, by prompt."""
+    """Results of both references, by prompt."""
 
     tokens: dict[str, tuple[Row, ...]]
     scored: tuple[Row, ...]
     logits: dict[str, list[torch.Tensor]]
-    """float32 [longest of scored, vocabulary], 0 beyond the end of each; of what is told [longest of scored, TOLD]."""
+    """float32 [longest of scored, vocabulary], 0 after the end of a sequence; for likelihoods the width is TOLD."""
 
 
 class Speakers:
-    """The decoder in FP32, and once it is quantized, on the CPU."""
+    """Decoder on the CPU: the FP32 module, and the quantized module after the calibration."""
 
     def __init__(self, decoder: Any, case: Case) -> None:
         self._decoder, self._case = decoder, case
@@ -135,14 +135,14 @@ class Speakers:
         return self._whole.eager_logits(self._fp32, tokens)
 
     def eager_continuation(self, prompt: Row) -> Row:
-        """Return what the FP32 module goes on with."""
+        """Return the tokens that the FP32 module generates after `prompt`."""
         return self._whole.eager_continuation(self._fp32, prompt, self._most(prompt), generate_of(self._case).stop)
 
     def quantized(self, prompts: Sequence[Row], given: Sequence[Row], continued: Sequence[Row]) -> _Said:
-        """Return what both say; `given` are the sequences to score, () where the quantized module makes them."""
+        """Return the results of both modules; `given` are the sequences to score, () to score the generated tokens."""
         decoder, stop = self._decoder, generate_of(self._case).stop
         quantized = decoder.calibration_prefill.decoder
-        # As compiling does it, which does the same again: until then that decoder knows no scales.
+        # Compiling sets the encodings again in the same way; without this call the decoder has no scales yet.
         decoder._encoding_override(quantized, decoder.decode.decoder, override_kv_cache=True)  # noqa: SLF001 - no other name
         stepwise = Stepwise(decoder.decode.decoder, decoder.decode._decoder_inference)  # noqa: SLF001 - no other name
 
@@ -176,7 +176,7 @@ class Speakers:
         return torch.nn.functional.pad(rows, (0, 0, 0, longest - len(rows)))
 
     def forget(self) -> None:
-        """Let go of the modules."""
+        """Drop the modules, to free their memory."""
         del self._decoder, self._fp32, self._whole
 
     def _most(self, prompt: Row) -> int:
@@ -191,10 +191,10 @@ def positions_of(case: Case) -> int:
 
 
 def _calibration(case: Case, prompts: Sequence[Row], given: Sequence[Row], continued: Sequence[Row]) -> list[Row]:
-    """Return the sequences that the observers see: what is asked and judged; of drawn weights the rest is drawn too."""
+    """Return the sequences for the calibration: prompts and judged tokens; for drawn weights drawn tokens follow."""
     generate = generate_of(case)
     if generate.tells:
-        # Of a long text, or of many questions, the beginning: observers of activations need no more.
+        # The beginning of a long text, or the first questions of many, suffices for observers of activations.
         rows = list(given[:_MOST_CALIBRATION])
     else:
         rows = [*given, *((*prompt, *row)[: generate.context] for prompt, row in zip(prompts, continued, strict=True))]
@@ -208,7 +208,7 @@ def _calibration(case: Case, prompts: Sequence[Row], given: Sequence[Row], conti
 
 
 def _specs(job: Job, versions: Mapping[str, str]) -> list[Any]:
-    # ExecuTorch's llama.py takes attention apart into heads, always.
+    # ExecuTorch's llama.py always splits attention into heads.
     features = msgspec.structs.replace(
         job.case.features, use_mha2sha=True, use_weight_sharing=shares_weights(job, versions)
     )
@@ -230,14 +230,14 @@ def _request(name: str, job: Job, specs: list[Any], decoder: Any, rows: Sequence
         backend=backend_type(job.target),
         soc_model=job.target.soc,
     )
-    # Of these a decoder of text has one; the others have nothing to calibrate with.
+    # A decoder of text has a single component; the others get no calibration data.
     nothing = kinds.Data(quantization_data=kinds.QuantizationData())
     others = (constants.AUDIO_ENCODER, constants.VISION_ENCODER, constants.TEXT_ENCODER, constants.TOK_EMBEDDING)
     return kinds(name, {**dict.fromkeys(others, nothing), constants.TEXT_DECODER: data})
 
 
 class _LoweringHooks:
-    """What is kept of a lowering that ExecuTorch's examples do from one end to the other."""
+    """Hooks into a lowering that ExecuTorch's examples run as a whole: delegations, spill-fill size and origins."""
 
     def __init__(self, case: Case, folder: Path, watch: Stopwatch) -> None:
         self.delegations: dict[str, Delegation] = {}
@@ -246,7 +246,7 @@ class _LoweringHooks:
 
     @contextmanager
     def installed(self, decoder: Any) -> Iterator[None]:
-        """Keep it while the body compiles `decoder`."""
+        """Install the hooks while the body compiles `decoder`."""
         wrappers, export = upstream.wrappers, torch.export.export
         calibrated = weakref.ref(decoder.calibration_prefill.decoder)
         lower, share = wrappers.to_edge_transform_and_lower_to_qnn, wrappers.update_spill_fill_size
@@ -270,7 +270,7 @@ class _LoweringHooks:
         with (
             patch.object(wrappers, "to_edge_transform_and_lower_to_qnn", lowered),
             patch.object(wrappers, "update_spill_fill_size", shared),
-            # They would leave the quantized decoder as a file for its own evaluation: gigabytes of a large one.
+            # ExecuTorch would save the quantized decoder for its own evaluation: gigabytes for a large decoder.
             patch.object(torch.export, "export", exported),
             patch.object(torch.export, "save", lambda *_: None),
         ):
@@ -314,8 +314,8 @@ def _program(folder: Path, said: _Said, generation: Generation, hooks: _Lowering
     for one in hooks.delegations.values():
         for name, count in {**one.edge_ops, **one.cpu_ops}.items():
             fallback[name] = fallback.get(name, 0) + count
-    # Where prompts have a method of their own, what it makes of them and what the other makes of them. What is told may
-    # be long, and is asked once.
+    # With a separate method for prompts, the outputs of both methods are compared. Sequences for likelihoods may be
+    # long, and have one output.
     times = 2 if generation.prefill and generation.likelihoods is None else 1
     shape = tuple(said.logits["fp32"][0].shape)
     return CompiledProgram(

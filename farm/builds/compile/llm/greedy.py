@@ -1,4 +1,4 @@
-"""What a decoder goes on with, greedy, where it is asked for all positions at once. Torch-free, and pure."""
+"""Greedy continuation of a decoder that computes all positions at once. Torch-free, and pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Row = tuple[int, ...]
 def continuation(
     chosen_after: Callable[[Row], Sequence[int]], prompt: Row, most: int, stop: Sequence[int], draft: Row = ()
 ) -> Row:
-    """Return what is chosen after `prompt`, token by token: at most `most`, at least one, a stop token the last.
+    """Return the tokens chosen after `prompt`: at least one and at most `most`; a stop token is the last.
 
-    `chosen_after` gives what is chosen after each token of a sequence. It is asked once where `draft` is right, and
-    again from the first token on that is not.
+    `chosen_after` returns the chosen token after each token of a sequence. A correct `draft` needs one call, and each
+    wrong token of a guess another call.
     """
     found: list[int] = []
     guess = list(draft[: most - 1])
@@ -30,5 +30,5 @@ def continuation(
                 return tuple(found)
             if len(found) > len(guess) or guess[len(found) - 1] != token:
                 break
-        # What would have come after a wrong guess is the next guess.
+        # The tokens chosen after a wrong guess are the next guess.
         guess = [*found, *chosen[len(found) - known :]][: most - 1]

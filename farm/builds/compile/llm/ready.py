@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -> Manifest:
     """Write the bundle of `job`, whose case has a `.pte`, into the empty `folder`, the manifest last.
 
-    Where tokens are expected, these decide; logits in files take the place of a reference, else it has none. Raises as
-    `read_ready` and `generation_of` do, ConfigError for logits that do not fit.
+    Expected tokens of the case decide; logits in files replace the reference, which is missing without them. Raises as
+    `read_ready` and `generation_of` do, and ConfigError for logits that do not fit.
     """
     case, watch = job.case, Stopwatch()
     generate, path = generate_of(case), Path(case.folder, case.pte)
@@ -76,12 +76,12 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
 
 
 def _asked(case: Case, program: Program) -> AskedTokens:
-    # Its sizes are the program's, whatever the manifest says.
+    # The sizes of the program count, and not the sizes in the manifest.
     widths = generation_of(program, prompts=(), new=1)
     most = most_told(context=widths.context, prefill=widths.prefill, decode=widths.decode)
     return asked_of(case, most, widths.vocabulary)
 
 
 def token_tensors(prompts: Tokens, scored: Tokens) -> list[tuple[torch.Tensor, ...]]:
-    """Return the samples of a bundle that generates: prompts, and what is scored where anything is."""
+    """Return the samples of a bundle that generates: prompts, and scored sequences if there are any."""
     return list(zip(*(map(torch.from_numpy, padded(rows)) for rows in (prompts, scored) if rows), strict=True))

@@ -1,4 +1,4 @@
-"""What a decoder says on the CPU: logits of whole sequences, and what it goes on with, greedy. Imports torch alone."""
+"""References of a decoder on the CPU: logits of whole sequences and greedy continuations. Imports torch alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def log_probabilities(logits: torch.Tensor, sequence: Row) -> torch.Tensor:
-    """Return float32 [tokens, 2]: by position the logarithm of the probability of what follows, and of the likeliest.
+    """Return float32 [tokens, 2]: by position the log-probability of the next token, and of the likeliest token.
 
-    It is 0 after the last token, which nothing follows.
+    Both are 0 after the last token, which has no next token.
     """
     every = torch.log_softmax(logits[: len(sequence)].double(), dim=-1)
     found = torch.zeros(len(sequence), 2)
@@ -28,33 +28,33 @@ def log_probabilities(logits: torch.Tensor, sequence: Row) -> torch.Tensor:
 
 
 def _position_axes(caches: Sequence[torch.Tensor]) -> list[int]:
-    """Return which axis of each cache has the positions: keys are first, [1,H,D,C], and values follow, [1,H,C,D]."""
+    """Return the axis of positions of each cache: keys are first, [1,H,D,C], and values follow, [1,H,C,D]."""
     layers = len(caches) // 2
     return [3] * layers + [2] * layers
 
 
 class Stepwise:
-    """A decoder that takes the last token, and has those before in caches: exported, its sizes fixed."""
+    """Exported decoder of fixed sizes that takes the last token and has the tokens before it in caches."""
 
     def __init__(self, module: torch.nn.Module, inference: Any) -> None:
-        """`inference` is ExecuTorch's of that decoder."""
+        """Take `inference`, ExecuTorch's inference of the decoder."""
         self._module = module
         self._context = inference.max_context_len
         self._room = inference._k_caches[0].shape[-1]  # noqa: SLF001 - no other name
         self._width = self._context - self._room
 
     def caches(self, columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return caches with what a decoder of the whole context gave for every position."""
+        """Return caches with `columns`: the keys and values of every position, from a decoder of the whole context."""
         return [
             one.narrow(axis, 0, self._room).clone(memory_format=torch.contiguous_format)
             for axis, one in zip(_position_axes(columns), columns, strict=True)
         ]
 
     def after(self, token: int, done: int, masks: Sequence[torch.Tensor], caches: Sequence[torch.Tensor]) -> int:
-        """Return what follows `token`, before which are `done` others, and put it into the caches.
+        """Return the token after `token`, which has `done` tokens before it, and add its keys and values to the caches.
 
-        `masks` are those of a full context. Where a step takes more than one token, those behind it are attended to by
-        nobody.
+        `masks` are the masks of a full context. In a step of several tokens, no position attends to the padding behind
+        the first.
         """
         tokens = torch.zeros(1, self._width, dtype=torch.int32)
         tokens[0, 0] = token
@@ -73,10 +73,10 @@ class Stepwise:
 
 
 class WholeContext:
-    """A decoder that takes its whole context at once, each position attending to those before: in FP32 or quantized."""
+    """Decoder of its whole context at once, in FP32 or quantized; each position attends to the positions before it."""
 
     def __init__(self, inference: Any, masks: Sequence[torch.Tensor]) -> None:
-        """`inference` is ExecuTorch's, which has positions and empty caches; `masks` are those of a full context."""
+        """Take ExecuTorch's `inference`, with positions and empty caches, and the `masks` of a full context."""
         self._inference = inference
         self._masks = tuple(masks)
 
@@ -87,9 +87,9 @@ class WholeContext:
     def continuation(
         self, module: torch.nn.Module, stepwise: Stepwise, prompt: Row, most: int, stop: Sequence[int]
     ) -> Row:
-        """Return what an exported `module` goes on with after `prompt`, as `stepwise` has it after the first token.
+        """Return the greedy continuation of `prompt`: the first token by an exported `module`, the rest by `stepwise`.
 
-        That computes in another order: it is as good as always the same, and costs a step what it computes.
+        `stepwise` computes in another order, which nearly always gives the same tokens, and computes each step alone.
         """
         logits, columns = self._logits_and_columns(module, prompt)
         found = [int(logits[len(prompt) - 1].argmax())]
@@ -105,11 +105,11 @@ class WholeContext:
         return torch.as_tensor(logits)[0], [*keys, *values]
 
     def eager_logits(self, module: torch.nn.Module, tokens: Row) -> torch.Tensor:
-        """Return the same of a `module` that is not exported, at the cost of those tokens alone."""
+        """Return the logits as `logits` does, of an eager `module` and at the cost of `tokens` alone."""
         return self._step(module, tokens, 0, self._no_caches())[0]
 
     def eager_continuation(self, module: torch.nn.Module, prompt: Row, most: int, stop: Sequence[int]) -> Row:
-        """Return what an eager `module` goes on with after `prompt`: at most `most` tokens, a stop token the last."""
+        """Return the greedy continuation of `prompt` by an eager `module`: at most `most` tokens, a stop token last."""
         caches, start, pending, found = self._no_caches(), 0, prompt, list[int]()
         while len(found) < most and not (found and found[-1] in stop):
             logits, caches = self._step(module, pending, start, caches)

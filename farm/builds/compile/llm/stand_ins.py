@@ -1,7 +1,7 @@
-"""What ExecuTorch's Qualcomm examples import and a compile does not need: torchtune, lm_eval and datasets.
+"""Placeholders for packages that ExecuTorch's Qualcomm examples import and no compile needs.
 
-They do not install beside the torch of ExecuTorch 1.5. Where one is missing, its names are placeholders while the
-examples are imported, and nobody else in this process ever sees them.
+torchtune, lm_eval and datasets do not install beside the torch of ExecuTorch 1.5. The names of a missing package are
+placeholders while the examples are imported, and no other import of this process finds them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _PACKAGES = frozenset({"torchtune", "lm_eval", "datasets"})
-# What is called all the same, and where ExecuTorch has the same function: converting weights of Qwen 2.5.
+# Functions of these packages that a compile does call, with the equal function of ExecuTorch: weights of Qwen 2.5.
 _CALLED = {
     "torchtune.models.convert_weights.get_mapped_key": ("executorch.examples.models.checkpoint", "get_mapped_key")
 }
 
 
 class _StandIn(ModuleType):
-    """A module in which every name is a class of that name, which is good for nothing but to be imported."""
+    """Module in which every name is an empty class of that name, for imports only."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -37,10 +37,10 @@ class _StandIn(ModuleType):
 
 
 class _StandInFinder(MetaPathFinder, Loader):
-    """Finds the packages where nothing else does: it is the last that is asked."""
+    """Finder of placeholders for the packages, after all other finders of the path."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return where the module `name` comes from: here, for those packages."""
+        """Return the spec of a placeholder for a module `name` of the packages, else None."""
         del path, target
         return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in _PACKAGES else None
 
@@ -49,12 +49,12 @@ class _StandInFinder(MetaPathFinder, Loader):
         return _StandIn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave it empty."""
+        """Leave the module empty."""
 
 
 @contextmanager
 def stand_ins() -> Iterator[None]:
-    """Let the packages that are missing be imported while the body runs, and be as missing as before after it."""
+    """Provide placeholders for missing packages while the body runs, and remove them afterwards."""
     finder = _StandInFinder()
     sys.meta_path.append(finder)
     try:

@@ -1,4 +1,4 @@
-"""ExecuTorch's Qualcomm examples as they are asked for one decoder: its configuration, recipe and arguments."""
+"""Use of ExecuTorch's Qualcomm examples for one decoder: configuration, recipe and arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["arguments", "collators", "components", "configuration", "constants",
 
 
 class PlainQuantRecipe(recipes.StaticLLMQuantRecipe):  # type: ignore[misc]
-    """16a8w: weights in 8 bits with a scale per channel, all else, the cache as well, in 16."""
+    """Recipe of 16a8w: weights in 8 bits with a scale per channel, all other tensors, caches included, in 16 bits."""
 
     default_quant_dtype = QuantDtype.use_16a8w
 
@@ -51,20 +51,20 @@ class PlainQuantRecipe(recipes.StaticLLMQuantRecipe):  # type: ignore[misc]
         )
 
 
-# Precisions that every decoder can have; 16a4w as ExecuTorch has it for its smallest: a cache of 8 bits.
+# Recipes that suit every decoder; 16a4w is ExecuTorch's recipe for its smallest decoder, with a cache of 8 bits.
 _GENERAL = {"16a8w": PlainQuantRecipe, "16a4w": recipes.LlamaStories260KQuantRecipe}
 
 
-# ExecuTorch has no way to Hugging Face's weights of these without torchtune, or none. Their tensors are called as those
-# of Qwen 3, which shares the embedding where there is no output as well; queries and keys keep Hugging Face's order,
-# which ExecuTorch brings other weights into.
+# Decoders whose Hugging Face weights ExecuTorch converts only with torchtune, or not at all. Their tensors have the
+# names of Qwen 3, which shares the embedding if there is no output as well. Queries and keys keep Hugging Face's order,
+# into which ExecuTorch brings other weights.
 _NAMED_AS_QWEN3 = ("llama3_2-1b_instruct", "llama3_2-3b_instruct", "smollm2_135m")
 
 
 def configuration(architecture: Architecture, precision: str, shards: int, *, hugging_face: bool) -> Any:
     """Return ExecuTorch's configuration of a decoder at `precision`, in `shards` contexts.
 
-    `hugging_face` says where its weights are from. Raises MissingToolError where this ExecuTorch does not know the
+    `hugging_face` is True for weights of a Hugging Face folder. Raises MissingToolError if this ExecuTorch has no such
     decoder.
     """
     known = llama.SUPPORTED_LLM_MODELS.get(architecture.upstream)
@@ -73,7 +73,7 @@ def configuration(architecture: Architecture, precision: str, shards: int, *, hu
         raise MissingToolError(f"{problem}: name another architecture, or use a later one")
     changed: dict[str, Any] = {"num_sharding": shards}
     if precision != architecture.recipe:
-        # What it looks for in a recipe of its own would cost minutes and is for its own sizes.
+        # The search for scales (seq_mse) of a decoder's own recipe would take minutes and is made for its own sizes.
         changed |= {"quant_recipe": _GENERAL[precision], "seq_mse_candidates": 0}
     if hugging_face and architecture.upstream in _NAMED_AS_QWEN3:
         changed |= {"transform_weight": False, "convert_weights": llama.convert_qwen3_weights}
@@ -82,9 +82,9 @@ def configuration(architecture: Architecture, precision: str, shards: int, *, hu
 
 
 def arguments(generate: Generate, architecture: Architecture, params: Path) -> Any:
-    """Return what its `llama.py` would have parsed: where this says nothing, its defaults.
+    """Return arguments as ExecuTorch's `llama.py` parses them, with its defaults where `generate` sets no value.
 
-    `params` is a `params.json`, in a folder that takes what ExecuTorch writes.
+    `params` is a `params.json`; ExecuTorch writes its files into the same folder.
     """
     return argparse.Namespace(
         decoder_model=architecture.upstream,

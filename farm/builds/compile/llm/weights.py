@@ -1,4 +1,4 @@
-"""The weights of a decoder as ExecuTorch's examples load them: drawn, a checkpoint, or a Hugging Face folder."""
+"""Weights of a decoder for ExecuTorch's examples: drawn, from a checkpoint, or from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _OF_WEIGHTS = (_SAFETENSORS, f"{_SAFETENSORS}.index.json")
 def make_checkpoint(case: Case, config: Any, arguments: Any, folder: Path) -> Path:
     """Return the checkpoint of the decoder of `case` with the names of the static decoder; new files are in `folder`.
 
-    Of a Hugging Face folder it is what ExecuTorch's examples would have downloaded and converted. Raises ConfigError
-    for a file of the user's that cannot be read.
+    A Hugging Face folder is converted as ExecuTorch's examples convert a downloaded one. Raises ConfigError for an
+    unreadable file of the user.
     """
     generate, root = generate_of(case), Path(case.folder)
     if generate.hugging_face:
@@ -44,9 +44,9 @@ def make_checkpoint(case: Case, config: Any, arguments: Any, folder: Path) -> Pa
 
 @contextmanager
 def checkpoint_in_use(case: Case, arguments: Any, checkpoint: Path) -> Iterator[None]:
-    """Let decoders that are made in the body have the weights in `checkpoint`.
+    """Let decoders that are created in the body load the weights in `checkpoint`.
 
-    Raises ConfigError where the user's do not fit the decoder.
+    Raises ConfigError if weights of the user do not fit the decoder.
     """
     generate = generate_of(case)
     if not generate.hugging_face:
@@ -54,7 +54,7 @@ def checkpoint_in_use(case: Case, arguments: Any, checkpoint: Path) -> Iterator[
     if not generate.hugging_face and not generate.weights:
         yield
         return
-    # Some decoders want changes of such weights, which ExecuTorch makes after it has downloaded and converted them.
+    # ExecuTorch adapts the weights of some decoders after download and conversion; the checkpoint replaces these two.
     with patch.object(wrappers, "download_and_convert_hf_checkpoint", lambda *_: str(checkpoint)):
         try:
             yield
@@ -76,15 +76,15 @@ def _drawn(seed: int, config: Any, arguments: Any, folder: Path) -> Path:
 
 
 def _readable(path: Path, folder: Path) -> Path:
-    """Return `path` where ExecuTorch can read it, else a copy that it can. Raises whatever the file leads torch to."""
+    """Return `path` if ExecuTorch can read it, else a readable copy. Raises torch's exceptions for a broken file."""
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
         state = load_file(path)
     else:
-        # What torch has written since 1.6 is read piece by piece.
+        # Files of torch 1.6 and later are ZIP archives, which are mapped and read piece by piece.
         pieces = zipfile.is_zipfile(path)
-        # Tensors and plain containers alone: anything else in a pickle could run code.
+        # Only tensors and plain containers are accepted, as other objects in a pickle could run code.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=pieces)
         if pieces:
             return path
@@ -94,13 +94,13 @@ def _readable(path: Path, folder: Path) -> Path:
 
 def _converted(source: Path, config: Any, decoder: str, folder: Path) -> Path:
     """Return the weights in the Hugging Face folder `source`, with the names of the static decoder."""
-    # Alone, as what ExecuTorch takes first where both are there is a pickle, and in no key of a bundle.
+    # The folder contains safetensors alone: ExecuTorch prefers a pickle beside them, which is in no key of a bundle.
     alone = folder / "hugging_face"
     alone.mkdir()
     for file in (file for pattern in _OF_WEIGHTS for file in source.glob(pattern)):
         (alone / file.name).symlink_to(file.absolute())
     if decoder == "phi_4_mini":
-        # Its own way to safetensors is torchtune's; to a pickle of tensors it is not.
+        # ExecuTorch reads safetensors of this decoder with torchtune, but a pickle of tensors without it.
         torch.save(_load_folder(alone), alone / "pytorch_model.bin")
     config.convert_weights.__func__(str(alone), str(folder / _FILE))
     shutil.rmtree(alone)
@@ -121,7 +121,7 @@ def _of_user(case: Case, key: str, read: Callable[[], Path]) -> Path:
     except pickle.UnpicklingError as error:
         problem = "is no file of tensors alone, and what else is in it could run code: save the state_dict of the model"
         raise _refusal(case, key, problem) from error
-    except Exception as error:  # torch, safetensors and ExecuTorch raise whatever a file leads them to
+    except Exception as error:  # torch, safetensors and ExecuTorch may raise any exception for a broken file
         raise _refusal(case, key, f"cannot be read: {error}") from error
 
 
