@@ -2,16 +2,16 @@
 
     tools/conformance.py                                on two virtual SM8650
     tools/conformance.py --only newer -- -k "8a or utils"
-    tools/conformance.py --lpai                         those for LPAI, on a virtual SM8850, over a stub of its library
-    tools/conformance.py --runs RUN RUN                 of runs that are recorded already, also of some that were ended
+    tools/conformance.py --lpai                         tests for LPAI, on a virtual SM8850, over a stub of its library
+    tools/conformance.py --runs RUN RUN                 tables of recorded runs, also of interrupted ones
 
 One `farm pytest` each: the older framework is `test_qnn_delegate`, by class, without its whole models; the newer one is
-`tests/rework`, by file. Both are those of the installed wheel. Every test is in the store when it has ended, so that
-`--runs` prints what there is of a run that did not end: tests that have no result are counted as not run. What stands
-behind `--` is for pytest. Exit code 1 where a test failed.
+`tests/rework`, by file. Both come from the installed wheel. Every test is in the store when it has ended, so that
+`--runs` prints the tests of a run that did not end: tests without a result are counted as not run. Arguments behind
+`--` are for pytest. Exit code 1 if a test failed.
 
-With `--lpai` these are the two classes of quantized tests, and what `tests/rework/passes` has for LPAI, all that the
-wheel has of it in that framework. The stub hands all work to HTP's simulator: tests/lpai_sdk_stub.py.
+With `--lpai` these are the two classes of quantized tests, and the tests for LPAI in `tests/rework/passes`, the only
+ones of the wheel in that framework. The stub hands all work to HTP's simulator: tests/lpai_sdk_stub.py.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ def older(*, lpai: bool) -> list[str]:
 
 
 def newer(*, lpai: bool) -> list[str]:
-    """Return those for the newer one; its `gpu` and `lpai` folders have no test in the wheel of 1.5.1."""
+    """Return pytest's arguments for the newer framework; its `gpu` and `lpai` folders have no test in wheel 1.5.1."""
     spec = importlib.util.find_spec("executorch")
     [folder] = (spec.submodule_search_locations or [""])[:1] if spec else [""]
     tests = Path(folder, "backends/qualcomm/tests/rework")
     if lpai:
         return [str(tests / "passes"), "-k", "lpai or Lpai"]
-    # What features set in upstream's configuration, `shared_buffer` for one, stays for what their process runs next.
+    # Settings of features in upstream's configuration, such as `shared_buffer`, stay for later tests of their process.
     return sorted(map(str, tests.rglob("test.py")), key=lambda one: "/feature/" in one)
 
 
 @contextmanager
 def sdk_variables(*, lpai: bool) -> Iterator[dict[str, str]]:
-    """Give what farm needs in its environment: with `lpai` a stub of an SDK, which is deleted afterwards."""
+    """Yield the variables that farm needs: with `lpai` a stub of an SDK, which is deleted afterwards."""
     if not lpai:
         yield {}
         return
@@ -83,7 +83,7 @@ def farm(*arguments: str, variables: dict[str, str] | None = None) -> dict[str, 
     command = [sys.executable, "-m", "farm.cli.main", *arguments]
     environment |= {"PYTHONPATH": path}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        # Tests that have ended are in the store, also where farm is told to end.
+        # Ended tests are in the store, also after a signal to farm.
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         said, _ = process.communicate()
     if not said.strip():
@@ -103,7 +103,7 @@ def outcome_of(job: dict[str, Any]) -> tuple[str, str]:
 
 
 def group_of(test: str) -> str:
-    """Return the class of a test of the older framework, the file of one of the newer."""
+    """Return the class of a test of the older framework, or the file of a test of the newer one."""
     file, _, rest = test.partition("::")
     return rest.partition("::")[0] if "::" in rest else file
 
@@ -130,7 +130,7 @@ def tables(run: dict[str, Any]) -> str:
 
 
 def about(run: dict[str, Any]) -> str:
-    """Return what a run was made with, how long it took and how it ended."""
+    """Return versions, duration and end of a run."""
     made = run["fingerprint"]
     seconds = (run["finished_ms"] - run["started_ms"]) / 1000 if run["finished_ms"] else 0.0
     took = f"{seconds / 60:.0f} min" if seconds else "not ended"
@@ -151,7 +151,7 @@ def command_of(chosen: argparse.Namespace, name: str, rest: list[str]) -> list[s
 
 
 def main() -> None:
-    """Run what is asked for, and print its tables."""
+    """Run the selected tests, and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--soc", help="SM8650, with --lpai SM8850")
     parser.add_argument("--backend", default="htp")

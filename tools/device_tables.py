@@ -1,4 +1,4 @@
-"""Prints the tables of docs/evidence/devices.md of what was tried of each kind of device; `--write` puts them there.
+"""Prints the tables of docs/evidence/devices.md with the tests of each kind of device; `--write` updates the page.
 
     python tools/device_tables.py --write
 
@@ -35,7 +35,7 @@ _NAME = re.compile(r"test_(?P<what>\w+)\[(?P<parameters>.+)\]")
 
 
 def outcomes(file: str) -> dict[tuple[str, str], str]:
-    """Return what became of each test, by what it tests and by what it ran on."""
+    """Return the outcome of each test, by its subject and its kind of device."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         words = ["-q", "-m", "whole or not whole", f"--junitxml={report}", str(ROOT / "tests/devices" / file)]
@@ -51,7 +51,7 @@ def outcomes(file: str) -> dict[tuple[str, str], str]:
         kinds = {child.tag for child in case}
         word = "**fails**" if kinds & {"failure", "error"} else "not here" if "skipped" in kinds else "yes"
         key = match["what"].replace("_", " "), column
-        # Of several parameters the worst counts.
+        # The worst outcome of several parameters counts.
         found[key] = word if found.get(key, "yes") == "yes" else found[key]
     return found
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TARGET = ROOT / "farm" / "results" / "profile" / "etdump_schema.py"
-# Those that farm/results/profile/etdump.py reads.
+# Tables that farm/results/profile/etdump.py reads.
 TABLES = ("DebugEvent", "ETDump", "Event", "ProfileEvent", "RunData")
 SCHEMA = Path("devtools", "etdump", "etdump_schema_flatcc.fbs")
 

@@ -1,12 +1,12 @@
-"""Writes test_suites/lpai_ops: what of quantized_ops ExecuTorch's rules for LPAI quantize, and in which precisions.
+"""Writes test_suites/lpai_ops: the cases of quantized_ops that ExecuTorch's rules for LPAI quantize, by precision.
 
     python tools/generate_lpai_ops.py           write suite.toml and rules.json
-    python tools/generate_lpai_ops.py --check   fail when they are not what would be written
+    python tools/generate_lpai_ops.py --check   fail when the files are not up to date
 
-Each case is exported and taken through the passes that come before annotation, in its way to LPAI. Where every
-operator that is there then has a rule, the quantizer annotates it in each precision of the case, and validates that
-against what the QNN SDK says of LPAI's operators, as it does before calibration. Left out is a precision that either
-refuses, and one whose activations cannot go between the CPU, which quantizes and dequantizes them, and the delegate.
+Each case is exported and taken through the passes that come before annotation, in its way to LPAI. If every
+operator then has a rule, the quantizer annotates the case in each of its precisions, and validates the result
+against the QNN SDK's data on LPAI's operators, as it does before calibration. A precision is left out if either step
+refuses it, or if its activations cannot go between the CPU, which quantizes and dequantizes them, and the delegate.
 rules.json has the operators and the precisions; suite.toml has the cases that have any, of the installed ExecuTorch.
 """
 
@@ -72,7 +72,7 @@ def rules_of(cases: list[Case]) -> dict[str, dict[str, list[str]]]:
 
 
 def _quantizes(quantizer: Any, graph: torch.fx.GraphModule) -> bool:
-    """Return whether `quantizer` annotates `graph`, which may have annotations of another one, and validates that."""
+    """Return whether `quantizer` annotates and validates `graph`; annotations of another quantizer are removed."""
     from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
     for node in graph.graph.nodes:
@@ -87,7 +87,7 @@ def _quantizes(quantizer: Any, graph: torch.fx.GraphModule) -> bool:
 
 
 def _can_cross(quantizer: Any) -> bool:
-    """Return whether the CPU has a code of an activation in as many bytes as QNN's tensors have."""
+    """Return whether a quantized activation has as many bytes on the CPU as in QNN's tensors."""
     import torch
     from executorch.backends.qualcomm.builders.utils import deduce_dtype
 
@@ -100,7 +100,7 @@ def _can_cross(quantizer: Any) -> bool:
 
 
 def manifest_of(cases: list[Case], rules: dict[str, dict[str, list[str]]]) -> str:
-    """Return suite.toml: cases in all of their precisions together, then those in some, by precisions."""
+    """Return suite.toml: first the cases with all of their precisions, then the others, grouped by precisions."""
     own = {case.name: case.precisions for case in cases}
     groups: dict[tuple[str, ...], list[str]] = {(): []}
     for name, one in rules.items():
@@ -116,7 +116,7 @@ def manifest_of(cases: list[Case], rules: dict[str, dict[str, list[str]]]) -> st
 
 
 def main() -> int | str:
-    """Write or check the suite; what is returned is what the process ends with."""
+    """Write or check the suite; return the exit code or the message of the process."""
     parser = argparse.ArgumentParser(description="Writes test_suites/lpai_ops.")
     parser.add_argument("--check", action="store_true", help="fail when the files are not what would be written")
     check = parser.parse_args().check

@@ -1,14 +1,14 @@
-"""Writes test_suites/quantized_ops/operators.json: which of ExecuTorch's operators each case makes the backend build.
+"""Writes test_suites/quantized_ops/operators.json: ExecuTorch's operators that the backend builds for each case.
 
     farm run --soc SM8650 --suite quantized_ops --suite fp_ops --virtual 2 --json > run.json
     python tools/generate_operators.py run.json           write it
-    python tools/generate_operators.py run.json --check   fail when it is not what would be written
+    python tools/generate_operators.py run.json --check   fail when the file is not up to date
 
-ATen's operators are those of each case as torch.export has it. Of an operator that ExecuTorch's own tests are called
-after, and no case has, it writes what torch.export makes of the modules of those tests: they run here, with a recorder
-in place of the compiler. What the run leaves out stays as it is written while the suite has it, and so do the reasons
-for builders without a case, which are written by hand. The bundles of the run are read from the cache, as
-FARM_CACHE_DIR or farm.toml name it.
+ATen's operators are read from each case after torch.export. For an operator in the name of an ExecuTorch test and in
+no case, the file has the operators of that test's modules after torch.export: the tests run here, with a recorder in
+place of the compiler. Entries of cases outside of the run stay while the suite has them, and so do the reasons for
+builders without a case, which are written by hand. The bundles of the run are read from the cache of FARM_CACHE_DIR
+or farm.toml.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def aten_of(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[str]:
         programs = (exported, exported.run_decompositions())
     targets = {str(node.target) for one in programs for node in one.graph.nodes if node.op == "call_function"}
     names = {plain_name(target, native_functions()) for target in targets if target.startswith("aten.")}
-    # What torch.nn.ReflectionPad3d calls; it is taken apart in one go.
+    # Operator of torch.nn.ReflectionPad3d, which torch.export decomposes at once.
     padded = [node.args for node in exported.graph.nodes if str(node.target) == "aten.pad.default"]
     names |= {f"reflection_pad{len(args[1]) // 2}d" for args in padded if len(args) > 2 and args[2] == "reflect"}
     return sorted(names - {""})
@@ -78,7 +78,7 @@ def of_tests(cases: dict[str, list[str]]) -> dict[str, list[str]]:
 
 
 def main() -> int | str:
-    """Write or check the table; what is returned is what the process ends with."""
+    """Write or check the table; return the exit code or the message of the process."""
     parser = argparse.ArgumentParser(description="Writes test_suites/quantized_ops/operators.json.")
     parser.add_argument("run", type=Path, help="what farm run --json printed")
     parser.add_argument("--check", action="store_true", help="fail when the file is not what would be written")

@@ -93,7 +93,7 @@ def tables(kind: type[msgspec.Struct], name: str = "") -> Iterator[tuple[str, ty
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Return the docstring below each attribute of a class, those of its bases included."""
+    """Return the docstring below each attribute of a class and of its bases."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         if not one.__module__.startswith("farm."):

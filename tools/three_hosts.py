@@ -27,7 +27,7 @@ from farm.builds.runtime.simulator import host_sdk  # noqa: E402
 
 # Longer than two of these suites take on two cores.
 _WHOLE_S = 3 * 3600.0
-# Of what `verdicts` returns of a job.
+# Index of the known issue in a job's entry of `verdicts`.
 _KNOWN_ISSUE = 3
 
 
@@ -72,7 +72,7 @@ def main() -> int:
     }
     for job, (here, there) in sorted(different.items()):
         say(f"{job}: {here} on three hosts, {there} on one machine")
-    # What reads memory that nobody wrote computes something else each time, on one machine as well.
+    # A program that reads uninitialized memory computes other values each time, on one machine as well.
     known = {job for job, sides in different.items() if any(side and side[_KNOWN_ISSUE] for side in sides)}
     left = len(different) - len(known)
     say(json.dumps({"jobs": len(shared), "different": left, "different_with_known_issue": len(known)}))

@@ -1,7 +1,7 @@
 """Plugin of pytest: records the counts that ExecuTorch's own Qualcomm tests expect beside the counts of this run.
 
-`-p upstream_counts` with the file in $UPSTREAM_COUNTS_FILE. Tests run as they are; functions that they call are
-watched. One line a count: test, what is counted, upstream's count, ours (null where the test ended before), and whether
+`-p upstream_counts` with the file in $UPSTREAM_COUNTS_FILE. Tests run unchanged; the functions that they call
+are watched. One line a count: test, counted item, upstream's count, ours (null if the test ended before), and whether
 upstream's test checks it.
 """
 
@@ -39,7 +39,7 @@ class Counts:
         self._ours: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Forget the counts of the test before."""
+        """Clear the counts of the previous test."""
         self._golden, self._ours = {}, {}
 
     def expect(self, what: str, count: int) -> None:
@@ -47,11 +47,11 @@ class Counts:
         self._golden[what] = self._golden.get(what, 0) + count
 
     def found(self, what: str, count: int) -> None:
-        """Add to the count that came out."""
+        """Add to the count of this run."""
         self._ours[what] = self._ours.get(what, 0) + count
 
     def expects(self, what: str) -> bool:
-        """Return whether upstream's test has a count of it."""
+        """Return whether upstream's test expects a count named `what`."""
         return what in self._golden
 
     def end(self, item: pytest.Item) -> None:
@@ -64,7 +64,7 @@ class Counts:
             })
             for what, count in self._golden.items()
         ]  # fmt: skip
-        # One write: workers share the file.
+        # A single write, as workers share the file.
         with self._path.open("a") as file:
             file.write("".join(f"{line}\n" for line in lines))
 
@@ -76,7 +76,7 @@ class Watch:
         self._counts = Counts(path)
 
     def pytest_collection_finish(self) -> None:
-        """Watch what the tests call, once their modules are there."""
+        """Watch the functions that tests call, once their modules are imported."""
         from executorch.backends.qualcomm.export_utils import SimpleADB
         from executorch.backends.qualcomm.tests import utils
         from executorch.devtools import Inspector

@@ -47,7 +47,7 @@ def heap_variables() -> Iterator[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Library:
-    """What the tests of a plan run over."""
+    """Library below the tests of a plan."""
 
     name: str
     soc: str
@@ -75,7 +75,7 @@ def _delegate(cls: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{MODULE}::{cls}::test_qnn_backend_{name}" for name in names)
 
 
-# Pull requests of pytorch/executorch; one that is named after a slash followed it, with a plan of its own.
+# Pull requests of pytorch/executorch; a number after a slash is a later one with a plan of its own.
 PLANS = (
     Plan("18151", "LPAI", LPAI, _delegate("TestQNNQuantizedOperator", "mean")),
     Plan("18151/20369", "LPAI, layers", LPAI,
@@ -100,7 +100,7 @@ NOT_TRIED = (
 
 @dataclass(frozen=True)
 class Row:
-    """One count of one test."""
+    """Count of a test."""
 
     plan: Plan
     test: str
@@ -116,7 +116,7 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether the test passed, and with upstream's count where upstream checks it."""
+        """Return whether the test passed, and with upstream's count if upstream checks it."""
         if self.outcome != "passed":
             return False
         return not self.checked or (self.upstream is not None and self.upstream == self.ours)
@@ -167,7 +167,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def markdown(rows: list[Row]) -> str:
-    """Return the tables: counts, and what was not tried."""
+    """Return the tables: counts, and tests that were not tried."""
 
     def line(words: tuple[str, ...]) -> str:
         return f"| {' | '.join(word.replace('|', chr(92) + '|') for word in words)} |"
@@ -191,7 +191,7 @@ def run_instead() -> tuple[str, bool]:
 
 
 def main() -> None:
-    """Run what is asked for, and print its tables."""
+    """Run the selected plans, and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="NUMBER", help="plans of one pull request, as 16316")
     chosen = parser.parse_args()

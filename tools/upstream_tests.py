@@ -53,7 +53,7 @@ def _run_newer(function: str, recorded: Recorded) -> None:
 
 
 class _RecordedError(Exception):
-    """What is left of a test has nothing to compile."""
+    """Signal that the rest of a test has nothing to compile."""
 
 
 def _run_older(path: Path, function: str, recorded: Recorded) -> None:
