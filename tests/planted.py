@@ -1,8 +1,7 @@
 """Planted regression of the compiler: another release of torchao, which compiles the same case to one layer more.
 
-It changes the parts that a release changes, and nothing else: a version in the key of every bundle, and code in
-the builder. The case, and so its version, stays as it is. A package that the case itself imports would not do: its
-version is part of the case's.
+The release changes two things: a version in the key of every bundle, and code in the builder. The case and its
+version stay. A package that the case itself imports would not do, as it is part of the case's version.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     from simpleadb import job_of, lay_out, run_jobs
 
-The class is the one of the installed executorch wheel, unchanged, with `adb` of the command line underneath. It needs
+The class comes unchanged from the installed executorch wheel, with `adb` of the command line underneath. It needs
 the folders of an SDK and of an Android build; `lay_out` makes such folders of links to the files that a virtual device
 runs on. There an `aarch64-android` folder holds libraries of *this* machine, as its virtual devices are this machine.
 """

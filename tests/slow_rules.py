@@ -39,8 +39,9 @@ def to_yield(
 ) -> frozenset[str]:
     """Return the devices whose holders should hand over as soon as they can, for requests that `grant` leaves waiting.
 
-    One device for each requested one: of a holder with a lower priority, the lowest first; else of a holder with the
-    same priority whose user has at least two devices more than the waiting user. So the device never goes back.
+    The list has a device for each waiting request: of a holder with a lower priority, the lowest first; else of a
+    holder with the same priority whose user has at least two devices more than the waiting user, so that the holder
+    would not get the device back.
     """
     world = _World(requests, devices, leases, now_ms)
     world.fill()

@@ -32,7 +32,7 @@ PASSED: Answer = (Verdict.PASSED, Stage.DONE, "")
 
 
 def virtual_device(serial: str, host: str, soc: str = "SM8650", labels: tuple[str, ...] = ()) -> AgentDevice:
-    """Return an agent's description of one of its devices."""
+    """Return a virtual device as an agent reports it."""
     return AgentDevice(
         id=f"{serial}@{host}", serial=serial, soc=soc, kind="virtual", os="android", labels=labels, name=""
     )

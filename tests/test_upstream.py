@@ -165,7 +165,7 @@ def test_everything_the_wheel_has_is_a_row(title: str) -> None:
 
 
 def test_no_kind_of_option_is_overlooked() -> None:
-    """Each class of the schema is in one of the sections above, or known to be in none of them."""
+    """Each class of the schema is in a section above, or known to be in none of them."""
     known = re.findall(r"QnnExecuTorch\w+|\b(?:QcomChipset|HtpArch|LpaiHardwareVersion)\b", Path(__file__).read_text())
     plain = {"BinaryInfo", "HtpInfo", "LpaiInfo", "SocInfo"}
     made = {name for name in classes(QUALCOMM / "serialization/qc_schema.py") if not name.endswith("Options")}

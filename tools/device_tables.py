@@ -4,7 +4,7 @@
 
 Each entry is the outcome of a test that ran just now: tests/devices/test_device_commands.py, every script of farm
 under the tools of each kind, and tests/devices/test_transport_contract.py, every promise of a transport over each way.
-Where a part is missing (Android's adbd, dropbear), its column says so. It takes some three minutes.
+The column of a missing part (Android's adbd, dropbear) is marked as such. A call takes some three minutes.
 """
 
 from __future__ import annotations

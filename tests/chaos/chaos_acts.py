@@ -58,7 +58,7 @@ class Act(NamedTuple):
     seconds: float = 0.0
     """How long a disk stays full, a database away."""
     choice: float = 0.0
-    """Random number in [0, 1) that selects one of several targets."""
+    """Random number in [0, 1) for the choice among several targets."""
 
 
 def plan_acts(chance: Random, theme: str, pace: Pace, *, disks: bool, attached: bool) -> list[Act]:

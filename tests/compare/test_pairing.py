@@ -227,7 +227,7 @@ def test_a_side_that_fails_in_some_turns_is_a_problem() -> None:
 
 
 def test_chance_among_many_jobs_is_taken_back() -> None:
-    """A change that is significant alone is not among 300 equal jobs, as one of them moves as much by chance."""
+    """A change that is significant alone is not among 300 equal jobs, where chance moves some job as much."""
     equal = run(BenchStub(attempt(), attempt(), kind="virtual"))
     slower = run(BenchStub(attempt(), attempt(cycles=1.05e6), noise=0.001, kind="virtual"))
     alone = paired({"slow": slower})["slow"][0]

@@ -1,7 +1,7 @@
 """Debugs programs on the simulator in one process that has torch, and prints the facts for test_debug.py as JSON.
 
-Beside farm's own figures are those of ExecuTorch's Inspector with its Qualcomm comparators, called here as upstream's
-tests call them: against its own reference, and against the same graph with quantize and dequantize put back as nodes.
+Beside farm's own figures it prints ExecuTorch's Inspector's with its Qualcomm comparators, called as in upstream's
+tests: against its own reference, and against the same graph with quantize and dequantize put back as nodes.
 """
 
 from __future__ import annotations

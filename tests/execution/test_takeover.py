@@ -85,7 +85,7 @@ def test_a_new_owner_ends_what_others_left_and_keeps_what_is_its_own(
     assert [path.name for path in storage.glob("run-*")] == [f"run-new-{os.getpid()}"]
     assert (outside / "precious").read_text() == "not farm's"
     assert transport.listed(transport.storage / "objects") >= objects
-    # One takeover is enough: later remains are the session's own.
+    # A session takes over once: later remains are its own.
     assert runner_stays(new, good, tmp_path / "again")
     assert alive(new_runner)
     take_over(transport, f"run-new-{os.getpid()}")

@@ -2,7 +2,7 @@
 """Stands in for `farm_runner --serve` of a device whose DSP session dies, as the file `dies.txt` beside it sets.
 
 The first line of the file has one of these:
-* the job from which on every program is refused, counted for the `process` or for the `device`
+* the number of the first refused job, counted for the `process` or for the `device`; later jobs are refused too
 * the only refused job, counted `once`
 * `program`: this device alone refuses the program `picky`
 The other lines are the output of the DSP at a refusal; a last line `canary ...` is its output at the canary.
