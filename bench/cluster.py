@@ -1,21 +1,22 @@
-"""A shared farm of 3 hosts with 8 devices each: how busy it keeps them, who waits how long, and what faults cost.
+"""Shared farm of 3 hosts with 8 devices each: utilization of the devices, waiting times of users, cost of faults.
 
     python bench/cluster.py [--jobs 3000] [--rounds 3] [--only PART ...] [--quick]
 
-Agents are processes of their own with a real PostgreSQL, real messages, leases, bundles and spools. **The devices are
-stubs** whose slots sleep 200 ms a job (tests/stub_agent.py). What ran, and when, is read from files that know nothing
-of the farm (tests/stub_evidence.py). The last line is JSON:
+Agents are separate processes with a real PostgreSQL, real messages, leases, bundles and result logs. **The devices are
+stubs** whose slots sleep 200 ms a job (tests/stub_agent.py). Executed jobs and their times are read from files that are
+independent of the farm (tests/stub_evidence.py). The last line is JSON:
 
-`efficiency`              what an ideal schedule would take, of what it took from submission to the last job's end
-`efficiency_with_faults`  the same, where one agent is killed for good and the database restarted midway: after that
-                          moment the ideal schedule has the devices of the other hosts alone
-`second_user_start_s`     from B's submission of one job to its start, behind A's 2,000 of the same priority; the worst
-`person_behind_nightly_s` the same for a person's job on a farm filled by a night: a job that runs is in it; the worst
+`efficiency`              time of an ideal schedule over the time from submission to the last job's end
+`efficiency_with_faults`  the same with an agent killed for good and a restart of the database midway: after that moment
+                          the ideal schedule has the devices of the other hosts alone
+`second_user_start_s`     from B's submission of a job to its start, behind A's 2,000 of the same priority; the worst
+`person_behind_nightly_s` the same for a person's job on a farm filled by a nightly run, with the rest of a running job
 `cancel_s`                from the call that cancels to the end of the last job on any device; the worst
-`builds_s`                1,000 builds on four build hosts with stub compilers (50 ms), one of them killed midway
-`built_twice`             bundles of these that were compiled twice, without those that the killed host had in hand
-`lost`, `duplicated`      jobs without an accepted verdict; with several, two on a device at once, or run twice in peace
-`idle_queries_per_s`      that PostgreSQL sees while nothing is to do, of all agents together, BEGIN and COMMIT included
+`builds_s`                1,000 builds on four build hosts with stub compilers (50 ms), one host killed midway
+`built_twice`             bundles among these compiled twice, without the bundles in work on the killed host
+`lost`, `duplicated`      jobs without an accepted verdict; jobs with several, two on a device at once, or run twice
+                          without a fault
+`idle_queries_per_s`      queries of all idle agents together, as counted by PostgreSQL, BEGIN and COMMIT included
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _WAITS_S = 300.0
 
 @dataclass
 class Bench:
-    """One farm, and what was found."""
+    """Shared farm under measurement, and the measured values."""
 
     cluster: Cluster
     hosts: StubHosts
@@ -130,7 +131,7 @@ class Bench:
         self._judge(run_id, ran, once=False)
 
     def builds(self) -> None:
-        """Let build hosts make bundles, and kill one of them at a quarter."""
+        """Let build hosts make bundles, and kill a host after a quarter of them."""
         evidence = self.hosts.folder / "built"
         evidence.touch()
         names = [f"build-{number}" for number in range(BUILD_HOSTS)]
@@ -226,7 +227,7 @@ class Bench:
             say(f"    {len(again)} jobs were executed again")
 
     def _statements(self) -> Counter[str]:
-        """Return how often the server has executed each statement, of everybody but this process."""
+        """Return the number of executions of each statement by the server, without this process's own statements."""
         import psycopg
 
         address = self.hosts.url

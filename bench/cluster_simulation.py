@@ -1,23 +1,23 @@
-"""A night of 1,000 hosts: how busy 10,000 devices are, who waits how long, and what the database has to do for it.
+"""Night of 1,000 hosts: utilization of 10,000 devices, waiting times of users, and load of the database.
 
     python bench/cluster_simulation.py [--seed 1] [--only simulation | database] [--quick]
 
 The night is simulated (bench/simulated_farm.py): 200 users, 500,000 jobs of nightly runs, 400 runs of people, hosts
-that die. **Nothing of it is real but the decisions**: who gets which device, who hands over, what a shard is. Then
+that die. **Only the decisions are real**: the choice of a device, the hand-over of a device, the size of a shard. Then
 a real PostgreSQL is filled to that size (bench/filled_farm.py), the calls of agents and clients are measured in it, and
-multiplied by how often the simulated night makes them. All bundles are made before. The last line is JSON:
+multiplied by their number in the simulated night. All bundles are made before. The last line is JSON:
 
-`night_s`, `ideal_s`     until the last verdict; and the least in which the devices of each SoC could do its work
+`night_s`, `ideal_s`     time until the last verdict; shortest time in which each SoC's devices could do the work
 `utilization`            share of all device time until the last verdict that ran jobs
 `idle_while_work_waits`  share in which a device was idle although a job that it could run waited
 `person_wait_s`, `nightly_wait_s`  from submission to the first job: median, 95 %, longest
-`shards`, `handed_over`  how many were begun; how many of these ended early for somebody else
-`calls_per_s`            what agents ask for, on average and in the busiest second
+`shards`, `handed_over`  number of started shards; number of these that ended early for another run
+`calls_per_s`            calls of agents, on average and in the busiest second
 `queries_per_s`          statements that agents send, on average and in the busiest second
 `cost_ms`, `caller_ms`   processor time of PostgreSQL and of the caller for one call of each kind
-`statements`             of one call
-`database_cores`         processors of such a database server that the average second of that night keeps busy
-`breaks_first`           what reaches its bound with the fewest hosts, and with about how many
+`statements`             number of statements of one call
+`database_cores`         busy processors of such a database server in an average second of the night
+`breaks_first`           resource that reaches its bound with the fewest hosts, and their approximate number
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def rates(found: Found, size: Size) -> dict[str, tuple[float, float]]:
 
 
 def what_the_database_does(found: Found, costs: Costs, size: Size) -> dict[str, object]:
-    """Return what the calls of that night cost, and what reaches its bound first."""
+    """Return the cost of the night's calls, and the resource that reaches its bound first."""
     calls = rates(found, size)
     queries = [sum(costs.statements[name] * rate[n] for name, rate in calls.items()) for n in (0, 1)]
     cores = {name: rate[0] * costs.cost_ms[name] / 1000 for name, rate in calls.items()}

@@ -61,7 +61,7 @@ SUITE = "quantized_ops"
 LEFT_OUT = "batch_norm"
 PRECISIONS = ("8a8w", "16a8w", "16a16w")
 QUICK = ("add", "relu")
-# Of the extra `conformance`; nothing that farm itself imports.
+# Packages of the extra `conformance`, which farm itself does not import.
 UPSTREAM_IMPORTS = ("graphviz", "openpyxl", "pydot")
 # In a context binary of QNN 2.51, after its magic number: nanoseconds since 1970.
 TIME = re.compile(rb"(?<=\xcd\xab\x78\x56).{8}", re.DOTALL)

@@ -1,19 +1,19 @@
-"""What the way to a device costs, beside upstream's SimpleADB and `adb push`, all on one virtual device.
+"""Cost of the way to a device, compared with upstream's SimpleADB and `adb push`, all on one virtual device.
 
     python bench/device_path.py           60 jobs of quantized_ops, a 1 GB file, 10,000 jobs in one session: 6 minutes
     python bench/device_path.py --quick   2 jobs of smoke, 20 MB, 60 jobs
 
 The last line is one JSON object:
 
-* speedup_vs_simpleadb: wall time of SimpleADB's push, execute and pull of all jobs, over that of one session. What is
-  done once a device is done before: SimpleADB's libraries; the session's libraries and the start of its runner. Both
-  run the same .pte files with the same runner, once a sample.
+* speedup_vs_simpleadb: wall time of SimpleADB's push, execute and pull of all jobs, over the time of one session. Steps
+  that a device needs once are done before: SimpleADB's libraries; the session's libraries and the start of its runner.
+  Both run the same .pte files with the same runner, once a sample.
 * repushed_bytes: bytes of runtime and .pte that a second session pushes for the same jobs.
 * overhead_ms_p50: median over the jobs of their wall time in the session less the runner's own inference time.
 * push_ratio_vs_adb: speed of pushing the file, over the speed of `adb push`; the median of several pairs.
 * rss_bytes_per_job: slope of resident memory over the jobs of one session, of runner and host together.
 
-Bundles are compiled before the clock starts, in a cache that stays: FARM_CACHE_DIR, or that of farm.
+Bundles are compiled before the clock starts, in a cache that stays: FARM_CACHE_DIR, or farm's own.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ if TYPE_CHECKING:
     from farm.devices.execution.workspace import Workspace
 
 SOC = "SM8650"
-# What SimpleADB does: one execution of every sample, no profile.
+# Same as SimpleADB: one execution of every sample, no profile.
 OPTIONS = RunnerOptions(iterations=1, warm_up=0, timeout_s=60)
 MEMORY_SAMPLES = 50
 
 
 def ready_bundles(suite: str, count: int, state: Path, *more: str) -> list[Bundle]:
-    """Compile what is missing with `farm run`, which also shows that every job passes, and return the bundles."""
+    """Compile missing bundles with `farm run`, which also shows that every job passes, and return the bundles."""
     print(f"compiling {suite} for {SOC}, unless it is", file=sys.stderr)
     argv = [sys.executable, "-m", "farm.cli.main", "run", "--soc", SOC, "--suite", suite, "--precision", "8a8w"]
     done = subprocess.run(
@@ -83,7 +83,7 @@ def ready_bundles(suite: str, count: int, state: Path, *more: str) -> list[Bundl
 
 
 class Timed:
-    """What one job of a session cost."""
+    """Times of a job in a session, in milliseconds."""
 
     def __init__(self, wall_s: float, report: RunnerReport) -> None:
         self.wall_ms = wall_s * 1e3
@@ -208,7 +208,7 @@ def main() -> None:
         suite, count, size, many, pairs = "smoke", 2, 20_000_000, 60, 3
     more = ["-k", "add or gelu"] if quick else []
 
-    # In memory, if it can be: a disk would be what is measured.
+    # In memory if possible: otherwise the speed of a disk is measured.
     memory = Path("/dev/shm")  # noqa: S108
     place = memory if os.access(memory, os.W_OK) and os.statvfs(memory).f_bavail * 4096 > 6 * size else None
     with tempfile.TemporaryDirectory(prefix="farm-bench-", dir=place) as name, Supervisor() as supervisor:

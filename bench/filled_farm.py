@@ -1,9 +1,9 @@
-"""A real PostgreSQL with the rows of a large farm at work, and what the calls of agents and clients cost in it.
+"""Real PostgreSQL with the rows of a large farm at work, and the cost of the calls of agents and clients in it.
 
 Agents register, runs are submitted and shards are claimed by the calls that a real farm makes, one after the other, by
-one client; most rows are copies of what these calls wrote (bench/farm_rows.py). What a call costs is processor time, as
-the kernel counts it: of PostgreSQL's processes, and of the caller. Other work on the machine makes that little more.
-Statements are counted by pg_stat_statements.
+one client; most rows are copies of the rows that these calls wrote (bench/farm_rows.py). The cost of a call is
+processor time by the kernel's counters, of PostgreSQL's processes and of the caller, which other work on the machine
+hardly changes. Statements are counted by pg_stat_statements.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PERSON_RUNS = 40
 KIND, OS = "hardware", "android"
 ARCHIVE = "a" * 64
 BUNDLES = 1_000
-"""Of each SoC."""
+"""Number of bundles of each SoC."""
 
 _STATEMENTS = """
     SELECT coalesce(sum(calls), 0) FROM pg_stat_statements
@@ -73,7 +73,7 @@ _PROCESSES = "SELECT pid FROM pg_stat_activity WHERE datname = current_database(
 
 @dataclass
 class Costs:
-    """What one call of each kind costs."""
+    """Costs of a call of each kind."""
 
     cost_ms: dict[str, float] = field(default_factory=dict)
     """Processor time of PostgreSQL."""
@@ -82,11 +82,11 @@ class Costs:
     statements: dict[str, float] = field(default_factory=dict)
     cores: int = field(default_factory=lambda: os.cpu_count() or 1)
     connections: int = 1_000
-    """That a server with 4 GB for them holds: one that works has 3 to 8 MB of its own, one that listens 1 MB."""
+    """Connections that fit into 4 GB of a server: a working one takes 3 to 8 MB of its own, a listening one 1 MB."""
 
 
 def measure(size: Size) -> Costs:
-    """Fill a database as a night of this size does, and return what calls cost in it then."""
+    """Fill a database like a night of this size, and return the costs of calls in it."""
     with postgres_cluster(*SETTINGS) as cluster:
         if not isinstance(cluster, Cluster):
             raise SystemExit(cluster)
@@ -135,7 +135,7 @@ class Filled:
     def costs(self) -> Costs:
         """Return what calls cost, each made many times."""
         cluster, draw = self._store.cluster, self._draw
-        # What the first calls pay once: the connection, its prepared statements, pages that are read.
+        # The first calls pay once for the connection, its prepared statements and pages that are read.
         for host in list(self._agents)[:20]:
             cluster.heartbeat(self._agents[host], None, TTL_S)
         hosts = draw.choices(list(self._agents), k=CALLS)
@@ -144,7 +144,7 @@ class Filled:
         )
         for _, held in self._held:
             self._store.record_device(held.run_id, _device(held.lease.device))
-        # Of the first one a job is recorded.
+        # The first shard is left out, as `fill` has recorded its first job.
         chosen = self._held[1:]
         self._cost(
             "record",

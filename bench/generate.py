@@ -1,13 +1,13 @@
-"""What generating text costs beside executing the program: a step of the runner, and the same driven from the host.
+"""Cost of text generation beyond the executions of the program: a step of the runner, and a step driven by the host.
 
     python bench/generate.py            a decoder of two layers on the HTP simulator: minutes, one more to compile it
     python bench/generate.py --quick    a stub of a decoder on the CPU
 
-All by the production runner. Its own time of a step is the time between two tokens less the execution: choosing the
-token, caches, mask, the file of tokens; the median of many texts. The host's loop has the same program on a virtual
-device, and says the same tokens: each step is a job of a session, as in a run. It stages token, mask, position and
-caches, asks a runner that is up and keeps the program loaded for one execution, and pulls logits and new columns of the
-caches. Memory is the resident size over 4,000 steps of one process.
+The production runner is used for both. Its own time of a step is the time between two tokens less the execution: choice
+of the token, caches, mask, the file of tokens; the median of many texts. The host's loop has the same program on a
+virtual device, and generates the same tokens: each step is a job of a session, as in a run. The loop stages token,
+mask, position and caches, requests an execution from a running runner that keeps the program loaded, and pulls logits
+and new columns of the caches. Memory is the resident size over 4,000 steps of one process.
 
 The last line is JSON: `loop_overhead_us` a step, `host_loop_ratio` (time of a step from the host to one in the runner),
 `rss_growth_bytes_per_1000_tokens`.
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 STEPS = 4000
 _MOST_STEPS = 1_000_000
 _PROMPT = (3, 1, 4, 1)
-# What a mask has where a token attends, and where it does not, as the runner writes it.
+# Values of a mask as the runner writes it: for attended positions, and for masked ones.
 _MASK = {"float32": (0, -255), "uint8": (255, 0), "uint16": (65535, 0)}
 
 
@@ -131,7 +131,7 @@ def growth(place: Place, new: int, steps: int) -> float:
             time.sleep(0.002)
         generated = place.ended(process)["generated"]
     tokens = sum(len(one["tokens"]) for one in generated)
-    # What a process that ends gives back is no sample.
+    # The last samples of an ending process are left out, as it frees its memory.
     kept = np.array([(count, size) for count, size in seen if tokens / 4 < count < tokens and size > 0])
     if len(kept) <= 5 and steps < _MOST_STEPS:
         # A busy machine leaves few samples of a short process.
@@ -174,7 +174,7 @@ class HostLoop:
         self.session.keep_loaded(self._bundle())
 
     def _bundle(self) -> Bundle:
-        """Return what a step executes; of the inputs, those that do not travel with the workspace are objects."""
+        """Return the bundle of a step with its inputs; inputs that are not in the workspace become objects."""
         files = dict(self.manifest.files)
         for number, array in enumerate(self.inputs):
             content = array.tobytes()

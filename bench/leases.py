@@ -1,12 +1,12 @@
-"""Many processes compete for few devices on one store: does anybody ever share one, and how fast does it change hands?
+"""Competition of many processes for few devices in one store: double ownership, and the time between two owners.
 
     python bench/leases.py [--processes 200] [--devices 16] [--seconds 60] [--store URL] [--quick]
 
-Ownership is checked by files that are made with O_EXCL, which know nothing of leases. Processes are killed all the
-while. The last line is JSON: `grants`; `double`, how often two living processes had one device; `p50_ms` and `p99_ms`
+Ownership is checked by files that are made with O_EXCL, independent of leases. Processes are killed all the time. The
+last line is JSON: `grants`; `double`, the number of times that two living processes had a device; `p50_ms` and `p99_ms`
 from the release of a device to its next owner; `person_p50_ms` and `person_max_ms` from the request of a person to the
-device, while nightly runs with jobs of at most `job_ms` hold everything; `killed` processes, and `taken_over` devices
-of such; `left`: leases left over.
+device, while nightly runs with jobs of at most `job_ms` hold all devices; `killed` processes, and `taken_over` devices
+of killed ones; `left`: leases left over.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ARRIVE_S = 3.0
 
 
 class Referee:
-    """Who has a device, by files."""
+    """Record of the owners of devices, by files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -91,20 +91,20 @@ def _lives(pid: int) -> bool:
 
 
 class Start:
-    """Lets everybody begin at once, when all are there: how long Python takes to start is not what is measured."""
+    """Common start of all processes, so that the start of Python is not measured."""
 
     def __init__(self, context: Any, seconds: float) -> None:
         self._ready, self._begin = context.Semaphore(0), context.Event()
         self._until, self._seconds = context.Value("d", 0.0), seconds
 
     def wait(self) -> float:
-        """Return when to end, on the monotonic clock."""
+        """Wait for the start, and return the time of the end on the monotonic clock."""
         self._ready.release()
         self._begin.wait()
         return float(self._until.value)
 
     def begin(self, processes: int) -> float:
-        """Wait for so many, let them go, and return when they end."""
+        """Wait until so many processes are ready, start them, and return the time of their end."""
         for _ in range(processes):
             self._ready.acquire()
         self._until.value = time.monotonic() + self._seconds
@@ -172,7 +172,7 @@ def acquire(store: Store, number: int, devices: int, until: float, person: bool,
 
 
 def use(store: Store, lease: Lease, referee: Referee, chance: random.Random, until: float) -> bool:
-    """Run a few jobs, unless it is lost or wanted, and tell whether somebody else was seen on the device."""
+    """Run a few jobs while the lease is neither lost nor requested; return whether another owner had the device."""
     for _ in range(chance.randrange(1, 8)):
         time.sleep(JOB_S * chance.uniform(0.5, 1.0))
         try:
@@ -180,7 +180,7 @@ def use(store: Store, lease: Lease, referee: Referee, chance: random.Random, unt
         except LeaseLostError:
             return False
         if renewal.lost:
-            # Slept for longer than its time to live: what it has now is another's.
+            # The process slept for longer than the lease's time to live: the device belongs to another owner.
             return False
         if not referee.holds(lease.device):
             return True
@@ -232,7 +232,7 @@ def main() -> None:
 
 
 def run(address: str, folder: Path, processes: int, devices: int, seconds: float) -> int:
-    """Start everybody, kill one now and then, and wait; return how many were killed."""
+    """Start all processes, kill some over time, and wait; return the number of killed ones."""
     # Forked, so that 200 interpreters share their memory; each opens the store for itself.
     context = multiprocessing.get_context("fork")
     start = Start(context, seconds)

@@ -1,7 +1,7 @@
-"""What processor time farm itself takes: of many jobs while all devices are busy, and of one short command.
+"""Processor time of farm itself: for many jobs while all devices are busy, and for one short command.
 
-Farm's own processes are the one that runs, workers and reapers, and what else they start, but for adb's server and
-virtual devices with their runners: a phone brings those along. For utilization.py.
+Farm's own processes are the command, its workers and reapers, and all other children, without adb's server and virtual
+devices with their runners, which are part of a phone. For utilization.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _EVERY_S = 0.1
 _EVERY_OF_A_SHORT_COMMAND_S = 0.01
-# Looking for new processes reads all of /proc, and costs more than reading those that are known.
+# A search for new processes reads all of /proc, and costs more than reading the known ones.
 _LOOK_EVERY = 10
 NOTICED_S = _LOOK_EVERY * _EVERY_S + _EVERY_S
 """Within this time a process that began is known to a sampler, with all that it took until then."""
@@ -86,7 +86,7 @@ class Sampler:
         found: Counter[str] = Counter()
         for part, seconds in self._last.values():
             found[part] += seconds  # type: ignore[assignment]
-        # What this thread takes is the bench's.
+        # The time of this thread belongs to the bench.
         if self._root == os.getpid():
             found[_OWN] -= time.thread_time()  # type: ignore[assignment]
         self._samples.append((time.time(), found))
@@ -145,7 +145,7 @@ def _descendants(root: int) -> dict[int, str]:
 
 
 def _times(process: int) -> tuple[int, float, float] | None:
-    """Return the parent of a process, its processor seconds, and those of children that it has waited for."""
+    """Return the parent of a process, its processor seconds, and its waited-for children's."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 DEVICES = 6
 BETWEEN_NIGHTS, WITHIN_RUN = 0.02, 0.03
-# Of a run: three samples with three iterations each.
+# Values of a run: three samples with three iterations each.
 VALUES = 9
 OUTLIERS, OUTLIER = 0.02, (0.2, 0.6)
 HOT_NIGHTS, HOT = 3, (0.05, 0.15)
@@ -118,7 +118,7 @@ class Farm:
 
     world: World
     alerts: dict[int, list[Alert]] = field(default_factory=dict)
-    """By night."""
+    """Alerts by night."""
     steps: list[dict[int, float]] = field(default_factory=list)
     """For each series, nights where a level begins, with its change."""
     spent: Counter[str] = field(default_factory=Counter)
@@ -203,7 +203,7 @@ class Farm:
         return [answers[place] for place in range(len(candidates))]
 
     def _control(self, answers: Sequence[Confirmation]) -> list[Confirmation]:
-        """Take back what is chance among all that were measured in full, and what inherits from it."""
+        """Return the confirmations with false discoveries controlled among fully measured ones, and their heirs."""
         inheriting = {self._places[one]: of for one, of in self._inherits.items()}
         full = [place for place in range(len(answers)) if place not in inheriting]
         found = dict(zip(full, control([answers[place] for place in full]), strict=True))
@@ -304,7 +304,7 @@ class Farm:
 
 @dataclass
 class Score:
-    """What was found, against what was planted."""
+    """Comparison of the found regressions with the planted ones."""
 
     series_nights: int = 0
     nights: int = 0

@@ -21,18 +21,18 @@ from farm.suites.suite import Case, InputSpec, Job, Target
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# What an agent needs from the end of a shard to the first job of the next, and from a hint to a claim.
+# Time of an agent from the end of a shard to the first job of the next, and from a hint to a claim.
 BETWEEN_SHARDS_S, HINT_S = 0.05, 0.1
-# A decision about hand-over is made for a SoC at most so often.
+# Shortest time between two decisions about hand-over for a SoC.
 HAND_OVER_EVERY_S = 1.0
 HEARTBEAT_S, TTL_S = 3.0, 10.0
 # Results of an agent that come within this time are one transaction.
 COALESCED_S = 0.05
 # Seconds that a job takes on a device: median, spread of a lognormal distribution, the most; how well history knows it.
 JOB_MEDIAN_S, JOB_SPREAD, HISTORY_SPREAD, JOB_MOST_S = 6.0, 1.0, 0.2, 120.0
-# One job of so many is tried again on another device.
+# Jobs for each job that is tried again on another device.
 TRIED_AGAIN = 200
-# Nightly runs, and the part of all jobs that each has.
+# Nightly runs, by their share of all jobs.
 NIGHTS = (0.6, 0.2, 0.1, 0.05, 0.05)
 # Runs of people: jobs, and how many of ten runs have so many.
 PERSON_JOBS = ((1, 5), (30, 3), (400, 2))
@@ -42,7 +42,7 @@ _FOREVER_MS = 2**60
 
 @dataclass(frozen=True)
 class Size:
-    """How large a farm is, and what it is asked for."""
+    """Size of a farm and of its load."""
 
     hosts: int = 1_000
     devices: int = 10_000
@@ -61,7 +61,7 @@ class Shard:
 
     order: Order
     jobs_s: list[float]
-    """What each takes, in truth."""
+    """Real time of each job."""
     expected_s: float
     avoid: tuple[str, ...] = ()
     id: int = 0
@@ -69,7 +69,7 @@ class Shard:
 
 @dataclass
 class Order:
-    """What a run has for one SoC."""
+    """Shards of a run for a SoC."""
 
     run: Run
     soc: str
@@ -78,7 +78,7 @@ class Order:
     held: int = 0
 
     def as_open(self) -> OpenOrder:
-        """Return what a decision looks at."""
+        """Return the facts for a decision."""
         run = self.run
         return OpenOrder(
             run.id,
@@ -148,32 +148,32 @@ class Farm:
 
 @dataclass
 class Found:
-    """What came of a night."""
+    """Results of a night."""
 
     ended_s: float = 0.0
     ideal_s: float = 0.0
-    """The least in which the devices of each SoC could run its jobs, however they came."""
+    """Shortest time in which the devices of each SoC could run its jobs, in any order."""
     busy_s: float = 0.0
     idle_while_work_waits_s: float = 0.0
     waits_s: dict[Priority, list[float]] = field(default_factory=lambda: {one: [] for one in Priority})
     jobs: int = 0
-    """With a verdict."""
+    """Jobs with a verdict."""
     shards: int = 0
     handed_over: int = 0
     lost_s: float = 0.0
     """Device-seconds of hosts that died, run again elsewhere."""
     decisions: int = 0
     claims: Counter[int] = field(default_factory=Counter)
-    """Transactions, by second."""
+    """Transactions of claims, by second."""
     claims_of_soc: Counter[tuple[int, str]] = field(default_factory=Counter)
     hand_overs: Counter[int] = field(default_factory=Counter)
     records: Counter[int] = field(default_factory=Counter)
     most_orders: int = 0
-    """That waited for one SoC at once."""
+    """Largest number of orders that waited for a SoC at once."""
 
 
 class Night:
-    """One simulated night, from the first submission to the last verdict."""
+    """Simulation of a night, from the first submission to the last verdict."""
 
     def __init__(self, size: Size) -> None:
         self._size, self._draw = size, random.Random(size.seed)
@@ -191,7 +191,7 @@ class Night:
         self._submit_all()
 
     def run(self) -> Found:
-        """Let everything happen, and return what was found."""
+        """Process all events, and return the results."""
         while self._unfinished:
             self._now_s, _, happen = heapq.heappop(self._events)
             happen()
@@ -239,7 +239,7 @@ class Night:
             labels = ("camera",) if draw.random() < 0.1 else ()
             run = Run(f"run{number:04}", user, Priority.PERSON, draw.uniform(5.0, ideal_s), labels)
             count = draw.choices([jobs for jobs, _ in PERSON_JOBS], weights)[0]
-            # What many have at hand many want.
+            # SoCs with many devices are requested more often.
             chosen = draw.choices(sorted(self.farms), [len(farm.living) for _, farm in sorted(self.farms.items())], k=2)
             self._at(run.submitted_s, self._submission(run, dict.fromkeys(chosen[: draw.choice([1, 1, 2])], count)))
         for host in draw.sample(sorted(set(self.host_of.values())), size.deaths):
@@ -324,7 +324,7 @@ class Night:
         self._look(farm)
         self.found.decisions += 1
         self.found.most_orders = max(self.found.most_orders, len(orders))
-        # What is held only counts: a decision about free devices needs no more.
+        # A decision about free devices needs only the number of held ones.
         situation = Situation(
             soc=farm.soc,
             now_ms=round(self._now_s * 1000),
@@ -438,7 +438,7 @@ class Night:
         )
         for name in sorted(hand_over(situation)):
             held = farm.held[name]
-            # It is asked for once: after the running job it puts back the rest.
+            # The request is made once: after the running job the device puts back the rest of its shard.
             at_s, position = held.began_s, 0
             while position < len(held.shard.jobs_s) and at_s < self._now_s:
                 at_s += held.shard.jobs_s[position]
@@ -450,7 +450,7 @@ class Night:
                 self._at(max(at_s, self._now_s), self._end(farm, name, held, self._count, left=position))
 
     def _look(self, farm: Farm) -> None:
-        """Count what was idle since the last look."""
+        """Count the idle time of devices since the last look."""
         waiting = farm.waiting
         if waiting:
             shards = sum(len(order.ready) + len(order.retries) for order in waiting)

@@ -11,9 +11,9 @@ A copy of the installed ExecuTorch is the toolchain, and is edited in place. The
   builder.
 * one_function_edit_speedup: `farm run` of everything with an empty cache, over `farm run --changed-since` that run
   after such an edit; from Enter to prompt, verdicts included.
-* edits, stale: random edits of functions, and bundles that were kept through one of them whose program, inputs or
-  references are another when they are compiled with it. A dozen edits are made at a time, in functions that half of
-  the jobs did not run: two of three of them take part in others.
+* edits, stale: number of random edits of functions, and of bundles that an edit kept although a compile with the edit
+  gives another program, other inputs or other references. A dozen edits are made at a time, in functions that half of
+  the jobs did not run: two thirds of these functions take part in other jobs.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ SOC, SUITE = "SM8650", "quantized_ops"
 QUICK = ("relu", "cat")
 """Cases of --quick, in 8a8w."""
 EDITED = ("backends/qualcomm/builders/op_relu.py", "define_node")
-"""One operator's builder; what it builds keeps its meaning."""
-# Not ours to try: they name programs and folders of this machine, or are what a whole machine hangs on.
+"""Builder of an operator; the edit does not change the operators that it builds."""
+# Words that no edit may add: they name programs and folders of this machine, or could hang it or remove files.
 _SPARED = ("rmtree", "unlink", "remove", "os.system", "subprocess", "while ")
 _EDITS_AT_ONCE = 12
 # The start of a builder takes as long as so many jobs.
@@ -92,7 +92,7 @@ def copied_toolchain(folder: Path) -> Path:
 
 
 def figures_identity(config: Config) -> dict[str, float]:
-    """Return what it takes to know again what farm's own toolchain is."""
+    """Return the time to recognize farm's own toolchain by its content."""
     from farm.builds.runtime.simulator import host_sdk
     from farm.builds.toolchains.content.identity import identify
     from farm.builds.toolchains.interpreters import own_facts
@@ -114,7 +114,7 @@ def chosen_jobs(config: Config, *, quick: bool) -> list[Job]:
 
 
 def run_farm(toolchain: Path, env: dict[str, str], *more: str, quick: bool) -> tuple[float, dict[str, Any]]:
-    """Run the suite and return the seconds from Enter to prompt, and what it printed."""
+    """Run the suite and return the seconds from Enter to prompt, and the printed JSON."""
     argv = [sys.executable, "-m", "farm.cli.main", "run", "--soc", SOC, "--suite", SUITE, "--virtual", "2"]
     argv += ["--toolchain", str(toolchain), "--json", *more]
     if quick:
@@ -215,9 +215,9 @@ def functions_by_bundle(toolchain: Path, cache: BundleCache, keys: Sequence[str]
 
 
 def edit_some(ran: dict[tuple[Path, int], set[str]], draw: random.Random) -> dict[Path, str]:
-    """Edit functions of different files that half of the bundles did not run; return what the files were.
+    """Edit functions of different files that half of the bundles did not run; return the former texts of the files.
 
-    Two of three take part in some other bundle, where there are so many.
+    If there are enough, two thirds of the functions take part in other bundles.
     """
     keys = sorted(set().union(*ran.values()))
     spared = set(draw.sample(keys, max(1, len(keys) // 2)))
@@ -242,7 +242,7 @@ def edit_some(ran: dict[tuple[Path, int], set[str]], draw: random.Random) -> dic
 
 
 def compile_jobs(jobs: Sequence[Job], tools: Toolchain, root: Path, folder: Path) -> dict[str, str]:
-    """Compile what is not there into the cache at `root`; return the keys by job id."""
+    """Compile missing bundles into the cache at `root`; return the keys by job id."""
     found = find_bundles_for(jobs, tools, BundleCache(root))
     requests = [
         BuildRequest(job, found[job.id].key, dict(tools.versions), str(folder / f"{found[job.id].key}.log"))

@@ -1,8 +1,8 @@
 """Time that ExecuTorch's own test flow takes to compile: `python upstream_compile.py REQUESTS OUT`.
 
-The flow is that of `TestQNN`, the class under all of ExecuTorch's Qualcomm tests, from the installed wheel and
-unchanged: `get_qdq_module`, `lower_module_and_test_output`, and of `verify_output` the part before anything is
-executed: the expected outputs, the `.pte` file and the inputs. One process compiles all, as unittest does.
+The flow comes unchanged from `TestQNN` of the installed wheel, the base class of all of ExecuTorch's Qualcomm tests:
+`get_qdq_module`, `lower_module_and_test_output`, and the part of `verify_output` before the execution: the expected
+outputs, the `.pte` file and the inputs. One process compiles all, as unittest does.
 
 REQUESTS is a file of build requests of farm. A `.pte` file of each is left in the folder OUT. The last line is one JSON
 object, {"seconds"}. Needs the variables of a builder: QNN_SDK_ROOT and LD_LIBRARY_PATH.

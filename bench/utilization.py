@@ -1,14 +1,14 @@
-"""How much of its devices' time a farm uses, and what a job costs it: many devices on one machine, without faults.
+"""Utilization of a farm's devices, and processor time of a job: many devices on one machine, without faults.
 
     python bench/utilization.py [--jobs 150] [--latency-ms 200] [--quick]
 
-The runner is a stub that sleeps; everything else is the real thing (tests/stub_farm.py). The share is what an ideal
-schedule would take, from the first job's start to the last one's end, of what it took. With 8 devices
+The runner is a stub that sleeps; all other parts are real (tests/stub_farm.py). `devices` has a share by the number of
+devices: the time of an ideal schedule over the time from the first job's start to the last job's end. With 8 devices
 `own_ms_per_job` is all the processor time of controller and workers, their start and end included, by the number of
-jobs; `own_ms_per_job_while_busy` is what a job takes while all devices have jobs. `one_job_cpu_s` is that of all of
-farm's processes together, and of adb's server, for a warm `farm run -k conv2d --virtual 1` on Qualcomm's simulator;
-what its virtual device takes, the simulator above all, is `one_job_devices_cpu_s`: a phone brings that along
-(bench/processor_time.py). The last line is JSON.
+jobs; `own_ms_per_job_while_busy` is the processor time of a job while all devices have jobs. `one_job_cpu_s` is the
+processor time of all of farm's processes together, and of adb's server, for a warm `farm run -k conv2d --virtual 1` on
+Qualcomm's simulator; the time of its virtual device, above all of the simulator, is `one_job_devices_cpu_s`: a phone
+does that work itself (bench/processor_time.py). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from stub_run import run_stub_farm, spans
 from farm.base.processes import Supervisor
 
 KEYS = ("devices", "own_ms_per_job", "own_ms_per_job_while_busy", "one_job_cpu_s", "one_job_devices_cpu_s")
-# For which `own_ms_per_job` is told: two cores are not full yet.
+# Number of devices of `own_ms_per_job`: it does not fill two cores yet.
 _TOLD_DEVICES = 8
 
 
 def measure(devices: int, jobs_each: int, latency_ms: int) -> dict[str, float]:
-    """Run `jobs_each` jobs a device and return what was used, and what of."""
+    """Run `jobs_each` jobs on each device and return the measured times and shares."""
     with tempfile.TemporaryDirectory(prefix="farm-utilization-") as name, Supervisor() as supervisor:
         folder = Path(name)
         farm = make_stub_farm(
