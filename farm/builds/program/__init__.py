@@ -1,1 +1,1 @@
-"""What a .pte file says of itself, read without torch."""
+"""Contents of `.pte` files, read without torch."""

@@ -1,22 +1,22 @@
-"""Whether two `.pte` files are the same program: a hash without what QNN writes by time and running number. Torch-free.
+"""Hash of a program in a `.pte` file, without times and running numbers: equal for the same program. Torch-free.
 
-The same job compiled twice is not the same file. QNN numbers what it makes through the life of a process, and
-ExecuTorch writes the time beside it. `program_hash` leaves these out, and nothing else:
+Two compilations of a job give different files. QNN numbers its objects through the life of a process, and ExecuTorch
+writes the time beside them. `program_hash` leaves these out, and nothing else:
 
 * the time (nanoseconds since 1970), in the header that ExecuTorch writes before each context;
-* ids of tensors, counted from 1: those of a graph's inputs and outputs;
+* ids of tensors, counted from 1: the inputs and outputs of a graph;
 * ids of nodes (operators and constants), counted from 16: in the list of operators, and in the second word of every
   node's id in the graph that HTP loads;
 * ids of graphs, counted from 256, also as text: `PICKLE/265/forward`.
 
-Ids become their distance from the least that the context lists, so that what is connected with what still counts, as do
+An id becomes its distance from the least id in the context, so that the connections of a graph still count, as do
 weights, scales, attributes, names, their order, and every byte that is not named above.
 
-All of that is the layout of QNN 2.50 and 2.51, as 1,600 programs for HTP V68 to V81 in 8a8w to fp16 show it: it is
-published nowhere. Each step is therefore checked against what the file says in another place (versions, sizes, the
-number of nodes, the graph that a name belongs to). What contradicts it, or has another version, is hashed as it is:
-then programs count as different that may be the same, never the other way round. So are programs without QNN, which
-are the same bytes each time.
+This is the layout of QNN 2.50 and 2.51 as observed in 1,600 programs for HTP V68 to V81 in 8a8w to fp16; it is
+published nowhere. Each step is therefore checked against other places of the file (versions, sizes, the number of
+nodes, the graph of a name). A context that contradicts the layout or has another version is hashed unchanged: then
+equal programs may count as different, never the other way round. Programs without QNN are hashed unchanged as well;
+they are the same bytes each time.
 """
 
 from __future__ import annotations
@@ -37,44 +37,44 @@ if TYPE_CHECKING:
 
     from farm.builds.program.flatbuffer import Positions
 
-# What ExecuTorch writes before a context: magic number, time, size of the context, nothing up to here.
+# Header that ExecuTorch writes before a context: magic number, time, size of the context, zeros to the end.
 _MAGIC, _TIME, _SIZE, _HEADER_BYTES = 0x5678ABCD, slice(4, 12), slice(12, 20), 256
 
-# A context: version, three sizes and places, a description for QnnSystem, then what the HTP backend reads.
+# Context: version, three sizes and places, a description for QnnSystem, then the blob that the HTP backend reads.
 _CONTEXT_VERSION = (2, 3, 0, 1)
 _DESCRIPTION_AT = 40
 _DESCRIPTION_KIND = 3
 _HTP = 6  # QNN_BACKEND_ID_HTP
-# Of QNN 2.50 and 2.51; 2.47 to 2.49 have others, whose nodes are numbered in other ways.
+# Versions of the blob in QNN 2.50 and 2.51; QNN 2.47 to 2.49 write other versions, and number nodes in other ways.
 _BLOB_VERSIONS = ((4, 0, 5), (4, 0, 6))
 _BLOB_HEADER_BYTES = 32
 
 _ROOT = "ROOT"
 _GRAPH_NAME = re.compile(r"PICKLE/(\d{3,})/(.+)", re.DOTALL)
 
-# Nodes of a graph, one after another: number, type, id (node, part), operands. The number is hidden by a constant; its
-# four highest bits are flags, of which one says that there is a word more before the type.
+# Nodes of a graph, one after another: number, type, id (node, part), operands. The number is combined with a constant
+# by XOR; its four highest bits are flags, and one flag marks an additional word before the type.
 _FIRST_NUMBER = 0x1303EE71
 _NUMBER_BITS = 0x0FFFFFFF
 _FLAGS, _WIDE = (0x1, 0x5, 0x9, 0xD), 0x4
 _END_OF_NODES = 0xBEEFF00D
 _END_WITHIN = 64
-# Constants that are known by their value have it in place of a node.
+# Parts of ids that hold the value of a constant in place of a node.
 _BY_VALUE = (0x4001, 0x4002, 0x4003)
 _FIRST_NODE = 16
-"""Lower ones are the graph's inputs, outputs and itself."""
+"""Lowest id of a node; lower ids are the graph's inputs, outputs and the graph itself."""
 _NODE_LIMIT = 2**31
 _AT_ONCE = 2**20
-"""Bytes; behind the nodes are the weights, which need not be looked at."""
+"""Bytes per step of the search for nodes, which ends before the weights behind them."""
 
 # Description of a context: root -> versioned -> info -> graphs -> tensors.
 _VERSIONED, _KIND, _KIND_BYTE, _HELD = Slot(0, "table"), Slot(0, "<u4"), Slot(1, "<u1"), Slot(2, "table")
 _BACKEND, _GRAPHS = Slot(0, "<u4"), Slot(10, "[table]")
 _GRAPH_INPUTS, _GRAPH_OUTPUTS, _ID = Slot(2, "[table]"), Slot(4, "[table]"), Slot(0, "<u4")
-# The table of contents of what HTP reads.
+# Table of contents of the blob.
 _ENTRIES = Slot(2, "[table]")
 _ENTRY_NAME, _ENTRY_BYTES, _ENTRY_PLACE = Slot(0, "text"), Slot(1, "<u8"), Slot(4, "<u8")
-# Its first entry: the graphs, with their operators and tensors, each of a kind.
+# Entry ROOT of the blob: the graphs, with their operators and tensors, each with its kind.
 _KIND_FIRST, _HELD_SECOND = Slot(0, "<u1"), Slot(1, "table")
 _ROOT_GRAPHS = Slot(3, "[table]")
 _OPERATORS, _INPUTS, _OUTPUTS, _GRAPH_ID = Slot(0, "[table]"), Slot(1, "[table]"), Slot(2, "[table]"), Slot(4, "<u8")
@@ -84,8 +84,8 @@ _PRODUCER = Slot(1, "<u4")
 def program_hash(pte: Path | bytes) -> str:
     """Return a SHA-256, as hex, that two `.pte` files share if they are the same program.
 
-    It is that of the file itself where there is nothing to leave out, or where the layout is not the known one: of a
-    file that is no program, too.
+    The unchanged file is hashed for a program without such numbers, for an unknown layout, and for a file that is no
+    program.
     """
     data = pte if isinstance(pte, bytes) else pte.read_bytes()
     try:
@@ -107,12 +107,12 @@ def program_hash(pte: Path | bytes) -> str:
 
 
 class _UnknownLayoutError(ValueError):
-    """A context that is not laid out as the known ones are."""
+    """Context with an unknown layout."""
 
 
 def _in_order(replacements: Iterable[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """Return each once, by position. Raises _UnknownLayoutError where one is within another."""
-    # Flatbuffers may write down once what is the same twice.
+    """Return the distinct replacements by position. Raises _UnknownLayoutError if two overlap."""
+    # A flatbuffer may store equal fields once, so that two replacements have the same position.
     found = sorted(set(replacements))
     for (place, value), (following, _) in pairwise(found):
         _require(place + len(value) <= following, "has parts that overlap")
@@ -120,28 +120,28 @@ def _in_order(replacements: Iterable[tuple[int, bytes]]) -> list[tuple[int, byte
 
 
 class _Entry(NamedTuple):
-    """A part of what HTP reads."""
+    """Entry of the blob that HTP reads."""
 
     name: str
     name_at: int
-    """Where the length of its name is, in the payload."""
+    """Position of the length of its name in the payload."""
     start: int
-    """In the payload."""
+    """Position of its first byte in the payload."""
     nbytes: int
 
 
 class _Ids(NamedTuple):
-    """Where a context has ids, and what they are counted from."""
+    """Positions of the ids in the list of graphs."""
 
     tensors: list[int]
     """Positions in the payload, of 4 bytes each."""
     nodes: list[int]
     graphs: dict[int, int]
-    """Position of each graph's id, of 8 bytes."""
+    """Position of each graph's id, of 8 bytes, by the id."""
 
 
 def _replacements(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield what stands in place of time and running numbers: position and bytes. Raises _UnknownLayoutError."""
+    """Yield the replacements of time and running numbers: position and bytes. Raises _UnknownLayoutError."""
     context = _context(payload)
     description, blob = _parts(payload, context)
     entries = _entries(payload, blob)
@@ -165,7 +165,7 @@ def _replacements(payload: bytes) -> Iterator[tuple[int, bytes]]:
         number = int(match[1])  # type: ignore[index]
         named.add(number)
         text = f"PICKLE/{number - first_graph}/{match[2]}".encode()  # type: ignore[index]
-        # Its length, its characters, and zeros up to the next multiple of 4.
+        # A name consists of its length, its characters, and zeros up to the next multiple of 4.
         whole = 4 + (len(entry.name.encode()) + 1 + 3) // 4 * 4
         yield entry.name_at, (bytes(4) + text).ljust(whole, b"\0")
         for place, node in _node_ids(payload, entry):
@@ -174,7 +174,7 @@ def _replacements(payload: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _context(payload: bytes) -> slice:
-    """Return where the context is, behind what ExecuTorch writes before it."""
+    """Return the range of the context, behind ExecuTorch's header."""
     size = int.from_bytes(payload[_SIZE], "little")
     _require(len(payload) > _HEADER_BYTES and _u32(payload, 0) == _MAGIC, "is no context")
     _require(not any(payload[_SIZE.stop : _HEADER_BYTES]), "has more in its header")
@@ -183,7 +183,7 @@ def _context(payload: bytes) -> slice:
 
 
 def _parts(payload: bytes, context: slice) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return start and end of the description and of what HTP reads."""
+    """Return start and end of the description, and of the blob that HTP reads."""
     head = payload[context.start : context.start + _DESCRIPTION_AT]
     _require(len(head) == _DESCRIPTION_AT, "is cut short")
     version = tuple(int.from_bytes(head[n : n + 4], "big") for n in range(0, 16, 4))
@@ -196,7 +196,7 @@ def _parts(payload: bytes, context: slice) -> tuple[tuple[int, int], tuple[int, 
 
 
 def _described_tensors(payload: bytes, start: int, end: int) -> list[int]:
-    """Return where the description has the ids of tensors."""
+    """Return the positions of the ids of tensors in the description."""
     file = Flatbuffer(payload[start:end])
     versioned = file.tables(file.root(0), _VERSIONED).positions
     info = _of_kind(file, versioned)
@@ -209,7 +209,7 @@ def _described_tensors(payload: bytes, start: int, end: int) -> list[int]:
 
 
 def _of_kind(file: Flatbuffer, versioned: Positions) -> Positions:
-    """Return what versioned tables hold, all of the version that is known."""
+    """Return the contents of versioned tables. Raises _UnknownLayoutError for an unknown version."""
     for slot in (_KIND, _KIND_BYTE):
         _require((file.numbers(versioned, slot) == _DESCRIPTION_KIND).all(), "has a description of another version")
     held = file.tables(versioned, _HELD)
@@ -218,7 +218,7 @@ def _of_kind(file: Flatbuffer, versioned: Positions) -> Positions:
 
 
 def _entries(payload: bytes, blob: tuple[int, int]) -> list[_Entry]:
-    """Return the parts that HTP reads, by its table of contents."""
+    """Return the entries of the blob by its table of contents."""
     start, end = blob
     head = payload[start : start + _BLOB_HEADER_BYTES]
     version = tuple(int.from_bytes(head[n : n + 8], "little") for n in (0, 8, 16))
@@ -244,7 +244,7 @@ def _entries(payload: bytes, blob: tuple[int, int]) -> list[_Entry]:
 
 
 def _listed_ids(payload: bytes, entries: Sequence[_Entry]) -> _Ids:
-    """Return the ids that the list of graphs has."""
+    """Return the positions of the ids in the list of graphs."""
     roots = [entry for entry in entries if entry.name == _ROOT]
     _require(len(roots) == 1, "has no list of graphs")
     [root] = roots
@@ -273,14 +273,14 @@ def _of_first_kind(file: Flatbuffer, tables: Positions) -> Positions:
 
 
 def _node_ids(payload: bytes, entry: _Entry) -> Iterator[tuple[int, int]]:
-    """Yield the ids in a graph that are counted through the life of a process: where, in the payload, and what."""
+    """Yield the ids in a graph that are counted through the life of a process: position in the payload, and id."""
     end = entry.start + entry.nbytes
     mark = _FIRST_NUMBER.to_bytes(4, "little")
     first = payload.find(mark, entry.start, end)
     _require(first >= entry.start + 12 and first % 4 == entry.start % 4, "has no list of nodes")
     _require(payload.find(mark, first + 4, end) < 0, "has two lists of nodes")
     count, expected, last = _u32(payload, first - 12), 0, first
-    # The number of a node may also be somewhere by chance: the right one comes after those before it.
+    # The number of a node may also occur elsewhere by chance: nodes are accepted in the order of their numbers.
     for start in range(first, end, _AT_ONCE):
         words = np.frombuffer(payload, "<u4", min(_AT_ONCE, end - start) // 4, start)
         numbers = (words ^ np.uint32(_FIRST_NUMBER)) & np.uint32(_NUMBER_BITS)
@@ -296,7 +296,7 @@ def _node_ids(payload: bytes, entry: _Entry) -> Iterator[tuple[int, int]]:
 
 
 def _node_id(payload: bytes, place: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the id of the node at `place` where it is counted."""
+    """Yield position and id of the node at `place` if the id is counted."""
     flags = _u32(payload, place) >> 28
     _require(flags in _FLAGS, "has a node of an unknown kind")
     at = place + (12 if flags & _WIDE else 8)
@@ -308,7 +308,7 @@ def _node_id(payload: bytes, place: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _everywhere(file: Flatbuffer, tables: Positions, slot: Slot) -> list[int]:
-    """Return where each of `tables` has a field."""
+    """Return the position of a field in each of `tables`."""
     column = file.fields(tables, slot)
     _require(column.present.all(), "leaves an id out")
     return [int(position) for position in column.positions]

@@ -1,8 +1,8 @@
-"""Flatbuffers of others, as a device or a user left them, read by columns: one field of many tables at once.
+"""Reader of untrusted flatbuffers, from devices and users, by columns: one field of many tables at once.
 
-Nothing in the file is trusted: a position is compared with the length of the file before it is read, and what is read
-is bounded by that length, so that a malformed file ends in FlatbufferError and nothing else. Google's package
-`flatbuffers` checks neither, and reads one field of one table at a time. The format: https://flatbuffers.dev/internals.
+Each position is compared with the length of the file before it is read, and the amount of data read is bounded by that
+length, so that a malformed file ends in FlatbufferError and nothing else. Google's package `flatbuffers` checks
+neither, and reads one field of one table at a time. The format: https://flatbuffers.dev/internals.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
 
     Positions = NDArray[np.int64]
 
-# What one element of a vector of tables takes at least in an honest file: its offset, its table and a table in that.
+# Least size of an element in a vector of tables of an honest file: its offset, its table and a table in that.
 _ELEMENT_BYTES = 24
 
 
 class FlatbufferError(ValueError):
-    """A file that contradicts itself."""
+    """File that contradicts itself."""
 
 
 class Slot(NamedTuple):
-    """One field of a table."""
+    """Field of a table."""
 
     place: int
-    """In a table's list of fields."""
+    """Index in a table's list of fields."""
     kind: str
-    """`text`, `table`, a scalar as numpy writes it (`<i4`, `?`), or one of these in brackets for a vector of them."""
+    """Type: `text`, `table`, or a scalar as numpy writes it (`<i4`, `?`); for a vector in brackets."""
     default: int = 0
-    """Its value where a file leaves it out."""
+    """Value of a field that a file leaves out."""
 
 
 class FieldColumn(NamedTuple):
-    """One field of several tables; absent where the file leaves it out."""
+    """Field of several tables; absent in tables that leave it out."""
 
     present: NDArray[np.bool_]
-    """For each of the tables."""
+    """True for each table with the field."""
     positions: Positions
-    """Of those that are present, in the order of the tables."""
+    """Positions of the present fields, in the order of the tables."""
 
 
 class Flatbuffer:
@@ -66,7 +66,7 @@ class Flatbuffer:
         return values
 
     def fields(self, tables: Positions, slot: Slot) -> FieldColumn:
-        """Return where a field of each of `tables` is: its value, or the offset to that."""
+        """Return the position of a field of each of `tables`: of its value, or of the offset to the value."""
         column = self._column(tables, slot)
         self._check(column.positions, 1)
         return column
@@ -77,7 +77,7 @@ class Flatbuffer:
         return FieldColumn(column.present, self._follow(column.positions))
 
     def vectors(self, tables: Positions, slot: Slot) -> tuple[NDArray[np.int64], Positions]:
-        """Return how many tables the vector of each of `tables` has, and all of those, one vector after another."""
+        """Return the length of the vector of tables in each of `tables`, and all elements, one vector after another."""
         column = self._column(tables, slot)
         starts = self._follow(column.positions)
         sizes = self._scalars(starts, "<u4").astype(np.int64)
@@ -140,7 +140,7 @@ class Flatbuffer:
 
     def _follow(self, positions: Positions) -> Positions:
         targets: Positions = positions + self._scalars(positions, "<u4")
-        # Whatever is there begins with four bytes.
+        # Each target, table or vector, begins with four bytes.
         self._check(targets, 4)
         return targets
 
@@ -150,7 +150,7 @@ class Flatbuffer:
         if not len(positions):
             return np.empty(0, dtype)
         if kind not in self._views:
-            # One element per byte: flatbuffers align to their own beginning, which may be anywhere.
+            # The view has an element per byte, as a flatbuffer is aligned to its own beginning at any address.
             count = len(self._data) - dtype.itemsize + 1
             self._views[kind] = np.ndarray((count,), dtype, self._data, strides=(1,))
         return self._views[kind][positions]

@@ -1,4 +1,4 @@
-"""One layer of a program, computed in several ways: what the process that has torch replies, and what is judged."""
+"""Layers of a program, computed in several ways: reply of the compiler process, and input of the judgement."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 import msgspec
 
 INPUT = "input"
-"""What a layer that is an input of the program has as its operator."""
+"""Operator of a layer that is an input of the program."""
 
 
 class LayerStep(StrEnum):
-    """What lies between two ways of computing the same layer, in the order in which they are taken."""
+    """Step between two ways of computing the same layer, in the order of the steps."""
 
     QUANTIZATION = "quantization"
     """The FP32 module and the quantized module, both on the CPU."""
@@ -22,47 +22,47 @@ class LayerStep(StrEnum):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """What a comparator of the user's says of two ways of computing a layer."""
+    """Score of a comparator of the user for two ways of computing a layer."""
 
     value: float
     valid: bool | None
-    """None where the comparator has no threshold."""
+    """None for a comparator without a threshold."""
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """How far one way of computing a layer is from the way before it. None: has no value."""
+    """Distance between two ways of computing a layer; a metric without a value is None."""
 
     mse: float | None
     sqnr_db: float | None
-    """inf where both are equal."""
+    """SQNR; inf for equal values."""
     cosine: float | None
     steps: float | None = None
-    """Greatest difference in steps of the layer's quantization; None where it has none."""
+    """Greatest difference in steps of the layer's quantization; None for a layer without quantization."""
     problem: str = ""
-    """Why the value cannot be compared: `has 3 NaN`, `is the constant 0`."""
+    """Reason why the value cannot be compared: `has 3 NaN`, `is the constant 0`."""
     scores: dict[str, Score] = {}
-    """By the name of the comparator of the user's; none where there is no value to compare."""
+    """Scores by the name of the user's comparator; empty for a value that cannot be compared."""
 
 
 class LayerTensor(msgspec.Struct, frozen=True):
-    """What a layer gives: where ExecuTorch's files have it, and how its numbers are written."""
+    """Output tensor of a layer: its place in ExecuTorch's files, its shape and its type."""
 
     handle: int | None = None
     """ExecuTorch's debug handle; None for an input of the program."""
     output: int | None = None
-    """Which output of its operator; None where that has one."""
+    """Number of the output of its operator; None for an operator with a single output."""
     partition: int | None = None
-    """Which delegate of the program computes it, in the order of execution; None on the CPU."""
+    """Number of the delegate that computes it, in the order of execution; None on the CPU."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
-    """`uint8`, `uint16` where it is quantized, else of the value: `float32`."""
+    """Type of the codes of a quantized tensor (`uint8`, `uint16`), else of the values: `float32`."""
     scale: float | None = None
-    """Of its quantization, one for the whole tensor; None where there is none."""
+    """Scale of its quantization, for the whole tensor; None without quantization."""
     zero_point: int | None = None
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """One layer and what is known of it."""
+    """Layer with its gaps and its origin."""
 
     name: str
     """Node of the edge graph: `aten_convolution_default_1`; `aten_topk_default:1` where several outputs are used."""
@@ -71,17 +71,17 @@ class Layer(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...]
     """Names of the layers that it reads."""
     gaps: dict[LayerStep, Gap]
-    """Only the steps of which both ways are known; none where nothing was written of it."""
+    """Gaps of the steps whose two values are known; empty for a layer without a written tensor."""
     inspector: Gap | None = None
     """The simulator against ExecuTorch's own reference, as its Inspector reports it: quantized weights, but
     activations in floating point."""
     tensor: LayerTensor = LayerTensor()
     module: str = ""
-    """Path of its module in the model: `layers.3.conv`; empty for the model itself, and where that is not known."""
+    """Path of its module in the model: `layers.3.conv`; empty for the model itself, and for an unknown module."""
     source: str = ""
-    """Line of the model's code: `models/text.py:42`; empty where it is not known."""
+    """Line of the model's code: `models/text.py:42`; empty for an unknown line."""
     exported: tuple[str, ...] = ()
-    """Operators of the exported program that it comes from, ahead of time: `aten.conv2d.default`."""
+    """Operators of the exported program from which it comes, ahead of time: `aten.conv2d.default`."""
     ran: tuple[str, ...] = ()
-    """Names of what wrote it at run time: `aten_convolution_default@0`, `native_call_erf.out`; none where it is fused
-    into others."""
+    """Names of the events that wrote it at run time: `aten_convolution_default@0`, `native_call_erf.out`; empty for a
+    layer that is fused into others."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LayoutError(ValueError):
-    """Order in a file that orders nothing."""
+    """Order of dimensions in a file that is no permutation."""
 
 
 class DeclaredTensor(NamedTuple):
@@ -93,7 +93,7 @@ def find_layout(tensors: Mapping[int, DeclaredTensor], calls: Iterable[Call]) ->
 
 
 def _has_order(shape: Sequence[int]) -> bool:
-    """Tell whether more than one dimension has several elements."""
+    """Return whether more than one dimension has several elements."""
     return sum(dimension != 1 for dimension in shape) > 1
 
 
@@ -113,13 +113,13 @@ class _Groups:
         return index
 
     def join(self, indices: Sequence[int]) -> None:
-        """Make one group of those of `indices`."""
+        """Merge the groups of `indices`."""
         for index in indices[1:]:
             self._parents[self.of(index)] = self.of(indices[0])
 
 
 def to_memory(array: NDArray[np.generic], order: Order) -> NDArray[np.generic]:
-    """Return the elements of `array` one after the other as a tensor in `order` has them in memory."""
+    """Return the elements of `array` in their order in the memory of a tensor in `order`."""
     return np.ascontiguousarray(array.transpose(order) if order else array).reshape(-1)
 
 

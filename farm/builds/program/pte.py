@@ -1,8 +1,8 @@
-"""A compiled program, `.pte`, as its file describes it: inputs, outputs, delegates, what is left to the CPU. No torch.
+"""Description of a compiled program in its `.pte` file: inputs, outputs, delegates, operators on the CPU. No torch.
 
-Layout: exir/_serialize/program.fbs behind the extended header of exir/_serialize/_program.py of executorch 1.5.1. A
-file may come from anybody: a malformed one ends in ConfigError and nothing else, and the work is bounded by the size of
-its description.
+Layout: exir/_serialize/program.fbs behind the extended header of exir/_serialize/_program.py of executorch 1.5.1. No
+file is trusted: a malformed file ends in ConfigError and nothing else, and the work is bounded by the size of its
+description.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farm.builds.program.flatbuffer import FieldColumn, Positions
 
 QNN = "QnnBackend"
-"""The id of a delegate that runs on htp, gpu or lpai."""
+"""Id of a delegate that runs on htp, gpu or lpai."""
 
 DESCRIPTION_LIMIT = 256 * 2**20
 """Greatest size of the description that is read, in bytes: weights and delegates usually lie behind it."""
@@ -40,7 +40,7 @@ _DTYPES = {
     0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64", 11: "bool",
     15: "bfloat16", 27: "uint16", 28: "uint32", 29: "uint64",
 }  # fmt: skip
-# KernelTypes, and what the runner writes a number as.
+# Numbers of KernelTypes in the schema, and the types in which the runner writes numbers.
 _TENSOR = 5
 _NUMBERS = {2: "int64", 3: "bool", 4: "float64"}
 _NUMBER_SLOTS = {2: Slot(0, "<i8"), 3: Slot(0, "?"), 4: Slot(0, "<f8")}
@@ -67,24 +67,24 @@ _SPEC_KEY, _SPEC_VALUE = Slot(0, "text"), Slot(1, "[<u1]")
 
 
 class Value(msgspec.Struct, frozen=True):
-    """One input or output of a method."""
+    """Input or output of a method."""
 
     shape: tuple[int, ...]
-    """The upper bound where it is dynamic; () of what is no tensor."""
+    """Shape, a dynamic one with its upper bounds; () for a value that is no tensor."""
     dtype: str
-    """As numpy calls it (`bfloat16`, which numpy has not, too); of what is neither tensor nor number, what it is."""
+    """Name in numpy, and `bfloat16`, which numpy lacks; the kind of a value that is neither tensor nor number."""
     dynamic: bool = False
-    """The shape may be smaller when it is executed."""
+    """True for a shape that may be smaller in an execution."""
     is_tensor: bool = True
-    """The runner takes tensors only, and writes numbers (int64, float64, bool) as well."""
+    """True for a tensor. The runner takes tensors only, and writes numbers (int64, float64, bool) as well."""
     number: float | None = None
-    """Of a number the one that is in the file; that of a method without inputs is always the same."""
+    """Number in the file, for a value that is a number; a method without inputs always returns this number."""
     order: tuple[int, ...] = ()
     """Dimensions from the outermost to the innermost in memory, as in the runner's raw files; () for C order."""
 
     @property
     def nbytes(self) -> int:
-        """Size of a raw file with it, in bytes, of the upper bound. Raises TypeError where no raw file can hold it."""
+        """Size of its raw file in bytes, for the upper bound. Raises TypeError for a type without raw files."""
         size = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
         for dimension in self.shape:
             size *= dimension
@@ -95,16 +95,16 @@ class Value(msgspec.Struct, frozen=True):
 
 
 class Delegate(msgspec.Struct, frozen=True):
-    """One part of a method that a backend took."""
+    """Part of a method that a backend took."""
 
     id: str
     """`QnnBackend`, `XnnpackBackend`."""
     qnn: QnnOptions | None = None
-    """None of another backend's, and of one that does not say."""
+    """Options of QNN; None for another backend, and for a delegate without a compile spec."""
 
 
 class Method(msgspec.Struct, frozen=True):
-    """One entry point."""
+    """Entry point of a program."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -113,7 +113,7 @@ class Method(msgspec.Struct, frozen=True):
     cpu_operators: dict[str, int]
     """Operators that no delegate took, `aten::relu.out`, and how often each is called in the file."""
     index: int = 0
-    """Where it is among the methods of the program."""
+    """Index among the methods of the program."""
     layout_problem: str = ""
     """Contradiction between two of its calls about the memory order of a tensor; empty for none."""
     written_inputs: tuple[int, ...] = ()
@@ -130,13 +130,13 @@ class Method(msgspec.Struct, frozen=True):
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What a `.pte` file says about itself."""
+    """Description of a program in its `.pte` file."""
 
     path: Path
     methods: tuple[Method, ...]
 
     def method(self, name: str, how: str) -> Method:
-        """Return the method called `name`. Raises ConfigError where there is none, which ends in `how` to name one."""
+        """Return the method called `name`. Raises ConfigError without it, with the hint `how` to name a method."""
         for method in self.methods:
             if method.name == name:
                 return method
@@ -151,7 +151,7 @@ class Program(msgspec.Struct, frozen=True):
 
     @property
     def qnn(self) -> QnnOptions | None:
-        """What its QNN delegates were compiled for; None without any. Raises ConfigError where they differ."""
+        """Options of its QNN delegates; None without any. Raises ConfigError for several SoCs or backends."""
         found = [delegate.qnn for method in self.methods for delegate in method.delegates if delegate.qnn is not None]
         for other in found[1:]:
             if (other.soc_model, other.backend) != (found[0].soc_model, found[0].backend):
@@ -164,11 +164,11 @@ _Called = tuple[int, tuple[int, ...]]
 
 
 class _BrokenError(ValueError):
-    """What is wrong with a file, without its name."""
+    """Problem of a file, without its name."""
 
 
 def read_pte(path: Path) -> Program:
-    """Return what the program in `path` says about itself.
+    """Return the description of the program in `path`.
 
     Raises ConfigError for a file that is no program, is cut short, contradicts itself or is newer than executorch 1.5.
     """
@@ -187,9 +187,10 @@ def read_pte(path: Path) -> Program:
 
 
 def qnn_payloads(data: bytes) -> list[tuple[int, int]]:
-    """Return start and end of what QNN delegates were compiled to in a `.pte`; none of those within its description.
+    """Return start and end of the compiled data of each QNN delegate in a segment of a `.pte`.
 
-    ExecuTorch puts all of them into segments behind it. Raises ValueError for what is no program.
+    ExecuTorch puts all of this data into segments behind the description; data within the description is left out.
+    Raises ValueError for a file that is no program.
     """
     header = _header(data[: _HEADER_AT + _HEADER_BYTES], len(data))
     file = Flatbuffer(data[: header.description])
@@ -211,9 +212,9 @@ def qnn_payloads(data: bytes) -> list[tuple[int, int]]:
 
 class _Header(NamedTuple):
     description: int
-    """Bytes at the beginning that are the flatbuffer."""
+    """Size in bytes of the flatbuffer at the beginning of the file."""
     segments: int
-    """Where the segments begin; 0 without any."""
+    """Position of the first segment; 0 without segments."""
 
 
 def _header(head: bytes, size: int) -> _Header:
@@ -323,7 +324,7 @@ def _values(file: Flatbuffer, values: Positions) -> tuple[Value, ...]:
 
 
 def _numbers(file: Flatbuffer, kinds: Sequence[int], held: FieldColumn) -> list[float | None]:
-    """Return the number that each value of `held`, of whose kind `kinds` says, has in the file; None of others."""
+    """Return the number in the file of each value of `held`, whose kinds are `kinds`; None for other kinds."""
     found: list[float | None] = [None] * len(kinds)
     for kind, slot in _NUMBER_SLOTS.items():
         places = [index for index, one in enumerate(kinds) if one == kind]
@@ -363,7 +364,7 @@ def _operators(file: Flatbuffer, plan: Positions) -> list[str]:
 
 
 def _calls(file: Flatbuffer, plan: Positions, operators: int, delegates: int) -> list[list[_Called]]:
-    """Return the calls of kernels and those of delegates: the index of what is called, and those of its values."""
+    """Return the calls of operators and the calls of delegates: index of the callee, and indices of its values."""
     _, instructions = file.vectors(file.vectors(plan, _PLAN_CHAINS)[1], _CHAIN_INSTRUCTIONS)
     arguments = file.tables(instructions, _UNION)
     kinds = file.numbers(instructions, _UNION_KIND)[arguments.present]

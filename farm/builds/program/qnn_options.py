@@ -31,27 +31,27 @@ class QnnOptions(msgspec.Struct, frozen=True):
     soc_model: int
     """`QcomChipset`: `soc_id` of a device profile."""
     backend: str
-    """`htp`, `gpu`, `lpai` or `dsp`; `type N` for one that ExecuTorch 1.5 does not know."""
+    """`htp`, `gpu`, `lpai` or `dsp`; `type N` for a backend that ExecuTorch 1.5 lacks."""
     online_prepare: bool
-    """The device makes the graph when it loads the program."""
+    """True for a graph that the device prepares when it loads the program."""
     profile_level: int
     """0 off, 1 basic, 2 detailed, 3 optrace."""
     dump_intermediate_outputs: bool = False
     shared_buffer: bool = False
     op_packages: tuple[str, ...] = ()
-    """Paths of libraries with operators, for whichever machine, which QNN opens when it starts."""
+    """Paths of libraries with operators, of all machines, which QNN opens when it starts."""
     use_weight_sharing: bool = False
-    """Weights that its methods have in common are there once."""
+    """True for a program that holds the common weights of its methods once."""
 
     @property
     def soc(self) -> str:
-        """Name of the SoC; `SoC model N` where no device profile has its number."""
+        """Name of the SoC; `SoC model N` for a number without a device profile."""
         names = [soc.name for soc in load_socs().values() if soc.soc_id == self.soc_model]
         return names[0] if names else f"SoC model {self.soc_model}"
 
 
 def read_qnn_options(data: bytes) -> QnnOptions:
-    """Return what the compile spec of a QNN delegate has. Raises FlatbufferError for a malformed one."""
+    """Return the options in the compile spec of a QNN delegate. Raises FlatbufferError for a malformed spec."""
     file = Flatbuffer(data)
     root = file.root(0)
     soc = file.tables(root, _QNN_SOC).positions
