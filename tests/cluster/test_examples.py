@@ -128,7 +128,7 @@ def test_the_page_sets_up_a_farm(tmp_path: Path) -> None:
         _use_files(cluster, tmp_path)
         cluster.start([value.format(folder=cluster.folder) for value in settings])
         you = _machine(tmp_path, port)
-        script = you("lab", "store", "roles").stdout
+        script = you("lab", "lab", "roles").stdout
         # Over the socket only the user of the server signs in without a password (peer): here the user of this test.
         _sql(cluster, port, script)
         _sql(cluster, port, (_FILES / "logins.sql").read_text())
@@ -143,9 +143,9 @@ def test_the_page_sets_up_a_farm(tmp_path: Path) -> None:
                 psycopg.connect(**{**there, **wrong})
         with pytest.raises(psycopg.OperationalError):
             psycopg.connect(**{**there, **safe, "dbname": "postgres", "password": "ada's"})
-        assert you("ada", "queue").stdout == "nothing waits and nothing runs\n"
-        assert "no agent" in you("wall", "agent", "list").stdout
-        refused = you("wall", "quota", "user:ada", "4", code=None)
+        assert you("ada", "lab", "queue").stdout == "nothing waits and nothing runs\n"
+        assert "no agent" in you("wall", "lab", "agent", "list").stdout
+        refused = you("wall", "lab", "quota", "user:ada", "4", code=None)
         assert refused.returncode not in (0, 70)
         assert "Traceback" not in refused.stderr
 
