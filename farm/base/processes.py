@@ -143,7 +143,7 @@ class Supervisor:
     ) -> Child:
         """Start a process in a session of its own.
 
-        `env` is its whole environment, by default that of this process. Standard streams are closed unless they are
+        `env` is its whole environment, by default this process's own. Standard streams are closed unless they are
         pipes, `child.process.stdin`, `.stdout` and `.stderr`; `stderr` is a new file. With `foreground` the process
         stays in this process group with these standard streams, for a program on the terminal; of its children only the
         ones with its environment end with it. Raises MissingToolError for a missing program, InfraError for a failing

@@ -85,7 +85,7 @@ def bounded_log(text: str, limit: int = LOG_LIMIT) -> str:
 
 
 def plain_json(data: bytes) -> bytes:
-    r"""Return a JSON document with what is invisible or reorders text as `\uXXXX`: another spelling of the same."""
+    r"""Return an equal JSON document, with invisible characters and ones that reorder text as `\uXXXX`."""
     # JSON itself spells out control characters below U+0020, but not DEL.
     if data.isascii():
         return data.replace(b"\x7f", b"\\u007f")

@@ -1,4 +1,4 @@
-"""One bundle on one device, for `farm exec` and `farm jobs rerun`: a run of one job in the store.
+"""Execution of a bundle on a device, for `farm exec` and `farm jobs rerun`: a run of one job in the store.
 
 Unlike `farm run` there are no builders, and no health check before the job. A failure that may be the device's is
 treated as in a run: `farm.replay.one_off_tries`.

@@ -1,4 +1,4 @@
-"""adb servers: a private one of farm, apart from the user's, or the user's ordinary one."""
+"""adb servers: farm's private server, apart from the user's, or the user's ordinary server."""
 
 from __future__ import annotations
 

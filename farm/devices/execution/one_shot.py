@@ -68,7 +68,7 @@ def too_many(
 ) -> str:
     """Return the reason why `runner` cannot make `times` executions of each sample; "" if it can.
 
-    One execution is always possible. `named` is the option with the number.
+    A single execution is always possible. `named` is the option with the number.
     """
     most = _most_executions(samples, outputs)
     if times <= most:

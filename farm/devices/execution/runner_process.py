@@ -87,8 +87,8 @@ class RunnerProcess:
     def run(self, words: Sequence[str], timeout_s: float, demand: Callable[[], None]) -> RunnerEnding:
         """Send one job as flags and wait for its end.
 
-        A process without an answer, or with its last one, takes no more jobs. `demand` is called in every long silence
-        and raises DeviceError for an absent device. Raises DeviceError also for an invalid answer.
+        A process without an answer, or with its last one, gets no further jobs. `demand` is called in every long
+        silence and raises DeviceError for an absent device. Raises DeviceError also for an invalid answer.
         """
         number = self.jobs
         self.jobs += 1

@@ -1,6 +1,6 @@
 """SSH connections to a machine, opened on demand and opened again after a loss.
 
-One connection serves all programs; dropbear needs one per concurrent program.
+All programs share a connection; dropbear needs a connection for each concurrent program.
 """
 
 from __future__ import annotations

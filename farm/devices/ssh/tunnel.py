@@ -127,7 +127,7 @@ def _carry(connection: socket.socket, link: SshLink, host: str, port: int) -> No
                     channel.sendall(data)
                 channel.shutdown_write()
             except (OSError, EOFError):
-                # One side is gone: data of the other has no receiver, and its end may never come.
+                # A side has ended: data of the other side has no receiver, and its end may never come.
                 end(channel)
             back.join()
         finally:

@@ -186,7 +186,7 @@ def _real(path: bytes) -> bytes:
 
 
 def device_properties(soc: str, serial: str, version: str, build: str = BUILDS[0]) -> dict[str, str]:
-    """Return the properties of a device; `version` is farm's and part of the build, which is one of BUILDS."""
+    """Return the properties of a device; `version` is farm's and part of the build; `build` is from BUILDS."""
     production = build == "user" or build in SU
     kind, tags = ("user", "release-keys") if production else ("userdebug", "test-keys")
     abi = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}.get(os.uname().machine, os.uname().machine)

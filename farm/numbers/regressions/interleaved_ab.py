@@ -126,7 +126,7 @@ class InterleavedBench:
         until_s: float = math.inf,
         least_inferences: int = 0,
     ) -> None:
-        """Take a virtual device of its own with `virtual`, else an attached one of `choice` under a lease.
+        """Take a virtual device of its own with `virtual`, else lease an attached device of `choice`.
 
         `store` gives leases only. The bench waits for a busy device until `until_s` on the clock of `time.monotonic`.
         `least_inferences` of a turn come from the user: a side whose runner cannot make as many is refused.

@@ -48,7 +48,7 @@ def load_tokenizer(name: str, folder: Path) -> Encode:
         problem = f"the tokenizer {path.name} needs {error.name}, which is missing here"
         install = "install farm with the extra 'build' (pip install 'snapdragon-farm[build]')"
         raise MissingToolError(f"{problem}: {install}") from error
-    except Exception as error:  # the libraries raise whatever a file leads them to
+    except Exception as error:  # a damaged file leads the libraries to errors of any kind
         raise ConfigError(path, "", f"is no tokenizer that can be read: {error}") from error
 
 
