@@ -1,4 +1,4 @@
-"""Runs revisions on the connection and in the transaction that `farm.store.database` holds."""
+"""Execution of revisions, on the connection and in the transaction of `farm.store.database`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Folders as one file: plain tar without compression, the same bytes for the same content, and read with suspicion.
+"""Archives of folders: plain tar without compression, with the same bytes for the same content, and checked on reading.
 
-Who may write the farm's store could put any archive there. Only regular files with relative names come out of one, in
-its folder, without links, devices, sparse files and permissions of its own; an archive without compression is no
-smaller than what is in it, so that its size bounds what it writes.
+Any user with write access to the farm's store could put any archive there. Unpacking creates only regular files with
+relative names inside the folder, without links, devices, sparse files and permissions of the archive. An archive
+without compression is not smaller than its content, so that its size bounds the written data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_FILES = 200_000
 _MOST_NAME_CHARS = 1024
 _MOST_HEADER_BYTES = 4096
-"""Of an extended header, which tarfile reads into memory before anything can look at it."""
+"""Most bytes of an extended header, which tarfile reads into memory before any check."""
 _EXTENDED = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -33,7 +33,7 @@ _EXTENDED = (
 )
 _SIZE_RECORD = re.compile(rb"\d+ size=(\d{1,18})\n")
 _CHUNK = 1 << 20
-# Of the file system, those that a name brings about, as of a file that is to be a folder as well.
+# Errors of a foreign archive, and of a file system for illegal names, such as a name for both a file and a folder.
 _NOT_OURS = (tarfile.TarError, ValueError, EOFError, OverflowError, FileExistsError, NotADirectoryError)
 
 
@@ -43,16 +43,16 @@ def write_archive(files: Mapping[str, Path], target: Path) -> None:
         for name in sorted(files):
             with local_errors(files[name]), files[name].open("rb") as file:
                 member = tarfile.TarInfo(name)
-                # Nothing of who made it, and when, is in it.
+                # Leave out owner and time, so that equal content gives equal bytes.
                 member.size = os.fstat(file.fileno()).st_size
                 member.mode, member.mtime = 0o644, 0
                 archive.addfile(member, file)
 
 
 def unpack(path: Path, folder: Path) -> list[str]:
-    """Write what is in an archive into `folder`, which holds nothing of it yet; return the relative paths, sorted.
+    """Write the files of an archive into `folder`, which has none of them yet; return the relative paths, sorted.
 
-    Raises ArtifactLostError for an archive that farm did not write, LocalError where it cannot be written here.
+    Raises ArtifactLostError for an archive that farm did not write, LocalError for failed writes on this machine.
     """
     with local_errors(path), path.open("rb") as file:
         try:
@@ -76,7 +76,7 @@ def _unpack(file: BinaryIO, folder: Path) -> set[str]:
             source = archive.extractfile(member)
             if source is None:
                 raise tarfile.ReadError(f"{member.name!r:.100} has no content")
-            # Nothing that is there is written over, and no link is followed: there is none.
+            # "x" never overwrites a file. No link can be followed, as unpacking creates none.
             with source, target.open("xb") as out:
                 copied = 0
                 while chunk := source.read(_CHUNK):

@@ -1,4 +1,4 @@
-"""A bucket of S3 with the files of a shared farm, or of what speaks it: MinIO, Ceph, Garage."""
+"""Bucket with the files of a shared farm, on S3 or a compatible server: MinIO, Ceph, Garage."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
     from farm.base.config.shared import ArtifactsAddress
 
-# Of silence: a line that is cut without a word keeps a shard from others for so long.
+# Longest silence: a connection that was cut silently delays a shard for this time.
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 20.0
-# Up to so much is sent in one request, more in parts of that size.
+# Size of a single request: larger files are sent in parts of this size.
 _PART_BYTES = 32 << 20
 
 
 class Bucket:
-    """A bucket of S3, or of what speaks it: an object is there whole, or not at all."""
+    """Bucket on S3 or a compatible server: an object appears whole or not at all."""
 
     def __init__(self, address: ArtifactsAddress) -> None:
         self._root = address.path
         options = {"endpoint_url": address.endpoint_url or None, "profile": address.profile or None}
         self._files = s3fs.S3FileSystem(
             client_kwargs={"region_name": address.region} if address.region else None,
-            # How long to go on trying is decided in one place, and that is not here.
+            # No retries here: `Patience` alone decides how long to try.
             config_kwargs={
                 "connect_timeout": _CONNECT_SECONDS,
                 "read_timeout": _READ_SECONDS,
@@ -64,19 +64,19 @@ class Bucket:
         except BaseException:
             with contextlib.suppress(Exception):
                 file.discard()
-            # What fsspec would do when nobody refers to it any more is to commit it.
+            # Mark the file as closed: fsspec would commit an open file when it is garbage collected.
             file.closed = True
             raise
         file.commit()
 
     def read(self, name: str) -> Iterator[bytes]:
-        """Yield what is in a file. Raises FileNotFoundError."""
+        """Yield the content of a file. Raises FileNotFoundError."""
         with self._files.open(self._path(name), "rb", cache_type="none") as file:
             while chunk := file.read(_PART_BYTES):
                 yield chunk
 
     def find(self, name: str) -> Stored | None:
-        """Return a file, None where it is not there."""
+        """Return a file; None if it is missing."""
         try:
             return stored(name, self._files.info(self._path(name)))
         except FileNotFoundError:
@@ -84,7 +84,7 @@ class Bucket:
             return None
 
     def renew(self, name: str) -> bool:  # noqa: ARG002
-        """Return False: nothing but its content changes the time of an object."""
+        """Return False: only a new upload changes the time of an object."""
         return False
 
     def all(self) -> Iterator[Stored]:
@@ -97,8 +97,8 @@ class Bucket:
 
     def remove(self, name: str, still_old: Callable[[Stored], bool]) -> bool:
         """Remove a file unless it was written or renewed meanwhile."""
-        # S3 has no way to remove what nobody has written since: who writes the same content, a day old and named by
-        # nothing, in the milliseconds between these two requests, loses it.
+        # S3 cannot remove an object only if it is unchanged: an upload of the same content (a day old and unnamed)
+        # between these two requests, within milliseconds, is lost.
         found = self.find(name)
         if found is None or not still_old(found):
             return False
@@ -106,7 +106,7 @@ class Bucket:
         return True
 
     def sweep(self) -> int:
-        """Return 0: what was never finished is a lifecycle rule's (docs/reference/configuration.md)."""
+        """Return 0: a lifecycle rule removes unfinished uploads (docs/reference/configuration.md)."""
         return 0
 
     def _path(self, name: str) -> str:

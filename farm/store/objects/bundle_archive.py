@@ -1,4 +1,4 @@
-"""Bundles of a shared farm: folders of the cache here, single files in the place where the farm keeps its files."""
+"""Bundles of a shared farm: folders in the cache of a machine, single files in the place of the farm's files."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from farm.store.objects.objects import Objects
 
 LOG = "build.log"
-"""Of a bundle, what its manifest does not vouch for and people read all the same."""
+"""File of a bundle for people, which its manifest does not list."""
 
 _ARCHIVE = ".archive"
 
 
 class BundleArchive(NamedTuple):
-    """A bundle where other hosts find it."""
+    """Archive of a bundle in the place of the farm's files."""
 
     sha256: str
     nbytes: int
 
 
 def upload_bundle(objects: Objects, bundle: Bundle) -> BundleArchive:
-    """Put a bundle where other hosts find it, whole and verified.
+    """Upload a bundle for other hosts, whole and verified.
 
-    Raises BundleError for a damaged one, ArtifactsError for a place that stays away, LocalError.
+    Raises BundleError for a damaged bundle, ArtifactsError for a place that stays away, LocalError.
     """
     bundle.verify()
     names = [MANIFEST, *bundle.manifest.files]
@@ -43,10 +43,10 @@ def upload_bundle(objects: Objects, bundle: Bundle) -> BundleArchive:
 
 
 def fetch_bundle(objects: Objects, cache: BundleCache, key: str, archive: str) -> Bundle:
-    """Return the bundle of `key` from the cache, fetched where it is not there; every file of it is verified.
+    """Return the bundle of `key` from the cache, fetched if missing; all of its files are verified.
 
-    Processes that ask for one bundle fetch it once. Raises ArtifactLostError where the archive is not there (any more),
-    or holds something else, ArtifactsError for a place that stays away, InfraError for a cache that cannot be written.
+    Several processes fetch a bundle only once. Raises ArtifactLostError for an archive that is missing or has other
+    content, ArtifactsError for a place that stays away, InfraError for a cache that cannot be written.
     """
 
     def fill(folder: Path) -> None:
@@ -60,7 +60,7 @@ def fetch_bundle(objects: Objects, cache: BundleCache, key: str, archive: str) -
 
 
 def _require_bundle(folder: Path, key: str, names: list[str]) -> None:
-    """Raise ArtifactLostError unless what was unpacked into `folder` is the bundle of `key`, and nothing else."""
+    """Raise ArtifactLostError unless the unpacked `folder` is the bundle of `key`, without further files."""
     try:
         bundle = load_bundle(folder)
         bundle.verify()

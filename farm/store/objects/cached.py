@@ -1,4 +1,4 @@
-"""What the cache of this machine keeps of a shared farm's files: runtimes, artifacts that were read, code of suites."""
+"""Cache of a shared farm's files on this machine: runtimes, artifacts that were read, code of suites."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OBJECTS, SUITES, MAKING = "objects", "suites", "making"
-"""Folders of a cache; in that of objects, what is made to be put."""
+"""Folders of a cache: fetched files, code of suites, and inside of the first, files before their upload."""
 CONTENT = "content"
-"""The file in the folder of an object, whose time is when it was last used."""
+"""File in the folder of an object; its modification time is the time of the last use."""
 
 
 class CachedObject(NamedTuple):
-    """One folder of the cache; another host has what is in it."""
+    """Folder of the cache, whose content can be fetched again."""
 
     folder: Path
     nbytes: int
@@ -27,7 +27,7 @@ class CachedObject(NamedTuple):
 
 
 def cached_objects(cache_dir: Path) -> list[CachedObject]:
-    """Return what is there, most recently used first."""
+    """Return the cached objects, most recently used first."""
     found = []
     for folder in _folders(cache_dir):
         content = folder / CONTENT
@@ -40,7 +40,10 @@ def cached_objects(cache_dir: Path) -> list[CachedObject]:
 
 
 def prune_objects(cache_dir: Path, *, older_than_s: float, dry_run: bool) -> list[CachedObject]:
-    """Remove what was not used for so long, and what was left half fetched; return what goes, or would."""
+    """Remove objects without a use for `older_than_s`, and partial downloads; return the removed objects.
+
+    With `dry_run` only return the objects that would be removed.
+    """
     horizon_ms = (time.time() - older_than_s) * 1000
     old = [one for one in cached_objects(cache_dir) if one.used_ms <= horizon_ms]
     if not dry_run:
@@ -57,7 +60,7 @@ def _folders(cache_dir: Path) -> Iterator[Path]:
 
 
 def _parents(cache_dir: Path) -> Iterator[Path]:
-    # No link leads out of the cache.
+    # Skip links, which could lead out of the cache.
     for kind in (OBJECTS, SUITES):
         for parent in (cache_dir / kind).glob("[0-9a-f][0-9a-f]"):
             if not parent.is_symlink():

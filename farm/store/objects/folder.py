@@ -1,4 +1,4 @@
-"""A folder with the files of a shared farm, on this machine (a mounted file system) or behind SFTP."""
+"""Folder with the files of a shared farm, on this machine (a mounted file system) or behind SFTP."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 _READ_ONLY = 0o444
 _CHUNK = 1 << 20
-# Of one process, over one connection: OpenSSH allows 10 (MaxSessions).
+# Sessions of a process over one connection: OpenSSH allows 10 (MaxSessions).
 _SFTP_SESSIONS = 4
 _SFTP_SECONDS = 30.0
 
 
 class Folder:
-    """A folder, here or behind SFTP. Nobody makes its root: where that is missing, nothing is mounted."""
+    """Folder on this machine or behind SFTP. Its root is never created: a missing root means a missing mount."""
 
     def __init__(self, address: ArtifactsAddress) -> None:
         self._root = address.path
@@ -40,7 +40,7 @@ class Folder:
             try:
                 with files.open(part, "wb") as file:
                     if hasattr(file, "set_pipelined"):
-                        # Of SFTP: without it every 32 KiB wait for their answer.
+                        # SFTP waits for an answer to every 32 KiB without pipelining.
                         file.set_pipelined(True)
                     for chunk in chunks:
                         file.write(chunk)
@@ -57,7 +57,7 @@ class Folder:
                 raise
 
     def read(self, name: str) -> Iterator[bytes]:
-        """Yield what is in a file. Raises FileNotFoundError."""
+        """Yield the content of a file. Raises FileNotFoundError."""
         with self._clients.one() as files:
             path = self._path(name)
             try:
@@ -72,7 +72,7 @@ class Folder:
                     yield chunk
 
     def find(self, name: str) -> Stored | None:
-        """Return a file, None where it is not there."""
+        """Return a file; None if it is missing."""
         with self._clients.one() as files:
             try:
                 return stored(name, files.info(self._path(name)))
@@ -81,7 +81,7 @@ class Folder:
                 return None
 
     def renew(self, name: str) -> bool:
-        """Make a file as young as a new one, where this user may."""
+        """Give a file the present time; return False if this user may not."""
         with self._clients.one() as files:
             try:
                 self._clients.touch(files, self._path(name))
@@ -107,10 +107,10 @@ class Folder:
                 if not still_old(stored(name, files.info(path))):
                     return False
                 self._make_folder(files, INCOMING)
-                # Whoever puts the same content from here on finds no file, and writes it anew.
+                # From here on a process with the same content finds no file, and writes it anew.
                 self._clients.rename(files, path, taken)
                 if not still_old(stored(name, files.info(taken))):
-                    # Somebody renewed it between the two lines before.
+                    # A process renewed the file between the first look and the renaming.
                     self._clients.rename(files, taken, path)
                     return False
                 files.rm_file(taken)
@@ -119,7 +119,7 @@ class Folder:
             return True
 
     def sweep(self) -> int:
-        """Remove what was left half written."""
+        """Remove partially written files of dead processes, and return their number."""
         removed = 0
         with self._clients.one() as files:
             try:
@@ -141,7 +141,7 @@ class Folder:
             raise ArtifactsError(f"there is no folder {self._root}: is it mounted? Whoever sets it up makes it")
 
     def _make_folder(self, files: Any, name: str) -> None:
-        """Make a folder below the root that may be written by whoever may write the root: others put files there."""
+        """Create a folder below the root with the root's permissions, so that other users can put files there."""
         folder = f"{self._root}/{name}"
         if files.isdir(folder):
             return
@@ -149,7 +149,7 @@ class Folder:
         try:
             self._clients.make_folder(files, folder)
         except OSError:
-            # Another made it at the same moment, for which SFTP has no code of its own.
+            # A process may have created it at the same moment, for which SFTP has no separate error code.
             if not files.isdir(folder):
                 raise
         with contextlib.suppress(PermissionError):  # another user made it at the same moment
@@ -157,7 +157,7 @@ class Folder:
 
 
 class _LocalClients:
-    """fsspec's way to files of this machine."""
+    """Access to files of this machine by fsspec."""
 
     def __init__(self) -> None:
         self._files = LocalFileSystem(skip_instance_cache=True)
@@ -180,7 +180,7 @@ class _LocalClients:
 
     @staticmethod
     def rename(_: Any, old: str, new: str) -> None:
-        # fsspec's copies where it cannot rename, and a copy can be seen half done.
+        # fsspec copies a file if it cannot rename it, and other processes could see a partial copy.
         os.replace(old, new)  # noqa: PTH105
         folder = os.open(os.path.dirname(new), os.O_RDONLY)  # noqa: PTH120
         try:
@@ -194,7 +194,7 @@ class _LocalClients:
 
 
 class _SftpClients:
-    """A few SFTP sessions over one connection, each for one thread at a time; one that broke is not used again."""
+    """Pool of SFTP sessions over one connection, each for one thread at a time; a broken session is discarded."""
 
     def __init__(self, address: ArtifactsAddress) -> None:
         self._address = address

@@ -1,4 +1,4 @@
-"""Which files of a shared farm the store names, and which bundles nobody has any more."""
+"""Files of a shared farm that rows of the store name, and unused bundles."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from farm.store.clock import Clock
     from farm.store.database import Database
 
-# An hour would do: between asking whether a bundle is there and submitting a run that has it.
+# Time between a run's check that a bundle exists and its submission: an hour would suffice.
 _QUIET_MS = 86_400_000
 _SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 class NamedFiles:
-    """What keeps a file in the place where a shared farm keeps its files; every method is one transaction."""
+    """Rows that keep files of a shared farm from being removed; every method is one transaction."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
 
     def named_files(self, sha256s: Collection[str]) -> set[str]:
-        """Return those of the files that a row names.
+        """Return the given files that a row names.
 
-        Files of attempts, archives of bundles, the code that builds need which are not over, the runtimes of open runs.
+        These are files of attempts, archives of bundles, code for unfinished builds, and runtimes of open runs.
         """
         build, order, artifact = schema.build.c, schema.run_order.c, schema.artifact.c
         wanted, found = set(sha256s), set[str]()
@@ -48,12 +48,15 @@ class NamedFiles:
             )
             for query in going_on:
                 for text in connection.scalars(query):
-                    # Whatever looks like one may be one.
+                    # Any text in the form of a hash may be the hash of a file.
                     found.update(_SHA256.findall(text))
         return found & wanted
 
     def forget_builds(self) -> int:
-        """Remove the bundles that no run has and none asked for today; return how many. Their files stay."""
+        """Remove the bundles that no run has and that none requested within a day; return their number.
+
+        Their files stay.
+        """
 
         def change(connection: Connection) -> int:
             keys = _unused_builds(connection, self._clock(connection))
@@ -67,7 +70,7 @@ class NamedFiles:
         return self._database.write(change)
 
     def unused_archives(self) -> set[str]:
-        """Return the files of the bundles that `forget_builds` would remove."""
+        """Return the archives of the bundles that `forget_builds` would remove."""
         with self._database.reading() as connection:
             keys, found = _unused_builds(connection, self._clock(connection)), set[str]()
             for part in chunks(keys):
@@ -76,7 +79,7 @@ class NamedFiles:
         return found
 
     def lose_bundle(self, key: str, archive: str, why: str) -> None:
-        """Note that the file of a bundle is lost or damaged, so that the next run that wants the bundle has it made."""
+        """Mark the archive of a bundle as lost or damaged, so that the next run with the bundle has it made again."""
         reply = BuildReply(key, ok=False, seconds=0.0, reason=f"the bundle is lost: {why}", infra=True)
 
         def change(connection: Connection) -> None:
@@ -91,14 +94,14 @@ class NamedFiles:
 
 
 def _unused_builds(connection: Connection, now_ms: int) -> list[str]:
-    """Return the keys of the bundles that are made, or could not be, and that no job of a run has."""
+    """Return the keys of the built or failed bundles that no job of a run has."""
     build, run_job, attempt, wanted = (
         schema.build.c,
         schema.run_job.c,
         schema.attempt.c,
         schema.build_wanted.c,
     )
-    # What nobody could say the content of is not noted with the jobs that have it before they are executed.
+    # A bundle without a manifest is recorded with its jobs only when they are executed: keep it while a run is open.
     is_open = select(schema.run_order.c.run_id).where(schema.run_order.c.state == "open").exists()
     query = select(build.key).where(
         build.state.in_(("built", "failed")),

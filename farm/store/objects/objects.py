@@ -1,10 +1,10 @@
-"""The files of a shared farm by their SHA-256: bundles, runtimes, code of suites, artifacts of attempts.
+"""Files of a shared farm by their SHA-256: bundles, runtimes, code of suites, artifacts of attempts.
 
-Whatever arrives is compared with its hash, in both directions: who may write the place cannot put something else into a
-program. What was fetched is kept in the cache of this machine, so that it travels once.
+Every transferred file is compared with its hash, in both directions: write access to the place is not enough to change
+a program. Fetched files stay in the cache of this machine, so that each is transferred once.
 
-    PLACE/ab/abcd...     one file, named by its SHA-256
-    PLACE/incoming/      being written; what is a day old there was left by a process that died
+    PLACE/ab/abcd...     file, named by its SHA-256
+    PLACE/incoming/      files being written; a file of a day's age there belongs to a dead process
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     from farm.store.objects.places import FilePlace, Stored
 
 GRACE_S = 24 * 3600.0
-"""So long a file stays that nothing in the store names: far longer than it takes until what names it is recorded."""
+"""Least age of an unnamed file before its removal: far longer than until the row that names it is recorded."""
 
 READER_PATIENCE_S = 5.0
-"""How long a command that reads waits for a place that is away."""
+"""Time that a reading command waits for an unreachable place."""
 MOST_BYTES = 64 << 30
-"""Of one file: a bundle of the greatest model that a device takes has a fraction of it."""
+"""Most bytes of a file: the bundle of the largest model for a device has a fraction of it."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
-# A file is read again where what came is not what its hash says: it may have been the way.
+# Reads of a file with a wrong hash: the first may have been damaged in transfer.
 _TRIES = 2
-# What is known to be there is not asked for again for so long.
+# Time for which a file that is known to be there is not looked up again.
 _KNOWN_S = 3600.0
 _MOST_KNOWN = 100_000
 
 
 class Objects:
-    """The files of a shared farm; for any number of threads."""
+    """Files of a shared farm; for any number of threads."""
 
     def __init__(self, place: FilePlace, where: str, cache_dir: Path, patience: Patience) -> None:
         self._place, self._where, self._patience = place, where, patience
@@ -60,10 +60,10 @@ class Objects:
         self._lock = threading.Lock()
 
     def put(self, content: Path | bytes) -> str:
-        """Keep a file or bytes, and return its SHA-256, as hex. When this returns it is there, whole.
+        """Upload a file or bytes, and return its SHA-256, as hex. The whole file is in the place on return.
 
         It stays for GRACE_S at least, and for as long as a row of the store names it. Raises ArtifactsError for a place
-        that stays away or refuses, LocalError for a file that cannot be read or is changed meanwhile.
+        that stays away or refuses, LocalError for a file that cannot be read or changes meanwhile.
         """
         name = _hash(content)
         if self._is_known(name):
@@ -77,17 +77,17 @@ class Objects:
         return self.size(sha256) is not None
 
     def size(self, sha256: str) -> int | None:
-        """Return the size of a file, in bytes, None where it is not there. Raises as `has`."""
+        """Return the size of a file, in bytes; None if it is missing. Raises as `has`."""
         name = require_sha256(sha256)
         found = self._patience.once_there(lambda: self._place.find(name))
         return None if found is None else found.nbytes
 
     def get(self, sha256: str) -> Path:
-        """Return a file in the cache of this machine, fetched where it is not there yet. It may be executed.
+        """Return a file in the cache of this machine, fetched if missing. It is executable.
 
-        Several processes that ask for one file fetch it once. Raises ArtifactLostError for one that is not there, or is
-        not what its hash says, ArtifactsError for a place that stays away, UntrustedError for a cache that others may
-        write, LocalError and InfraError for one that cannot be written.
+        Several processes fetch a file only once. Raises ArtifactLostError for a file that is missing or does not have
+        its hash, ArtifactsError for a place that stays away, UntrustedError for a cache that others may write,
+        LocalError and InfraError for a cache that cannot be written.
         """
         name = require_sha256(sha256)
 
@@ -96,20 +96,20 @@ class Objects:
             (folder / CONTENT).chmod(0o555)
 
         path = published(self._cached(name), fill, lambda folder: (folder / CONTENT).is_file()) / CONTENT
-        # When it was last used; one that is root's can be read all the same.
+        # Note the time of use, for pruning; a file of root refuses that and is readable all the same.
         with contextlib.suppress(OSError):
             os.utime(path)
         return path
 
     def cached(self, sha256: str) -> Path | None:
-        """Return a file where it is in the cache of this machine, else None."""
+        """Return a file in the cache of this machine; None if it is not there."""
         if not _SHA256.fullmatch(sha256):
             return None
         path = self._cached(sha256) / CONTENT
         return path if path.is_file() else None
 
     def fetch(self, sha256: str, target: Path, most_bytes: int = MOST_BYTES) -> None:
-        """Write a file to `target`, verified. Raises as `get`, and ArtifactLostError for one of more bytes."""
+        """Write a file to `target`, verified. Raises as `get`; ArtifactLostError for more than `most_bytes`."""
         name = require_sha256(sha256)
 
         def copy() -> bool:
@@ -128,7 +128,7 @@ class Objects:
         self._verified(name, copy)
 
     def read(self, sha256: str, most_bytes: int = 64 << 20) -> bytes:
-        """Return a file, verified. Raises as `get`; ArtifactLostError for one that is larger than `most_bytes`."""
+        """Return the content of a file, verified. Raises as `get`; ArtifactLostError for more than `most_bytes`."""
         name = require_sha256(sha256)
         content = bytearray()
 
@@ -144,7 +144,10 @@ class Objects:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield a folder in the cache of this machine for what is made and put, gone afterwards. Raises InfraError."""
+        """Yield a folder in the cache of this machine for files before their upload, removed afterwards.
+
+        Raises InfraError.
+        """
         with own_folder(self._root / MAKING, secrets.token_hex(8)) as folder:
             yield folder
 
@@ -154,7 +157,7 @@ class Objects:
         return (one for one in listed if _SHA256.fullmatch(one.name))
 
     def discard(self, sha256: str, grace_s: float = GRACE_S) -> bool:
-        """Remove a file that nothing names; return False where it is not there, young or may not be removed."""
+        """Remove an unnamed file; return False if it is missing, too young or may not be removed."""
         name = require_sha256(sha256)
         removed = self._patience.once_there(
             lambda: self._place.remove(name, lambda one: time.time() - one.modified_s > grace_s)
@@ -164,14 +167,14 @@ class Objects:
         return removed
 
     def sweep(self) -> int:
-        """Remove what processes that died left half written a day ago; return how many files that was."""
+        """Remove files that dead processes left partially written a day ago; return their number."""
         return self._patience.once_there(self._place.sweep)
 
     def _put(self, name: str, content: Path | bytes) -> None:
         found = self._place.find(name)
         if found is not None:
             age_s = time.time() - found.modified_s
-            # Nobody removes it soon; a clock that is wrong by an hour makes no difference.
+            # A young or renewed file is not removed soon, even with clocks that differ by an hour.
             if age_s < GRACE_S / 2 or self._place.renew(name):
                 return
         source = _Source(name, content)
@@ -229,10 +232,10 @@ def open_objects(
     patience_s: float | None = None,
     stop: threading.Event | None = None,
 ) -> Objects:
-    """Return the files of the shared farm of `config`; nothing is asked of them yet.
+    """Return the files of the shared farm of `config`, without a first access.
 
-    `patience_s` is how long to wait for a place that is away, otherwise as for the store (`health.store_wait_s`);
-    `stop` ends that. Raises UsageError where the farm is of one machine, MissingToolError without the libraries.
+    `patience_s` is the time to wait for an unreachable place, by default as for the store (`health.store_wait_s`);
+    `stop` ends the wait. Raises UsageError for a farm of one machine, MissingToolError without the libraries.
     """
     address = config.artifacts
     if address is None:
@@ -243,7 +246,7 @@ def open_objects(
 
 
 def _place_of(address: ArtifactsAddress) -> FilePlace:
-    """Return the place of `address`; nothing is asked of it yet. Raises MissingToolError without the libraries."""
+    """Return the place of `address`, without a first access. Raises MissingToolError without the libraries."""
     try:
         if address.scheme == "s3":
             from farm.store.objects.bucket import Bucket
@@ -258,7 +261,7 @@ def _place_of(address: ArtifactsAddress) -> FilePlace:
 
 
 class _Source:
-    """What is sent, hashed while it is read: a file might change meanwhile."""
+    """Content of an upload, hashed while it is read, as a file might change meanwhile."""
 
     def __init__(self, name: str, content: Path | bytes) -> None:
         self._name, self._content = name, content
@@ -291,7 +294,7 @@ class _Source:
 
 
 class _LocalFile:
-    """A file of this machine, whose errors are not those of the place."""
+    """File of this machine, whose errors are told apart from errors of the place."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -315,7 +318,7 @@ def _hash(content: Path | bytes) -> str:
 
 
 def require_sha256(sha256: str) -> str:
-    """Return the hash of a file. Raises ArtifactLostError for what is none, and never becomes a path."""
+    """Return `sha256`. Raises ArtifactLostError for any text but a hash, so that it never becomes a path."""
     if not _SHA256.fullmatch(sha256):
         raise ArtifactLostError(f"{sha256[:80]!r} is not the SHA-256 of a file: whoever wrote it was not farm")
     return sha256

@@ -1,6 +1,6 @@
-"""What goes wrong with the place of a shared farm's files: waited for while it is away, and then one clear error.
+"""Errors of the place of a shared farm's files: retries while it is away, and then one clear error.
 
-tenacity takes 50 ms of each command to import, in place of a loop of 20 lines.
+The import of tenacity would take 50 ms of each command, in place of a loop of 20 lines.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _Answer = TypeVar("_Answer")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _NOTED_AFTER_S = 1.0
-# Waiting does not change what these say.
+# Errors that waiting does not end.
 _FOR_GOOD = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 
 
 class Patience:
-    """Does things with a place for as long as is worth it."""
+    """Retries of actions on a place, for a limited time."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class Patience:
         seconds: float,
         stop: threading.Event | None = None,
     ) -> None:
-        """`where` names the place in errors. `stop` ends the waiting, as if the time were over."""
+        """`where` names the place in errors. `stop` ends the wait, as if the time were over."""
         self._where, self._seconds, self._stop = where, seconds, stop or threading.Event()
         self._lock, self._is_noted = threading.Lock(), False
 
     def once_there(self, action: Callable[[], _Answer]) -> _Answer:
-        """Return what `action` does, once the place is there.
+        """Return the result of `action`, called again until the place can be reached.
 
-        Raises ArtifactsError for a place that stays away or refuses, and what of FarmError `action` raises otherwise.
+        Raises ArtifactsError for a place that stays away or refuses, and all other errors of `action`.
         """
         began = time.monotonic()
         end, pause = began + self._seconds, _FIRST_PAUSE_S
@@ -68,7 +68,7 @@ class Patience:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _say(self, problem: str) -> None:
-        """Log that a place is away, once for all that wait for it, or that it is there again."""
+        """Log that a place is away, once for all waiting threads, or that it is there again."""
         with self._lock:
             if self._is_noted == bool(problem):
                 return
@@ -83,9 +83,9 @@ _AWAY = "the place where the farm keeps its files is away, no device and no code
 
 
 def _explain(error: Exception) -> tuple[str, bool]:
-    """Return what is wrong with the place, empty where it is something else, and whether waiting does not help."""
+    """Return the problem of the place, empty for other errors, and whether waiting is useless."""
     if isinstance(error, DeviceError):
-        # Of a host key that is not known, or an account that does not let us in, the machine itself says so.
+        # Unknown host keys and refused logins are final; a gone or silent machine may return.
         return error.problem, not isinstance(error, DeviceGoneError | DeviceTimeoutError)
     if isinstance(error, FarmError):
         return (str(error), False) if type(error) is ArtifactsError else ("", True)

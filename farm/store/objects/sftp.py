@@ -1,4 +1,4 @@
-"""fsspec's files over SFTP, on a connection of farm's own: with known host keys, and by what ~/.ssh/config says."""
+"""Files of fsspec over SFTP, on farm's own connection: with known host keys and the settings of ~/.ssh/config."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _WHO = "artifacts"
 
 
 def sftp_link(address: ArtifactsAddress) -> SshLink:
-    """Return the connection to the machine of `address`, made when it is needed. Raises InfraError."""
+    """Return the connection to the machine of `address`, opened on first use. Raises InfraError."""
     if address.login is None:
         raise ValueError(address)
     return SshLink(_WHO, ssh_address(address.login))
 
 
 def open_sftp(link: SshLink, timeout_s: float) -> Any:
-    """Return fsspec's file system over one more SFTP session of `link`. Raises DeviceError."""
+    """Return fsspec's file system over a further SFTP session of `link`. Raises DeviceError."""
     return _CheckedSftp(link, timeout_s)
 
 
 class _CheckedSftp(SFTPFileSystem):  # type: ignore[misc]
-    """fsspec's own accepts any host key that it has not seen."""
+    """File system with known host keys alone: fsspec's own accepts any unknown host key."""
 
     cachable = False
 

@@ -1,12 +1,12 @@
--- What each group may do. Run by the owner of the tables, again after each upgrade, which does it by itself.
+-- Rights of each group. The owner of the tables runs this file, and each upgrade runs it again by itself.
 --
 --   owner       everything
---   agent       records results and what it sees of devices, runs what is submitted; deletes and rewrites no history
---   builder     makes bundles: an agent without devices, of which code of suites may be the enemy
---   developer   submits, cancels, leases and remarks, as himself; writes no result, and nothing that is an agent's
+--   agent       records results and states of devices, executes submitted runs, deletes and rewrites no history
+--   builder     makes bundles: an agent without devices, whose host may be attacked by code of suites
+--   developer   submits, cancels, leases and remarks in his own name, writes no result and no row of an agent
 --   viewer      reads
 
--- From nothing: what an earlier version granted, and this one does not, is taken back.
+-- Begin without rights: rights that only an earlier version granted are revoked.
 DO $$
 DECLARE
     one record;
@@ -21,8 +21,9 @@ BEGIN
 END;
 $$;
 GRANT USAGE ON SCHEMA {schema} TO {agent}, {developer}, {viewer};
--- Everyone may make objects in the schema of a server that began as PostgreSQL 14: an operator there that fits better than
--- PostgreSQL's own would run as each agent. Its owner, who may be another, is who can change that: groups.sql as well.
+-- On a server that began as PostgreSQL 14 all users may create objects in the schema: an operator there that fits
+-- better than PostgreSQL's own would run as each agent. Only the owner of the schema, perhaps another role, can revoke
+-- that: groups.sql revokes it as well.
 DO $$
 BEGIN
     IF pg_has_role((SELECT nspowner FROM pg_namespace WHERE oid = '{schema}'::regnamespace), 'USAGE') THEN
@@ -31,14 +32,14 @@ BEGIN
 END;
 $$;
 
--- Everybody reads everything but Procrastinate's messages, which say nothing.
+-- All groups read all tables except for Procrastinate's messages, which carry no information.
 GRANT SELECT ON farm_schema, farm_messages, farm_roles,
     agent, agent_device, alert, artifact, attempt, build, build_wanted, comparison, counter, device, device_state,
     fingerprint, health_event, job, layer, lease, measurement, night_start, op_profile, quota, run, run_device, run_job,
     run_order, series, shard, shard_jobs, shard_weights, soc_look, suite_case, triage, waiter
     TO {agent}, {developer}, {viewer};
 
--- Agents. History is inserted, and only what ends or decides a run is changed.
+-- Agents insert history, and change only columns that end or decide a run.
 GRANT INSERT ON alert, artifact, attempt, comparison, counter, device, fingerprint, health_event, job, layer,
     measurement, op_profile, run, run_device, run_job, series, suite_case, triage TO {agent};
 GRANT UPDATE (finished_ms, exit_code, run_began, fingerprint_hash, run_device_kind) ON run TO {agent};
@@ -48,14 +49,14 @@ GRANT UPDATE (reason) ON health_event TO {agent};
 GRANT INSERT, UPDATE ON agent, build, device_state, lease, night_start, shard, shard_jobs, soc_look TO {agent};
 GRANT INSERT, DELETE ON build_wanted TO {agent};
 GRANT INSERT, UPDATE, DELETE ON agent_device, shard_weights, waiter TO {agent};
--- An earlier look at the same run: a guard keeps all others.
+-- Alerts of an earlier look at the same run may go: a guard keeps all others.
 GRANT DELETE ON alert TO {agent};
 
--- Whose run it is stays.
+-- The user of a run never changes.
 GRANT INSERT, UPDATE (priority, purpose, protocol, terms, devices, labels, classes, most_devices, most_failures, failures,
     bundles, until_ms, state, cancelled_by, submitted_ms, ended_ms) ON run_order TO {agent}, {developer};
 
--- Developers. Guards keep each to his own rows.
+-- Developers change only their own rows, by the guards.
 GRANT INSERT ON fingerprint, job, run, run_job, suite_case, triage TO {developer};
 GRANT UPDATE (run_began, finished_ms, exit_code) ON run TO {developer};
 GRANT UPDATE (build_seconds, cached, bundle_key, fallback_ops, operators, program_hash, stale) ON run_job TO {developer};
@@ -63,7 +64,7 @@ GRANT INSERT, UPDATE ON build, device_state, lease TO {developer};
 GRANT INSERT ON build_wanted, shard, shard_jobs TO {developer};
 GRANT INSERT, UPDATE, DELETE ON shard_weights, waiter TO {developer};
 
--- Numbers of new rows.
+-- Sequences, for the ids of new rows.
 DO $$
 DECLARE
     one record;
@@ -84,8 +85,8 @@ BEGIN
 END;
 $$;
 
--- Messages and bundles: functions that run as the owner, so that no group needs the right to write Procrastinate's tables.
--- An upgrade by the owner alone, who cannot make the group of builders, leaves them out: farm lab roles makes it.
+-- Functions for messages and bundles run as the owner, so that no group needs to write Procrastinate's tables. An
+-- upgrade by the owner, who cannot create the group of builders, leaves builders out: farm lab roles creates the group.
 DO $$
 DECLARE
     one record;
@@ -118,5 +119,5 @@ BEGIN
 END;
 $$;
 GRANT SELECT ON procrastinate_jobs, procrastinate_workers, procrastinate_events TO {agent};
--- Whether a bundle is being made.
+-- Columns that show whether a bundle is being made.
 GRANT SELECT (queueing_lock, status) ON procrastinate_jobs TO {developer}, {viewer};

@@ -1,10 +1,10 @@
--- Groups, which nobody signs in as: GRANT {developer} TO ada. They belong to the server, not to one database.
--- For this alone one has to be a superuser, or have CREATEROLE.
+-- Groups without a login: GRANT {developer} TO ada. They belong to the server, not to one database.
+-- Only this file needs a superuser, or CREATEROLE.
 DO $$
 DECLARE
     one text;
 BEGIN
-    -- A function or operator of another user, made where PostgreSQL 14 lets everyone do so, would go on running as others.
+    -- Refuse functions and operators of other users, which PostgreSQL 14 let them create: they would run as each user.
     SELECT string_agg(format('%s of %I', found.name, pg_get_userbyid(found.owner)), ', ') INTO one FROM (
         SELECT oid, oid::regprocedure::text AS name, proowner AS owner FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace
@@ -24,8 +24,8 @@ BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', one);
         END IF;
     END LOOP;
-    -- Whoever may do all that the owner of the tables may: upgrade, prune, import, set quotas. Not of a superuser's
-    -- tables, whose members could be superusers.
+    -- Members of this group have all rights of the owner of the tables: upgrade, prune, import, set quotas. Tables of a
+    -- superuser are left out, as the members would become superusers.
     IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = {tables_owner_text}) AND '{owner}' <> {tables_owner_text} AND NOT pg_has_role('{owner}', {tables_owner_text}, 'MEMBER') THEN
         GRANT {tables_owner} TO {owner};
     END IF;

@@ -1,7 +1,7 @@
--- What rows of a table a group may write, where a right to the table says too little. They stand in everybody's way
--- but the owner's, and most in developers' alone. `session_user` is who signed in, whatever $LOGNAME or SET ROLE say.
+-- Guards of rows that a group may not write although it has a right to the table. They apply to all users but the
+-- owner, and most of them to developers alone. `session_user` is the login, independent of $LOGNAME and SET ROLE.
 --
--- Each function finds tables, functions and operators in {schema} and in PostgreSQL's own schema alone.
+-- Each function searches {schema} and PostgreSQL's own schema alone for tables, functions and operators.
 
 CREATE OR REPLACE FUNCTION farm_refuse(reason text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -13,13 +13,13 @@ CREATE OR REPLACE FUNCTION farm_now_ms() RETURNS bigint LANGUAGE sql AS $$
     SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)
 $$;
 
--- Whether a run that is to go on is one's own.
+-- Return whether a run belongs to the login.
 CREATE OR REPLACE FUNCTION farm_is_mine(run text) RETURNS boolean LANGUAGE sql STABLE
 SET search_path = {schema}, pg_temp AS $$
     SELECT EXISTS (SELECT 1 FROM run WHERE run.id = $1 AND run.user_name = session_user)
 $$;
 
--- Agents as well: a run is submitted, and a remark made, in one's own name.
+-- Runs and remarks carry the name of the login. Applies to agents as well.
 CREATE OR REPLACE FUNCTION farm_guard_name() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 BEGIN
     PERFORM farm_refuse(format('%s is recorded in the name of %s', TG_TABLE_NAME, NEW.user_name));
@@ -36,7 +36,7 @@ BEGIN
 END;
 $$;
 
--- Agents as well: of a run of another user that has ended, nothing is changed and nothing added.
+-- Ended runs of other users are neither changed nor extended. Applies to agents as well.
 CREATE OR REPLACE FUNCTION farm_guard_ended() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 DECLARE
     of_run text;
@@ -151,7 +151,7 @@ BEGIN
         PERFORM farm_refuse('a bundle that is there stays');
     END IF;
     IF OLD.archive <> '' THEN
-        -- What others run already stays what it is, also while an agent makes it anew: whose bundle came first counts.
+        -- The first archive stays, as others may run it already, also while an agent makes the bundle anew.
         NEW.archive := OLD.archive;
         NEW.nbytes := OLD.nbytes;
         NEW.manifest := coalesce(OLD.manifest, NEW.manifest);
@@ -161,7 +161,7 @@ BEGIN
         WHERE build_wanted.key = OLD.key AND failure IS NULL AND run_order.state = 'open'
             AND run_order.user_name <> session_user
     ) THEN
-        -- Of who builds on his own machine: agents may be able to make it, and others wait for them.
+        -- A user who builds on his own machine cannot fail the bundle for others, as agents may be able to make it.
         IF NEW.state = 'failed' THEN
             RETURN NULL;
         END IF;
@@ -173,7 +173,7 @@ BEGIN
 END;
 $$;
 
--- A build host is an agent of its own login. Other agents read its facts as they start.
+-- A build host writes only agents of its own login, as other agents read the facts of agents when they start.
 CREATE OR REPLACE FUNCTION farm_guard_agent() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 BEGIN
     IF NEW.user_name <> session_user OR TG_OP = 'UPDATE' AND OLD.user_name <> session_user THEN
@@ -233,7 +233,7 @@ $$;
 CREATE OR REPLACE FUNCTION farm_guard_waiter() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 BEGIN
     IF TG_OP <> 'INSERT' AND OLD.user_name <> session_user
-        -- One that died long ago is forgotten by whoever comes.
+        -- Any login may delete a waiter that died an hour ago.
         AND NOT (TG_OP = 'DELETE' AND OLD.expires_ms < farm_now_ms() - 3600000) THEN
         PERFORM farm_refuse(format('%s waits for a device', OLD.user_name));
     END IF;
@@ -244,7 +244,8 @@ BEGIN
 END;
 $$;
 
--- Agents as well: durations that shards divide by are of the login that asked, and of no use after half a day.
+-- Durations for the division of shards belong to the login that wrote them, and are of no use after half a day. Applies
+-- to agents as well.
 CREATE OR REPLACE FUNCTION farm_guard_weights() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN
@@ -288,7 +289,7 @@ $$;
 DO $$
 DECLARE
     one record;
-    -- Functions that run as the owner act for whoever calls them.
+    -- Functions that run as the owner act for their callers.
     owners text := format('(pg_has_role(session_user, %L, ''MEMBER'') OR current_user = %1$L)', {tables_owner_text});
     trusted text := format('(%s OR pg_has_role(session_user, %L, ''MEMBER''))', owners, '{agent}');
 BEGIN

@@ -1,4 +1,4 @@
-"""What the nodes of a program took, and how its layers compare."""
+"""Profiles of a program's nodes, and comparisons of its layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Make their tables."""
+    """Create the tables."""
     op.create_table(
         "op_profile",
         Column("attempt_id", _ROW_ID, nullable=False),

@@ -1,4 +1,4 @@
-"""Who has which device, who waits, what is known of devices; why an attempt went wrong, how urgent a run was."""
+"""Leases, waiters and the registry of devices; causes of attempts and priorities of runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Make their tables and columns."""
-    # Plain ALTER TABLE, which both databases can: nothing is copied.
+    """Create the tables and columns."""
+    # Plain ALTER TABLE, which both databases support without a copy of the table.
     op.add_column("run", Column("priority", sa.String(length=16), nullable=False, server_default="person"))
     op.add_column("attempt", Column("cause", sa.String(length=16), nullable=False, server_default=""))
     op.create_table(

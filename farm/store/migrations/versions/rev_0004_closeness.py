@@ -1,4 +1,4 @@
-"""How close an output came, in quantization steps, as a share of the peak, and beside the quantized reference."""
+"""Closeness of outputs: in quantization steps, as a share of the peak, and to the quantized reference."""
 
 from __future__ import annotations
 

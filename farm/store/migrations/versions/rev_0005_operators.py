@@ -1,4 +1,4 @@
-"""Which operators a backend built of a program; the newest results of a case are found by an index."""
+"""Operators of a program that a backend built; indices for the newest results of a case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Make the column and the indices."""
+    """Create the column and the indices."""
     op.add_column("run_job", Column("operators", sa.JSON(), nullable=True))
     op.create_index("ix_job_case_name", "job", ["case_name"])
     op.create_index("ix_run_job_job_id_id", "run_job", ["job_id", "id"])

@@ -1,4 +1,4 @@
-"""What decides a verdict, which jobs had no time left, and how several shards divide theirs."""
+"""Hashes for selection of jobs, jobs skipped for lack of time, and the division of jobs among shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    """Make the columns and the table."""
+    """Create the columns and the table."""
     op.add_column("run_job", Column("judged_by", sa.String(length=64), nullable=True))
     op.add_column("run_job", Column("stale", sa.JSON(), nullable=True))
     op.create_table(

@@ -1,4 +1,4 @@
-"""The newest result of a job is that of the newest run, in whatever order the store came to know the runs."""
+"""Newest result of a job by the time of runs, for any order in which the store received them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    """Make the index that is in the order of time, in place of the one in the order of rows."""
+    """Replace the index in the order of rows by an index in the order of time."""
     op.create_index("ix_run_job_job_id_run_id", "run_job", ["job_id", "run_id"])
     op.drop_index("ix_run_job_job_id_id", "run_job")

@@ -1,4 +1,4 @@
-"""Numbers that stand out, what pairs said of them, and what people did; what devices ran programs with."""
+"""Alerts, their confirmations and their triage; runtimes with which devices executed programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ down_revision = "0007"
 
 
 def upgrade() -> None:
-    """Make both tables and the column."""
+    """Create both tables and the column."""
     op.add_column("run_device", Column("runtime", sa.JSON(none_as_null=True), nullable=True))
     row_id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     op.create_table(

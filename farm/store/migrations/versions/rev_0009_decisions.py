@@ -1,4 +1,4 @@
-"""What kind of run it was and on what kind of device, and which attempt decides a job: known when they are recorded."""
+"""Kind of a run and of its devices, and the decisive attempt of a job, stored when they are recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ down_revision = "0008"
 
 
 def upgrade() -> None:
-    """Make the columns, and fill them for the runs that are there."""
+    """Create the columns, and fill them for existing runs."""
     op.add_column("run", Column("run_kind", sa.String(length=16), nullable=False, server_default="suite"))
     op.add_column("run", Column("run_device_kind", sa.String(length=16), nullable=True))
     op.add_column("run_job", Column("decisive_attempt_id", sa.BigInteger(), nullable=True))
@@ -34,14 +34,14 @@ def upgrade() -> None:
     )
     device_kind = sa.func.substr(fact("device_kind"), 1, 16)
     op.execute(sa.update(run).values(run_kind=kind, run_device_kind=device_kind))
-    # A verdict is not taken back by trouble with the farm that came after it.
+    # A later infra attempt does not replace a verdict about the code.
     op.execute("""
         UPDATE run_job SET (decisive_attempt_id, decisive_verdict) = (
             SELECT id, verdict FROM attempt WHERE attempt.run_job_id = run_job.id
             ORDER BY CASE WHEN verdict = 'infra' THEN 1 ELSE 0 END, id DESC LIMIT 1
         )
     """)
-    # In the database, as a farm of an older revision may still have the store open, and record.
+    # Triggers, as a running farm of an older revision may still record attempts.
     decide = """
         UPDATE run_job SET decisive_attempt_id = NEW.id, decisive_verdict = NEW.verdict
         WHERE id = NEW.run_job_id

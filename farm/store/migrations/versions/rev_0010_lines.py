@@ -1,4 +1,4 @@
-"""Which toolchain a run had, which line it belongs to or is only compared with, and what its programs are."""
+"""Toolchain and branch of a run, whether it is only compared with the branch, and hashes of its programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ down_revision = "0009"
 
 
 def upgrade() -> None:
-    """Make the columns. Every run that is there is of the default line, as is what an older farm still records."""
+    """Create the columns. Existing runs belong to the default branch, and so do further runs of an older farm."""
     no = sa.false()
     op.add_column("run", Column("run_toolchain", sa.String(length=256), nullable=False, server_default=""))
     op.add_column("run", Column("run_line", sa.String(length=256), nullable=False, server_default=""))

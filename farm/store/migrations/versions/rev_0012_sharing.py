@@ -1,4 +1,4 @@
-"""Runs that are submitted, in shards, the bundles that they lack, the agents that work on them; quotas."""
+"""Submitted runs with their shards and missing bundles, agents, and quotas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Make their tables, and what a lease says of who has a better right to its device."""
+    """Create the tables, and the column of a lease for the user to whom its device is to be handed over."""
     op.add_column("lease", Column("wanted_by", sa.String(length=256), nullable=False, server_default=""))
     op.create_index("ix_lease_token", "lease", ["token"])
     op.create_table(

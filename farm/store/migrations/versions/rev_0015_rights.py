@@ -1,4 +1,4 @@
-"""Rights of rows: the verdict that decides is written by a trigger alone, and agreed durations belong to a user."""
+"""Rights of rows: only a trigger writes the decisive verdict, and agreed durations belong to a user."""
 
 from __future__ import annotations
 
