@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
-# Far longer than writing the greatest artifact takes.
+# Age at which a file in `incoming` is removed: far longer than writing the largest artifact takes.
 _LEFT_BEHIND_S = 24 * 3600.0
-# Far longer than it takes from when a file is kept until the attempt that names it is recorded.
+# Age below which an artifact is not removed: far longer than the time from its write to the record of its attempt.
 GRACE_S = 24 * 3600.0
 # Most bytes that a report fetches ahead; a reader's request fetches further files.
 _BROUGHT_BYTES = 1 << 30
@@ -54,7 +54,7 @@ def open_artifacts(config: Config) -> ArtifactStore:
 
 
 class ArtifactStore:
-    """The artifacts under one folder; several processes may put and read at once."""
+    """Artifacts under a folder; several processes may put and read at once."""
 
     def __init__(self, root: Path, shared: Callable[[], Objects] | None = None) -> None:
         """Use the files under `root`; missing ones are read from the shared farm's files, which `shared` opens."""
@@ -64,10 +64,10 @@ class ArtifactStore:
         self._is_away = False
 
     def put(self, content: Path | bytes) -> str:
-        """Keep a file or bytes, and return the SHA-256, as hex.
+        """Store a file or bytes, and return the SHA-256, as hex.
 
-        When this returns, the content is on the disk under its name and survives a power loss. Raises StoreError
-        when it cannot be read or written; then nothing was published.
+        After the return, the content is on the disk under its name and survives a power loss. Raises StoreError
+        for a read or write error; then nothing was published.
         """
         try:
             if isinstance(content, bytes):
@@ -122,7 +122,7 @@ class ArtifactStore:
                 self._objects.put(path)
 
     def open(self, sha256: str) -> BinaryIO:
-        """Return an artifact, to read. Raises StoreError when it is not here, nor where a shared farm keeps it."""
+        """Open an artifact for reading. Raises StoreError if neither this machine nor a shared farm's files have it."""
         path = self.path(sha256)
         if self._shared is not None and self.size(sha256) is None:
             path = self._fetch(sha256)
@@ -151,8 +151,8 @@ class ArtifactStore:
     def discard(self, sha256: str, grace_s: float = GRACE_S) -> int | None:
         """Remove an artifact that no attempt names, and return its size, in bytes.
 
-        None where it is not here, or was put within `grace_s`, so that the attempt with it may not be recorded yet, or
-        may not be removed by this user, or `sha256` is no hash.
+        Return None if it is missing, was put within `grace_s` so that its attempt may not be recorded yet, cannot be
+        removed by this user, or if `sha256` is no hash.
         """
         if not _SHA256.fullmatch(sha256):
             return None
@@ -175,13 +175,13 @@ class ArtifactStore:
         return size
 
     def all(self) -> Iterator[str]:
-        """Yield the SHA-256 of the artifacts that are here and can be discarded."""
+        """Yield the SHA-256 of the artifacts on this machine that are old enough to discard."""
         for path in self._root.glob("[0-9a-f][0-9a-f]/[0-9a-f][0-9a-f]/*"):
             if _SHA256.fullmatch(path.name) and _is_old(path):
                 yield path.name
 
     def size(self, sha256: str) -> int | None:
-        """Return the size of an artifact, in bytes, None where it is not here or `sha256` is no hash."""
+        """Return the size of an artifact, in bytes; None if it is missing or `sha256` is no hash."""
         try:
             return self.path(sha256).stat().st_size
         except (OSError, StoreError):
@@ -196,7 +196,7 @@ class ArtifactStore:
         return sha256
 
     def _put_stream(self, source: BinaryIO) -> str:
-        # Hashed while it is copied: the source might change between two readings.
+        # The hash is computed during the copy: the source might change between two readings.
         digest = hashlib.sha256()
         with self._new_file() as file:
             while chunk := source.read(_CHUNK):
@@ -208,7 +208,7 @@ class ArtifactStore:
         return sha256
 
     def _renewed(self, sha256: str) -> bool:
-        """Return whether an artifact is here, and from now on for as long as a new one."""
+        """Return whether an artifact is here; its age starts again, so that it stays as long as a new one."""
         try:
             os.utime(self.path(sha256))
         except OSError:

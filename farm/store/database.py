@@ -1,4 +1,4 @@
-"""Opening a database: address, connection settings, schema revision, and errors in words."""
+"""Opening of a database: address, connection settings, schema revision, and translation of errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BUSY_TIMEOUT_MS = 5_000
 PATIENCE_S = 60.0
 _ONE_WAIT_MS = 40
 
-# Any number, as long as every farm takes the same one: `pg_advisory_xact_lock` that migrations hold.
+# Key of the `pg_advisory_xact_lock` that migrations hold: an arbitrary number, equal in every farm.
 _MIGRATION_LOCK = 0x6661726D
 
 _REVISION_QUERY = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - a constant
@@ -94,7 +94,7 @@ class Database:
 
     @contextmanager
     def _writer(self) -> Iterator[Connection]:
-        """Yield a connection whose next transaction is a writer's."""
+        """Yield a connection whose next transaction writes."""
         with self._engine.connect() as connection:
             connection.info[_WRITES] = True
             yield connection
@@ -110,11 +110,11 @@ class Database:
 
         def once() -> _T:
             self._look()
-            # PostgreSQL may take long to answer, and ends an idle transaction itself.
+            # Ctrl-C is postponed for SQLite alone: PostgreSQL may answer late, and ends an idle transaction itself.
             with postponed(self.is_sqlite), self._writer() as connection:
                 with connection.begin():
                     answer = action(connection)
-                # SQLite has no objection to writing to a file that was deleted meanwhile.
+                # SQLite writes to a file deleted meanwhile without an error.
                 self._look(connection)
             return answer
 
@@ -146,29 +146,29 @@ class Database:
             return user_of(connection)
 
     def connection_arguments(self) -> dict[str, Any]:
-        """Return what psycopg's `connect` is called with to come to the same database in the same way.
+        """Return the arguments of psycopg's `connect` for the same database and the same settings.
 
-        The password of the address, where it has one, is among them.
+        A password of the address is included.
         """
         with self._in_words():
             return psycopg_arguments(self._url)
 
     def without_secrets(self, text: str) -> str:
-        """Return a text, of an error, without the passwords of the address."""
+        """Return the text of an error without the passwords of the address."""
         return redacted(text, self._secrets)
 
     @contextmanager
     def psycopg_engine(self) -> Iterator[Engine]:
-        """Yield an engine of PostgreSQL's driver that has the extended protocol, which takes one statement."""
+        """Yield an engine of the PostgreSQL driver with the extended protocol, which accepts a single statement."""
         with self._in_words():
             yield create_engine(self._url.set(drivername=f"postgresql+{DRIVER}"), use_native_hstore=False)
 
     def vacuum(self) -> None:
-        """Write an SQLite file anew without the room of removed rows; writers wait meanwhile. Raises StoreError."""
+        """Rewrite an SQLite file without the space of removed rows; writers wait meanwhile. Raises StoreError."""
 
         def once() -> None:
             with self._writer() as connection:
-                # Not in a transaction, which every connection begins by itself.
+                # Every connection begins a transaction by itself, and VACUUM runs only outside of one.
                 connection.exec_driver_sql("COMMIT")
                 connection.exec_driver_sql("VACUUM")
                 connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -176,7 +176,7 @@ class Database:
         self._patiently(once)
 
     def version(self) -> tuple[Any, ...]:
-        """Return what equals an earlier answer only when nothing was committed in between. Raises StoreError."""
+        """Return a version that equals an earlier version only without a commit in between. Raises StoreError."""
         self._look()
         with self._in_words():
             return self._changes.version()
@@ -223,7 +223,7 @@ class Database:
             return create_postgresql_engine(self._url, readonly=self.readonly, connections=self._connections)
         url, uri = self._url, {}
         if self.readonly:
-            # A store on a medium that cannot be written has no place for the shared memory of a write-ahead log.
+            # A read-only medium has no place for the shared memory of a write-ahead log.
             folder_writable = os.access(Path(self.name).absolute().parent, os.W_OK)
             frozen = not folder_writable and not Path(f"{self.name}-wal").exists()
             name = f"file:{quote(str(Path(self.name).absolute()))}"
@@ -231,12 +231,12 @@ class Database:
             uri = {"uri": "true", "mode": "ro", **({"immutable": "1"} if frozen else {})}
         engine = create_engine(url.update_query_dict(uri), connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
         event.listen(engine, "connect", self._set_up)
-        # Not the event of that name: with a listener every statement would look for listeners of its own.
+        # The event of that name is not used, because with a listener every statement would look for its own listeners.
         engine.dialect.do_begin = _begin  # type: ignore[method-assign, assignment]
         return engine
 
     def _set_up(self, connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
-        # The module would begin transactions by itself, too late and never IMMEDIATE.
+        # The sqlite3 module would begin transactions by itself, too late and never IMMEDIATE.
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
         connection.execute("PRAGMA foreign_keys=ON")
@@ -291,7 +291,7 @@ class Database:
     def _migrate(self) -> None:
         with self._writer() as connection:
             if self.is_sqlite:
-                # A revision may copy a table and drop the original, which must not take what refers to it along.
+                # A revision may copy a table and drop the original, whose referring rows must stay.
                 connection.connection.driver_connection.execute("PRAGMA foreign_keys=OFF")  # type: ignore[union-attr]
             try:
                 with connection.begin():
@@ -374,7 +374,7 @@ _EXPECTED = "expected a path, sqlite:////absolute/path or postgresql://user@host
 
 def _begin(connection: PoolProxiedConnection) -> None:
     driver: Any = connection.driver_connection
-    # A writer that began as a reader could not wait for another writer: it would fail at once.
+    # A transaction that begins with a read cannot wait for another writer before its first write: it fails at once.
     if not connection.info.pop(_WRITES, False):
         driver.execute("BEGIN")
         return

@@ -124,7 +124,7 @@ def verdict_of(row: Row[Any]) -> LastVerdict:
 
 
 def device_facts(build: str | None, runtime: Mapping[str, str] | None) -> dict[str, str]:
-    """Return what numbers depend on besides the run's fingerprint, name to value."""
+    """Return the conditions of numbers besides the run's fingerprint, name to value."""
     facts = dict(runtime or {})
     if "runner" in facts:
         # The device's own runner replaces the runner of the host.

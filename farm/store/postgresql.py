@@ -1,4 +1,4 @@
-"""PostgreSQL: its drivers, how they reach a server, and who signed in there."""
+"""PostgreSQL: driver, connection settings, and the signed-in user."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _require_server(name: str, connection: Any, _record: object) -> None:
 
 
 def execute_at_once(engine: Engine, statement: Any, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
-    """Execute one statement and return its rows; once more where the connection was broken."""
+    """Execute one statement and return its rows; repeat it once after a broken connection."""
     try:
         with engine.connect() as connection:
             return connection.execute(statement, parameters).all()
@@ -88,7 +88,7 @@ def execute_at_once(engine: Engine, statement: Any, parameters: Mapping[str, Any
 
 
 def psycopg_arguments(url: URL) -> dict[str, Any]:
-    """Return what psycopg's `connect` is called with to reach the same database in the same way."""
+    """Return the arguments of psycopg's `connect` for the same database and the same settings."""
     _, arguments = url.set(drivername=f"postgresql+{DRIVER}").get_dialect()().create_connect_args(url)
     return {**_LIFE_SIGNS, **arguments}
 
@@ -106,7 +106,7 @@ def user_of(connection: Connection) -> str:
 
 
 def how_to_install() -> str:
-    """Return how PostgreSQL's driver gets into this environment."""
+    """Return the instruction to install PostgreSQL's driver in this environment."""
     # farmw leaves this file in the environment that it makes.
     if Path(sys.prefix, ".farmw").exists():
         return "FARM_EXTRAS=cluster ./farmw doctor installs it, once"

@@ -31,7 +31,7 @@ _PROBLEMS = {
     sqlite3.SQLITE_PERM: f"cannot be opened by this user: {ELSEWHERE}",
     sqlite3.SQLITE_BUSY: "another process holds it for too long: is one of them stopped, or the disk very slow?",
 }
-# Waiting does not help.
+# Result codes for which waiting does not help.
 _LOSSES = {
     sqlite3.SQLITE_NOTADB: f"is not a database: move it away, or {ELSEWHERE}",
     sqlite3.SQLITE_CORRUPT: f"is damaged: {_OVERWRITTEN}",
@@ -66,7 +66,7 @@ def is_busy(error: BaseException | None) -> bool:
 
 
 def is_contention(error: DBAPIError) -> bool:
-    """Return whether a transaction was rolled back because of another one, or stood still, and may be tried again."""
+    """Return whether a transaction may be repeated: rolled back for another transaction, or ended while idle."""
     # PostgreSQL: serialization failure, deadlock, and a session that was idle in its transaction for too long.
     return is_busy(error.orig) or _sqlstate(error.orig) in ("40001", "40P01", "25P03")
 

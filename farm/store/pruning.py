@@ -90,9 +90,9 @@ class Pruning:
     def remove(self, run_id: str, *, named: bool = False) -> list[str] | None:
         """Remove a run with all its rows; return the SHA-256 of artifacts that no row names afterwards.
 
-        Return None without a change if the run is gone, was written to today, or an open alert names it. A run that
-        the user `named` is removed also if written to today, together with its private alerts. Rows shared with other
-        runs stay for `sweep`.
+        Return None without a change if the run is gone, may still be going on, or an open alert names it. A run that
+        the user `named` is removed also if it may be going on, together with its private alerts. Rows shared with
+        other runs stay for `sweep`.
         """
 
         def once(connection: Connection) -> list[str] | None:

@@ -79,7 +79,7 @@ class Store(Recording):
         return self._database.user
 
     def connection_arguments(self) -> dict[str, Any]:
-        """Return what psycopg's `connect` takes to reach the same PostgreSQL, with the password of the address."""
+        """Return the arguments of psycopg's `connect` for the same PostgreSQL, with the password of the address."""
         return self._database.connection_arguments()
 
     def without_secrets(self, text: str) -> str:

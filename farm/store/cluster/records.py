@@ -132,7 +132,7 @@ class AgentFacts(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """Version of farm, for people."""
     protocol: int
-    """Agents and clients with another one are refused."""
+    """Version of the messages between hosts: agents and clients with another version are refused."""
     draining: bool = False
     devices: tuple[AgentDevice, ...] = ()
     toolchains: tuple[str, ...] = ()

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from farm.store.cluster.records import AgentId
 from farm.policy.situation import Lease
 
-# Commits that notify wait for each other: followers look every second or so by themselves.
+# Seconds between two hints about results of a run: commits with a notification wait for each other, and followers look
+# about every second by themselves.
 _TELL_S = 0.5
 
 _LEASES = text("""
