@@ -30,9 +30,6 @@ def fault(words: list[str]) -> str:
         command, rest = found, rest[1:]
     if isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
         return rest[0]
-    # These two are words of `farm run` itself.
-    if command.name == "run" and rest[:1] in (["list"], ["delete"]):
-        return ""
     options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
     mine = rest[: rest.index("--")] if "--" in rest else rest
     return next((word for word in mine if re.match(r"-{1,2}[A-Za-z]", word) and word.split("=")[0] not in options), "")
