@@ -54,7 +54,7 @@ def see(browser: WebDriver, *, scheme: str = "light", width: int = 1280, height:
 
 
 def look(browser: WebDriver, page: Path, fragment: str = "", *, scheme: str = "light", width: int = 1280) -> None:
-    """Open a page as one does who has set up the system so."""
+    """Open a page with this color scheme and width of the window."""
     see(browser, scheme=scheme, width=width)
     assert page.is_file(), f"{page} is gone: something removes temporary folders that are in use"
     if fragment:

@@ -35,7 +35,7 @@ def installed() -> Path:
 
 
 def run_git(folder: Path, *arguments: str) -> str:
-    """Return what git prints."""
+    """Return the output of git."""
     done = run_program(["git", *arguments], cwd=folder, env=os.environ | _IDENTITY)
     return done.stdout
 

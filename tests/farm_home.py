@@ -146,7 +146,7 @@ def processes_of(home: FarmHome) -> dict[int, str]:
 
 
 def wait_for_no_process(home: FarmHome, seconds: float = 30) -> dict[int, str]:
-    """Return what still lives after a while."""
+    """Return the processes of `home` that still run after `seconds`."""
     left: dict[int, str] = {}
 
     def is_empty() -> bool:

@@ -352,6 +352,6 @@ def _become(
         open(number, mode, -1 if number < 2 else 1, encoding="utf-8", errors=was and was.errors, closefd=False)  # noqa: SIM115
         for number, mode, was in zip(range(3), "rww", started, strict=True)
     )
-    # A new interpreter has the current folder there, and nothing of the tests.
+    # A new interpreter has the current folder there, and no folder of the tests.
     sys.path[:] = [str(cwd), *(entry for entry in sys.path if entry and Path(entry).name not in {"tests", "bench"})]
     sys.argv = [sys.modules["farm.cli.main"].__file__ or "", *arguments]

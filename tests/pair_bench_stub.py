@@ -1,4 +1,4 @@
-"""Nights of jobs whose truth is known, in a real store, and a stand-in for the device that pairs are measured on."""
+"""Nightly runs of jobs with known true times, in a real store, and a stand-in for the device that measures pairs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class World:
         sizes: Mapping[int, int] | None = None,
         jobs: Sequence[int] | None = None,
     ) -> str:
-        """Record a night in which some jobs take more, and return its run."""
+        """Record a nightly run in which some jobs take more, and return its id."""
         started_ms = now_ms() - (100 - len(self.nights) if days_ago is None else days_ago) * DAY
         run_id = self.store.begin_run(RunRecord("farm run", "ada", "bench", FACTS, started_ms, "nightly"))
         done = [job for n, job in enumerate(self.jobs) if jobs is None or n in jobs]

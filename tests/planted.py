@@ -102,7 +102,7 @@ def write_suite(folder: Path) -> Path:
 
 
 def write_release(folder: Path, version: str, layers: int) -> Path:
-    """Write a torchao of that version that adds so many layers; return what belongs in front of PYTHONPATH."""
+    """Write a torchao `version` that adds `layers`; return the folder for the front of PYTHONPATH."""
     about = folder / f"torchao-{version}.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torchao\nVersion: {version}\n")
@@ -120,14 +120,14 @@ class Planted:
     releases: dict[int, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Let one builder compile the job and the canary: a release has builders of its own, which import torch."""
+        """Let one builder compile job and health check: each release has builders of its own, which import torch."""
         config = self.home.cwd / "farm.toml"
         text = config.read_text() if config.exists() else ""
         if "[build]" not in text:
             config.write_text(f"{text}\n[build]\nbuilders = 1\n")
 
     def run(self, layers: int = 0, *options: str, nightly: bool = True) -> str:
-        """Run the job as compiled by the release that adds so many layers; return the run's id."""
+        """Run the job as compiled by the release that adds `layers`; return the run's id."""
         run_id: str = self.home.json(
             "run",
             "--soc",
@@ -144,7 +144,7 @@ class Planted:
         return run_id
 
     def env(self, layers: int) -> dict[str, str]:
-        """Return what lets farm compile with the release that adds so many layers."""
+        """Return the environment for compiles with the release that adds `layers`."""
         if not layers:
             return {}
         if layers not in self.releases:

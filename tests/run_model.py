@@ -57,9 +57,9 @@ class Script:
     hopeless: tuple[int, ...] = ()
     """Devices that cannot be brought back."""
     wrong: tuple[int, ...] = ()
-    """Devices that compute wrong numbers, although their canary passes."""
+    """Devices that compute wrong numbers, although their health check passes."""
     refusing: tuple[int, ...] = ()
-    """Devices that refuse every program, although their canary passes."""
+    """Devices that refuse every program, although their health check passes."""
     virtual: tuple[int, ...] = ()
     """Devices that are virtual: jobs are such as only others run."""
     no_server: tuple[range, ...] = ()

@@ -113,7 +113,7 @@ def run_jobs(
 ) -> Measured:
     """Run `jobs` one after the other, as upstream's tests do, and return how long each step took.
 
-    `device` is what `adb -s` calls it, `environment` what makes `adb` find its server; every sample is executed
+    `device` is its name for `adb -s`, `environment` leads `adb` to its server; every sample is executed
     `iterations` times. The outputs of the n-th job are `into/n/outputs/output_{sample}_{index}.raw`. Changes the
     environment of this process while it runs.
     """
@@ -139,7 +139,7 @@ def run_jobs(
             folder.mkdir(parents=True)
             samples = [[torch.from_numpy(array) for array in sample] for sample in job.samples]
             simple_adb = upstream(job.pte)
-            # As upstream's verify_output: nothing of the job before may be taken for this one's. Not on the clock.
+            # As in upstream's verify_output: outputs of the previous job must not remain. This step is not timed.
             simple_adb.execute(custom_runner_cmd=f"rm -rf {simple_adb.output_folder}")
             times = [time.perf_counter()]
             simple_adb.push(inputs=samples, init_env=False)

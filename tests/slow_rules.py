@@ -84,12 +84,12 @@ class _World:
             self._serve(request)
 
     def take_over(self) -> frozenset[str]:
-        """Return what holders should hand over, after `fill`."""
-        # Priority first, for all: who gets a device by it may then have no less than the one he would share with.
+        """Return the devices that holders should hand over, after `fill`."""
+        # Priority first, for all: a user served by priority may then have no fewer devices than a sharing user.
         before = self._holdings.copy()
 
         def has_more(lease: Lease, request: Request) -> bool:
-            # So too if those who are given something never come for it.
+            # This holds as well if users never take their granted devices.
             counts = (before, self._holdings)
             return lease.priority == request.priority and all(n[lease.user] >= n[request.user] + 2 for n in counts)
 

@@ -90,7 +90,7 @@ def _of_device(file: Path) -> Iterator[Ran]:
 
 
 def overlaps(found: Sequence[Ran]) -> list[tuple[Ran, Ran]]:
-    """Return pairs of executions that were on one device at once, by their times alone, beside what locks saw."""
+    """Return pairs of simultaneous executions on one device, by their times alone, independently of the locks."""
     pairs = []
     last: dict[str, Ran] = {}
     for ran in found:

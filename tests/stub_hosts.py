@@ -95,11 +95,11 @@ class StubHosts:
 
     @property
     def evidence(self) -> Path:
-        """The folder with what ran."""
+        """Return the folder with the record of executions."""
         return self.folder / "evidence"
 
     def prepare(self) -> None:
-        """Upload the one runtime and the one bundle that all jobs have, and make the store. Raises FarmError."""
+        """Upload the common runtime and bundle of all jobs, and make the store. Raises FarmError."""
         from farm.dispatch.cluster.files.runtime_files import upload_runtime
         from farm.store.objects.bundle_archive import upload_bundle
 
@@ -281,7 +281,7 @@ def stub_job(number: int, latency_ms: int = 200, soc: str = SOC) -> Job:
 
 
 def accepted(store: Store, run_id: str) -> dict[str, list[str]]:
-    """Return the verdicts of each job of a run that the store accepted and that decide it: exactly one is right."""
+    """Return the accepted deciding verdicts of each job of a run; a correct job has exactly one."""
     return {
         job.id: [attempt.verdict for attempt in job.attempts if attempt.verdict is not Verdict.INFRA]
         for job in store.runs.view(run_id).jobs

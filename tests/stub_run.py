@@ -114,7 +114,7 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float) -> StubRun:
 
 
 def judge(view: RunView, behaviours: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the jobs that did not end as they should, by what went wrong; `behaviours` is of EXPECTED, by job id."""
+    """Return the jobs with an unexpected end, by kind of error; `behaviours` has names of EXPECTED by job id."""
     wrong: dict[str, list[str]] = {"wrong_blame": [], "lost": [], "duplicated": []}
     for job in view.jobs:
         expected, _ = EXPECTED[behaviours[job.id]]

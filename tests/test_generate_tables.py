@@ -60,7 +60,7 @@ def test_params_are_whole_with_what_the_architecture_has(tmp_path: Path) -> None
     qwen = _MANIFEST.replace('"llama"', '"qwen2_5-0_5b"').replace(f"params = {_SIZES}\n", "")
     params = decoder_params(_load(tmp_path / "mine", qwen))
     assert (params["n_layers"], params["vocab_size"], params["attention_qkv_bias"]) == (24, 151936, True)
-    # Sizes of its own with what else a published decoder has: no width of 4864 beside a dim of 64.
+    # Own sizes replace all sizes of a published decoder: no width of 4864 beside a dim of 64.
     qwen = _MANIFEST.replace('"llama"', '"qwen2_5-0_5b"').replace(", hidden_dim = 128", "")
     assert "hidden_dim" not in decoder_params(_load(tmp_path / "mine", qwen))
     gemma = decoder_params(_load(tmp_path / "mine", _MANIFEST.replace('"llama"', '"gemma"')))

@@ -22,7 +22,7 @@ PYTHON = shutil.which("python3", path="/usr/bin") or ""
 
 
 def read_environment_of(code: str) -> subprocess.CompletedProcess[str]:
-    """Start a process with a secret that runs `code`, and read its environment as the same user, who is not root."""
+    """Start a process with a secret that runs `code`, and read its environment as the same user, without root."""
     user = NOBODY if not os.getuid() else None
     env = {"PGPASSWORD": "of the agent", "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
     with subprocess.Popen(

@@ -95,7 +95,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     """Return the cases of a folder with every decoder, a text and a task."""
     folder = tmp_path_factory.mktemp("suites") / "mine"
     for name in specs()[0].keys() & ARCHITECTURES.keys():
-        # Without what older configurations have not: the kinds of layers.
+        # Older configurations lack the kinds of layers.
         checkpoint(folder / slug(name), name)
     (folder / "page.txt").write_text("I would\n")
     (folder / "hellaswag.yaml").write_text(TASK)

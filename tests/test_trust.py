@@ -302,7 +302,7 @@ def test_what_a_user_does_every_day_works_under_usual_umasks(
     ada = dataclasses.replace(two_users[0], umask=umask)
     ada.run("mkdir", "-p", str(ada.cache))
     for part in toolchain.iterdir():
-        # Hers, as if she had built it.
+        # The copy belongs to Ada, like a toolchain of her own build.
         ada.run("cp", "-r", str(part), str(ada.cache))
     ada.run("sh", "-c", "echo '[build]\nbuilders = 1' >farm.toml")
     run = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d", "--virtual", "1")

@@ -119,7 +119,7 @@ class ThreeHosts:
         return codes
 
     def logs(self) -> str:
-        """Return what agents printed, the end of it."""
+        """Return the ends of the agents' logs."""
         return "".join(
             f"\n--- {name}\n{(self.folder / name / 'agent.log').read_text()[-4000:]}" for name in self.agents
         )
@@ -141,7 +141,7 @@ class ThreeHosts:
         return done
 
     def verdicts(self, run: dict[str, Any], *, shared: bool) -> dict[str, tuple[str, ...]]:
-        """Return what each job of a run came to, from the store: verdict, stage, cause, known issue and figures."""
+        """Return the result of each job of a run from the store: verdict, stage, cause, known issue and figures."""
         url = self.url if shared else str(self.folder / "alone" / "state" / "farm.db")
         with open_store(url, readonly=True) as store:
             view = store.runs.view(run["id"])
@@ -173,7 +173,7 @@ def three_hosts(
 
 
 def run_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return what `farm run --json` printed."""
+    """Return the JSON of `farm run --json`."""
     assert done.returncode in (0, 1), done.stdout[-3000:] + done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

@@ -124,7 +124,7 @@ def _become(message: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def main(listener: str, end: str) -> None:
-    """Import what commands import, and fork until the process that started this one is gone."""
+    """Import the modules of commands, and fork until the parent process is gone."""
     from forked_command import PRELOADED
 
     sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]

@@ -343,9 +343,9 @@ def end_with(program: Callable[[], int | None]) -> NoReturn:
 
 
 def main(path: str, owner: str, libraries: str, _padding: str) -> None:
-    """Import what builders import, do once what each would do first, and fork builders."""
+    """Import the modules of builders, do the first steps of a builder once, and fork builders."""
     sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
-    # Collections at Python's own thresholds are a quarter of these imports, and a tenth of what scripts compile.
+    # Collections at Python's own thresholds are a quarter of these imports, and a tenth of the scripts' compiles.
     gc.set_threshold(100_000, 10, 10)
     for name in _PRELOADED:
         importlib.import_module(name)

@@ -109,7 +109,7 @@ def group_of(test: str) -> str:
 
 
 def tables(run: dict[str, Any]) -> str:
-    """Return what came out, as Markdown: a row for each group, and a row for each reason of what did not pass."""
+    """Return the results as Markdown: a row for each group, and a row for each reason of tests that did not pass."""
     counts: dict[str, Counter[str]] = {}
     reasons: dict[tuple[str, str], list[str]] = {}
     for job in run["jobs"]:

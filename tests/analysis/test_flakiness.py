@@ -70,7 +70,7 @@ def test_it_has_healed_when_passes_are_more_than_chance_gives() -> None:
     healed = record_of(tries(half + "ppppp"))
     assert (healed.reliability, healed.since) == (Reliability.HEALED, "run-024")
     assert record_of(tries(half + "p" * 19)).since == "run-024"
-    # Passes of a mended program count, and the one failure after them takes it back.
+    # Passes of a fixed program count, and a single failure after them makes the job flaky again.
     assert record_of(tries(half) + tries("ppppp", "mended", 20)).reliability is Reliability.HEALED
     assert record_of(tries(half + "pppppf")).reliability is Reliability.FLAKY
 

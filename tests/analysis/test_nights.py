@@ -1,4 +1,4 @@
-"""A whole night: what stands out, and devices that are off as a whole."""
+"""A whole nightly run: suspected regressions, and devices with a common shift."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERIES = 40
 
 
 def night(*, hot: float = 1.0, regressed: dict[int, float] | None = None, devices: int = 2) -> list[Observation]:
-    """Return a night in which everything on device 0 takes `hot` as long, and `regressed` series longer than that."""
+    """Return a nightly run with all times on device 0 multiplied by `hot`, and `regressed` series by their factor."""
     found = []
     for one in range(SERIES):
         history = noisy(22, level=1e6 * (one + 1), seed=one)

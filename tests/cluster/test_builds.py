@@ -138,7 +138,7 @@ def test_what_nobody_wants_any_more_is_stopped(farm: BuildFarm, host: RunningHos
     await_true(lambda: not host.host.making, 20.0)
     assert all_the_time(lambda: host.host.making == (), 0.5), "it is not claimed again"
     assert all(build.state in ("waiting", "failed") for build in farm.store.cluster.build_of(run.keys).values())
-    # The host goes on with what others want.
+    # The host goes on with builds of other runs.
     other = farm.submit([made_job()])
     host.host.wake()
     farm.await_builds(other.keys)

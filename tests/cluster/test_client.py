@@ -138,7 +138,7 @@ def test_nobody_follows_and_the_run_ends_all_the_same_and_can_be_attached_to(sha
         assert seen.startswith("[1/4] ok mine/c")
         assert "[4/4]" in output
         assert len(host.ran) == 4
-        # Another who comes late sees how it ended.
+        # A late `farm runs watch` shows the end of the run.
         assert shared.home.farm("runs", "watch").returncode == 0
     with shared.store() as store:
         view = store.runs.view(run_id)
@@ -284,7 +284,7 @@ def test_an_soc_that_no_living_host_has_is_an_error_at_once_or_waits(shared: Sha
     with shared.store() as store:
         assert store.cluster.queue().orders == ()
     with shared.store() as store:
-        # Seen once, so that it is known what to prepare for.
+        # The device is seen once, so that the farm knows its SoC.
         store.devices.see([Seen(device_of(virtual_device("v9", "lab9"), "lab9"), "device", None)])
     with shared.home.running(*RUN, "--wait") as process:
         with shared.store() as store:

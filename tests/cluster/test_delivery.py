@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from farm.store.store import Store
 
-# Two rounds of what agents ask every 10 s.
+# Seconds for two rounds of the agents' poll every 10 s.
 _WATCHED_S = 20.5
 _HAS_MENDED = """
     SELECT EXISTS (SELECT 1 FROM procrastinate_periodic_defers)
@@ -162,7 +162,7 @@ def test_a_stopped_agent_puts_back_what_it_held(store: Store) -> None:
         assert finishes(store) == [("run-1", "doing")]
         delivery.stop(0.2)
         assert finishes(store) == [("run-1", "todo")]
-    # Also where clocks are wrong: the other one has it at once.
+    # The other agent gets the message at once, also with a wrong clock.
     other = Heard()
     with delivering(store, other):
         until(lambda: other.of("finish"), timeout_s=3)
@@ -287,7 +287,7 @@ def test_what_is_done_now_and_then_is_done_once_by_those_who_have_it(store: Stor
         for name in ("a", "b"):
             every_2_s = Periodic("night", "* * * * * */2", lambda name=name: night(name))
             agents.enter_context(delivering(store, Heard(), periodic=(every_2_s,)))
-        # An agent without nights takes none.
+        # An agent without nightly runs takes none.
         agents.enter_context(delivering(store, Heard()))
         assert begun.wait(10)
         start = time.monotonic()

@@ -94,7 +94,7 @@ def test_an_agent_is_killed_and_started_again(running: tuple[Farm, str]) -> None
     farm.hosts.start("host-1", _DEVICES)
     farm.await_end()
     farm.require_right()
-    # On each device the job that ran, and one whose answer was on its way to the spool.
+    # On each device: the running job, and a job whose answer was on its way to the result log.
     assert len(farm.executed_again(run_id)) <= 2 * _DEVICES
     assert farm.is_of_use("host-1")
 

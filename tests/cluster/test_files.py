@@ -30,7 +30,7 @@ SOME = b"what a device printed\n" * 1000
 
 
 class World(NamedTuple):
-    """A place, and what its owner could do to it."""
+    """Place for files, and the possible faults at its owner's side."""
 
     address: str
     root: Path | None
@@ -227,7 +227,7 @@ def test_many_threads_put_and_get_at_once(world: World, tmp_path: Path, monkeypa
     failed: list[BaseException] = []
 
     def put(content: bytes) -> str:
-        # The stand-in for S3 answers 500 now and then where two write the same: who puts tries again, as an agent does.
+        # The stand-in for S3 answers 500 at times if two clients write the same object; clients retry, as agents do.
         for _ in range(5):
             with contextlib.suppress(ArtifactsError):
                 return objects.put(content)

@@ -126,7 +126,7 @@ def store(url: str) -> Iterator[Store]:
 
 
 class Host:
-    """An agent that has one night, which is due now or was some time ago."""
+    """Agent with one nightly run, which is due now or was `ago_s` before."""
 
     def __init__(
         self, store: Store, folder: Path, url: str, name: str, night_name: str, *, ago_s: float, seconds: float = 0.5
@@ -314,7 +314,7 @@ def test_how_a_night_fails_is_seen(store: Store, url: str, tmp_path: Path) -> No
 
 
 def test_a_killed_agent_takes_its_night_with_it(tmp_path: Path) -> None:
-    # Else the restarted agent would continue the night beside the running process.
+    # Otherwise the restarted agent would continue the nightly run beside the running process.
     mark = tmp_path / "pid"
     code = (
         "import signal\n"

@@ -30,7 +30,7 @@ MUL_ADD = {"aten.mul.Tensor": 1, "aten.add.Tensor": 1}
         (job(passed("p"), side("q", **FAILED, known_issue="#12"), moved(answer="none")), CompareGroup.DIFFERENT),
         (job(side("p", **FAILED, known_issue="#12"), side("q", **FAILED, known_issue="#12")), CompareGroup.FAILING),
         (job(side("p", **FAILED, known_issue="#12"), passed("q")), CompareGroup.NEWLY_PASSING),
-        # Another failure than the known one is.
+        # A failure other than the known one is news.
         (job(side("p", **FAILED, known_issue="#12"), broken()), CompareGroup.NEWLY_FAILING),
         (job(passed("p"), passed("q"), moved()), CompareGroup.WORSE),
         (job(passed("p"), passed("q"), moved("sqnr_fp32[0]", -3.0)), CompareGroup.WORSE),

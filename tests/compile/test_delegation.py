@@ -59,7 +59,7 @@ def test_a_graph_of_which_nothing_is_taken(graphs: dict[str, Any]) -> None:
 
 
 def test_nodes_of_every_delegate_and_those_on_the_cpu_say_where_they_come_from(graphs: dict[str, Any]) -> None:
-    """The module and the line of the code, in the first partition, in the second, and of what stands between them."""
+    """Module and line of the code: for both partitions, and for the nodes between them."""
     lowering = Path(__file__).with_name("lowering.py")
     origins, code = graphs["split"]["origins"], lowering.read_text().splitlines()
 

@@ -81,7 +81,7 @@ def test_of_what_is_told_references_have_two_logarithms_of_probabilities() -> No
     torch = pytest.importorskip("torch")
     from farm.builds.compile.llm.references import log_probabilities
 
-    # Probabilities 1/4 and 3/4, then 1/2 each, and what nothing follows.
+    # Probabilities 1/4 and 3/4, then 1/2 each, and a last token without a successor.
     logits = torch.tensor([[0.0, np.log(3.0)], [5.0, 5.0], [1.0, 9.0]])
     found = log_probabilities(logits, (1, 0, 1)).numpy()
     assert found.dtype == np.float32

@@ -134,7 +134,7 @@ def is_loaded(site: Path) -> None:
 
 
 def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A memory knows what had not just changed.
+    # The memory of hashes keeps files that had not just changed.
     monkeypatch.setattr("farm.base.hashes._YOUNG_S", 0.0)
     await_later_file_time(tmp_path)
     hash_tree(tmp_path / "cache", site)

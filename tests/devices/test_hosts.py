@@ -147,7 +147,7 @@ def test_what_cannot_be_reached_is_said_and_ends_nothing(look: Callable[[str], S
     assert f"no adb server answers at 127.0.0.2:{nobody}" in said["strange"][1]
     assert said["board-7"] == ("mismatch", "is a QCS9100, and farm.toml expects a QCM6490")
     assert said["virtual-SM8750-0"] == ("out", "out of service in farm.toml: its fan is loud")
-    # The ssh device and the one to be attached have the same place.
+    # The ssh device and the device to be attached have the same address.
     assert "absent" in said[f"127.0.0.1:{nobody}"]
 
 

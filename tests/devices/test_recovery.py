@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# As farm's own servers are started: nothing of this machine is looked for.
+# Environment of farm's own servers: they look for no device of this machine.
 QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0", "ADB_REJECT_KILL_SERVER": "1"}
 
 

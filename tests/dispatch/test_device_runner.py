@@ -79,7 +79,7 @@ class StubProcess:
         self.answer(ProcessEnded("signal 9"))
 
     def take(self) -> list[ToDevice]:
-        """Return what came since."""
+        """Return the messages since the last call."""
         taken, self.sent = self.sent, []
         return taken
 
@@ -180,7 +180,7 @@ class StubSource:
 
 
 class Bench:
-    """A device, and what stands around it."""
+    """Device with its stubs."""
 
     def __init__(self, folder: Path) -> None:
         self.source = StubSource(folder)
@@ -228,7 +228,7 @@ def test_a_slot_has_one_job_that_runs_and_two_that_follow(bench: Bench) -> None:
     assert last_grant(sent).go
     runs = [one for one in sent if isinstance(one, RunJob)]
     assert names(runs) == ["a", "b", "c"]
-    # The first waits for the second, so that this one is staged meanwhile.
+    # The first job has `more`, so that the second is staged meanwhile.
     assert [one.more for one in runs] == [True, True, False]
     bench.ended(runs[0])
     assert names(bench.runs()) == ["d"]

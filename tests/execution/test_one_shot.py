@@ -131,7 +131,7 @@ def test_every_end_is_judged_as_that_of_a_session(
     assert isinstance(ending, Ending)
     assert (ending.verdict, ending.stage, ending.cause) == (verdict, stage, cause), ending.reason
     assert reason in ending.reason
-    # Only what ended the process without a word is tried once more.
+    # Only a process that ended without a result is tried once more.
     assert raw.process_ended == (cause is Cause.CRASH or what == b"loader")
 
 

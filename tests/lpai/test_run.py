@@ -67,12 +67,12 @@ def test_two_option_sets_all_the_way(home: FarmHome, stub_sdk: StubSdk) -> None:
     # A process of the runner for each set of run-time options; the compiled options are the same for both.
     runner = stub_sdk.told("farm_runner")
     assert list(dict.fromkeys(line for line in runner if "fps" in line)) == [
-        "graph_set_config fps=1 ftrt_ratio=10 client_perf_type=1",  # of the canary
+        "graph_set_config fps=1 ftrt_ratio=10 client_perf_type=1",  # health check
         "graph_set_config fps=5 ftrt_ratio=10 client_perf_type=1",
         "graph_set_config fps=10 ftrt_ratio=10 client_perf_type=1",
     ]
     assert {line for line in runner if "affinity" in line} == {
-        "graph_set_config affinity=1 core_selection=0",  # of the canary
+        "graph_set_config affinity=1 core_selection=0",  # health check
         "graph_set_config affinity=1 core_selection=1",
     }
     # The device is this machine: x86 is 0, V6 is 6.

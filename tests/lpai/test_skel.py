@@ -43,7 +43,7 @@ OURS, THEIRS = b"key of our devices", b"key of another company"
 
 @pytest.fixture(scope="module")
 def checking_sdk(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SDK whose LPAI needs a skel with a signature that the device accepts, and a user who is root."""
+    """SDK whose LPAI requires root and a skel with a signature that the device accepts."""
     sdk = make_stub_sdk(tmp_path_factory.mktemp("checking") / "stub-sdk", farm_cache)
     behind = sdk.root.with_name("liblpai_stub.so")
     sdk.library.rename(behind)

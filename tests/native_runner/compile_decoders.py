@@ -38,7 +38,7 @@ CONTEXT, VOCABULARY, DIM, HEADS, LAYERS, WINDOW = 32, 24, 8, 2, 2, 6
 
 
 class StubDecoder(torch.nn.Module):
-    """Learned positions, attention and nothing else: what may go wrong with caches, masks and positions shows."""
+    """Decoder of learned positions and attention alone: errors in caches, masks and positions show."""
 
     def __init__(self, *, windowed: bool = False) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def compile_stateful(path: Path) -> None:
     edge = to_edge(torch.export.export(Stateful(), (torch.randn(2), torch.randn(2)), strict=False))
     graph = edge.exported_program().graph_module.graph
     first = next(node for node in graph.nodes if node.op == "call_function")
-    # As ExecuTorch parts a decoder: an export would leave out what does nothing.
+    # ExecuTorch's marker between the parts of a decoder; an export would drop it as an operator without effect.
     with graph.inserting_after(first):
         fallback = graph.call_function(exir_ops.edge.llama.fallback.default, (first,))
     fallback.meta = dict(first.meta)

@@ -1,5 +1,5 @@
 """The bridge hands one word over where a library reads it, and changes nothing else. The library here is a stub;
-that the real one works behind the bridge is what test_run.py shows."""
+test_run.py shows that the real one works behind the bridge."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _create(
 def test_the_soc_model_is_where_the_library_reads_it(
     farm_cache: Path, tmp_path: Path, core_minor: int, words: str
 ) -> None:
-    """From 36 on at both places: QNN 2.49, core API 2.38, reads the one, and those before and after it the other."""
+    """From core API 2.36 on both places have it: QNN 2.49, core API 2.38, reads one, older and newer QNN the other."""
     done = _create(build_native(farm_cache).bridge, _stub(tmp_path, core_minor))
     assert done.stdout.strip() == f"{words} 0", done.stderr
 

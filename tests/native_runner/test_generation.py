@@ -36,7 +36,7 @@ class Stub:
         return {name: array.astype(float) for name, array in np.load(self.folder / "weights.npz").items()}
 
     def logits(self, tokens: list[int]) -> Any:
-        """Row n is what follows token n."""
+        """Return the logits; row n predicts the token after token n."""
         weights, count = self.weights, len(tokens)
         hidden = weights["token"][tokens] + weights["place"][:count]
         distance = np.subtract.outer(np.arange(count), np.arange(count))

@@ -122,7 +122,7 @@ def test_whatever_becomes_of_one_run_the_others_are_run(stage: Stage) -> None:
 def test_what_one_run_leaves_of_the_budget_the_next_ones_have(stage: Stage) -> None:
     stage.takes_s = 120.0
     stage.night(0, 0, 0)
-    # A part of each one's time is kept for what stands out.
+    # A part of each run's time is kept for suspected regressions.
     runs = [part * (1 - CANDIDATES_SHARE) for part in (720.0, 3480 * 3 / 4, 3360.0)]
     assert [request.budget_s for request in stage.asked] == pytest.approx(runs)
     assert stage.asked[0].wait_s == 1800

@@ -62,7 +62,7 @@ SMALL = 'virtual = 1\nkeyword = "good"'
 
 @dataclass
 class Night:
-    """A night that was run, with everything that came of it."""
+    """Finished nightly run with its notices and files."""
 
     home: FarmHome
     done: subprocess.CompletedProcess[str]
@@ -78,7 +78,7 @@ class Night:
 
 @pytest.fixture
 def home(tmp_path: Path) -> StubHome:
-    """Home of nights whose programs are words for a stub of the runner."""
+    """Home of nightly runs whose programs are words for a stub of the runner."""
     return make_stub_home(tmp_path / "stub")
 
 

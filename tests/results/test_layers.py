@@ -24,7 +24,7 @@ def gap(db: float | None, *, steps: float | None = 50.0, problem: str = "") -> G
 
 
 def chain(*rows: dict[LayerStep, Gap]) -> list[Layer]:
-    """Layers that read the one before."""
+    """Return layers that each read the previous one."""
     return [Layer(f"layer_{n}", "aten.op.default", (f"layer_{n - 1}",) if n else (), row) for n, row in enumerate(rows)]
 
 

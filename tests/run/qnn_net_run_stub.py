@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for the SDK's qnn-net-run: checks that it was given what that takes, and writes a log that names it."""
+"""Stands in for the SDK's qnn-net-run: checks its arguments, and writes a log with their names."""
 
 import json
 import sys

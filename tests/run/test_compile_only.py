@@ -121,7 +121,7 @@ def test_it_compiles_and_stops(compiled: Compiled) -> None:
     assert "this module is broken" in jobs[1]["reason"]
     with open(jobs[1]["log"]) as log:
         assert "RuntimeError: this module is broken" in log.read()
-    # A night's screen and a history have nothing to show of it.
+    # The pages of a nightly run and of a history do not show it.
     assert not compiled.made_state
 
 

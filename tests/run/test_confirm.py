@@ -88,7 +88,7 @@ def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
     assert wait_for_no_process(planted.home) == {}
 
 
-# So many that the gate of 2 % is several times what chance moves the estimate by, also on a busy machine.
+# Enough pairs to make the gate of 2 % several times the chance error of the estimate, also on a busy machine.
 MANY = ("--pairs", "16", "--inferences", "20")
 
 

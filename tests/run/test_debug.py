@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def home(home: FarmHome, tmp_path: Path) -> FarmHome:
-    """A home with what all share but for the place of virtual devices, which other tests start as well."""
+    """Home with all shared caches, and its own folder of virtual devices, as other tests start these as well."""
     cache = tmp_path / "cache"
     cache.mkdir()
     for part in home.cache.iterdir():

@@ -58,7 +58,7 @@ def test_it_is_neither_rebooted_nor_in_quarantine_and_what_is_farms_is_freed(sma
     assert list(objects.iterdir())
     before = boot_id(small)
     for path in objects.iterdir():
-        # A job has to push where there is no room, as a new one has.
+        # The job has to push its files again, like a new job, with no room for them.
         path.unlink()
     film = fill(small)
     (small.home.cwd / "farm.toml").write_text("[health]\ndisk_wait_s = 1.0\n")

@@ -99,7 +99,7 @@ def attempts(home: FarmHome) -> list[tuple[int, str]]:
 
 
 def has_begun(home: FarmHome) -> bool:
-    """Tell whether a run is in the store; there may be none yet, or one without tables."""
+    """Return whether a run is in the store; the store may not exist yet, or have no tables."""
     try:
         with sqlite3.connect(f"file:{home.state / 'farm.db'}?mode=ro", uri=True) as connection:
             return bool(connection.execute("select count(*) from run").fetchone()[0])

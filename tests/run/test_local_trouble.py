@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 RUN = ("run", "--soc", "SM8650", "--suite", "./mine")
 CASES = 6
-# The canary's has 64, the others' have 1024.
+# The health check's file has 64 bytes, the others' have 1024.
 CANARY_BYTES = 500
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> StubHome:
-    """Home with a suite of programs that keep a device for half a second; the program of its canary is another."""
+    """Home with a suite of programs that keep a device for half a second; the health check has another program."""
     made = make_stub_home(tmp_path / "stub")
     write_stub_suite(made, "mine", {f"case{number}": 500 + number for number in range(CASES)})
     return made

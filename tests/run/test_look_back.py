@@ -151,7 +151,7 @@ def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_sin
     [step] = store.alerts.open()
     assert (step.last_good, step.first_bad) == (world.nights[0], slow)
     assert [line for line in said if "since when" in line]
-    # The other one is measured when the device is back.
+    # The other job is measured when the device is back.
     world.before_pairs = lambda _: None
     assert {one.state for one in world.confirm(slow).alerts} == {"confirmed"}
 
@@ -201,7 +201,7 @@ def test_a_program_that_was_there_before_is_refuted_unless_the_one_before_it_is_
         record_look_back(store, world.night(keys={0: "same", 1: "old"}))
     record_look_back(store, world.night(keys={0: "same", 1: "new"}))
     world.gone.add("old")
-    # A wild night of both programs, of which one is newer than the level.
+    # A noisy nightly run of both programs; one is newer than the level.
     found = world.confirm(world.night(keys={0: "same", 1: "new"}, all_by=1.3))
     said = {one.job_id: (one.state, one.reason) for one in found.alerts}
     assert said[world.jobs[0].id][0] == "refuted"

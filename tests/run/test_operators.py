@@ -20,7 +20,7 @@ ALL = ("--suite", "quantized_ops", "--suite", "fp_ops")
 
 
 def cases_of_operators() -> list[str]:
-    """Return the first case of each operator that the backend builds: of its operators the one with fewest cases.
+    """Return the first case of each operator that the backend builds; a case stands for its rarest operator.
 
     As in the table of `farm jobs coverage`: a second case of an operator takes the same path through compiler and
     simulator.

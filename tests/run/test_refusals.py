@@ -125,7 +125,7 @@ class StubFarm:
             self.outvoted.append((event.device, event.state, event.reason))
 
     def run(self) -> dict[str, Verdict]:
-        """Run every job on the first device, and elsewhere what another one has to try; return the last verdicts."""
+        """Run every job on the first device, and on others if another try is due; return the last verdicts."""
         for number, job in enumerate(self.jobs):
             following = self.jobs[number + 1] if number + 1 < len(self.jobs) else None
             history: tuple[Tried, ...] = ()
@@ -169,7 +169,7 @@ def farm(devices: list[Device], tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize("words", [NO_WORDS, NO_SKEL, RESTARTED, FIRMWARE])
 def test_a_session_that_dies_costs_no_job_its_verdict_even_on_the_only_device(farm: Any, words: str) -> None:
-    # The canary and what begins a session are jobs of the process as well.
+    # The health check and the start of a session count as jobs of the process as well.
     one = farm(f"process 6\n{words}")
     assert set(one.run().values()) == {Verdict.PASSED}
     lost = [attempt for attempt in one.attempts if attempt.verdict is not Verdict.PASSED]

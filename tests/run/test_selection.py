@@ -258,7 +258,7 @@ def test_selecting_by_what_was_run_before(stub_home: StubHome) -> None:
     assert sorted(listed("--shard", "1/2") + listed("--shard", "2/2")) == ["good", "wrong"]
     assert sorted(listed("--lf", "--shard", "1/2") + listed("--shard", "2/2", "--last-failed")) == ["wrong"]
 
-    # Limits are no part of a bundle, and decide all the same.
+    # Limits are no part of a bundle, but a change of them selects the job.
     manifest.write_text(SUITE.replace("sqnr_db = 20.0", "sqnr_db = 21.0"))
     assert listed("--changed-since", run_id) == ["good"]
     manifest.write_text(SUITE)

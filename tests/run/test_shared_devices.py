@@ -310,7 +310,7 @@ def test_a_second_ctrl_c_breaks_off_what_runs_and_leaves_the_device_as_it_was(si
     write_stub_suite(single.home, "endless", {"case": 100_000})
     with single.running(*RUN[:-1], "./endless") as process:
         folders = single.root(0) / "data/local/tmp/farm"
-        # The first is the canary's.
+        # The first folder belongs to the health check.
         until(lambda: list(folders.glob("run-*/2/input_list.txt")), "a job on the device")
         until(lambda: "canary_ok" in single.farm("devices", "show", "virtual-SM8650-0").stdout, "the canary")
         os.killpg(process.pid, signal.SIGINT)

@@ -39,7 +39,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def together(count: int, ask: Callable[[], Any]) -> list[Any]:
-    """Return what `ask` returns to many at the same time."""
+    """Return the results of `count` simultaneous calls of `ask`."""
     answers: list[Any] = []
     barrier = threading.Barrier(count)
 

@@ -57,7 +57,7 @@ def sqnr(value: float) -> Measurement:
 
 
 def nights(store: Store, make: Make, job: Job, count: int = 10, first: int = 30, **facts: str) -> list[str]:
-    """Record quiet nights: about 1 ms, 1000 bytes, 40 dB."""
+    """Record quiet nightly runs: about 1 ms, 1000 bytes, 40 dB."""
     wobble = (1.0, 1.01, 0.99, 1.005, 0.995)
     return [
         run(store, make, first - n, job, latency(1e6 * wobble[n % 5]), size(1000), sqnr(40.0), **facts)
@@ -164,10 +164,10 @@ def test_a_confirmed_step_is_open_until_it_is_accepted_or_undone_and_is_not_told
     store.alerts.answer(alert.id, confirmed(alert), device="phone", pairs=[(1.0, 1.12), (1.0, math.inf)])
     [still] = store.alerts.open()
     assert (still.state, still.device, still.reason) == ("confirmed", "phone", "+12.0 % in 10 pairs")
-    # A second look at the same run takes back nothing of that.
+    # A second look at the same run leaves the alert as it is.
     record_look_back(store, slow)
     assert store.alerts.open() == [still]
-    # The next night is on the new level, and quiet.
+    # The next nightly run is on the new level, and quiet.
     same = run(store, make, 8, job, latency(1.12e6))
     record_look_back(store, same)
     assert store.alerts.of_run(same) == []

@@ -73,7 +73,7 @@ def night(
 
 
 def quiet(store: Store, make: type[Make], toolchain: RunToolchain, job: Job, level: float, first: float) -> list[str]:
-    """Record ten nights on a level."""
+    """Record ten nightly runs on a level."""
     wobble = (1.0, 1.01, 0.99, 1.005, 0.995)
     return [night(store, make, first - n, toolchain, (job, Verdict.PASSED, level)) for n, _ in enumerate(wobble * 2)]
 

@@ -38,7 +38,7 @@ LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {
     "without its log": (lambda path: Path(f"{path}-wal").unlink(), "write-ahead log (-wal) was deleted or replaced"),
 }
 
-# Does to a store what commands of other processes do: checkpoints, also of a file that shrinks.
+# Checkpoints a store like commands of other processes do, also when the file shrinks.
 _BUSY = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None)
@@ -111,7 +111,7 @@ def test_a_loss_is_noticed_by_the_next_attempt(path: Path, recorder: Recorder, h
         assert str(caught.value).startswith(f"{path}: ")
         assert said in str(caught.value) or "is not a database" in str(caught.value) or "damaged" in str(caught.value)
         assert "\n" not in str(caught.value)
-    # A store that is not there is not made anew by who has lost it.
+    # A missing store is not created again by the process that lost it.
     assert path.exists() == before
 
 

@@ -280,7 +280,7 @@ def test_a_full_disk_is_said_so_and_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_what_the_database_does_not_take_is_told_from_a_database_that_is_away(store: Store) -> None:
-    """Waiting helps the one and not the other."""
+    """Waiting helps against an absent database, and not against a refused statement."""
 
     def twice(connection: Connection) -> None:
         for _ in range(2):

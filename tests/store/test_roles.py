@@ -583,7 +583,7 @@ def test_an_agent_changes_no_run_of_a_user_that_has_ended(lab: Lab, stores: dict
     assert (view.exit_code, view.user, [str(each.decisive.verdict) for each in view.jobs if each.decisive]) == (
         0, "ada", ["passed", "passed"],
     )  # fmt: skip
-    # A trigger function that runs as the owner is no tool of those who can make a table.
+    # A user who can make a table cannot use a trigger function that runs as the owner.
     with refused("permission denied"):
         lab.sql("ada", "CREATE TEMP TABLE attack (id bigint, run_job_id bigint, verdict text); CREATE TRIGGER attack"
                 " AFTER INSERT ON attack FOR EACH ROW EXECUTE FUNCTION attempt_decides()")  # fmt: skip

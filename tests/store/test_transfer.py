@@ -320,7 +320,7 @@ def written(lines: list[dict[str, Any]]) -> bytes:
 
 
 def change(line: int, *path: str | int, to: Any) -> Callable[[list[dict[str, Any]]], None]:
-    """Return what changes one place of one line."""
+    """Return a function that changes one place of one line."""
 
     def apply(lines: list[dict[str, Any]]) -> None:
         place: Any = lines[line - 1]

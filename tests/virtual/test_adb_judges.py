@@ -110,7 +110,7 @@ class TestAdb:
                 device.sendall(b"back")
                 assert (device.recv(5), host.recv(4)) == (b"there", b"back")
                 device.close()
-                # The end of one is the end of the other.
+                # The device's end of the connection ends the host's as well.
                 assert host.recv(1) == b""
         # As with a phone, only a connection shows adb that no server listens, or that the address is unknown.
         for remote in ("tcp:1", "jdwp:1", "nonsense:1"):
