@@ -1,1 +1,1 @@
-"""Job -> bundle, in processes of their own: the only room that imports torch and executorch."""
+"""Job -> bundle, in compiler processes: the only package that imports torch and executorch."""

@@ -32,14 +32,14 @@ class NodeAtWork:
         self._path.unlink(missing_ok=True)
 
     def note(self, node: str) -> None:
-        """Replace the noted node, in one system call, as a graph has thousands of nodes."""
-        # A full disk fails the job where it writes its bundle, with the right cause.
+        """Replace the noted node by `node`, in one system call, as a graph has thousands of nodes."""
+        # On a full disk the job fails with the right cause when it writes its bundle.
         with contextlib.suppress(OSError):
             os.pwrite(self._file, node.encode(errors="replace")[:_MOST_BYTES] + b"\n", 0)
 
 
 def take_node(log: Path) -> str:
-    """Return the last node of a compiler that ended without a reply, and add it to its log; "" for an unknown one."""
+    """Return the last node of a compiler that ended without a reply, and add it to the log; "" for an unknown node."""
     path = _beside(log)
     try:
         with path.open("rb") as file:

@@ -91,7 +91,7 @@ def _start_tracer(folders: tuple[str, ...]) -> Tracer | None:
 
 class _Setup(NamedTuple):
     as_of_ns: int
-    """When the toolchain was looked at."""
+    """Time when the toolchain was read, in nanoseconds."""
     folders: tuple[str, ...]
     """Folders whose files are traced."""
 
@@ -104,7 +104,7 @@ def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache
     tracer = _start_tracer(setup.folders) if setup.folders else None
     import torch
 
-    # The pool is as wide as the machine: threads of one builder would only get in the way of another.
+    # The pool has a builder per processor: more threads in a builder would only slow down the others.
     torch.set_num_threads(1)
     decoder = msgspec.json.Decoder(BuildRequest)
     if tracer is not None:
@@ -207,7 +207,7 @@ def _serve(
         try:
             _compile(request, folder)
         finally:
-            # A failure with a file that was saved meanwhile is no verdict of the job either.
+            # A failure does not count as the verdict of the job either if a file was saved meanwhile.
             loaded.require_old(request.job.case.folder)
             loaded.require_suite_old(request.job.case, request.suite_as_of_ns)
         if finish is not None:

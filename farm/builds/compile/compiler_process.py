@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.builds.toolchains.toolchain import Compiler
 
 _MEGABYTE = 2**20
-# The pool is as wide as the machine: threads of one builder would only get in the way of another.
+# The pool has a builder per processor: more threads in a builder would only slow down the others.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # QNN leaves bytes between the weights of a convolution unset. They would hold old contents of the memory, such as
 # weights of the previous job, and differ each time. With `perturb=255` glibc clears the memory that it hands out, and
@@ -33,17 +33,17 @@ _SAME_EACH_TIME = {
     "GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0",
     "PYTHONHASHSEED": "0",
 }
-# A module fills some GB a second, and may pass the limit by a tenth of that.
+# Seconds between two checks of the memory. A module fills some GB a second, and passes the limit by less than 1 GB.
 _LOOK_EVERY_S = 0.1
 # Most bytes that compilers may leave in the folder of a builder before it gets no further job.
 _MOST_LEFT_BYTES = 2**30
 
 
 class CompilerEnding(NamedTuple):
-    """How a process ended that gave no reply."""
+    """End of a process without a reply."""
 
     code: int
-    """-n for signal n."""
+    """Exit code; -n for signal n."""
     began: bool = False
     """True for a process that had begun to compile."""
     overdue: bool = False
@@ -62,7 +62,7 @@ class CompilerEnding(NamedTuple):
 
 
 class CompilerProcess:
-    """A process of `farm.builds.compile` that answers one line of JSON with another; any thread may end it."""
+    """Process of `farm.builds.compile` that answers each line of JSON with another line; any thread may end it."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class CompilerProcess:
         compiler: Compiler,
         log: Path,
     ) -> None:
-        """Start the process; its output goes to `log`. Raises InfraError when it cannot be started."""
+        """Start the process; its output goes to `log`. Raises InfraError if it cannot be started."""
         self.log = log
         self._child = supervisor.spawn(
             [compiler.python, "-m", module, *arguments],
@@ -108,10 +108,10 @@ class CompilerProcess:
                 if select.select([process.stdout], [], [], _LOOK_EVERY_S)[0]:
                     data = os.read(process.stdout.fileno(), 2**16)
                     received += data
-                    # A process may close its output and hang all the same.
+                    # A process may close its output and hang: `wait` is bounded by the time limit above.
                     code = None if data else process.wait()
                 elif greedy := greedy or (most_mb is not None and self._is_greedy(most_mb)):
-                    # At once: every moment of grace is another gigabyte.
+                    # The process is killed without grace, as it fills gigabytes a second.
                     self._child.terminate(timeout_s=0.0)
         if code is not None:
             return CompilerEnding(code, received.startswith(BEGAN), overdue.is_set(), greedy)
@@ -130,10 +130,10 @@ class BuilderProcess(CompilerProcess):
     """Builder process that gets its requests from one thread."""
 
     def __init__(self, number: int, cache_root: Path, compiler: Compiler, supervisor: Supervisor, log: Path) -> None:
-        """Start it. Raises InfraError when it cannot be started."""
+        """Start the builder. Raises InfraError if it cannot be started."""
         self.is_fresh = True
         """True until the first reply."""
-        # Both ends have folders of their own to start from.
+        # The builder has another current folder than this process, so that the path must be absolute.
         cache_root = cache_root.absolute()
         self._cache_root, self._name = cache_root, f"{os.getpid()}-{number}-{secrets.token_hex(4)}"
         folders = [root.folder for root in compiler.developed]

@@ -50,7 +50,7 @@ def run_in_fork(act: Callable[[], None]) -> None:
 def _end_as(code: int) -> None:
     """End this process with an exit code, or by signal -code."""
     if code < 0:
-        # The fork has written a core file already; a second one is of no use.
+        # The fork has written a core file already, and a second file has no use.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)

@@ -56,7 +56,7 @@ class BuildReply(msgspec.Struct, frozen=True):
 
 
 def exit_reason(code: object) -> str:
-    """Return the reason of a compiler that ended its process, or meant to, with an exit code as sys.exit takes it."""
+    """Return the reason of a compiler that called `sys.exit` with `code`, or whose process ended with it."""
     if code is None or isinstance(code, int):
         return f"the compiler called exit({code or 0})"
     return one_line(f"the compiler called exit(1): {code}", _REASON_CHARS)
@@ -83,8 +83,8 @@ def reply_pipe() -> IO[bytes]:
 def collect_rarely() -> None:
     """Set the garbage collector's thresholds for a process that imports torch and compiles.
 
-    A compile makes many objects that live as long as it does, beside 400,000 that torch and ExecuTorch keep. At
-    Python's own thresholds collections are a quarter of the imports and a tenth of a compile.
+    A compile creates many objects that live until its end, beside 400,000 objects of torch and ExecuTorch. With
+    Python's own thresholds, collections take a quarter of the time of imports and a tenth of a compile.
     """
     gc.set_threshold(100_000, 10, 10)
 

@@ -21,7 +21,7 @@ _ERROR = re.compile(
     r"(?:[\w./-]{1,100}:\d{1,6}:{1,2}ERROR:)?\s*(?P<text>.*\S)"
 )
 _UNREADABLE = re.compile(r"\[Qnn ExecuTorch\]:\s*(?P<text>Failed to interpret QNN context binary\. Error code \d{1,6})")
-# ExecuTorch builds the graph of one partition: what QNN refused before only stays on the CPU.
+# ExecuTorch starts to build the graph of a partition: nodes that QNN refused before it only stay on the CPU.
 _BUILDS = re.compile(r"qnn_preprocess\.py:\d{1,5}\] (?:Processing Method|Visiting: )|Caching: Caching is in SAVE MODE")
 _REFUSED = re.compile(r"Failed to validate op (?P<node>\w{1,200}) with error")
 # Lines that follow from an error above them, or come in every log.
@@ -36,7 +36,7 @@ _FOLLOWS = re.compile(
 _NODE = re.compile(
     r"in the node '(?P<in>[^']{1,200})'|\"(?P<made>[^\"]{1,200})\" generated:|\bop (?P<op>aten_\w{1,200})"
 )
-# A weight that is quantized for an operator on the CPU is left alone in a partition, where QNN refuses it.
+# The (de)quantization of a weight for an operator on the CPU remains alone in a partition, and QNN refuses it there.
 _OF_A_WEIGHT = re.compile(r"\bOp (?:Deq|Q)uantize\b|dequantize_per_|quantize_per_")
 _BAD_SCALE = "bad scale"
 _NO_INDEX = re.compile(r"^\[4294967295\] ")

@@ -1,8 +1,8 @@
-"""Imports of a compiler process: code outside the packages that were installed is compiled from its source.
+"""Imports of a compiler process: code outside of installed packages is compiled from its source.
 
-Keys have the source of suites and checkouts. Python runs a file of `__pycache__` instead if it names the size and the
-second of the source, or asks for no check, and a folder's `x.pyc` where there is no `x.py`: a user
-with write access there could run code that is in no key.
+Keys contain the source of suites and checkouts. Python runs a file of `__pycache__` instead if it records the size and
+the second of the source or is marked as unchecked, and it runs a folder's `x.pyc` without an `x.py`: a user with write
+access there could run code that is in no key.
 """
 
 from __future__ import annotations

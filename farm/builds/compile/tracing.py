@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import CodeType, FrameType
 
-# A path with these is a pattern to coverage.
+# Characters that make a path a pattern for coverage.
 _PATTERN = "*?[]{}"
 _FORKS = frozenset({"os.fork", "os.forkpty", "os.system", "os.exec"})
 _SPAWNS = {"subprocess.Popen": 0, "os.posix_spawn": 0, "os.spawn": 1}
@@ -46,7 +46,7 @@ _PRINTERS = ("/traceback.py", "/warnings.py", "/torch/_dynamo/funcname_cache.py"
 
 
 def can_trace(folders: Sequence[str]) -> bool:
-    """Return whether this interpreter has coverage with its C tracer, and the folders are nothing but paths to it."""
+    """Return whether this interpreter has coverage with its C tracer, and no folder is a pattern for coverage."""
     try:
         importlib.import_module("coverage.tracer")
     except ImportError:

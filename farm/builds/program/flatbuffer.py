@@ -45,7 +45,7 @@ class FieldColumn(NamedTuple):
 
 
 class Flatbuffer:
-    """Checked access to one file."""
+    """Flatbuffer of one file, with checked access."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -89,7 +89,7 @@ class Flatbuffer:
         return counts, self._follow(elements)
 
     def lists(self, tables: Positions, slot: Slot) -> list[NDArray[Any]]:
-        """Return the scalars of a vector of each of `tables`; empty where there is none."""
+        """Return the scalars of a vector of each of `tables`; empty for a table without the vector."""
         column = self._column(tables, slot)
         starts = self._follow(column.positions)
         dtype = np.dtype(slot.kind.strip("[]"))
@@ -107,7 +107,7 @@ class Flatbuffer:
         return found
 
     def texts(self, tables: Positions, slot: Slot) -> list[str]:
-        """Return a text of each of `tables`; empty where there is none."""
+        """Return a text of each of `tables`; empty for a table without the text."""
         column = self._column(tables, slot)
         starts = self._follow(column.positions)
         sizes = self._scalars(starts, "<u4").astype(np.int64)

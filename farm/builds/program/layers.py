@@ -14,11 +14,11 @@ class LayerStep(StrEnum):
     """Step between two ways of computing the same layer, in the order of the steps."""
 
     QUANTIZATION = "quantization"
-    """The FP32 module and the quantized module, both on the CPU."""
+    """Step from the FP32 module to the quantized module, both on the CPU."""
     COMPILER = "compiler"
-    """The quantized module on the CPU, and the compiled program on the simulator."""
+    """Step from the quantized module on the CPU to the compiled program on the simulator."""
     DEVICE = "device"
-    """The compiled program on the simulator and on a device."""
+    """Step from the simulator to a device, both with the compiled program."""
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class Layer(msgspec.Struct, frozen=True):
     """Layer with its gaps and its origin."""
 
     name: str
-    """Node of the edge graph: `aten_convolution_default_1`; `aten_topk_default:1` where several outputs are used."""
+    """Node of the edge graph: `aten_convolution_default_1`; with several used outputs `aten_topk_default:1`."""
     operator: str
     """`aten.convolution.default`; INPUT for an input of the program."""
     inputs: tuple[str, ...]
@@ -73,7 +73,7 @@ class Layer(msgspec.Struct, frozen=True):
     gaps: dict[LayerStep, Gap]
     """Gaps of the steps whose two values are known; empty for a layer without a written tensor."""
     inspector: Gap | None = None
-    """The simulator against ExecuTorch's own reference, as its Inspector reports it: quantized weights, but
+    """Gap between the simulator and ExecuTorch's own reference, as its Inspector reports it: quantized weights, but
     activations in floating point."""
     tensor: LayerTensor = LayerTensor()
     module: str = ""

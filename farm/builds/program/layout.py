@@ -48,7 +48,7 @@ class Layout(NamedTuple):
 
 
 def memory_order(shape: Sequence[int], dim_order: Sequence[int]) -> Order:
-    """Return `dim_order` where it differs from C order in memory, else (). Raises LayoutError for no permutation."""
+    """Return `dim_order` if it differs from C order in memory, else (). Raises LayoutError for no permutation."""
     if not dim_order:
         return ()
     order = tuple(dim_order)

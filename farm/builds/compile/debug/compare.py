@@ -151,8 +151,8 @@ def _ran(program: DebugProgram, written: Written) -> _Ran:
 def _written_by(nodes: Sequence[LayerNode], events: Sequence[Any]) -> Iterator[tuple[LayerNode, str, Any]]:
     """Yield each layer that an event wrote, with the event's name and the value.
 
-    ExecuTorch 1.5 leaves operators with several outputs out of its map from names to handles. QNN writes them all the
-    same, as `aten_topk_default@1`, with `output_` before it where that is an output of the delegate.
+    ExecuTorch 1.5 leaves operators with several outputs out of its map from names to handles. QNN still writes them, as
+    `aten_topk_default@1`, and outputs of the delegate as `output_aten_topk_default@1`.
     """
     by_place = {(node.node, node.tensor.output or 0): node for node in nodes if node.tensor.partition is not None}
     on_cpu: dict[int, list[LayerNode]] = {}
@@ -225,7 +225,7 @@ class _Comparators:
 
 
 def sqnr_db(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Return the SQNR of two float64 tensors that differ, in dB; -inf where `before` is zero.
+    """Return the SQNR of two different float64 tensors in dB; -inf for a `before` of zeros.
 
     ExecuTorch's comparators square in float32, where 1e20 overflows: an SQNR of inf, and a cosine of 0.
     """

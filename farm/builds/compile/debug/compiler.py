@@ -66,7 +66,7 @@ class DebugProgram(NamedTuple):
     """Compiled program with everything that its outputs are compared with."""
 
     edge: ExportedProgram
-    """The graph of REFERENCE_GRAPH. Kept in memory: saved, it loses how its nodes are quantized."""
+    """Graph of REFERENCE_GRAPH. It stays in memory, as a saved graph loses the quantization of its nodes."""
     etrecord: Path
     nodes: list[LayerNode]
     fp32: Computed
@@ -164,7 +164,7 @@ def _write_program(program: ExecutorchProgramManager, bundle: Path, case: Case, 
     bundle.mkdir()
     with (bundle / MODEL).open("wb") as file:
         program.write_to_file(file)
-    # The method of a program for debugging is called `forward`, not as the method of its case.
+    # The method of a program for debugging is called `forward`, also for a case with another method.
     method = written_method(bundle / MODEL, msgspec.structs.replace(case, method=FORWARD), ())
     write_tensors(bundle / INPUTS, "input", [inputs], tuple(value.order for value in method.inputs))
     return method

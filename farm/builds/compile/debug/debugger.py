@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def _own_log() -> Path | None:
-    """Return the file that standard error goes to; None where it goes elsewhere."""
+    """Return the file that standard error goes to; None for a pipe or a terminal."""
     try:
         path = Path(os.readlink("/proc/self/fd/2"))  # noqa: PTH115 - what is no file has a name as well
     except OSError:

@@ -1,1 +1,1 @@
-"""ExecuTorch's ways from a module to a program, one for each kind of backend."""
+"""Flows of ExecuTorch from a module to a program, one for each kind of backend."""

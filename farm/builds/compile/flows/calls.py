@@ -1,7 +1,7 @@
-"""Calls of a module with copies of its tensors, and the state that it keeps. Imports torch.
+"""Calls of a module with copies of its tensors, and the state of the module. Imports torch.
 
 A module may write to its inputs and return views of them or of its buffers: without copies, references of several
-samples are the same memory, and what one call wrote is the input of the next.
+samples would share memory, and the writes of a call would change the inputs of the next.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Tensors = tuple[torch.Tensor, ...]
 
 _NORMS = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
-# Positions in the arguments of both.
+# Positions of arguments of both operators.
 _STATISTICS, _TRAINING = 3, 5
 _PLAIN_KEY = re.compile(r"[\w-]+")
 _INTERNALS = frozenset(vars(torch.nn.Module()))
@@ -35,13 +35,13 @@ class Call(NamedTuple):
     """Result of one call of a module: copies, which later calls leave alone."""
 
     outputs: Any
-    """In the structure that the module returns."""
+    """Outputs in the structure that the module returns."""
     inputs: Tensors
-    """The copies as the module left them: a written input differs from the input given."""
+    """Copies of the inputs after the call: a written input differs from the input before."""
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> Tensors:
-    """Return the tensors in memory of their own."""
+    """Return copies of the tensors."""
     return tuple(tensor.detach().clone() for tensor in tensors)
 
 
@@ -73,7 +73,7 @@ def flat_outputs(outputs: Any, case: Case) -> Tensors:
 def output_names(outputs: Any) -> tuple[str, ...]:
     """Return the path of each tensor in a return value: `aux`, `[1].0`.
 
-    Outputs of a module that returns one tensor, or a plain tuple of tensors, have their number alone: empty names.
+    The names are empty for a single tensor and for a plain tuple of tensors, whose numbers suffice.
     """
     if isinstance(outputs, torch.Tensor):
         return ("",)
@@ -86,7 +86,7 @@ def _paths(outputs: Any) -> tuple[str, ...]:
     try:
         found, _ = pytree.tree_flatten_with_path(outputs)
     except ValueError:
-        # A container that is registered without names of its parts.
+        # torch has a container in the value that was registered without names of its parts.
         return tuple(f"[{index}]" for index in range(len(pytree.tree_leaves(outputs))))
     return tuple(_path_name(path) for path, _ in found)
 
@@ -99,7 +99,7 @@ def _path_name(path: Sequence[Any]) -> str:
             continue
         part = str(key.name if isinstance(key, pytree.GetAttrKey) else getattr(key, "key", key))
         if _PLAIN_KEY.fullmatch(part) is None:
-            # Quoted, so that it is one line and no path of another output.
+            # Quotes keep the key on one line and apart from the paths of other outputs.
             name += f"[{part!r}]"
         else:
             name += f".{part}" if name else part
@@ -119,14 +119,14 @@ def _allow_serialization(outputs: Any) -> None:
 class ModuleState:
     """State of a module before calls: its buffers, parameters and other attributes.
 
-    Contents are compared, as `.data` writes past the version counter: of buffers by copies, where NaN equals NaN, of
-    parameters and other tensors by checksums, as copies would double the memory.
+    Contents are compared, as writes to `.data` do not change the version counter. Buffers are compared with copies
+    (NaN equals NaN), parameters and other tensors by checksums, as copies would double the memory.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()}
-        # The tensors and objects stay alive, so that none that replaces one gets its address.
+        # References keep the tensors and objects alive, so that no new object gets the address of a replaced one.
         self._parameters = {name: (one, _contents(one)) for name, one in module.named_parameters()}
         self._attributes = _attributes(module)
 
@@ -149,7 +149,7 @@ class ModuleState:
         )
 
     def is_changed(self) -> bool:
-        """Return whether calls left anything in the module."""
+        """Return whether calls changed a buffer, a parameter or an attribute of the module."""
         return bool(self.written_buffers() or self.written_parameters()) or not self.has_same_attributes()
 
     def has_same_attributes(self) -> bool:
@@ -159,7 +159,7 @@ class ModuleState:
 
 @contextmanager
 def state_kept(graph: torch.fx.GraphModule, buffers: Collection[str] | None = None) -> Iterator[None]:
-    """Restore the buffers of `graph` after a body that calls it: all, or the ones named in `buffers`."""
+    """Restore the buffers of `graph` after a body that calls it: all buffers, or only `buffers`."""
     kept = []
     if any(writes_in_place(node) for node in graph.graph.nodes):
         kept = [
@@ -187,7 +187,7 @@ def writes_in_place(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return False
-    # Their schema is silent on the statistics that training updates.
+    # The schemas of normalizations do not mention the statistics that training updates.
     trains = node.target in _NORMS and node.args[_STATISTICS] is not None and node.args[_TRAINING] is True
     return bool(schema.is_mutable) or trains
 
@@ -204,7 +204,7 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _contents(value: Any) -> tuple[int, int]:
-    """Return version and checksum of a tensor or an array; zeros of other values, which are compared as they are."""
+    """Return version and checksum of a tensor or an array; zeros for other values, which are compared directly."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         return 0, zlib.crc32(value.tobytes())
     if not isinstance(value, torch.Tensor):

@@ -113,7 +113,7 @@ class CompiledProgram(msgspec.Struct, frozen=True):
     writes: tuple[str, ...] = ()
     lost_writes: tuple[str, ...] = ()
     input_orders: tuple[Order, ...] = ()
-    """Memory order of each input; () where all have C order."""
+    """Memory order of each input; () for C order of all inputs."""
 
 
 def _compile(
@@ -228,7 +228,7 @@ def _other_methods(case: Case, module: torch.nn.Module, own: Lowering) -> dict[s
 def _take_ready(
     job: Job, samples: Sequence[Tensors], versions: Mapping[str, str], folder: Path, watch: Stopwatch
 ) -> CompiledProgram:
-    del versions  # they were chosen where it was compiled
+    del versions  # the program was compiled elsewhere, with other versions
     case = job.case
     method = read_ready(job)
     for inputs in samples:
@@ -311,7 +311,7 @@ def _schematics_in(folder: Path | None) -> Iterator[None]:
 
 
 def _keep_graphs(model: Path, folder: Path) -> None:
-    """Leave the context binaries of a `.pte` in `folder`, as QNN's own tools take them."""
+    """Write the context binaries of a `.pte` to `folder`, in the form for QNN's own tools."""
     from executorch.backends.qualcomm.utils.utils import dump_context_from_pte
 
     for name in dump_context_from_pte(str(model)):

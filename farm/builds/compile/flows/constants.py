@@ -39,7 +39,7 @@ _MOVES = frozenset(
         "stack", "to", "tril", "triu", "where", "zero_", "zeros", *_SHAPE_ALONE,
     }
 )  # fmt: skip
-# Operators that give memory without a value, and operators that write to all of a tensor.
+# Operators that return uninitialized memory, and operators that write to all of a tensor.
 _EMPTY = ("empty", "new_empty")
 _WHOLE = frozenset({"copy_", "fill_", "zero_"})
 
@@ -59,7 +59,7 @@ _CONSTANTS = {_Source.LITERAL: Constant.LITERAL, _Source.COMPUTED: Constant.COMP
 
 
 def mark_constants(specs: Sequence[TensorSpec], exported: ExportedProgram) -> tuple[TensorSpec, ...]:
-    """Return `specs`, the outputs of the program of `exported`, with those marked that are constant by its graph.
+    """Return `specs`, the outputs of the program of `exported`, with marks on outputs that are constant by its graph.
 
     Inputs that the program writes to stay as they are.
     """
@@ -72,9 +72,9 @@ def mark_constants(specs: Sequence[TensorSpec], exported: ExportedProgram) -> tu
 def mark_ready_constants(
     specs: Sequence[TensorSpec], references: Sequence[Tensors], export: Callable[[], ExportedProgram]
 ) -> list[TensorSpec]:
-    """Return `specs`, the outputs of a ready program, marked by the graph of the module that its references are of.
+    """Return `specs`, the outputs of a ready program, marked by the graph of the module of its references.
 
-    The module is exported only for an output that has one value in all `references`, which cannot be judged otherwise.
+    The module is exported only if an output has a single value in all `references`, and cannot be judged otherwise.
     """
     if not any(_has_one_value(outputs) for outputs in zip(*references, strict=True)):
         return list(specs)
@@ -232,6 +232,6 @@ def _arguments(node: torch.fx.Node, chosen: Callable[[Any], bool]) -> list[torch
 
 
 def _is_empty(value: Any) -> bool:
-    """Return whether a value has no element at any size: it has one value only."""
+    """Return whether a tensor has no element at any dynamic size, and is a constant therefore."""
     tensor = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
     return isinstance(tensor, torch.Tensor) and any(isinstance(size, int) and size == 0 for size in tensor.shape)

@@ -29,7 +29,7 @@ _BRANCHES, _LOOPS = "compute both branches and choose one with torch.where", "wr
 def refuse_control_flow(exported: ExportedProgram, case: Case, backend: str) -> None:
     """Raise ConfigError for a graph with a branch or a loop that depends on values.
 
-    Qualcomm's quantizer and passes of ExecuTorch 1.5 take no graph inside a graph; on the CPU there are branches.
+    Qualcomm's quantizer and passes of ExecuTorch 1.5 take no graph inside a graph; ExecuTorch's CPU runs branches.
     """
     for node in exported.graph_module.graph.nodes:
         name = node.target.name() if isinstance(node.target, HigherOrderOperator) else ""

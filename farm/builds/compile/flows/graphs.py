@@ -22,7 +22,7 @@ _GENERATED = ("forward", "_code", "_lineno_map", "_prologue_start")
 
 @contextmanager
 def less_work() -> Iterator[None]:
-    """Let torch do once, or not at all, what an export and a lowering ask for again and again."""
+    """Let torch skip repeated work of an export and a lowering while the body runs."""
     with one_look_a_list(), kept_kernels(), shared_origins(), late_code():
         yield
 
@@ -48,8 +48,8 @@ def shared_origins() -> Iterator[None]:
 def late_code() -> Iterator[None]:
     """Let torch generate the Python code of a graph when the code is read or called, and not after every pass.
 
-    Passes interpret a graph node by node: of 500 times that code was generated in a compilation, 18 were of use. Of a
-    graph without code there is no pickle.
+    Passes interpret a graph node by node: a compilation generated code 500 times and used it 18 times. A graph without
+    code cannot be pickled.
     """
     generate = GraphModule.recompile
 
@@ -67,7 +67,7 @@ def late_code() -> Iterator[None]:
 
 
 class _LateAttribute:
-    """Attribute of one graph module that is generated when it is read. The module may outlive `late_code`."""
+    """Attribute of one graph module that torch generates on the first read. The module may outlive `late_code`."""
 
     def __init__(self, name: str, module: Any, generate: Callable[[Any], Any]) -> None:
         self._name, self._module, self._generate = name, weakref.ref(module), generate

@@ -1,4 +1,4 @@
-"""Calls of a module sample by sample, which may hand an output on to the next inference: farm.suites.state.
+"""Calls of a module, sample by sample, with state that goes from an output to the next inference: farm.suites.state.
 
 Imports torch.
 """
@@ -22,7 +22,7 @@ class SampleRun(NamedTuple):
     """Inputs and outputs of a module for all samples of a case, in their order."""
 
     inputs: list[Tensors]
-    """Inputs of each sample, state that was handed on among them."""
+    """Inputs of each sample, including state from the sample before."""
     outputs: list[Tensors]
     left: list[Tensors]
     """Inputs after the call, with the writes of the module."""
@@ -31,7 +31,7 @@ class SampleRun(NamedTuple):
 
 
 def run_samples(module: torch.nn.Module, case: Case, samples: Sequence[Tensors]) -> SampleRun:
-    """Return what `module` makes of `samples`, each with the state that the one before it left.
+    """Return the run of `module` over `samples`, each with the state from the sample before it.
 
     `samples` keep their values. Raises ConfigError for an output that is no tensor, or does not fit the input.
     """

@@ -70,24 +70,24 @@ class ComparedWrites(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """Result of a module for all samples, and the writes that were seen meanwhile."""
+    """Results of a module for all samples, and the writes of these calls."""
 
     run: SampleRun
     writes: Writes
     is_changed: bool
-    """True where the calls left anything in the module: another module has to be compiled."""
+    """True if the calls changed a buffer or an attribute of the module: a new module has to be compiled."""
     input_names: tuple[str, ...]
 
 
 def program_outputs(run: SampleRun, written: Sequence[int]) -> list[Tensors]:
-    """Return the outputs of every sample of `run`, after the inputs at the places `written` as the call left them."""
+    """Return the outputs of every sample of `run`, after the inputs `written` with their values after the call."""
     return [
         (*(left[place] for place in written), *outputs) for left, outputs in zip(run.left, run.outputs, strict=True)
     ]
 
 
 def run_reference(module: torch.nn.Module, case: Case, samples: Sequence[Tensors]) -> Reference:
-    """Return what `module` makes of `samples`, one after the other. Raises ConfigError for a written parameter."""
+    """Return results and writes of `module` for `samples`, in order. Raises ConfigError for a written parameter."""
     state = ModuleState(module)
     run = run_samples(module, case, samples)
     if parameters := state.written_parameters():
@@ -103,7 +103,7 @@ def run_reference(module: torch.nn.Module, case: Case, samples: Sequence[Tensors
 
 
 def refused_write(error: Exception, reference: Reference, case: Case, backend: str) -> ConfigError:
-    """Return the refusal of a module that writes, and over which the flow of `backend` failed with `error`."""
+    """Return the error for a module with writes that the flow of `backend` failed to compile, because of `error`."""
     named = " and its ".join(reference.writes.named(reference.input_names))
     problem = f"forward writes to its {named}, and the {backend} flow cannot compile it: return the new value instead"
     reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
@@ -111,7 +111,7 @@ def refused_write(error: Exception, reference: Reference, case: Case, backend: s
 
 
 def _parameter_names(module: torch.nn.Module, count: int) -> tuple[str, ...]:
-    """Return the names of the first parameters of `forward`; the number of an input that has none."""
+    """Return the names of the first `count` parameters of `forward`; the number of an input without a name."""
     parameters = inspect.signature(module.forward).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind not in variadic]
@@ -125,10 +125,10 @@ def compare_writes(reference: Reference, exported: ExportedProgram, edge: Export
 
 
 def _exported_writes(exported: ExportedProgram) -> Writes:
-    """Return the writes of a module that was exported.
+    """Return the writes of an exported module.
 
-    torch.export keeps operators in place, and only functional graphs have writes in their signature. Graphs without
-    such operators are spared the conversion.
+    torch.export keeps in-place operators, and only functional graphs have writes in their signature. Only graphs with
+    such operators are converted.
     """
     if not any(writes_in_place(node) for node in exported.graph.nodes):
         return Writes()

@@ -74,7 +74,7 @@ def _compile(
     prompts, given = asked.prompts, asked.scored
     with watch.step("reference"):
         references = Speakers(decoder, case)
-        # Choices of a question have one prompt.
+        # The choices of a question share one prompt, which needs a single continuation.
         eager = {prompt: references.eager_continuation(prompt) for prompt in dict.fromkeys(prompts)}
         continued = [eager[prompt] for prompt in prompts]
     with watch.step("quantize"):
