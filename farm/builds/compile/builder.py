@@ -104,7 +104,7 @@ def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache
     tracer = _start_tracer(setup.folders) if setup.folders else None
     import torch
 
-    # The pool has a builder per processor: more threads in a builder would only slow down the others.
+    # The pool has a builder per processor by default: more threads in a builder would only slow down others.
     torch.set_num_threads(1)
     decoder = msgspec.json.Decoder(BuildRequest)
     if tracer is not None:

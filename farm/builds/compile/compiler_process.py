@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.builds.toolchains.toolchain import Compiler
 
 _MEGABYTE = 2**20
-# The pool has a builder per processor: more threads in a builder would only slow down the others.
+# The pool has a builder per processor by default: more threads in a builder would only slow down others.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # QNN leaves bytes between the weights of a convolution unset. They would hold old contents of the memory, such as
 # weights of the previous job, and differ each time. With `perturb=255` glibc clears the memory that it hands out, and
