@@ -227,14 +227,14 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Bundle(msgspec.Struct, frozen=True):
-    """A published bundle on this machine."""
+    """Published bundle on this machine."""
 
     folder: Path
     manifest: Manifest
 
     @property
     def model(self) -> Path:
-        """The `.pte` file."""
+        """Path of the `.pte` file."""
         return self.folder / MODEL
 
     def input_files(self, sample: int) -> list[Path]:

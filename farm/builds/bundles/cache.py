@@ -1,7 +1,7 @@
-"""The bundle cache: folders addressed by key. The time of a bundle's manifest is when it was last used.
+"""Bundle cache: folders addressed by key. The mtime of a bundle's manifest is the time of its last use.
 
-Keys come from stores that others may write, and bundles are executed: a key is checked before it becomes a path, what
-another user could have written is not used, and nothing is removed but folders of this cache.
+Keys come from stores that others may write, and bundles are executed: a key is checked before it becomes a path, files
+that another user could have written are not used, and only folders of this cache are removed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
     key: str
     job_id: str
-    """The job it was first compiled for, others may share it; `damaged` where its manifest cannot be read."""
+    """Job that the bundle was first compiled for; others may share it. `damaged` for an unreadable manifest."""
     nbytes: int
     used_ms: int
-    """When it was last used, epoch milliseconds."""
+    """Time of the last use, epoch milliseconds."""
 
 
 class BundleCache:
-    """Bundles below `root`. Safe for several processes at once."""
+    """Cache of bundles below `root`, safe for several processes at once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -50,9 +50,9 @@ class BundleCache:
         return self._bundles / key[:2] / key
 
     def lookup(self, key: str) -> Bundle | None:
-        """Return the published bundle and mark it as used; None where it is not there or damaged, or `key` is no key.
+        """Return the published bundle and mark it as used; None for a missing or damaged one, and for an invalid key.
 
-        Removes nothing. Raises UntrustedError where another user could have written it.
+        Removes nothing. Raises UntrustedError for a bundle that another user could have written.
         """
         if not is_bundle_key(key):
             return None
@@ -66,11 +66,11 @@ class BundleCache:
         return _whole(folder)
 
     def build(self, key: str, fill: Callable[[Path], None], *, anew: bool = False) -> Bundle:
-        """Return the bundle of `key`, made by `fill` in an empty folder unless it is there whole, or `anew`.
+        """Return the bundle of `key`; `fill` makes it in an empty folder if it is missing or damaged, or with `anew`.
 
-        Another process that builds the same waits. What `fill` raises is passed on, and nothing is left behind: what
-        was there before stays.
-        Raises InfraError when the cache cannot be written, UntrustedError where another user could write it.
+        Another process that builds the same bundle waits. Errors of `fill` are passed on without a trace in the cache:
+        an earlier bundle stays. Raises InfraError for a cache that cannot be written, and UntrustedError for a cache
+        that another user could write.
         """
         folder = self.folder(key)
         if folder.is_dir() and not self._is_inside(folder):
@@ -121,7 +121,7 @@ class BundleCache:
         return removed
 
     def _is_inside(self, folder: Path) -> bool:
-        """Return whether a folder of bundles is where it seems to be, and no link leads out of the cache."""
+        """Return whether a folder of bundles is really inside the cache, without a link that leads out of it."""
         return folder.resolve() == self._bundles.resolve() / folder.relative_to(self._bundles)
 
 
@@ -158,9 +158,9 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 def builder_folder(root: Path, name: str) -> AbstractContextManager[Path]:
-    """Return the folder of a builder in the cache at `root`, which lives as long as this process, at most.
+    """Return the folder of a builder in the cache at `root`, which exists as long as this process, at most.
 
-    To enter it raises OSError and UntrustedError.
+    Entering the context raises OSError and UntrustedError.
     """
     return own_folder(_builders(root), name)
 
@@ -175,7 +175,7 @@ def work_in(folder: Path) -> None:
 
 
 def builder_folder_size(root: Path, name: str) -> int:
-    """Return how many bytes are in the folder of a builder."""
+    """Return the size in bytes of the folder of a builder."""
     return folder_size(_builders(root) / name)[1]
 
 
@@ -199,7 +199,7 @@ def remove_builder(root: Path, name: str) -> None:
 
 
 def folder_size(folder: Path) -> tuple[int, int]:
-    """Return how many files are in `folder`, and their bytes, as far as they can be seen."""
+    """Return the number of files in `folder`, and their bytes, as far as they are readable."""
     files = nbytes = 0
     for parent, _, names in os.walk(folder):
         for name in names:

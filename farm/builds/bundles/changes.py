@@ -22,7 +22,7 @@ _SILENT = (ast.Pass, ast.Global, ast.Nonlocal)
 
 
 class Body(NamedTuple):
-    """The body of an outermost function."""
+    """Body of an outermost function."""
 
     first: int
     """First line of the body; `last` is the last one."""
@@ -33,12 +33,12 @@ class Body(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A file in parts."""
+    """Skeleton and bodies of a file."""
 
     skeleton: str
-    """A hash."""
+    """Hash of the skeleton."""
     bodies: tuple[Body, ...]
-    """In the order of the skeleton, which names them: equal skeletons have the same functions."""
+    """Bodies in the order of the skeleton, which has their names: equal skeletons have the same functions."""
 
 
 class Edit(NamedTuple):
@@ -73,7 +73,7 @@ def edit_between(old: bytes, new: bytes) -> Edit:
 
 @functools.lru_cache(64)
 def parts_of(source: bytes) -> Parts:
-    """Return a file in parts. Raises SyntaxError, ValueError, RecursionError."""
+    """Return the skeleton and bodies of a file. Raises SyntaxError, ValueError, RecursionError."""
     tree = ast.parse(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

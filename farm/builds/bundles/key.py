@@ -1,4 +1,4 @@
-"""The address of a bundle: a hash of everything that goes into it. Torch-free."""
+"""Address of a bundle: a hash of all its ingredients. Torch-free."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from farm.suites.suite import Case, Job
 
-# Files below farm/ whose code decides the content of bundles: a change of one makes new bundles. Of the flows of
-# backends a bundle depends on its own.
+# Files below farm/ whose code decides the content of bundles: a change of a file makes new bundles. A bundle depends
+# only on the flow of its own backend.
 _RECIPE = (
     "builds/compile/flows/*.py", "builds/bundles/bundle.py", "builds/bundles/origins.py", "builds/bundles/ready.py",
     "builds/program/canonical.py", "builds/program/pte.py", "builds/program/flatbuffer.py", "builds/program/layout.py",
@@ -40,8 +40,8 @@ _RECIPE_OF_TEXT = (
 CONTENT = "_content"
 """Suffix of version names whose value is a SHA-256 of the content: `executorch_content`, `qnn_content`."""
 HOST_CPU = "host_cpu"
-"""Among the versions: processor that calls QNN, `arm` or, on virtual devices, `x86`. It counts for backends with
-`host_cpus`, and where methods share weights."""
+"""Name of a version: the processor that calls QNN, `arm` or, on virtual devices, `x86`. It counts for backends with
+`host_cpus`, and for programs whose methods share weights."""
 
 
 def recipe_files(backend: str, *, text: bool = True) -> list[Path]:
@@ -103,9 +103,9 @@ def relevant_versions(backend: str, versions: Mapping[str, str], case: Case | No
 
 
 def shares_weights(job: Job, versions: Mapping[str, str]) -> bool:
-    """Return whether what `job` generates text with has the weights of its methods once: for attached devices.
+    """Return whether the methods of a text-generating program of `job` share their weights: for attached devices only.
 
-    The simulator of QNN 2.51 takes no such program: "Shared weights buffer isn't supported on this platform".
+    The simulator of QNN 2.51 refuses such a program: "Shared weights buffer isn't supported on this platform".
     """
     return _has_weights_to_share(job.case) and versions.get(HOST_CPU) != "x86"
 
@@ -125,7 +125,7 @@ def stub_of(facts: Mapping[str, str]) -> str:
 
 
 def facts_of(versions: Mapping[str, str]) -> dict[str, str]:
-    """Return versions as a run records them: of hashes the beginning."""
+    """Return versions as a run records them, with hashes cut to 16 characters."""
     return {
         name: version[:16] if name.endswith(CONTENT) else version
         for name, version in versions.items()
@@ -163,19 +163,19 @@ _looked: dict[tuple[str, ...], _Looked] = {}
 
 
 def forget_sources() -> None:
-    """Look at the code of suites anew from here on: a process that stays sees the edits of its user."""
+    """Clear the remembered code of suites, so that a long-running process sees the user's edits."""
     _looked.clear()
     package_state.cache_clear()
 
 
 def source_as_of_ns(job: Job) -> int:
-    """Return when the code of the suite of `job` was read for its key, in epoch nanoseconds; 0 where it was not."""
+    """Return the time at which the code of the job's suite was read for the key, in epoch nanoseconds; 0 if unread."""
     looked = _looked.get(source_place(job.case))
     return looked.as_of_ns if looked else 0
 
 
 def _source_digest_of(job: Job) -> str:
-    # Once per process and module: a suite has a hundred jobs over one file.
+    # The digest is computed once per process and module: a suite has a hundred jobs over one file.
     where = source_place(job.case)
     looked = _looked.get(where)
     if looked is None:

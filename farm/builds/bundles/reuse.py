@@ -2,7 +2,7 @@
 
 A bundle of a toolchain under development is reused as long as none of its ingredients has changed:
 
-* everything of its key but the content of the Python files below the developed folders is the same: the case, farm's
+* all parts of its key except the content of Python files below the developed folders are the same: the case, farm's
   own recipe, other packages, the names of the Python files, data files and binaries (`base_key`);
 * the code that runs at import and every function that ran are the same in each loaded file (`bundles/changes.py`).
 
@@ -88,7 +88,7 @@ def find_bundle_for(job: Job, tools: Tools, cache: BundleCache) -> FoundBundle:
 
 
 def find_bundles_for(jobs: Iterable[Job], tools: Tools, cache: BundleCache) -> dict[str, FoundBundle]:
-    """Return the same for many jobs, by their ids: jobs that share a bundle have it looked at once."""
+    """Return the bundles of many jobs, by job id; a bundle that jobs share is checked once."""
     finder = _Finder(tools, cache)
     return {job.id: finder.find(job) for job in jobs}
 
@@ -102,7 +102,7 @@ def base_key(job: Job, versions: Mapping[str, str], developed: Iterable[Develope
 
 
 def remember_traced(cache_root: Path, base: str, key: str) -> None:
-    """Note that the bundle of `key` has a trace and this base key. Raises OSError."""
+    """Record that the bundle of `key` has a trace and the base key `base`. Raises OSError."""
     folder = _folder(cache_root, base)
     make_folders(folder)
     path = folder / key

@@ -53,7 +53,7 @@ class ProgramComparison(msgspec.Struct, frozen=True):
 
 
 def program_of(bundle: Bundle) -> str:
-    """Return the hash of a bundle's program: of its manifest, or computed where that is older. Raises OSError."""
+    """Return the hash of a bundle's program, from the manifest or, for an older one, computed. Raises OSError."""
     return bundle.manifest.program or program_hash(bundle.model)
 
 
@@ -110,7 +110,7 @@ def compare_programs(first: Mapping[str, Bundle | None], second: Mapping[str, Bu
 
 
 def compare_hashes(first: Mapping[str, str], second: Mapping[str, str]) -> ProgramComparison:
-    """Return the same for hashes of programs by job, as the store has them; empty is a job that was not compiled."""
+    """Return the comparison for hashes of programs by job, as in the store; "" is a job that was not compiled."""
     found: dict[str, list[str]] = {}
     for job in dict.fromkeys((*first, *second)):
         found.setdefault(_group(first.get(job), second.get(job)), []).append(job)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SITES = ("site-packages", "dist-packages")
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
-# Their content is in every key.
+# Packages whose content is in every key.
 _VERSIONED = ("torch", "executorch", "torchao")
 # Files that farm reads in a folder with the layout of Hugging Face's hub.
 _OF_HUGGING_FACE = (
@@ -30,7 +30,7 @@ _OF_HUGGING_FACE = (
 
 
 def source_place(case: Case) -> tuple[str, ...]:
-    """Return where `source_digest` looks: cases with the same place have the same digest."""
+    """Return the places that `source_digest` reads: cases with the same places have the same digest."""
     return (case.folder, case.module.partition(":")[0], *case.files)
 
 
@@ -140,13 +140,13 @@ def package_state(package: str) -> tuple[str, frozenset[str]]:
 def _is_wheel(package: str, places: Iterable[Path]) -> bool:
     """Return whether a package was installed as a wheel, rather than linked to a source folder."""
     found = list(places)
-    # A package that is not there has no wheel, and to look through all of them takes a third of a second.
+    # A missing package has no wheel, and a search through all wheels takes a third of a second.
     return bool(found) and all(place.parent.name in _SITES for place in found) and bool(_versions(package))
 
 
 def _versions(package: str) -> str:
-    """Return the versions of the wheels that have a package, empty where none has."""
-    # Most are called as their package, and to look through all of them takes a while.
+    """Return the versions of the wheels that have a package; empty if no wheel has it."""
+    # Most wheels have the name of their package; a search through all of them is slow.
     try:
         return importlib.metadata.version(package)
     except (importlib.metadata.PackageNotFoundError, ValueError):

@@ -26,26 +26,26 @@ TRACE = "trace"
 """File of a bundle; like the log it is not listed in the manifest."""
 
 _SOURCES = "sources"
-# Sources that no builder has loaded for so long are forgotten; their bundles are compiled again when asked for.
+# Time without use after which sources are removed; their bundles are compiled again on request.
 _KEEP_SOURCES_S = 60 * 86_400.0
 _TOUCH_S = 86_400.0
 
 
 class DevelopedRoot(msgspec.Struct, frozen=True):
-    """A folder of a toolchain whose files are being edited, as it is now."""
+    """Present state of a toolchain's folder under development."""
 
     content: str
-    """The name of its hash among the versions: `executorch_content`."""
+    """Name of the folder's hash among the versions: `executorch_content`."""
     folder: str
-    """Absolute, as the modules in it have it in their `__file__`."""
+    """Absolute path, equal to the one in the `__file__` of its modules."""
     rest: str
-    """Hash of everything that counts but the content of its Python files: their names, data, binaries."""
+    """Hash of all that counts except the content of Python files: their names, data, binaries."""
     files: dict[str, str]
-    """SHA-256 of its Python files, by path in the folder."""
+    """SHA-256 of the Python files, by path in the folder."""
 
     @staticmethod
     def of(content: str, folder: Path, files: Mapping[str, str], *also: str) -> DevelopedRoot:
-        """Return the root with all `files` that count, SHA-256 by path, and what else decides (`also`)."""
+        """Return the root with all `files` that count, SHA-256 by path; `also` are further ingredients of `rest`."""
         python = {name: sha256 for name, sha256 in files.items() if name.endswith(".py")}
         digest = hashlib.sha256()
         for name, sha256 in sorted(files.items()):
@@ -65,7 +65,7 @@ class FileTrace(msgspec.Struct, frozen=True, array_like=True):
     """True for a file whose whole text counts: it was read as text, or could not be watched."""
 
     def ran(self, first: int, last: int) -> bool:
-        """Return whether any of these lines ran."""
+        """Return whether any line from `first` to `last` ran."""
         bits = int.from_bytes(self.lines, "little")
         return bool(bits >> first & ((1 << max(0, last - first + 1)) - 1))
 
@@ -74,11 +74,11 @@ class Trace(msgspec.Struct, frozen=True):
     """Files of the developed roots that took part in a bundle."""
 
     roots: tuple[dict[str, FileTrace], ...]
-    """For each root, in the order of the toolchain, by path in its folder: the files that were loaded."""
+    """Loaded files by path, for each root in the order of the toolchain."""
 
 
 def to_bits(lines: Iterable[int]) -> bytes:
-    """Return line numbers as FileTrace has them."""
+    """Return line numbers as the bits of FileTrace."""
     bits = 0
     for line in lines:
         bits |= 1 << line
@@ -86,7 +86,7 @@ def to_bits(lines: Iterable[int]) -> bytes:
 
 
 def write_trace(folder: Path, trace: Trace) -> None:
-    """Leave the trace of the bundle in `folder` there. Raises OSError."""
+    """Write the trace of the bundle in `folder`. Raises OSError."""
     (folder / TRACE).write_bytes(zlib.compress(msgspec.msgpack.encode(trace), 1))
 
 
@@ -96,7 +96,7 @@ def has_trace(folder: Path) -> bool:
 
 
 def read_trace(folder: Path) -> Trace | None:
-    """Return the trace of a bundle; None where it has none, or none that can be read."""
+    """Return the trace of a bundle; None for a missing or unreadable one."""
     try:
         return msgspec.msgpack.decode(zlib.decompress((folder / TRACE).read_bytes()), type=Trace)
     except (OSError, zlib.error, msgspec.MsgspecError, ValueError):
@@ -104,7 +104,7 @@ def read_trace(folder: Path) -> Trace | None:
 
 
 def keep_source(cache_root: Path, sha256: str, source: bytes) -> None:
-    """Keep the text of a file by its hash. Raises OSError."""
+    """Store the text of a file by its hash. Raises OSError."""
     path = _source_path(cache_root, sha256)
     try:
         if time.time() - path.stat().st_mtime > _TOUCH_S:
@@ -115,7 +115,7 @@ def keep_source(cache_root: Path, sha256: str, source: bytes) -> None:
 
 
 def kept_source(cache_root: Path, sha256: str) -> bytes | None:
-    """Return the text of a file by its hash; None where it is not there as it was."""
+    """Return the text of a file by its hash; None if it is missing or damaged."""
     try:
         source = zlib.decompress(_source_path(cache_root, sha256).read_bytes())
     except (OSError, zlib.error):

@@ -32,7 +32,7 @@ DIRECT_SKEL = "libqnn_executorch_skel.so"
 """Library of direct mode that the DSP loads first."""
 _CXX_LIBRARIES = ("libc++.so.1", "libc++abi.so.1")
 
-# Inside a build folder of ExecuTorch.
+# Paths inside a build folder of ExecuTorch.
 BACKEND_IN_BUILD = f"backends/qualcomm/{_BACKEND_LIBRARY}"
 SKEL_IN_BUILD = f"backends/qualcomm/qnn_executorch/direct_mode/{DIRECT_SKEL}"
 RUNNER_IN_BUILD = f"examples/qualcomm/executor_runner/{_UPSTREAM_RUNNER}"
@@ -70,13 +70,13 @@ class Places(msgspec.Struct, frozen=True):
 
 def android_kit(config: Config) -> AndroidKit:
     """Return the places of the parts of an Android build, as far as they are configured."""
-    # build.sh installs into the folder that it builds in.
+    # build.sh installs into its build folder.
     executorch = config.android_executorch or config.executorch_build
     return AndroidKit(config.android_ndk_root, executorch, config.toolchain.executorch)
 
 
 def device_places(config: Config, target: BuildTarget) -> Places:
-    """Return where the files for the devices of `target` are."""
+    """Return the places of the files for the devices of `target`."""
     return _linux_places(config) if target.name == OE_LINUX else android_places(config)
 
 
@@ -96,7 +96,7 @@ def require_named(config: Config, backend: str, target: BuildTarget, mode: Mode)
 
 
 def android_places(config: Config) -> Places:
-    """Return where the files for Android devices are."""
+    """Return the places of the files for Android devices."""
     return Places(
         qnn=android_files(config.sdk_root),
         runner=_android_runner(config),
@@ -146,7 +146,7 @@ def _android_backend_library(config: Config) -> RuntimePart:
 
 
 def takes_sessions(runner: Path) -> bool:
-    """Return whether a runner is farm's own, which alone takes jobs in a session: its messages have its name."""
+    """Return whether a runner is farm's own, the only one with sessions; its messages contain its name."""
     return RUNNER.encode() in runner.read_bytes()
 
 
@@ -157,10 +157,10 @@ def device_parts(soc: Soc, backend_name: str, places: Places, mode: Mode = "trad
         require_direct(backend)
         return _direct_parts(soc, backend, places)
     if backend.on_cpu:
-        # The runner has it linked in; it starts only with the QNN backend beside it where it was linked with that.
+        # CPU backends are part of the runner; a runner linked with the QNN backend starts only with that library.
         linked = _is_linked_with(places.runner.path, places.backend_library.name)
         return (places.runner, places.backend_library) if linked else (places.runner,)
-    # The wheel has nothing that is signed.
+    # The wheel has no signed files.
     qnn = places.qnn.of_sdk if backend.signed else places.qnn
     names = [soc_name(name, soc) for name in backend.libraries]
     parts = (places.runner, places.backend_library, *(library(name, qnn.library(name), qnn.get) for name in names))
@@ -168,18 +168,18 @@ def device_parts(soc: Soc, backend_name: str, places: Places, mode: Mode = "trad
 
 
 def soc_name(name: str, soc: Soc) -> str:
-    """Return the name of a file of a backend for `soc`: fields of it stand in braces."""
+    """Return the name of a backend's file for `soc`; `name` has fields of the SoC in braces."""
     return name.format_map(msgspec.structs.asdict(soc))
 
 
 def dsp_file(soc: Soc, backend: Backend, qnn: QnnFiles) -> RuntimePart:
-    """Return the skel of a backend, signed where it has to be."""
+    """Return the skel of a backend, signed if the backend requires it."""
     source = unsigned_skel(soc, backend, qnn)
     return _signed(soc, backend, qnn, source) if backend.signed else source
 
 
 def unsigned_skel(soc: Soc, backend: Backend, qnn: QnnFiles) -> RuntimePart:
-    """Return the skel of a backend as Qualcomm has it."""
+    """Return the skel of a backend as Qualcomm ships it."""
     name, folder = soc_name(backend.skel, soc), soc_name(backend.dsp_folder, soc)
     part = RuntimePart(name, qnn.dsp(folder, name), HEXAGON, qnn.get_dsp(folder) if backend.signed else qnn.get)
     return part if backend.signed else msgspec.structs.replace(part, hexagon=soc.htp_arch, soc=soc.name)
@@ -233,7 +233,7 @@ def _direct_files(places: Places, arch: int) -> dict[str, tuple[Path | None, str
 
 
 def _signed(soc: Soc, backend: Backend, qnn: QnnFiles, source: RuntimePart, *, direct: bool = False) -> RuntimePart:
-    """Return the signed file that is made from `source`: by signing it, where that is there."""
+    """Return the signed file of `source`; the way to get it is signing, or first the way to get a missing `source`."""
     signs = f"farm setup sign --lpai v{soc.lpai_version}" + (f" --direct --htp v{soc.htp_arch}" if direct else "")
     get = signs if source.path is not None and source.path.is_file() else source.get
     path = qnn.dsp(soc_name(backend.dsp_folder, soc), source.name, "signed")
@@ -241,5 +241,5 @@ def _signed(soc: Soc, backend: Backend, qnn: QnnFiles, source: RuntimePart, *, d
 
 
 def _is_linked_with(runner: Path | None, name: str) -> bool:
-    # As the dynamic linker reads it; what only mentions the name gets a file more, which harms nothing.
+    # The dynamic linker reads the name as a string. A runner that only mentions it gets a superfluous, harmless file.
     return runner is not None and runner.is_file() and name.encode() + b"\0" in runner.read_bytes()

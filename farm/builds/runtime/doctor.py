@@ -52,11 +52,11 @@ class MissingItem(msgspec.Struct, frozen=True):
     """Missing part, and the way to get it."""
 
     what: str
-    """In a few words, `QNN SDK`, or the files that are missing."""
+    """Short name of the part, `QNN SDK`, or the missing files."""
     repair: str
-    """The one thing to do about it."""
+    """Next step of the user."""
     where: str = ""
-    """The kind of device that lacks it; "" where it is this machine."""
+    """Kind of device that lacks the part; "" for this machine."""
 
 
 class Availability(msgspec.Struct, frozen=True):

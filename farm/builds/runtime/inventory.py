@@ -41,14 +41,14 @@ class FileState(msgspec.Struct, frozen=True):
     """Processor, or the Hexagon architecture of a skel."""
     sha256: str
     state: str
-    """`ok`, or the problem in a word or two."""
+    """State: `ok`, or the problem in one or two words."""
     problem: str = ""
     repair: str = ""
-    """The one thing to do about it."""
+    """Next step of the user."""
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A runtime that can be had here, or could be."""
+    """Runtime that is available here, or could be."""
 
     name: str
     kind: str
@@ -61,7 +61,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def list_offers(config: Config, soc: Soc | None, backend: str | None, mode: Mode = "traditional") -> list[Offer]:
-    """Return every runtime there is for `soc` and `backend`; None stands for all of them."""
+    """Return every runtime for `soc` and `backend`; None stands for all SoCs or backends."""
     offers = []
     for target in TARGETS.values():
         for name, model, backends in _runtimes(target, soc, mode):
@@ -91,14 +91,14 @@ def inspect(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: M
 
 
 def default_target(backend: str, mode: Mode = "traditional") -> BuildTarget:
-    """Return the target that is nearest: this machine where `backend` has a runtime on it."""
+    """Return the nearest target with a runtime of `backend`: this machine if possible."""
     if mode == "direct":
         return TARGETS[ANDROID]
     return next((target for target in TARGETS.values() if backend in target.backends), TARGETS[HOST])
 
 
 def _runtimes(target: BuildTarget, soc: Soc | None, mode: Mode) -> Iterator[tuple[str, Soc, tuple[str, ...]]]:
-    """Yield name, an SoC that it is for, and backends of every runtime of a target."""
+    """Yield the name, an SoC and the backends of every runtime of a target."""
     socs = [soc] if soc else list(load_socs().values())
     if mode == "direct":
         if target.name == ANDROID:

@@ -50,10 +50,10 @@ def packaged_tool(distribution: str, extra: str) -> Path:
     tools = [path for path in found if path.parent.name == "bin" and os.access(path, os.X_OK)]
     if not tools:
         raise MissingToolError(f"{distribution} is needed and its pip package is not installed: {install_hint(extra)}")
-    # The program itself where there is one, rather than a script that starts Python to start it.
+    # The program itself is preferred to a script that starts it by way of Python.
     return next((path for path in tools if "data" in path.parts), tools[0])
 
 
 def install_hint(extra: str) -> str:
-    """Return how to get what an optional dependency group brings."""
+    """Return the command that installs an optional dependency group."""
     return f"pip install 'snapdragon-farm[{extra}]'"

@@ -17,7 +17,7 @@ class FileFault(msgspec.Struct, frozen=True):
     problem: str
     repair: str
     brief: str = "wrong"
-    """The problem in a word or two."""
+    """Problem in one or two words."""
 
 
 class RuntimePart(msgspec.Struct, frozen=True):
@@ -28,19 +28,19 @@ class RuntimePart(msgspec.Struct, frozen=True):
     path: Path | None
     """Expected path of the file here; None without a place to search."""
     machine: int
-    """e_machine that it must have."""
+    """Required e_machine."""
     get: str
-    """How to get it."""
+    """Way to get the file."""
     hexagon: int = 0
-    """The device's Hexagon architecture; 0 for what runs on no Hexagon, or where it is not known."""
+    """Hexagon architecture of the device; 0 for a file that runs on no Hexagon, or if unknown."""
     exact: bool = True
     """True for a file that needs exactly this architecture; False accepts an older one too."""
     soc: str = ""
-    """The SoC that has that architecture."""
+    """SoC with that architecture."""
     signs: str = ""
-    """The command that signs it; "" for what needs no signature."""
+    """Command that signs the file; "" for a file without a signature."""
     unsigned: Path | None = None
-    """The file that was signed."""
+    """Unsigned original of a signed file."""
     absent: str = "missing"
     """Word for a missing file in messages."""
 

@@ -22,7 +22,7 @@ LINUX_FOLDER = "aarch64-oe-linux-gcc*"
 GET_SDK = "set QNN_SDK_ROOT to a QNN SDK from Qualcomm (Qualcomm AI Engine Direct)"
 
 WHEEL = "onnxruntime-qnn"
-"""The distribution that has QNN's libraries."""
+"""Distribution with QNN's libraries."""
 _WHEEL_EXTRA = "simulator"
 _PRODUCT_LIMIT = 60
 ORIGIN = "farm-fetched.json"
@@ -42,12 +42,12 @@ class FetchedSdk(msgspec.Struct, frozen=True):
 
 
 class QnnFiles(msgspec.Struct, frozen=True):
-    """QNN's files for devices of one kind; they all come from one place, as versions must not be mixed."""
+    """Places of QNN's files for a kind of device; all files come from one place, as versions must not be mixed."""
 
     get: str
     """Way to get missing files."""
     root: Path | None = None
-    """The SDK; None for the wheel, or where none is configured."""
+    """Folder of the SDK; None for the wheel, or without a configured SDK."""
     libraries: Path | None = None
     """Folder of the libraries for the device's processor."""
     version: str = ""
@@ -55,21 +55,21 @@ class QnnFiles(msgspec.Struct, frozen=True):
 
     @property
     def of_sdk(self) -> QnnFiles:
-        """The same, unless it is the wheel, which has nothing but what HTP and GPU need."""
+        """Files of the SDK; no files in place of the wheel's, which are for HTP and GPU only."""
         return QnnFiles(f"{GET_SDK} with {LINUX_FOLDER} libraries") if self.wheel else self
 
     def library(self, name: str) -> Path | None:
-        """Return where a library for the device's processor is, or is looked for."""
+        """Return the expected path of a library for the device's processor."""
         return self.libraries / name if self.libraries else None
 
     def dsp(self, folder: str, name: str, kind: str = "unsigned") -> Path | None:
-        """Return where a file for a DSP is, or is looked for; `kind` is `signed` or `unsigned`."""
+        """Return the expected path of a file for a DSP; `kind` is `signed` or `unsigned`."""
         if self.root is not None:
             return self.root / "lib" / folder / kind / name
         return self.library(name) if self.wheel else None
 
     def get_dsp(self, folder: str) -> str:
-        """Return how to get an SDK that has files in `folder`."""
+        """Return the way to get an SDK with files in `folder`."""
         return f"{GET_SDK} with lib/{folder}/unsigned" if self.root else self.get
 
 
@@ -129,7 +129,7 @@ def wheel_release(sdk_root: Path | None) -> str:
 
 
 def newest_linux_folder(sdk_root: Path | None) -> Path | None:
-    """Return the library folder of an SDK for Arm Linux with the newest compiler; None when it has none."""
+    """Return the library folder of an SDK for Arm Linux with the newest compiler; None without such a folder."""
     folders = [path for path in (sdk_root / "lib").glob(LINUX_FOLDER) if path.is_dir()] if sdk_root else []
     return max(folders, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)], default=None)
 
@@ -148,7 +148,7 @@ def sdk_product(sdk_root: Path | None) -> str:
 
 
 def _named(sdk_root: Path, key: str) -> str:
-    """Return the value of a key of sdk.yaml; "" where it has none."""
+    """Return the value of a key of sdk.yaml; "" without the key."""
     try:
         lines = (sdk_root / "sdk.yaml").read_text(errors="replace").splitlines()
     except OSError:

@@ -67,12 +67,12 @@ DIRECT_STUB_RUNNER = "qnn_executor_direct_runner_stub"
 """Stub of direct mode's runner on a virtual device: a script in front of farm's own runner."""
 LLAMA_RUNNER = "qnn_llama_runner"
 """ExecuTorch's own program that generates text."""
-# Beside the backend itself; libHtpPrepare.so and the others are for compiling.
+# Libraries that the simulator needs besides the backend; libHtpPrepare.so and the others are for compiling.
 _SIMULATOR_LIBRARIES = ("libQnnSystem.so", *_CXX_RUNTIME)
 
 
 class Runtime(msgspec.Struct, frozen=True):
-    """Runner and libraries. On a device they lie in one folder, from which the runner finds everything."""
+    """Runner and libraries for a device, where all lie in one folder that the runner searches."""
 
     files: dict[str, Path]
     """Local file by path on the device, relative to the runtime folder; a symbolic link stands for its target."""
@@ -85,11 +85,11 @@ class Runtime(msgspec.Struct, frozen=True):
     `dsp_logs` is a mask."""
     kind: Kind
     needs_root: bool = False
-    """The runner must run as root (LPAI: signed process domain)."""
+    """True for a runner that must run as root (LPAI: signed process domain)."""
     hashes: dict[str, str] = {}
-    """SHA-256 of each of `files`, by the same names."""
+    """SHA-256 of the files, by the names of `files`."""
     one_shot: bool = False
-    """The runner is ExecuTorch's own: it runs one job and ends."""
+    """True for ExecuTorch's own runner, which runs one job and ends."""
     flags: dict[str, str] = {}
     """Flags that the runner gets with every job."""
 
@@ -259,7 +259,7 @@ def device_runtime(
 
 
 def linux_runtime(cache_dir: Path) -> Runtime:
-    """Return what an aarch64 Linux device needs to run bundles of the processor alone (XNNPACK, portable kernels).
+    """Return the runtime of an aarch64 Linux device for bundles of CPU backends (XNNPACK, portable kernels).
 
     The first call fetches the aarch64 executorch wheel and builds the runner. Raises MissingToolError,
     InfraError.
@@ -270,7 +270,7 @@ def linux_runtime(cache_dir: Path) -> Runtime:
 
 
 def stage_into(runtime: Runtime, folder: Path) -> None:
-    """Copy the files of a runtime into `folder`, which is made and must hold nothing. Raises UsageError, OSError."""
+    """Copy the files of a runtime into `folder`, which must be missing or empty. Raises UsageError, OSError."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty: name a folder that is not there yet")
     for name, path in runtime.files.items():
@@ -281,7 +281,7 @@ def stage_into(runtime: Runtime, folder: Path) -> None:
 
 
 def domain_flag(backend: str, mode: Mode) -> str:
-    """Return the flag that direct mode's runner is given on a command line, with a blank; "" in the other mode."""
+    """Return the flag of direct mode's runner for a command line, after a blank; "" in the other mode."""
     return f" --domain_id {find_backend(backend).direct_domain}" if mode == "direct" else ""
 
 
@@ -357,7 +357,7 @@ def _runtime(
 
 
 def _complete(soc: Soc, backend: str, parts: Sequence[RuntimePart]) -> dict[str, Path]:
-    """Return the files by name. Raises MissingToolError that names all that are not there, ConfigError."""
+    """Return the files by name. Raises MissingToolError with the names of all missing files, ConfigError."""
     missing = [fault for part in parts if part.path is None or not part.path.is_file() if (fault := find_fault(part))]
     if missing:
         names = ", ".join(fault.problem.replace(" is missing", "") for fault in missing)

@@ -40,7 +40,7 @@ LIBRARY = "libQnnHtp.so"
 # The bridge decides by the same number: native_runner/bridge/qnn_bridge.cpp.
 _FIRST_BRIDGED_CORE_API = (2, 36)
 
-# Called by this name the runner writes an ETDump without being asked, as the tools that start it so expect.
+# Name by which the runner writes an ETDump without a flag, as upstream's tools expect.
 _UPSTREAM_RUNNER = "qnn_executor_runner"
 _MARKER = "farm-sdk.json"
 # Part of every key: another layout needs another number, and so another folder.

@@ -113,7 +113,7 @@ def _build(sources: Path, toolchain: CMakeToolchain, cache_dir: Path, folder: Pa
     logger.info("building the native runner for %s, once for this compiler and ExecuTorch (half a minute)", target)
     executorch = toolchain.executorch(cache_dir)
     cmake, ninja = packaged_tool("cmake", "simulator"), packaged_tool("ninja", "simulator")
-    # Not in the folder that is published, which keeps the binaries and the log only.
+    # The build tree is temporary: the published folder keeps only the binaries and the log.
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
         tree = Path(scratch) / "tree"
         run = functools.partial(_run, record=folder / "build.log", scratch=Path(scratch), env=toolchain.environment())

@@ -104,7 +104,7 @@ def aarch64_executorch(cache_dir: Path) -> Path:
 
 
 def planned_aarch64_executorch(cache_dir: Path) -> Path:
-    """Return the folder that `aarch64_executorch` would, without fetching. Raises MissingToolError."""
+    """Return the folder of `aarch64_executorch`, without fetching. Raises MissingToolError."""
     return wheel_folder(cache_dir, "executorch", "aarch64", "build") / "executorch"
 
 

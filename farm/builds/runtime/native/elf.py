@@ -43,7 +43,7 @@ class ElfSegment(NamedTuple):
 
 
 class ElfHeader(msgspec.Struct, frozen=True):
-    """Header of one ELF file."""
+    """Header of an ELF file."""
 
     machine: int
     flags: int
@@ -108,9 +108,9 @@ def _segment(headers: bytes, start: int, *, wide: bool) -> ElfSegment:
 
 
 def required_versions(files: Iterable[Path]) -> dict[str, str]:
-    """Return the newest version of glibc (`GLIBC`) and of libstdc++ (`GLIBCXX`) that any of the files asks for.
+    """Return the newest version of glibc (`GLIBC`) and of libstdc++ (`GLIBCXX`) that any of the files needs.
 
-    Taken from the strings of the files: libraries that define such versions themselves are not meant to be asked.
+    The versions are read from the strings of the files, so that libraries which define such versions give wrong ones.
     """
     newest: dict[str, tuple[int, ...]] = {}
     for path in files:

@@ -1,8 +1,7 @@
-"""The Hexagon SDK's elfsigner, driven without a prompt: one file in, one signed file out, and nothing else kept.
+"""Use of the Hexagon SDK's elfsigner without a prompt: it signs one file, and only the signed file is kept.
 
-The tool asks whether its license terms are agreed to, until the answer is y or n. It writes a log and intermediate
-files, keys among them, into its output folder, and ends with exit code 0 when it has signed, 1 when it has not, 2 when
-the answer was no.
+The tool asks for agreement to its license terms until the answer is y or n. It writes a log and intermediate files,
+keys among them, into its output folder. Its exit code is 0 for a signed file, 1 for a failure, 2 for the answer n.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ELFSIGNER = Path("tools/elfsigner/elfsigner.py")
-# The tool itself speaks of three minutes, where a server signs.
+# The tool's own messages name three minutes for signing by a server.
 SIGNING_SECONDS = 300.0
 
-# The tool repeats its question after an answer that it does not take; more repetitions are another question.
+# The tool repeats its question after an invalid answer; more repetitions mean that it asks another question.
 _ANSWERS = b"y\n" * 8
 # Variables that a Python program needs. Others may hold tokens and passwords, which the tool must not get.
 _KEPT = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ")
@@ -75,10 +74,11 @@ def run_elfsigner(
     show: Callable[[str], None],
     timeout_s: float = SIGNING_SECONDS,
 ) -> Path:
-    """Sign `source` into `folder`, which is empty and this call's alone, and return the file that the tool left there.
+    """Sign `source` into the empty `folder`, which no other call uses, and return the file that the tool left there.
 
-    Everything else in `folder` is the tool's, and the caller's to remove. `show` gets the tool's output, line by line.
-    Raises InfraError: not in time, another exit code than 0, no file. The file itself is not looked at.
+    The caller removes the tool's other files in `folder`. `show` gets the tool's output, line by line. Raises
+    InfraError after `timeout_s`, for an exit code other than 0, and without a signed file. The content of the file is
+    not checked.
     """
     signed, scratch = folder / "signed", folder / "scratch"
     for path in (signed, scratch):
@@ -88,7 +88,7 @@ def run_elfsigner(
     env["HEXAGON_SDK_ROOT"] = str(tool.parents[2])
     with Supervisor() as supervisor:
         child = supervisor.spawn(
-            # -E: PYTHONPATH and the like are farm's, not the tool's. Standard error would need a pipe of its own.
+            # -E: PYTHONPATH and the like are for farm only. A separate standard error would need its own pipe.
             [python, "-c", _BOTH_TO_ONE, tool, "-i", source, "-o", signed],
             name="elfsigner",
             env=env,
@@ -110,7 +110,7 @@ def run_elfsigner(
     return made
 
 
-# The program that starts the tool: what both print comes in the order in which it was printed, in one pipe.
+# Program that starts the tool with both output streams in one pipe, which keeps the order of their lines.
 _BOTH_TO_ONE = "import os, sys; os.dup2(1, 2); os.execv(sys.executable, [sys.executable, '-E', '-B', *sys.argv[1:]])"
 
 

@@ -1,4 +1,4 @@
-"""farm setup sign: which files an LPAI wants signed, and the way from an unsigned one to a signed one with a record."""
+"""farm setup sign: the files that an LPAI requires signed, and the steps from an unsigned file to a recorded one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from farm.builds.runtime.parts import RuntimePart
 
 
-# Without a signature its DSP loads nothing.
+# Backend whose DSP loads only signed files.
 _SIGNED = next(backend for backend in BACKENDS.values() if backend.signed)
 
 
@@ -65,10 +65,10 @@ def plan_signing(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Signi
 
 
 def adopt_all(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Path, ...]:
-    """Adopt the signed files of LPAI version `lpai`: its skel and what direct mode runs on the DSP, as far as they are
-    there, wherever they were signed; with `direct_arch` all of direct mode has to be there. Return them.
+    """Adopt the existing signed files of LPAI version `lpai`, signed anywhere, and return them: the skel and direct
+    mode's files on the DSP. With `direct_arch` all files of direct mode must exist.
 
-    The unsigned originals need not be there. Raises UsageError where there is nothing to adopt, else as `plan_signing`.
+    The unsigned originals may be missing. Raises UsageError without a file to adopt, else as `plan_signing`.
     """
     soc = _soc_of(lpai, direct_arch)
     places = _places(config)
@@ -149,7 +149,7 @@ def sign(
 
 
 def adopt(unsigned: Path | None, signed: Path) -> SignRecord:
-    """Adopt a file that was signed elsewhere, after the same checks, and record it; its original need not be there.
+    """Adopt a file that was signed elsewhere, after the checks of `sign`, and record it; its original may be missing.
 
     Raises UsageError if `signed` is missing, ConfigError if it is not signed or is made for another machine.
     """
