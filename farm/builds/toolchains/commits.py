@@ -53,12 +53,12 @@ class Commit(msgspec.Struct, frozen=True):
 
     @property
     def short(self) -> str:
-        """The first of its hash."""
+        """First ten digits of the hash."""
         return self.sha[:10]
 
 
 class Submodule(msgspec.Struct, frozen=True):
-    """A submodule as a commit wants it."""
+    """Submodule of a commit, with the commit that it pins."""
 
     path: str
     sha: str
@@ -77,7 +77,7 @@ class Checkout:
             raise UsageError(f"{folder} is inside the repository {top}: name its top folder")
         self.objects = self._path("objects")
         self.key = hashlib.sha256(str(self._path(".")).encode()).hexdigest()[:16]
-        """The same for all worktrees of one repository."""
+        """Key of the repository, the same for all of its worktrees."""
 
     def _path(self, name: str) -> Path:
         """Return a path in the folder that all worktrees of the repository share."""
@@ -90,7 +90,7 @@ class Checkout:
         return git(self.folder, "rev-parse", "--show-object-format").strip()
 
     def commit(self, ref: str) -> Commit:
-        """Return what `ref` names. Raises UsageError."""
+        """Return the commit that `ref` names. Raises UsageError."""
         if ref.startswith("-"):
             raise UsageError(f"{ref!r} is no commit")
         code, text = ask_git(
@@ -104,7 +104,7 @@ class Checkout:
     def between(self, good: Commit, bad: Commit) -> list[Commit]:
         """Return the commits after `good` up to `bad`, oldest first, along first parents: a merge is one commit.
 
-        Raises UsageError where `good` is not an ancestor of `bad`.
+        Raises UsageError if `good` is not an ancestor of `bad`.
         """
         if good.sha == bad.sha:
             raise UsageError(f"{good.short} is both ends: name a good commit that is older than the bad one")
@@ -157,7 +157,7 @@ class Checkout:
 
     @cached_property
     def built_key(self) -> str:
-        """As `native_key`, of what lies in the checkout; of no commit where sources of native parts are edited."""
+        """Hash like `native_key` for the files of the checkout; with edited native sources no commit has it."""
         head = self.commit("HEAD")
         raw = git(
             self.folder,
@@ -171,7 +171,7 @@ class Checkout:
             "HEAD",
         )
         parts = raw.split("\0")
-        # `:MODE MODE HASH HASH STATUS` and the path, one after the other.
+        # `:MODE MODE HASH HASH STATUS` and the path in turns.
         edited = [
             (path, "edited") for facts, path in zip(parts[::2], parts[1::2], strict=False) if is_native(path, facts[1:])
         ]
@@ -188,15 +188,15 @@ class Checkout:
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
-        """Files and whole folders (with a `/` at the end) that git ignores or does not know and a compiler may need.
+        """Ignored and untracked files, and whole folders (with a `/` at the end), that a compiler may need.
 
-        Paths are relative. Of what git does not know only libraries: the rest is the user's own.
+        Paths are relative. Of untracked files only libraries are listed: the others are the user's own.
         """
         return tuple(outputs_of(self.folder))
 
 
 def outputs_of(folder: Path, *, own: bool = False) -> Iterator[str]:
-    """Yield `Checkout.outputs` of any repository's folder."""
+    """Yield the paths of `Checkout.outputs` for the folder of any repository."""
     listed = ("ls-files", "--others", "--exclude-standard", "-z")
     ignored = git(folder, *listed, "--ignored", "--directory", own=own).split("\0")
     unknown = git(folder, *listed, "--", *(f":(glob)**/{pattern}" for pattern in _LOADED), own=own).split("\0")

@@ -24,7 +24,7 @@ _NUMBERS = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 class ReleaseRow(NamedTuple):
-    """A row of releases that are used alike."""
+    """Range of releases that are used in the same way."""
 
     since: tuple[int, int]
     torch: str
@@ -33,7 +33,7 @@ class ReleaseRow(NamedTuple):
     """True for releases that search flatc on PATH, not in their own wheel."""
 
     def environment(self, package: Path) -> dict[str, str]:
-        """Return the variables that its processes need; `package` is the folder of its code."""
+        """Return the variables for processes of these releases; `package` is the folder of ExecuTorch's code."""
         flatc = package / "data" / "bin" / "flatc"
         if self.needs_flatc and "FLATC_EXECUTABLE" not in os.environ and os.access(flatc, os.X_OK):
             return {"FLATC_EXECUTABLE": str(flatc)}
@@ -64,7 +64,7 @@ def generation_of(version: str) -> ReleaseRow:
 
 
 def newer_than_known(version: str) -> bool:
-    """Return whether farm was never run with such a version: worth a note, and no reason to refuse."""
+    """Return whether farm was never run with such a version, which deserves a note but is not refused."""
     numbers, newest = _numbers(version), _numbers(NEWEST)
     return numbers is not None and newest is not None and numbers[:2] > newest[:2]
 

@@ -28,7 +28,7 @@ _PROBE_SECONDS = 60.0
 
 
 class PackageFacts(msgspec.Struct, frozen=True):
-    """A package as an interpreter imports it."""
+    """Version and folders of a package that an interpreter imports."""
 
     version: str
     folders: tuple[Path, ...]
@@ -127,12 +127,12 @@ def inspect(python: Path, env: Mapping[str, str] | None = None) -> InterpreterFa
 
 def process_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process of a toolchain whose own variables are `env`."""
-    # Not from the folder that the user happens to be in: an `executorch` in it would be imported instead.
+    # The user's current folder is left out of the search path: an `executorch` in it would be imported.
     return {**os.environ, "PYTHONSAFEPATH": "1", **env}
 
 
 def _document(printed: bytes) -> bytes:
-    """Return the last line, as output of a `sitecustomize` comes before it."""
+    """Return the last line of the output; output of a `sitecustomize` comes before it."""
     return (printed.strip().splitlines() or [b""])[-1]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUILD_SECONDS = 2 * 3600.0
-"""Longest that a build may take."""
+"""Time limit of a build."""
 
 # Both streams of a build are in one file, in their order.
 _INTO_ONE = "import os, sys; os.dup2(2, 1); os.execvp(sys.argv[1], sys.argv[1:])"
@@ -52,9 +52,9 @@ def build_native_parts(
 
 
 def fill_submodules(tree: Path, repository: Checkout, commit: Commit) -> None:
-    """Fill the submodules that the user's checkout has, each with the commit that is wanted, and theirs.
+    """Fill the submodules that the user's checkout has, and their submodules, with the pinned commits.
 
-    Raises NativeBuildError where the checkout lacks one's commit.
+    Raises NativeBuildError for a pinned commit that the checkout lacks.
     """
     for one in repository.submodules(commit):
         here = repository.folder / one.path

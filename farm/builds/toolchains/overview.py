@@ -28,13 +28,13 @@ NOT_MADE = "not made"
 
 
 class ToolchainRow(msgspec.Struct, frozen=True):
-    """Facts of a toolchain that are known without making anything."""
+    """Facts of a toolchain that are known without installing or compiling."""
 
     name: str
     kind: str
     """Origin of the code: `default`, `checkout`, `python`, `version`, or `qnn` for an entry with QNN alone."""
     place: str
-    """The source tree, the interpreter or the folder that was named, or the release."""
+    """Named source tree, interpreter or folder, or the release."""
     python: str = ""
     """Path of the interpreter; empty if unknown."""
     python_version: str = ""
@@ -42,14 +42,14 @@ class ToolchainRow(msgspec.Struct, frozen=True):
     versions: dict[str, str] = {}
     """Versions of executorch, torch and torchao."""
     qnn: str = ""
-    """As it is named; empty for the QNN that farm uses otherwise."""
+    """QNN as named in the toolchain; empty for farm's default."""
     source: SourceState = SourceState()
     problem: str = ""
     """Reason against using the toolchain; NOT_MADE for a release without an environment yet."""
 
 
 class EnvironmentRow(msgspec.Struct, frozen=True):
-    """An environment in the cache."""
+    """Environment in the cache."""
 
     folder: str
     executorch: str
@@ -69,7 +69,7 @@ def toolchain_rows(config: Config) -> list[ToolchainRow]:
 
 
 def row_of(config: Config, toolchain: ToolchainConfig) -> ToolchainRow:
-    """Return the known facts of a toolchain, without making anything; a problem is a field, not an error."""
+    """Return the known facts of a toolchain, without installing or compiling; a problem is a field, not an error."""
     kind, place = _origin(toolchain)
     row = ToolchainRow(toolchain.name or DEFAULT, kind, place, qnn=toolchain.qnn)
     if toolchain.version and not environment_folder(config.cache_dir, toolchain.version).is_dir():

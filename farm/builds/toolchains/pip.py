@@ -1,4 +1,4 @@
-"""pip, as farm calls it for another interpreter."""
+"""Calls of pip for another interpreter."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pip_install(python: Path, requirements: Sequence[str], folder: Path | None =
 
 
 def _run(argv: list[str]) -> tuple[int, list[str]]:
-    """Return exit code and standard error; it ends with this process, however that ends."""
+    """Return exit code and standard error of pip, which ends with this process, even if that is killed."""
     with Supervisor() as supervisor:
         child = supervisor.spawn(argv, name="pip", stderr_pipe=True)
         _, errors = child.process.communicate(timeout=_INSTALL_SECONDS)

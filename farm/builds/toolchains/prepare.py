@@ -1,4 +1,4 @@
-"""The toolchain that a command works with, found once."""
+"""Preparation of the toolchain that a command works with."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def prepare(config: Config, *, virtual: bool = False) -> Toolchain:
 
 
 def compiler_environment(config: Config, toolchain: ToolchainConfig, facts: InterpreterFacts) -> dict[str, str]:
-    """Return the variables with which an interpreter imports farm's code and the toolchain's, beside QNN's."""
+    """Return the variables with which an interpreter imports farm's and the toolchain's code, without QNN's ones."""
     env = import_environment(config, toolchain)
     code = handover(config.cache_dir, toolchain.python or Path(sys.executable), facts)
     versions = {name: facts.version_of(name) for name in PACKAGES}
@@ -96,9 +96,9 @@ def compiler_environment(config: Config, toolchain: ToolchainConfig, facts: Inte
 
 
 def line_of(config: Config, toolchain: ToolchainConfig | None = None) -> str:
-    """Return the series that runs with a toolchain belong to: none of its own for a path of the command line.
+    """Return the branch of runs with a toolchain; a path on the command line has no branch of its own, "".
 
-    Without `toolchain` it is the selected one. Runs over a stub of QNN have a line of their own.
+    Without `toolchain` it is the selected toolchain. Runs over a stub of QNN have their own branch.
     """
     selected, sdk_root = toolchain or config.toolchain, config.sdk_root
     if toolchain is not None and toolchain.qnn:

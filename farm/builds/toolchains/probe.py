@@ -1,6 +1,6 @@
 """Places and versions of a toolchain's packages in an interpreter, found without importing the packages.
 
-Also a script, `PYTHON -c SOURCE`, which prints that as JSON: so it needs nothing but Python itself, also an old one.
+The module is also a script, `PYTHON -c SOURCE`, which prints the result as JSON: it needs only Python, even an old one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VERSION = re.compile(r"""^__version__.*?= *["']([^"']{1,80})["']""", re.MULTILI
 def look(path: list[str] | None = None) -> dict[str, object]:
     """Return version, ABI, prefix and search path of this interpreter, and version and folders of each package.
 
-    `path` is what another process of it would search, in place of what this one does.
+    `path` is the search path of another process of the interpreter, in place of this process's own.
     """
     path = [entry for entry in sys.path if entry] if path is None else path
     return {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.base.config.toolchains import ToolchainConfig
 
-# As many numbers as people write: `2.49`, `v2.49.40`, `2.49.40.260810104044`.
+# Versions with one to four numbers: `2.49`, `v2.49.40`, `2.49.40.260810104044`.
 _VERSION = re.compile(r"v?(\d{1,15}(?:\.\d{1,15}){0,3})")
 # File of the wheel with its QNN version; the whole build id is in its libraries.
 _WHEEL_FILE = "build_and_package_info.py"
@@ -36,7 +36,7 @@ _NATIVE = {
     "direct": ("executorch_direct_build",),
     "linux-x86_64": (),
 }
-# Made with another ExecuTorch than the toolchain's.
+# Settings of files that were made with another ExecuTorch than the toolchain's.
 _NAMED_FILES = ("android_runner", "android_backend_library")
 
 
@@ -45,7 +45,7 @@ class QnnSdk(msgspec.Struct, frozen=True):
 
     version: str
     root: Path | None
-    """None for the wheel in farm's environment, whose libraries are laid out where they are needed."""
+    """Folder of the SDK; None for the wheel in farm's environment, whose libraries are laid out on use."""
     origin: str
     """Origin of a fetched SDK: an address, or `onnxruntime-qnn 2.5.0`."""
 
@@ -109,7 +109,7 @@ def default_path(text: str) -> str:
 
 
 def find_cached(config: Config, version: str) -> Path | None:
-    """Return the newest SDK in the cache that is of `version`."""
+    """Return the newest SDK in the cache with `version`."""
     found = (sdk.root for sdk in installed_sdks(config) if sdk.root is not None and is_version(sdk.version, version))
     return next(found, None)
 
@@ -174,7 +174,7 @@ def installed_sdks(config: Config) -> list[QnnSdk]:
 
 
 def sdks_folder(cache_dir: Path) -> Path:
-    """Return where SDKs are kept that farm fetched, each in a folder that is called as its version."""
+    """Return the folder of fetched SDKs, each in a folder with the name of its version."""
     return cache_dir / "sdks"
 
 
@@ -204,9 +204,9 @@ def is_version(version: str, wanted: str) -> bool:
 
 
 def native_fields(toolchain: ToolchainConfig) -> dict[str, Path | None]:
-    """Return the fields of Config that the `native` folders of a toolchain stand for.
+    """Return the fields of Config that the `native` folders of a toolchain set.
 
-    Raises UsageError for a target that no folder can be given for, and for a folder that is not there.
+    Raises UsageError for an unknown target, and for a missing folder.
     """
     fields: dict[str, Path | None] = {}
     for target, folder in toolchain.native.items():

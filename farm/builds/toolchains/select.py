@@ -29,8 +29,8 @@ _QNN_VARIABLE = "QNN_SDK_ROOT"
 def use_toolchain(config: Config, ref: str) -> Config:
     """Return `config` with the toolchain `ref` selected: its name in farm.toml, a path, or a version of ExecuTorch.
 
-    Empty, and DEFAULT, is the environment that farm runs in. An environment of a version is made where it is missing.
-    Raises UnknownNameError, UsageError, MissingToolError.
+    "" and DEFAULT select the environment that farm runs in. A missing environment of a version is made. Raises
+    UnknownNameError, UsageError, MissingToolError.
     """
     if not ref or ref == DEFAULT:
         return config
@@ -38,7 +38,7 @@ def use_toolchain(config: Config, ref: str) -> Config:
 
 
 def toolchain_of(config: Config, ref: str) -> ToolchainConfig:
-    """Return what `ref` names, before anything of it is looked at. Raises UnknownNameError, UsageError."""
+    """Return the toolchain that `ref` names, without a look at its files. Raises UnknownNameError, UsageError."""
     if ref == DEFAULT:
         return ToolchainConfig()
     if ref in config.toolchains:
@@ -58,7 +58,7 @@ def absolute_ref(ref: str) -> str:
 
 
 def select(config: Config, toolchain: ToolchainConfig) -> Config:
-    """Return `config` with `toolchain` selected: its interpreter, its code and its QNN are known from then on.
+    """Return `config` with `toolchain` selected, and with the toolchain's interpreter, code and QNN resolved.
 
     Raises UsageError for an invalid selection, MissingToolError for a missing part, UntrustedError.
     """
@@ -120,7 +120,7 @@ def is_package(folder: Path) -> bool:
 
 
 def require_libraries(toolchain: ToolchainConfig, folder: Path) -> None:
-    """Raise MissingToolError where a source tree has not been built: its Python code alone cannot compile."""
+    """Raise MissingToolError for a source tree that has not been built: its Python code alone cannot compile."""
     library = folder / "backends" / "qualcomm" / "python"
     if toolchain.checkout is not None and not any(library.glob("PyQnnManagerAdaptor*.so")):
         raise MissingToolError(
@@ -192,7 +192,7 @@ def _with_checkout(toolchain: ToolchainConfig) -> ToolchainConfig:
 
 
 def _require_named(toolchain: ToolchainConfig, folder: Path) -> None:
-    """Raise MissingToolError where another ExecuTorch than the toolchain's would be imported."""
+    """Raise MissingToolError if another ExecuTorch than the toolchain's would be imported."""
     if toolchain.checkout is not None:
         expected = package_in(toolchain.checkout)
     elif toolchain.version and toolchain.python is not None:

@@ -8,14 +8,14 @@ from farm.builds.bundles.key import QNN_PRODUCT, facts_of
 from farm.builds.bundles.trace import DevelopedRoot
 
 STUB_LINE = "stub"
-"""Last word of the line of runs over a stub of QNN."""
+"""Last word of the branch of runs over a stub of QNN."""
 
 
 class SourceState(msgspec.Struct, frozen=True):
     """Origin of a toolchain's code, for people: the identity is by content alone."""
 
     commit: str = ""
-    """Full hash of a checkout's HEAD; empty where there is no git."""
+    """Full hash of a checkout's HEAD; empty without git."""
     branch: str = ""
     subject: str = ""
     """First line of the commit's message."""
@@ -58,12 +58,12 @@ class Toolchain(msgspec.Struct, frozen=True):
     name: str = ""
     """Name in farm.toml and options; empty for the default."""
     line: str = ""
-    """The series that its nights belong to; empty for the default."""
+    """Branch of the toolchain's nightly runs; empty for the default."""
     private: bool = False
     """True for a dirty or private checkout, whose runs are compared with the branch and never belong to it."""
     source: SourceState = SourceState()
     qnn_product: str = ""
-    """Product name of the QNN SDK; empty without an SDK that has one."""
+    """Product name of the QNN SDK; empty without an SDK, or for one without a name."""
 
     def fingerprint(self, kind: str) -> dict[str, str]:
         """Return the known facts of this machine that the numbers of a run on devices of a `kind` depend on."""

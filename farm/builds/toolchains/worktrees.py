@@ -1,6 +1,6 @@
 """Source trees of single commits in the cache: files of the checkout's repository at that commit, and built parts.
 
-A worktree is a repository of its own that borrows the objects of the user's repository, which is never written.
+A worktree is a separate repository that refers to the objects of the user's repository, which is never written.
 Untracked files that a compiler needs (libraries, generated schemas) are linked from the checkout, or from a build.
 """
 
@@ -42,17 +42,17 @@ _held: dict[Path, int] = {}
 
 
 class Worktree(msgspec.Struct, frozen=True):
-    """The source tree of one commit, ready to compile with."""
+    """Source tree of a commit, ready for compiling."""
 
     commit: Commit
     toolchain: ToolchainConfig
     """Toolchain of the checkout, with this source tree in its place."""
     warnings: tuple[str, ...] = ()
-    """Parts that do not belong to this commit."""
+    """Warnings of native parts and submodules from another commit."""
 
 
 class WorktreeEntry(msgspec.Struct, frozen=True):
-    """A worktree or a build in the cache, for showing and pruning."""
+    """Worktree or build in the cache, for lists and pruning."""
 
     path: str
     files: int
@@ -110,7 +110,7 @@ def require_built(config: Config, repository: Checkout, commit: Commit) -> None:
 
 
 def toolchain_at(config: Config, checkout: Path) -> ToolchainConfig:
-    """Return the toolchain whose checkout is this folder, one with nothing more where there is none."""
+    """Return the toolchain whose checkout is this folder; without one, a toolchain with the checkout alone."""
     for one in (config.toolchain, *config.toolchains.values()):
         if one.checkout is not None and one.checkout.resolve() == checkout:
             return one
@@ -147,7 +147,7 @@ def prune_worktrees(cache_dir: Path, *, older_than_s: float, dry_run: bool = Fal
 
 
 def _made(config: Config, repository: Checkout, commit: Commit, links: dict[str, Path]) -> Path:
-    """Return the folder of a worktree with these links in it, made unless it is there as its commit has it."""
+    """Return the folder of a worktree with `links`, made if it is missing or differs from its commit."""
     digest = hashlib.sha256()
     for path, target in sorted(links.items()):
         digest.update(f"{path}\0{target}\0".encode(errors="surrogateescape"))
@@ -270,12 +270,12 @@ def _build(config: Config, repository: Checkout, commit: Commit, toolchain: Tool
 
 
 def _use(folder: Path) -> None:
-    """Remember that a worktree is used now."""
+    """Record the present time as the last use of a worktree."""
     os.utime(folder / _STAMP)
 
 
 def _hold(folder: Path) -> None:
-    """Keep a worktree, whether it is there or not yet, from being removed until this process ends."""
+    """Protect a worktree, even a future one, from removal until this process ends."""
     if folder in _held:
         return
     make_folders(folder.parent)
@@ -290,7 +290,7 @@ def _hold(folder: Path) -> None:
 
 
 def _is_used(folder: Path) -> bool:
-    """Return whether another process holds it."""
+    """Return whether another process holds the worktree."""
     with _alone(folder) as is_alone:
         return not is_alone
 

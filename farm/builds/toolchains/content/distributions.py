@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FARM = "snapdragon-farm"
-# Other extras bring what compiles; of `simulator` QNN's libraries do, which have a hash of their own.
+# Extras of farm that take no part in compiling, except QNN's libraries of `simulator`, which have their own hash.
 _TOOLS = frozenset({"cluster", "dev", "simulator"})
 _MAIN = frozenset({"executorch", "torch", "torchao"})
 # Installers of packages take part in no compile.
@@ -36,9 +36,9 @@ class NamesByPart(msgspec.Struct, frozen=True):
     """Names at the top of the folders that an interpreter imports from."""
 
     without: frozenset[str]
-    """No compile loads them: what farm's own metadata ask for and nothing else does; hardly anything without farm."""
+    """Names that no compile loads: requirements of farm alone; hardly any if farm is not installed."""
     required: frozenset[str]
-    """executorch, torch and torchao require them, wherever they are."""
+    """Names that executorch, torch and torchao require, in any folder."""
 
 
 def parts_of(cache_dir: Path, entries: Sequence[str]) -> NamesByPart:
@@ -118,6 +118,6 @@ def _top_names(found: Distribution) -> set[str]:
 
 
 def _import_names(name: str, found: Distribution) -> set[str]:
-    """Return how a distribution is imported, also one whose code is elsewhere."""
+    """Return the import names of a distribution, even if its code is elsewhere."""
     listed = (found.read_text("top_level.txt") or "").split()
     return {name.replace("-", "_"), *listed, *(one.partition(".")[0] for one in _top_names(found))}

@@ -40,9 +40,9 @@ _TESTS = frozenset({"tests"})
 _UNUSED_STANDARD = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip"}
 )
-# farm's own code for another interpreter: what of it decides anything is in the keys by itself.
+# farm's own code for another interpreter: keys of bundles have the hash of the files that matter.
 _HANDED_OVER = frozenset({"farm", "msgspec"})
-# Python imports them at its start, wherever they are.
+# Modules that Python imports at its start, from any folder.
 _AT_START = frozenset({"sitecustomize", "usercustomize"})
 _FLATC = "data/bin/flatc"
 
@@ -51,7 +51,7 @@ class PackageTree(msgspec.Struct, frozen=True):
     """Folder that provides a main package."""
 
     folder: Path
-    """Behind links."""
+    """Folder of the package, links followed."""
     digest: str
 
 
@@ -61,9 +61,9 @@ class ToolchainIdentity(msgspec.Struct, frozen=True):
     content: dict[str, str]
     """SHA-256 by name: `executorch_content` and so on."""
     trees: dict[str, tuple[PackageTree, ...]]
-    """The folders of each main package."""
+    """Folders of each main package."""
     flatc: str
-    """Hash of a schema compiler that ExecuTorch does not bring."""
+    """Hash of a schema compiler other than ExecuTorch's own; "" for its own, `none` without one."""
 
 
 def identify(
@@ -108,7 +108,7 @@ def _content(
 
 
 def _packages(cache_dir: Path, python: Path, facts: InterpreterFacts, edited: list[Path]) -> str:
-    """Return the content of the packages beside the main ones, in the order of the search path."""
+    """Return the hash of the packages besides the main ones, in the order of the search path."""
     digest = hashlib.sha256()
     entries = [entry for entry in facts.path if not _is_standard(entry)]
     sites = [entry for entry in entries if Path(entry).name in SITES]
@@ -142,7 +142,7 @@ def _packages(cache_dir: Path, python: Path, facts: InterpreterFacts, edited: li
 
 
 def _is_of_farm(folder: Path) -> bool:
-    """Return whether a folder is farm's own repository: what of it decides anything is in the keys by itself."""
+    """Return whether a folder is farm's own repository: keys of bundles have the hash of the files that matter."""
     return (folder / "farm").resolve() == Path(farm.__file__).resolve().parent
 
 
@@ -156,7 +156,7 @@ def _regular(entry: str) -> set[str]:
 
 
 def _mapped(sites: Iterable[str]) -> Iterable[tuple[str, Path]]:
-    """Yield the packages whose code setuptools' editable installs have somewhere else."""
+    """Yield the packages of setuptools' editable installs, whose code is in other folders."""
     for site in sites:
         for finder in Path(site).glob("__editable___*_finder.py"):
             with contextlib.suppress(OSError, ValueError, SyntaxError):
@@ -188,7 +188,7 @@ def _places(folder: Path, name: str) -> list[Path]:
 
 
 def _python(cache_dir: Path, python: Path, facts: InterpreterFacts) -> str:
-    """Return the content of the interpreter: its program, its library and the standard library."""
+    """Return the hash of the interpreter: its program, its library and the standard library."""
     version = ".".join(map(str, facts.version))
     digest = hashlib.sha256(f"{version}\0{facts.abi}\0".encode())
     program = python.resolve()
@@ -202,10 +202,10 @@ def _python(cache_dir: Path, python: Path, facts: InterpreterFacts) -> str:
 
 
 def _libraries(cache_dir: Path, folder: Path) -> str:
-    """Return the content of the libraries in a folder and below, behind links, by their names."""
+    """Return the hash of the libraries in a folder and below, with names; links are followed."""
     paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     if (folder / "real" / BRIDGE).is_file():
-        # farm's bridge stands before it: what that is compiled from, as each machine compiles other bytes.
+        # farm's bridge is in front of the library. Its sources count, as its bytes differ between machines.
         del paths[BRIDGE]
         sources = data_folder("native_runner") / "bridge"
         paths |= {f"bridge/{path.name}": path for path in sorted(sources.glob("*.cpp"))}
@@ -217,7 +217,7 @@ def _libraries(cache_dir: Path, folder: Path) -> str:
 
 
 def _foreign_flatc(cache_dir: Path, facts: InterpreterFacts, env: Mapping[str, str]) -> str:
-    """Return the content of the schema compiler that is used in place of the package's own; "" for that one."""
+    """Return the hash of the schema compiler if it is not the package's own; "" for its own, `none` without one."""
     found = facts.packages.get("executorch")
     brought = [folder / _FLATC for folder in (found.folders if found else ()) if (folder / _FLATC).is_file()]
     variables = {**os.environ, **env}

@@ -33,14 +33,14 @@ _GIT_SECONDS = 30.0
 _DEVELOPED = ("executorch", "torchao")
 _SUBMODULE = "160000"
 _FOLDER, _MOST_REMEMBERED = "edited", 200
-# Text for people: a commit that only differs in it compiles the same.
+# Suffixes of text for people, whose changes do not change a compile.
 _TEXT = (".md", ".rst", ".png", ".svg", ".ipynb")
 _NATIVE = Path("backends", "qualcomm")
 _NATIVE_SOURCES = frozenset({".cpp", ".cc", ".h", ".hpp", ".fbs"})
 
 
 def source_state(cache_dir: Path, trees: Mapping[str, tuple[PackageTree, ...]]) -> SourceState:
-    """Return the state of the main packages, `trees` as `identify` found them.
+    """Return the state of the main packages; `trees` are from `identify`.
 
     ExecuTorch's source tree has the state that git returns; other source trees add the changes that git lists, and
     installed wheels their edited files.
@@ -77,7 +77,7 @@ def developed_roots(
 ) -> tuple[DevelopedRoot, ...]:
     """Return the folders of ExecuTorch and torchao under development: source trees and edited wheels.
 
-    `trace` overrides this: with True all folders are returned, edited or not, with False none.
+    `trace` overrides the choice: True returns all folders, edited or not, False none.
     """
     if trace is False:
         return ()
@@ -117,7 +117,7 @@ def edited_files(cache_dir: Path, tree: PackageTree) -> tuple[str, ...]:
 
 
 def _record_of(folder: Path) -> Path | None:
-    """Return the record of the wheel that brought a package; none for an editable one, whose wheel has no files."""
+    """Return the RECORD of the wheel that brought a package; None for an editable one, whose wheel has no files."""
     for record in folder.parent.glob(f"{folder.name}-*.dist-info/RECORD"):
         with contextlib.suppress(OSError), record.open(encoding="utf-8", errors="replace") as lines:
             if any(line.startswith(f"{folder.name}/") for line in lines):
@@ -151,7 +151,7 @@ def _checkout_state(folder: Path) -> SourceState:
         tags = git(top, "ls-files", "-v", "-z", timeout_s=_GIT_SECONDS)
     except FarmError as error:
         hint = f": git config --global --add safe.directory {top}" if "dubious ownership" in str(error) else ""
-        # A comparison must not take a tree in an unknown state for a commit.
+        # A tree in an unknown state counts as dirty, so that no comparison takes it for a commit.
         return SourceState(dirty=True, warnings=(f"{error}{hint}", *warnings))
     changed = tuple(sorted({*_changed(status), *_unwatched(top, tags)}))
     return SourceState(
@@ -172,7 +172,7 @@ def _top_of(folder: Path) -> Path | None:
 
 
 def _changed(status: str) -> Iterator[str]:
-    """Yield the files that may decide about a program: of those git does not know only what Python may read."""
+    """Yield the changed files that may affect a program; untracked files only if Python may read them."""
     for entry in filter(None, status.split("\0")):
         kind, path = entry[:2], entry[3:]
         parts = Path(path).parts

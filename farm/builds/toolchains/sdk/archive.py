@@ -1,4 +1,4 @@
-"""A QNN SDK as a zip file: unpacked with suspicion, and looked at before anything of it is used."""
+"""Unpacking of a QNN SDK from an untrusted zip file, and the checks before its first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farm.builds.runtime.simulator import LIBRARY, TARGET
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Beyond reason: the SDKs of 2025 are 2 GB, 6 GB unpacked, in 20,000 files.
+# Limits far above any SDK: the SDKs of 2025 are 2 GB, 6 GB unpacked, in 20,000 files.
 _MOST_BYTES = 64 * 2**30
 _MOST_FILES = 400_000
 _CHUNK = 2**20
@@ -33,8 +33,8 @@ _NEEDED = (LIBRARY, "libQnnSystem.so")
 def unpack_sdk(archive: Path, folder: Path, version: str) -> None:
     """Unpack the SDK of that version, `qairt/VERSION/` in the archive, into `folder`.
 
-    Raises InfraError for a file that is damaged, that has a name or a link which leads out of the folder, or that is
-    larger than any SDK.
+    Raises InfraError for an archive that is damaged, has a name or a link leading out of the folder, or is larger than
+    any SDK.
     """
     prefix = f"qairt/{version}/"
     try:
@@ -49,7 +49,7 @@ def unpack_sdk(archive: Path, folder: Path, version: str) -> None:
             for name, one in names.items():
                 if name not in links:
                     _extract(opened, one, folder / name, name)
-            # Last, so that nothing is written through one.
+            # Links are made last, so that no file is written through a link.
             for name, target in links.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).symlink_to(target)
@@ -58,7 +58,7 @@ def unpack_sdk(archive: Path, folder: Path, version: str) -> None:
 
 
 def check_sdk(folder: Path, version: str) -> None:
-    """Raise InfraError unless `folder` has the SDK of that version, for this machine, each library in its place."""
+    """Raise InfraError unless `folder` has the SDK of `version` for this machine, with each library in its place."""
     said = _version_in(folder)
     if said != version:
         raise _refused(f"its sdk.yaml says version {one_line(said, 80) or 'nothing'}, and {version} was fetched")

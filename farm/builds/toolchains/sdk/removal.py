@@ -28,9 +28,9 @@ class CachedSdk(msgspec.Struct, frozen=True):
     root: Path
     nbytes: int
     used_ms: int
-    """Epoch, milliseconds: when a toolchain last named it, or when it was fetched."""
+    """Time of the last use by a toolchain, or of the download, epoch milliseconds."""
     named: bool
-    """farm.toml names it, so that it stays."""
+    """True for an SDK that farm.toml names, so that it stays."""
 
 
 def cached_sdks(config: Config) -> list[CachedSdk]:
@@ -44,7 +44,7 @@ def cached_sdks(config: Config) -> list[CachedSdk]:
 
 
 def removable_sdks(config: Config, older_than_s: float | None) -> list[CachedSdk]:
-    """Return those not used for so long, none without an age; never what farm.toml names."""
+    """Return the SDKs without use for `older_than_s`, none for None; SDKs that farm.toml names always stay."""
     if older_than_s is None:
         return []
     horizon_ms = (time.time() - older_than_s) * 1000
@@ -52,7 +52,7 @@ def removable_sdks(config: Config, older_than_s: float | None) -> list[CachedSdk
 
 
 def remove_sdk(config: Config, sdk: CachedSdk) -> None:
-    """Remove an SDK, and the layouts of libraries that lead to nothing then."""
+    """Remove an SDK, and the layouts whose links lead to its libraries."""
     withdraw(sdk.root)
     (sdks_folder(config.cache_dir) / f"{sdk.root.name}.lock").unlink(missing_ok=True)
     for folder in (config.cache_dir / "sdk").glob(f"*/lib/{TARGET}/real"):
