@@ -127,7 +127,7 @@ class Judged:
 
     def connect(self) -> None:
         """Let adb connect to the device, where it is now."""
-        assert "connected to" in self.text("devices", "connect", self.serial)
+        assert "connected to" in self.text("connect", self.serial)
         self.adb("wait-for-device")
 
     def wait_for_boot(self, boot_id: str) -> None:
