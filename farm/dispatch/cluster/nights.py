@@ -1,4 +1,4 @@
-"""Nightly runs that agents start: `[agent] nights` of farm.toml, each at its time, by one of the agents that have it.
+"""Nightly runs that agents start: `[agent] nights` of farm.toml, each at its time, by a single agent that has it.
 
 A row of the store decides which agent starts a nightly run, and that it starts once (`farm.store.cluster.nights`).
 Procrastinate's periodic tasks call `check` as a hint, at any time and any number of times. The database's clock decides

@@ -108,7 +108,7 @@ def run_night(
         known = nights.all()
         night = nights.unfinished(plan.digest) if resume else _new_night(plan)
         if not resume:
-            # Remove earlier exports, so that a cell without a run does not show those of an earlier nightly run.
+            # Remove earlier exports, so that a cell without a run does not show results of an earlier nightly run.
             for cell in plan.cells:
                 for path in export_files(plan, cell.name).values():
                     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Stored nightly runs of one name, a file each, and the lock that lets only one of them run."""
+"""Stored nightly runs of a name, a file each, and the lock that excludes a second one at the same time."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _WORKER = pytest.StashKey["SuiteWorker"]()
 _SCHEDULING = pytest.StashKey["GroupScheduling"]()
 
 INFRA = "farm_infra"
-"""Attribute of a report of a failure that the farm or the device is to blame for."""
+"""Attribute of a report of a failure by fault of the farm or the device."""
 
 # Key of xdist's `workerinput`: every device is to run every test.
 _EACH = "farm_each"
@@ -53,7 +53,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Take part."""
+    """Set up the plugin's parts in this process: a recorder, a worker, or both."""
     if is_framework(config):
         stand_in_for_subtests()
     plan = read_plan()
@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Let a new worker know how tests are distributed, which xdist keeps from it."""
+    """Send a new worker the distribution mode of tests, which xdist does not send."""
     node.workerinput[_EACH] = node.config.getoption("dist") == "each"
 
 
@@ -177,13 +177,13 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] 
 
 @pytest.fixture(scope="session")
 def device(pytestconfig: pytest.Config) -> LeasedDevice:
-    """The device of this worker: run programs on it, push and pull files."""
+    """Device of this worker, on which tests run programs, and push and pull files."""
     return _worker(pytestconfig).device
 
 
 @pytest.fixture(scope="session")
 def runner(pytestconfig: pytest.Config) -> Runner:
-    """Runs a program of `bundle` on the device of this worker: outputs as numpy arrays, latency, profile."""
+    """Runner of programs of `bundle` on the device of this worker: outputs as numpy arrays, latency, profile."""
     from farm.dispatch.pytest_plugin.bundles import Bundles
     from farm.dispatch.pytest_plugin.runner import Runner
 
@@ -193,7 +193,7 @@ def runner(pytestconfig: pytest.Config) -> Runner:
 
 @pytest.fixture(scope="session")
 def bundle(pytestconfig: pytest.Config) -> Bundles:
-    """Makes programs for the device: `bundle.case`, `bundle.module` and `bundle.pte`."""
+    """Programs for the device: `bundle.case`, `bundle.module` and `bundle.pte`."""
     from farm.dispatch.pytest_plugin.bundles import Bundles
 
     return Bundles(_worker(pytestconfig))

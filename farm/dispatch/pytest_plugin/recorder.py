@@ -1,4 +1,4 @@
-"""The plugin in the process that reports: tests are jobs of a run, and each attempt is recorded once it has ended."""
+"""Part of the plugin in the reporting process: tests are jobs of a run, and each ended attempt is recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class SuiteRecorder:
-    """The run of a session, in its controller or in its only process."""
+    """Run of a session, in its controller or in its only process."""
 
     def __init__(self, plan: SuitePlan, config: pytest.Config) -> None:
         self._plan, self._config = plan, config
@@ -36,7 +36,7 @@ class SuiteRecorder:
         """Planned jobs, by node id."""
         self._devices = {device.serial: device for device in plan.devices}
         self._recorded: set[str] = set()
-        """Serials of devices that the run has."""
+        """Serials of the run's devices."""
         self._processes: dict[Any, int] = {}
         """Process id of each worker that has sent a report."""
         self._reports: dict[tuple[str, Any], list[pytest.TestReport]] = {}
@@ -52,7 +52,7 @@ class SuiteRecorder:
         self._guarded(lambda: self._plan_tests(ids))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Record what could not be collected as a job that failed."""
+        """Record a collection error as a failed job."""
         if report.failed:
             self._guarded(
                 lambda: self._record(report.nodeid or "collection", lambda job: collection_failure(job, report))
@@ -76,17 +76,17 @@ class SuiteRecorder:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object | None) -> None:
-        """Free the device of a worker that died, for the one in its place: its lease would take a while to expire."""
+        """Release the device of a dead worker for its successor, as the lease would take a while to expire."""
         if error and (pid := self._processes.get(node)):
             self._guarded(lambda: release_of(self._plan, pid))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Tell Ctrl-C and `pytest.exit` from pytest's own -x, whose exception derives from KeyboardInterrupt."""
+        """Note Ctrl-C and `pytest.exit` as interrupts, unlike -x, whose error is a KeyboardInterrupt as well."""
         if excinfo.type in (KeyboardInterrupt, pytest.exit.Exception):
             self._plan.leave_interrupted()
 
     def pytest_unconfigure(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         if self._store is not None:
             self._store.close()
 
@@ -134,7 +134,7 @@ class SuiteRecorder:
 
 
 def _source(path: Path, hashes: dict[Path, str]) -> str:
-    """Return the hash of the file of a test, empty where it has none."""
+    """Return the hash of the file of a test; empty for a test without a file."""
     if path not in hashes:
         try:
             hashes[path] = hashlib.sha256(path.read_bytes()).hexdigest()

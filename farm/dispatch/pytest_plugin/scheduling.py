@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# A worker begins a test once it has the next one, or the word that none follows.
+# A worker begins a test once it has received the next one, or the message that none follows.
 _AHEAD = 2
 
 
@@ -50,7 +50,7 @@ _GROUPS: dict[str, Callable[[str], str]] = {
 
 
 class GroupScheduling:
-    """Tests in their order, a group at a time, for the worker that has least to do."""
+    """Distribution of tests in their order, a group at a time, to the worker with the fewest tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config, self._group_of = config, _GROUPS[config.getoption("dist")]
@@ -89,7 +89,7 @@ class GroupScheduling:
         self._pending[node] = []
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        """Take the tests that a worker has collected; a worker that has other ones gets none."""
+        """Take the tests that a worker has collected; a worker with different tests gets none."""
         if self._first is None:
             self._first = list(collection)
         if list(collection) != self._first:
@@ -120,12 +120,12 @@ class GroupScheduling:
         self._feed()
 
     def mark_test_pending(self, item: str) -> None:
-        """Run a test once more."""
+        """Run a test again."""
         self._queue.appendleft([(self._first or []).index(item)])
         self._feed()
 
     def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> None:
-        """Give tests that a worker without a device has not begun to the others."""
+        """Give the tests that a worker without a device has not begun to the other workers."""
         if node in self._pending:
             self._pending[node] = [index for index in self._pending[node] if index not in indices]
             if indices:
@@ -134,7 +134,7 @@ class GroupScheduling:
         self._feed()
 
     def remove_node(self, node: Any) -> str | None:
-        """Return the test that ended a worker, None where it had none; the rest of its tests are for others."""
+        """Return the test that ended a worker; None without one. Other workers get the rest of its tests."""
         pending = self._pending.pop(node)
         self._collected.discard(node)
         if not pending:
@@ -146,13 +146,13 @@ class GroupScheduling:
         return (self._first or [])[crashed]
 
     def give_up(self, node: Any) -> None:
-        """Leave the tests that a worker without a device has not begun to the others, as long as there are any."""
+        """Leave the tests that a worker without a device has not begun to the other workers, if there are any."""
         if node in self._given_up:
             return
         self._given_up.add(node)
         if not self._takers(self._collected - self._given_up):
             return
-        # The worker may have looked at the next tests already.
+        # The worker may have received the next tests already.
         if later := self._pending[node][_AHEAD:]:
             node.send_steal(later)
         else:

@@ -99,7 +99,7 @@ class Leases:
     ) -> tuple[Lease, ...]:
         """Return the new leases that a waiting process gets now, each for `ttl_s`, and keep its place.
 
-        `devices` and `count` replace those of the request; each new lease reduces the count by one. Call it about every
+        `devices` and `count` replace the request's own; each new lease reduces the count by one. Call it about every
         0.25 s: a request without a poll for a fifth of `ttl_s`, at least 6 s, does not count until the next poll.
         Raises LeaseLostError for a withdrawn request.
         """

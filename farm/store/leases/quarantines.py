@@ -61,7 +61,7 @@ class Quarantines:
                 return []
 
         def claim(connection: Connection) -> list[Quarantine]:
-            # Lock, so that only one of several simultaneous callers gets a quarantine.
+            # Lock, so that a quarantine goes to a single one among simultaneous callers.
             lock_names(connection)
             return [self._claim(connection, one) for one in self._unclaimed(connection)]
 

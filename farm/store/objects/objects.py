@@ -62,8 +62,8 @@ class Objects:
     def put(self, content: Path | bytes) -> str:
         """Upload a file or bytes, and return its SHA-256, as hex. The whole file is in the place on return.
 
-        It stays for GRACE_S at least, and for as long as a row of the store names it. Raises ArtifactsError for a place
-        that stays away or refuses, LocalError for a file that cannot be read or changes meanwhile.
+        The file stays for GRACE_S at least, and for as long as a row of the store names it. Raises ArtifactsError for a
+        place that stays away or refuses, LocalError for a file that cannot be read or changes meanwhile.
         """
         name = _hash(content)
         if self._is_known(name):

@@ -1,9 +1,9 @@
 """`farm lab agent`: host registration, shards on the host's devices, and builds for other hosts, until it is stopped.
 
-One thread makes all decisions about devices (`HostAgent.run`), in the order of events. Other threads do slow work and
-send it their results: claims (`claimer.py`), heartbeats and hints (`minder.py`), results (`recorder.py`), bundles and
-runtimes (`prepare.py`), the slots, scans for attached devices (`host_devices.py`), builds (`builds.py`) and messages
-(`farm.dispatch.cluster.delivery`).
+A single thread makes all decisions about devices (`HostAgent.run`), in the order of events. Other threads do slow work
+and send it their results: claims (`claimer.py`), heartbeats and hints (`minder.py`), results (`recorder.py`), bundles
+and runtimes (`prepare.py`), the slots, scans for attached devices (`host_devices.py`), builds (`builds.py`) and
+messages (`farm.dispatch.cluster.delivery`).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class HostAgent:
             raise self._ended_by
 
     def stop(self) -> None:
-        """Let what runs finish, give back the rest, and end; called again, break off what runs. Safe in a signal."""
+        """Finish running jobs, put back the rest, and end; a second call breaks off running jobs. Safe in a signal."""
         if self._ending.is_set():
             self._is_hurried.set()
         self._ending.set()
@@ -290,7 +290,7 @@ class HostAgent:
             self._drain()
 
     def _hinted(self, hints: set[str]) -> bool:
-        """Take hints, and return whether a heartbeat is worth while at once. Called in the minder's thread."""
+        """Apply hints, and return whether a heartbeat should follow at once. Called in the minder's thread."""
         works = self._works.all()
         is_urgent = False
         for hint in hints:
@@ -359,12 +359,12 @@ class HostAgent:
         )
 
     def _changed(self) -> None:
-        """Let the others know that the agent's facts are others now."""
+        """Send the agent's changed facts to the store at once."""
         if self._delivery is not None:
             self._minder.wake()
 
     def _end(self) -> None:
-        """Leave nothing behind."""
+        """End all parts of the agent, and then its registration, unless another agent has the name by now."""
         self._ending.set()
         self._claimer.close()
         is_replaced = self._is_replaced
@@ -394,7 +394,7 @@ class HostAgent:
 
 
 def stop_by_signal(agent: HostAgent) -> None:
-    """Let SIGTERM, SIGINT and SIGHUP end an agent: the first lets jobs finish, the second breaks them off."""
+    """Have SIGTERM, SIGINT and SIGHUP end an agent: the first signal lets jobs finish, the second breaks them off."""
 
     def stop(*_: Any) -> None:
         agent.stop()

@@ -52,7 +52,7 @@ class SharedJobs:
         self._recorded: set[tuple[str, str]] = set()
         """Run and device of each recorded device of a run."""
         self.has_quarantined = False
-        """A device was quarantined, and a notice may be due."""
+        """True once a device was quarantined, so that a notice may be due."""
 
     def open(self, parts: SharedParts) -> None:
         """Use these parts."""
@@ -107,7 +107,7 @@ class SharedJobs:
         self._parts.recorder.result(result)
 
     def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
-        """Give back a shard with the jobs that are left."""
+        """Put back a shard with its remaining jobs."""
         self._parts.recorder.put_back(held, jobs, why)
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:

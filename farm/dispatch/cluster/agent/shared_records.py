@@ -34,7 +34,7 @@ class SharedRecords:
         return {index: LeaseLostError(why) for index, why in refused.items()}
 
     def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
-        """Give back a shard with the jobs that are left. Raises LeaseLostError."""
+        """Put back a shard with its remaining jobs. Raises LeaseLostError."""
         self._store.cluster.put_back(self._agent, held.id, held.lease.fence, why=why, jobs=jobs)
 
     def release(self, leases: Sequence[Lease]) -> None:

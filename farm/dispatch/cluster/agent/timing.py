@@ -15,4 +15,4 @@ class Timing(NamedTuple):
     rest_s: float = 60.0
     """Time without work for a device on which a shard could not begin."""
     fetch_s: float = 15.0
-    """Patience with an artifacts' store that is away; then hosts that reach it get the shard."""
+    """Patience with an unreachable artifact store; afterwards hosts that reach it get the shard."""

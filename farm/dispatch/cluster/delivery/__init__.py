@@ -1,1 +1,1 @@
-"""Messages of a shared farm: Procrastinate brings them to agents, which then look into the store for what to do."""
+"""Messages of a shared farm: Procrastinate brings them to agents, which then read their work from the store."""

@@ -62,7 +62,7 @@ class Serving:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, what: str, call: Callable[[], object]) -> object:
-        """Return the result of `call`, None after an error, with a note; it goes on where the handler is cancelled."""
+        """Return the result of `call`; None after a logged error. A cancelled handler leaves `call` running."""
         try:
             return await asyncio.shield(asyncio.wrap_future(self._threads.submit(call)))
         except Exception as error:  # noqa: BLE001 - the next job of its kind comes within seconds

@@ -183,7 +183,7 @@ async def _wind_up(app: App, task: asyncio.Task[None], worker: Worker, patience_
     """End a worker, wait `patience_s` for its handlers, put back their jobs, and close the app's connections."""
     worker.shutdown_graceful_timeout = patience_s
     worker.stop()  # type: ignore[no-untyped-call]
-    # The connection pool of the worker waits up to 5 s where the database is away.
+    # The connection pool of the worker waits up to 5 s for an unreachable database.
     await asyncio.wait((task,), timeout=patience_s + 12)
     task.cancel()
     with suppress(Exception):
