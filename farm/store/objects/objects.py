@@ -294,7 +294,7 @@ class _Source:
 
 
 class _LocalFile:
-    """File of this machine, whose errors are told apart from errors of the place."""
+    """File of this machine, whose errors are distinguished from errors of the place."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
