@@ -10,7 +10,8 @@ independent of the farm (tests/stub_evidence.py). The last line is JSON:
 `efficiency_with_faults`  the same with an agent killed for good and a restart of the database midway: after that moment
                           the ideal schedule has the devices of the other hosts alone
 `second_user_start_s`     from B's submission of a job to its start, behind A's 2,000 of the same priority; the worst
-`person_behind_nightly_s` the same for a person's job on a farm filled by a nightly run, with the rest of a running job
+`person_behind_nightly_s` the same for a person's job on a farm filled by a nightly run, with the rest of the running
+                          job; the worst
 `cancel_s`                from the call that cancels to the end of the last job on any device; the worst
 `builds_s`                1,000 builds on four build hosts with stub compilers (50 ms), one host killed midway
 `built_twice`             bundles among these compiled twice, without the bundles in work on the killed host
@@ -92,11 +93,11 @@ class Bench:
         self._judge(run_id, ran, once=True)
 
     def second_user(self) -> None:
-        """Let bob's one job come behind ada's."""
+        """Submit a job of bob behind ada's jobs."""
         self.found["second_user_start_s"] = max(self._come_behind("bob", Priority.PERSON) for _ in range(self.rounds))
 
     def person_behind_nightly(self) -> None:
-        """Let a person's one job come to a farm that a night fills."""
+        """Submit a person's job to a farm that a nightly run fills."""
         waits = [self._come_behind("eve", Priority.NIGHTLY) for _ in range(self.rounds)]
         self.found["person_behind_nightly_s"] = max(waits)
 
@@ -105,7 +106,7 @@ class Bench:
         self.found["cancel_s"] = max(self._cancel_once() for _ in range(self.rounds))
 
     def idle(self) -> None:
-        """Count what agents ask while nothing is to do."""
+        """Count the statements of agents without work."""
         self._until(lambda: not self.store.cluster.queue().orders, "runs that are finished")
         time.sleep(_SETTLES_S)
         before, began_s = self._statements(), now_s()
@@ -240,7 +241,7 @@ class Bench:
 
 
 def submit_builds(store: Store, count: int) -> str:
-    """Submit a run that lacks so many bundles, for an SoC of which there is no device; return its id."""
+    """Submit a run of `count` jobs without bundles, for an SoC without a device; return the run's id."""
     jobs = [made_job() for _ in range(count)]
     keys = [bundle_key(job, VERSIONS) for job in jobs]
     run_id = store.begin_run(RunRecord("bench", "ada", "bench", {}))

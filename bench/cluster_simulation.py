@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def what_was_found(found: Found, size: Size) -> dict[str, object]:
-    """Return what people would see of that night."""
+    """Return the figures of the night that users would see."""
     all_s = size.devices * found.ended_s
     return {
         "night_s": round(found.ended_s, 1),
@@ -90,7 +90,7 @@ def what_was_found(found: Found, size: Size) -> dict[str, object]:
 
 
 def rates(found: Found, size: Size) -> dict[str, tuple[float, float]]:
-    """Return how often a second each call is made: on average, and in the busiest second."""
+    """Return the calls of each kind per second: on average, and in the busiest second."""
     beats = size.hosts / HEARTBEAT_S
     return {
         "claim": (sum(found.claims.values()) / found.ended_s, float(max(found.claims.values()))),

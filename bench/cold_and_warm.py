@@ -40,7 +40,7 @@ def main() -> None:
     if quick:
         chosen = ["--suite", "smoke", "--virtual", "1", "-k", "add"]
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
-        # Starting a second builder costs more than one job.
+        # The start of a second builder takes longer than one job.
         env = empty_environment(Path(folder), builders=1 if quick else 0)
         subprocess.run([*FARM, "setup", "runtime", "build"], env=env, check=True, stdout=subprocess.DEVNULL)
         (cold_s, jobs), (warm_s, _) = run(chosen, env), run(chosen, env)

@@ -63,7 +63,7 @@ PRECISIONS = ("8a8w", "16a8w", "16a16w")
 QUICK = ("add", "relu")
 # Packages of the extra `conformance`, which farm itself does not import.
 UPSTREAM_IMPORTS = ("graphviz", "openpyxl", "pydot")
-# In a context binary of QNN 2.51, after its magic number: nanoseconds since 1970.
+# Time in a context binary of QNN 2.51, after its magic number: nanoseconds since 1970.
 TIME = re.compile(rb"(?<=\xcd\xab\x78\x56).{8}", re.DOTALL)
 
 
@@ -136,7 +136,7 @@ def upstream(config: Config, requests: list[BuildRequest], scratch: Path) -> Too
 
 
 def timeless(pte: Path) -> str:
-    """Return the SHA-256 of a program but for when it was compiled."""
+    """Return the SHA-256 of a program without its time of compiling."""
     return hashlib.sha256(TIME.sub(bytes(8), pte.read_bytes())).hexdigest()
 
 

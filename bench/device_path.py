@@ -93,7 +93,7 @@ class Timed:
 
 
 def run_session(session: DeviceSession, bundles: Sequence[Bundle], folder: Path) -> Iterator[Timed]:
-    """Run every bundle, the next one being staged meanwhile, as a worker of farm does."""
+    """Run every bundle and stage the next one meanwhile, like a worker of farm."""
     with ThreadPoolExecutor(1) as aside:
         following = aside.submit(session.stage, bundles[0])
         last = time.perf_counter()
@@ -111,7 +111,7 @@ def run_session(session: DeviceSession, bundles: Sequence[Bundle], folder: Path)
 
 
 def anchor_bundle() -> Bundle:
-    """Return what farm's sessions keep loaded; `farm run` has compiled it."""
+    """Return the program that farm's sessions keep loaded; `farm run` has compiled it."""
     config = load_config()
     target = Target(SOC, "htp", "8a8w")
     [anchor] = canary_jobs((Job(Case("", "", "", ()), target),))
@@ -132,7 +132,7 @@ def started_session(
 
 
 def pair_of_pushes(server: AdbServer, transport: AdbTransport, file: Path) -> float:
-    """Return how long `adb push` of the file takes, over how long farm takes."""
+    """Return the time of `adb push` of the file over the time of farm."""
     place = PurePosixPath("/data/local/tmp/large.bin")
     argv = [str(server.adb), "-s", f"product:{transport.serial}", "push", str(file), str(place)]
     started = time.perf_counter()

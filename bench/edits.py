@@ -13,7 +13,7 @@ _SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Eq: ast.N
             ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.And: ast.Or, ast.Or: ast.And, ast.In: ast.NotIn,
             ast.Is: ast.IsNot}  # fmt: skip
 
-# Places in a function that are looked at for something to edit.
+# Number of places in a function that are tried for an edit.
 _TRIES = 40
 
 
@@ -29,9 +29,9 @@ def outermost_functions(tree: ast.AST) -> list[ast.FunctionDef]:
 
 
 def mutated(source: str, number: int, draw: random.Random) -> str | None:
-    """Return `source` with an edit in the body of its outermost function `number`; None where there is none to make.
+    """Return `source` with an edit in the body of its outermost function `number`; None if no edit is possible.
 
-    The rest of the file is as it was, to the character.
+    All other characters of the file stay.
     """
     function = outermost_functions(ast.parse(source))[number]
     count = sum(1 for _ in ast.walk(function))

@@ -1,4 +1,4 @@
-"""Environment of `farm` for programs that measure compilation: no bundle is there, the rest of the cache is links."""
+"""Environment of `farm` for programs that measure compilation: a cache of links, without bundles."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _LEASE = """
 
 
 def multiply_shards(connection: Connection, times: int) -> None:
-    """Let every shard of a nightly run stand there `times` times more."""
+    """Add `times` copies of every shard of a nightly run."""
     connection.execute(text(_NUMBERED), {"times": times})
     _copy(connection, schema.shard, {"id": "new_id", "position": "position + n * 1000000"}, "id")
     _copy(connection, schema.shard_jobs, {"shard": "new_id"}, "shard")
@@ -50,7 +50,7 @@ def multiply_shards(connection: Connection, times: int) -> None:
 
 
 def hold_devices(connection: Connection, idle: list[str]) -> None:
-    """Let every device but those in `idle` run a shard."""
+    """Let every device except `idle` run a shard."""
     # Nothing is known of rows that this transaction has written, and 10,000 devices meet 300,000 shards.
     connection.execute(text("ANALYZE"))
     connection.execute(text("SET LOCAL enable_nestloop = off"))
@@ -59,7 +59,7 @@ def hold_devices(connection: Connection, idle: list[str]) -> None:
 
 
 def add_history(connection: Connection, attempts: int) -> None:
-    """Add nights of the past with so many attempts in all: jobs of the largest run, each as the newest attempt."""
+    """Add earlier nightly runs with `attempts` in all: jobs of the largest run, each like its newest attempt."""
     connection.execute(text("SET LOCAL session_replication_role = replica"))
     query = "SELECT run_id, count(*) AS n FROM run_job GROUP BY run_id ORDER BY n DESC LIMIT 1"
     largest = connection.execute(text(query)).one()

@@ -56,8 +56,8 @@ SETTINGS = (
 TTL_S = 3600.0
 CALLS = 200
 SUBMITTED = 8_000
-"""Jobs of nightly runs that are submitted by calls; their rows are multiplied then."""
-# Runs of people that are there at once, beside all nightly ones.
+"""Jobs of nightly runs that are submitted by calls; their rows are multiplied afterwards."""
+# Runs of people at once, besides all nightly runs.
 PERSON_RUNS = 40
 KIND, OS = "hardware", "android"
 ARCHIVE = "a" * 64

@@ -147,7 +147,7 @@ def growth(place: Place, new: int, steps: int) -> float:
 
 
 class HostLoop:
-    """A decoder on a virtual device, driven from outside: mask and caches are kept here, and go along with each job."""
+    """Decoder on a virtual device, driven by the host, which keeps mask and caches and stages them with each job."""
 
     def __init__(self, place: Place, transport: AdbTransport, folder: Path) -> None:
         methods = read_pte(place.model).methods
@@ -193,7 +193,7 @@ class HostLoop:
             mask[..., -1] = attends
 
     def step(self, token: int, done: int) -> tuple[int, list[float]]:
-        """Return the token that follows `token`, the one after `done` tokens; and seconds of staging and executing."""
+        """Return the token after `token`, which follows `done` tokens, and the seconds of staging and executing."""
         times = [time.perf_counter()]
         self._tokens_and_masks(token, done)
         workspace = self.session.stage(self._bundle())
@@ -215,7 +215,7 @@ class HostLoop:
 
 
 def host_loop(place: Place, new: int) -> float:
-    """Return how many times as long a step takes that is driven from outside."""
+    """Return the time of a step driven by the host, over the time of a step in the runner."""
     place.write_prompts(3, _PROMPT[:1])
     result = place.ended(place.start(*generating(new, "--prefill_method=")))
     inside = statistics.median(step_times(one)[0] for one in result["generated"])

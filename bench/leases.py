@@ -28,14 +28,14 @@ from farm.base.errors import LeaseLostError
 from farm.policy.situation import Lease, Priority
 from farm.store.store import Store, open_store
 
-# As farm lease looks, and as runs do.
+# Seconds between two attempts to get a device: of farm lease, and of runs.
 PERSON_LOOKS_S, RUN_LOOKS_S = 0.3, 0.8
 TTL_S = 5.0
 JOB_S = 0.2
 PERSONS = 4
 USERS = 12
 KILL_EVERY_S = 2.0
-# People and nightly runs do not all come in one moment.
+# Longest delay of a person or a nightly run, so that not all come at once.
 ARRIVE_S = 3.0
 
 
@@ -64,7 +64,7 @@ class Referee:
                 return said
 
     def idle_ms(self, device: str) -> float | None:
-        """Return how long ago the last owner gave it back, None when it died."""
+        """Return the seconds since the last owner released the device; None if that owner died."""
         path = self._folder / f"{device}.free"
         with contextlib.suppress(OSError, ValueError):
             since = float(path.read_text())
@@ -84,7 +84,7 @@ class Referee:
 
 def _lives(pid: int) -> bool:
     try:
-        # A zombie holds nothing.
+        # A zombie process holds no device.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
@@ -113,7 +113,7 @@ class Start:
 
 
 def compete(address: str, folder: Path, number: int, devices: int, start: Start, person: bool) -> None:
-    """Take devices, use them and give them back until it is time; one line of JSON for each."""
+    """Lease, use and release devices until the end; write a line of JSON for each."""
     chance = random.Random(number * 1000 + os.getpid())
     referee = Referee(folder)
     with open_store(address) as store, (folder / f"log-{os.getpid()}").open("w", buffering=1) as log:
@@ -137,7 +137,7 @@ def compete(address: str, folder: Path, number: int, devices: int, start: Start,
 
 
 def warm_up(store: Store) -> None:
-    """Do everything once, with a device of its own: a statement is compiled when it is first used."""
+    """Run each statement once with a separate device, as a statement is compiled on first use."""
     token = store.leases.request(
         [f"warm-up-{os.getpid()}"], count=1, user="", host="", pid=0, purpose="", priority=Priority.NIGHTLY, ttl_s=TTL_S
     )
@@ -210,7 +210,7 @@ def main() -> None:
         with open_store(address) as store:
             warm_up(store)
         killed = run(address, folder, options.processes, options.devices, options.seconds)
-        # The dead are forgotten after their time to live.
+        # Leases of killed processes end after their time to live.
         deadline = time.monotonic() + TTL_S + 1
         with open_store(address) as store:
             while (left := len(store.leases.all())) and time.monotonic() < deadline:
@@ -233,7 +233,7 @@ def main() -> None:
 
 def run(address: str, folder: Path, processes: int, devices: int, seconds: float) -> int:
     """Start all processes, kill some over time, and wait; return the number of killed ones."""
-    # Forked, so that 200 interpreters share their memory; each opens the store for itself.
+    # Processes are forked, so that 200 interpreters share their memory; each opens the store itself.
     context = multiprocessing.get_context("fork")
     start = Start(context, seconds)
     persons = min(PERSONS, max(1, processes // 4))

@@ -33,7 +33,7 @@ _DEVICE, _ADB, _OWN = "virtual device", "adb server", "farm"
 
 
 class Sampler:
-    """Samples the processor time of this process and its descendants while it is entered."""
+    """Sampler of the processor time of this process and its descendants, as a context."""
 
     def __init__(self, root: int = 0, every_s: float = _EVERY_S) -> None:
         self._root, self._every_s = root or os.getpid(), every_s
@@ -129,7 +129,7 @@ def _wait_for_children() -> None:
 
 
 def _descendants(root: int) -> dict[int, str]:
-    """Return which part the processes below `root`, and itself, are of."""
+    """Return the part that `root` and each process below it belong to."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         known = _times(int(path.name))

@@ -4,9 +4,9 @@
 
 Nights vary by 2 %, single inferences by 3 %; one night in fifty is 20 to 60 % slower, and on three nights everything on
 a device is 5 to 15 % slower. A third of the series get slower by 5, 8 or 12 % in a random night. Every night goes
-through the functions of farm/analysis as the farm calls them; the devices alone are simulated. Each seed prints a line;
-the line of all seeds has the costs (pairs of two times five inferences, old runs that are measured again) and the steps
-of 5 %. The last line is JSON over all seeds: `false_alerts_per_series_night`; `found_8pct_2_nights` and
+through the functions of farm/results/analysis as the farm calls them; the devices alone are simulated. Each seed prints
+a line; the line of all seeds has the costs (pairs of two times five inferences, old runs that are measured again) and
+the steps of 5 %. The last line is JSON over all seeds: `false_alerts_per_series_night`; `found_8pct_2_nights` and
 `found_12pct_2_nights`, the share found in the first or second night; `first_bad_exact`, the share of found steps whose
 first bad run is named.
 """
@@ -71,7 +71,7 @@ class Alert(NamedTuple):
 
 
 class World:
-    """Simulated truth; the farm knows `measured` of it, and what `pair` returns."""
+    """Simulated devices and programs; the farm sees only `measured` and the results of `pair`."""
 
     def __init__(self, seed: int, series: int, nights: int) -> None:
         truth, self._draw = (np.random.default_rng(one) for one in np.random.SeedSequence(seed).spawn(2))
@@ -80,7 +80,7 @@ class World:
         self.step_size, self.step_night = np.zeros(series), np.full(series, nights)
         chosen = truth.permutation(series)[: series // 3]
         self.step_size[chosen] = np.resize(STEPS, len(chosen))
-        # Earlier nights have too short a history to be judged.
+        # Earlier nights are not judged, as their history is too short.
         self.step_night[chosen] = truth.integers(LEAST_BASELINE, nights - 1, size=len(chosen))
         level = 10 ** truth.uniform(5, 8, size=series)
         self._level = level[:, None] * np.where(
@@ -114,7 +114,7 @@ class World:
 
 @dataclass
 class Farm:
-    """Nights of a farm, and its memory of them."""
+    """Nights of a farm, and its records of them."""
 
     world: World
     alerts: dict[int, list[Alert]] = field(default_factory=dict)
@@ -327,7 +327,7 @@ class Score:
             for alert in alerts:
                 self.alerts += 1
                 size, begun = float(world.step_size[alert.series]), int(world.step_night[alert.series])
-                # A second alert about one step is false, as is one about its end.
+                # A second alert about a step is false, and so is an alert about its end.
                 if not size or night < begun or alert.series in seen or alert.change < 0:
                     self.false += 1
                     continue

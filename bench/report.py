@@ -11,7 +11,7 @@ its driver are needed on PATH (Debian: apt-get install chromium chromium-driver)
 The last line is one JSON object: `jobs`; `megabytes` of the report; `open_seconds`, navigation to the end of the load
 event, median; `write_seconds`, store to file, and of these `background_seconds`, history and artifacts from the store;
 `readers`; `first_reader_s`; `served_again_ratio`, median of the readers at once over the first; `server_cpu_s` and
-`server_peak_mb`. Wanted are less than 6 MB and 2 s.
+`server_peak_mb`. The goal is less than 6 MB and 2 s.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def record_run(store: Store, jobs: list[Job], started_ms: int, draw: random.Rand
 
 
 def vary(connection: Connection, runs: int) -> None:
-    """Give every run medians of its own, and every twentieth job a step."""
+    """Write different medians for each run, and a step for every twentieth job."""
     attempt, measurement = schema.attempt, schema.measurement
     draw, median = random.Random(3), measurement.c
     query = (
@@ -139,7 +139,7 @@ def vary(connection: Connection, runs: int) -> None:
 
 
 def opened(page: Path) -> float:
-    """Return how long a browser of its own takes to open a page, in seconds."""
+    """Return the seconds in which a new browser opens a page."""
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as profile:
         options = Options()
         options.binary_location = shutil.which("chromium") or sys.exit("chromium is not on PATH")

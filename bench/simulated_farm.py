@@ -1,4 +1,4 @@
-"""A shared farm without anything real: devices, hosts, users and runs as numbers, and the farm's own decisions. Pure.
+"""Simulation of a shared farm: devices, hosts, users and runs as numbers, with the farm's own decisions. Pure.
 
 `farm.policy.sharing` assigns devices and `farm.policy.divide` makes shards: the functions that a real farm calls.
 The rest is a list of events. The same seed gives the same night.
@@ -36,7 +36,7 @@ TRIED_AGAIN = 200
 NIGHTS = (0.6, 0.2, 0.1, 0.05, 0.05)
 # Runs of people: jobs, and how many of ten runs have so many.
 PERSON_JOBS = ((1, 5), (30, 3), (400, 2))
-# A long time ago, so that every lease lives.
+# A time long ago, so that no lease has expired.
 _FOREVER_MS = 2**60
 
 
@@ -51,7 +51,7 @@ class Size:
     jobs: int = 500_000
     person_runs: int = 400
     deaths: int = 5
-    """Hosts that die, each for good."""
+    """Number of hosts that die for good."""
     seed: int = 1
 
 
@@ -94,7 +94,7 @@ class Order:
 
 @dataclass
 class Run:
-    """A submitted run."""
+    """Submitted run."""
 
     id: str
     user: str
@@ -102,7 +102,7 @@ class Run:
     submitted_s: float
     labels: tuple[str, ...] = ()
     first_s: float | None = None
-    """When its first job began."""
+    """Time at which the first job began."""
     ended_s: float = 0.0
     unfinished: int = 0
     """Jobs."""
@@ -110,13 +110,13 @@ class Run:
 
 @dataclass
 class Held:
-    """A shard that a device runs."""
+    """Shard on a device."""
 
     shard: Shard
     began_s: float
     lease: Lease
     ends: int
-    """Number of the event of its end; another one is void."""
+    """Number of the event of the shard's end; events with other numbers are void."""
 
 
 @dataclass
@@ -133,16 +133,16 @@ class Farm:
     is_woken: bool = False
     is_looking: bool = False
     idle_s: float = 0.0
-    """Device-seconds without work while a shard waited that could have had them."""
+    """Device-seconds without work while a suitable shard waited."""
     looked_s: float = 0.0
     work_s: float = 0.0
-    """Device-seconds that all jobs take."""
+    """Device-seconds of all jobs."""
     size: int = 0
-    """Devices before the first host died."""
+    """Number of devices before the first host died."""
 
     @property
     def waiting(self) -> list[Order]:
-        """Orders of which a shard could begin."""
+        """Orders with a shard that could begin."""
         return [order for order in self.orders.values() if order.ready or order.retries]
 
 
@@ -183,7 +183,7 @@ class Night:
         self._count = 0
         self._runs: list[Run] = []
         self.submissions: list[tuple[Run, dict[str, int]]] = []
-        """Runs, with the jobs that they have of each SoC."""
+        """Runs, with their number of jobs for each SoC."""
         self._unfinished = 0
         self.host_of: dict[str, str] = {}
         self._recorded: set[tuple[str, int]] = set()
@@ -231,7 +231,7 @@ class Night:
             }
             run = Run(f"night{night}", f"user{night}", Priority.NIGHTLY, 2.0 * night)
             self._at(run.submitted_s, self._submission(run, jobs))
-        # People come while the night runs, and would without them too.
+        # Runs of people are submitted within the time that nightly runs alone would take.
         ideal_s = size.jobs * JOB_MEDIAN_S * 1.65 / total
         weights = [weight for _, weight in PERSON_JOBS]
         for number in range(size.person_runs):
@@ -298,7 +298,7 @@ class Night:
         return put_back
 
     def _work_came(self, farm: Farm) -> None:
-        """Let agents with idle devices claim after a hint, and see who hands over."""
+        """Let agents with idle devices claim after a hint, and look for devices to hand over."""
         self._look(farm)
         if farm.free and not farm.is_woken:
             farm.is_woken = True
@@ -378,7 +378,7 @@ class Night:
         return end
 
     def _finish_jobs(self, held: Held, until_s: float) -> int:
-        """Give their verdicts to the jobs that ended by then, and return how many they are."""
+        """Record the verdicts of the jobs that ended by then, and return their number."""
         shard, at_s, done = held.shard, held.began_s, 0
         order = shard.order
         device = held.lease.device
@@ -469,7 +469,7 @@ _CASES: dict[int, Case] = {}
 
 
 def case(number: int) -> Case:
-    """Return the case that jobs of all nights have."""
+    """Return the case of all jobs of all nights."""
     if number not in _CASES:
         _CASES[number] = Case("s", f"c{number}", "torch.nn:ReLU", (InputSpec((1,)),))
     return _CASES[number]

@@ -82,7 +82,7 @@ def record_run(store: Store, jobs: list[Job], started_ms: int, draw: random.Rand
 
 
 def copy_run(connection: Connection, pattern: str, started_ms: int) -> None:
-    """Write a run with the rows of another one: quicker than to record it, and for the queries the same."""
+    """Copy the rows of a run to another run, which is faster than recording it, and equal for the queries."""
     run_id = rows.new_run_id(started_ms)
     run = dict(connection.execute(select(schema.run).where(schema.run.c.id == pattern)).mappings().one())
     connection.execute(insert(schema.run), [{**run, "id": run_id, "started_ms": started_ms}])
@@ -106,14 +106,14 @@ def copy_run(connection: Connection, pattern: str, started_ms: int) -> None:
             if "started_ms" in row:
                 row["started_ms"] = row["recorded_ms"] = started_ms
         connection.execute(insert(table), found)
-    # The rows of run_job still name the attempts that they were copied with.
+    # The copied rows of run_job still name the attempts of the original run.
     decides = select(schema.attempt.c.id).where(schema.attempt.c.run_job_id == schema.run_job.c.id).scalar_subquery()
     of_run = schema.run_job.c.run_id == run_id
     connection.execute(update(schema.run_job).where(of_run).values(decisive_attempt_id=decides))
 
 
 def count_on(connection: Connection) -> None:
-    """Let PostgreSQL number rows from where the copied ones end, and know how many there are, as it would by itself."""
+    """Set PostgreSQL's sequences after the copied rows, and update its statistics."""
     if connection.dialect.name == "postgresql":
         for table in ("run_job", "attempt"):
             query = f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), (SELECT max(id) FROM {table}))"  # noqa: S608

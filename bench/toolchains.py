@@ -104,7 +104,7 @@ def figures_identity(config: Config) -> dict[str, float]:
         started = time.perf_counter()
         identify(config.cache_dir, Path(sys.executable), facts, sdk.env, qnn=sdk.lib_dir)
         taken.append(time.perf_counter() - started)
-    # The first look may have read something.
+    # The first identification is left out, as it may have read files.
     return {"identity_warm_s": round(statistics.median(taken[1:]), 3)}
 
 
@@ -129,7 +129,7 @@ def run_farm(toolchain: Path, env: dict[str, str], *more: str, quick: bool) -> t
 
 
 def figures_trace(toolchain: Path, env: dict[str, str], jobs: Sequence[Job], *, quick: bool) -> dict[str, float]:
-    """Return what an edit in one operator's builder costs; the cache is empty before and has everything after."""
+    """Return the cost of an edit in an operator's builder; the cache is empty before and complete afterwards."""
     config = use_toolchain(load_config(), str(toolchain))
     everything, run = run_farm(toolchain, env, quick=quick)
     print(f"{len(run['jobs'])} jobs from an empty cache: {everything:.1f} s")
@@ -154,7 +154,7 @@ def figures_trace(toolchain: Path, env: dict[str, str], jobs: Sequence[Job], *, 
 
 
 def figures_edits(toolchain: Path, jobs: Sequence[Job], *, rounds: int, seconds: float) -> dict[str, int]:
-    """Return how many random edits were made, and how many bundles were kept that are others with them."""
+    """Return the number of random edits, and of kept bundles that differ when they are compiled with the edits."""
     draw = random.Random(20_261_123)
     config = use_toolchain(load_config(), str(toolchain))
     cache = BundleCache(config.cache_dir)
@@ -289,7 +289,7 @@ def main() -> None:
     result: dict[str, float] = {**figures_identity(config)}
     jobs = chosen_jobs(config, quick=quick)
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as scratch:
-        # Starting a second builder costs more than few jobs.
+        # The start of a second builder takes longer than a few jobs.
         env = empty_environment(Path(scratch), builders=1 if quick else 0)
         os.environ.update(env)
         toolchain = copied_toolchain(Path(scratch, "executorch"))
