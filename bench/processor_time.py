@@ -27,7 +27,7 @@ _EVERY_OF_A_SHORT_COMMAND_S = 0.01
 # A search for new processes reads all of /proc, and costs more than reading the known ones.
 _LOOK_EVERY = 10
 NOTICED_S = _LOOK_EVERY * _EVERY_S + _EVERY_S
-"""Within this time a process that began is known to a sampler, with all that it took until then."""
+"""Longest time in seconds until a sampler knows a new process, with all of its processor time."""
 _PR_SET_CHILD_SUBREAPER = 36
 _DEVICE, _ADB, _OWN = "virtual device", "adb server", "farm"
 

@@ -5,13 +5,13 @@
     tools/conformance.py --lpai                         tests for LPAI, on a virtual SM8850, over a stub of its library
     tools/conformance.py --runs RUN RUN                 tables of recorded runs, also of interrupted ones
 
-One `farm pytest` each: the older framework is `test_qnn_delegate`, by class, without its whole models; the newer one is
-`tests/rework`, by file. Both come from the installed wheel. Every test is in the store when it has ended, so that
-`--runs` prints the tests of a run that did not end: tests without a result are counted as not run. Arguments behind
+Each framework runs in its own `farm pytest`: the older one is `test_qnn_delegate`, by class, without its whole models;
+the newer one is `tests/rework`, by file. Both come from the installed wheel. Each test is in the store at its end, so
+that `--runs` prints the results of an interrupted run: tests without a result are counted as not run. Arguments behind
 `--` are for pytest. Exit code 1 if a test failed.
 
-With `--lpai` these are the two classes of quantized tests, and the tests for LPAI in `tests/rework/passes`, the only
-ones of the wheel in that framework. The stub hands all work to HTP's simulator: tests/lpai_sdk_stub.py.
+`--lpai` selects the two classes of quantized tests, and the tests for LPAI in `tests/rework/passes`, the only ones of
+the wheel in the newer framework. The stub hands all work to HTP's simulator: tests/lpai_sdk_stub.py.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def farm(*arguments: str, variables: dict[str, str] | None = None) -> dict[str, 
 
 
 def outcome_of(job: dict[str, Any]) -> tuple[str, str]:
-    """Return the column of one test, and why it is there."""
+    """Return the column of a test, and the reason."""
     if not job["attempts"]:
         return "not run", ""
     last = job["attempts"][-1]

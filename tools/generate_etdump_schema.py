@@ -1,9 +1,9 @@
 """Writes farm/results/profile/etdump_schema.py from the schema that the executorch wheel brings.
 
-    python tools/generate_etdump_schema.py           write it
-    python tools/generate_etdump_schema.py --check   fail when it is not what would be written
+    python tools/generate_etdump_schema.py           write the module
+    python tools/generate_etdump_schema.py --check   fail if the module is not up to date
 
-flatc, of the same wheel, makes a binary schema; that is a flatbuffer itself, of tables described in flatbuffers'
+flatc, of the same wheel, makes a binary schema, which is a flatbuffer itself, with the tables of flatbuffers'
 reflection.fbs.
 """
 
@@ -83,7 +83,7 @@ def generate() -> str:
 
 
 def binary_schema() -> bytes:
-    """Return what flatc makes of the schema. The wheel has to be installed."""
+    """Return the binary schema that flatc makes. The wheel must be installed."""
     spec = find_spec("executorch")
     if spec is None or not spec.submodule_search_locations:
         sys.exit("executorch is not installed: pip install 'snapdragon-farm[build]'")

@@ -2,9 +2,9 @@
 
     .venv/bin/python tools/three_hosts.py [-k EXPRESSION] [--suite SUITE] [--soc SM8650 --soc SM8750] [--compile-once]
 
-Without -k it is the whole suite: the better part of an hour on two cores. The last line is JSON. Exit code 0 where both
-gave the same verdicts and figures (tests/three_hosts.py), but for jobs with a known issue, which are counted apart.
-With --compile-once the one machine begins with the bundles that the build host made, which spares half of the time.
+Without -k the whole suite runs, most of an hour on two cores. The last line is JSON. Exit code 0 if both have the same
+verdicts and figures (tests/three_hosts.py), except for jobs with a known issue, which are counted apart. With
+--compile-once the single machine begins with the build host's bundles, which saves half of the time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from three_hosts import SOCS, run_json, selection, three_hosts  # noqa: E402
 
 from farm.builds.runtime.simulator import host_sdk  # noqa: E402
 
-# Longer than two of these suites take on two cores.
+# Time limit, longer than two of these suites take on two cores.
 _WHOLE_S = 3 * 3600.0
 # Index of the known issue in a job's entry of `verdicts`.
 _KNOWN_ISSUE = 3
@@ -38,7 +38,7 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    """Run both, and return 0 where they gave the same verdicts."""
+    """Run both, and return 0 for equal verdicts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-k", dest="keyword", default="")
     parser.add_argument("--suite", default="quantized_ops")

@@ -98,7 +98,7 @@ class Watch:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Begin the counts of a test."""
         self._counts.begin()
-        # An expectation that is no argument: as many handles as the test names nodes.
+        # This expectation is no argument: upstream's test expects a handle for each node that it names.
         if handles := _entries(item, "name_handle_map"):
             self._counts.expect(HANDLES, handles)
 
@@ -150,7 +150,7 @@ class Watch:
 
 
 def _entries(item: pytest.Item, name: str) -> int:
-    """Return how many entries the dictionary has that a test assigns to `name`; 0 without one."""
+    """Return the number of entries of the dictionary that a test assigns to `name`; 0 without one."""
     function = inspect.unwrap(getattr(item, "obj", _nothing))
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
         if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)):

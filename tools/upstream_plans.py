@@ -1,13 +1,13 @@
 """Runs the test plans of the four upstream changes on virtual devices, and compares with upstream's own counts.
 
-    tools/upstream_plans.py                    all of them
-    tools/upstream_plans.py --only 16316       of one pull request
+    tools/upstream_plans.py                    all plans
+    tools/upstream_plans.py --only 16316       plans of one pull request
 
-Tests of the installed ExecuTorch run as they are, one `farm pytest` for each kind of library: QNN's HTP simulator, and
+Tests of the installed ExecuTorch run unchanged, in a `farm pytest` for each kind of library: QNN's HTP simulator, and
 stubs in its place for LPAI and for the DSP's heap (tests/lpai_sdk_stub.py, tests/heap_sdk_stub.py). Upstream's counts
 are read from its tests while they run (tools/upstream_counts.py). Plans whose tests are in no wheel or need a phone are
-listed as not tried; farm's own test of the same contract runs instead where there is one. Exit code 1 where a checked
-count differs or is missing, or a test did not pass.
+listed as not tried; if farm has its own test of the same contract, that runs instead. Exit code 1 for a checked count
+that differs or is missing, and for a test that did not pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PASSES = "executorch.backends.qualcomm.tests.test_passes"
 
 @contextmanager
 def heap_variables() -> Iterator[dict[str, str]]:
-    """Give what farm needs in its environment for a DSP whose heap counts: a stub of an SDK, deleted afterwards."""
+    """Yield the variables for a DSP with heap counts: they name a stub of an SDK, which is deleted afterwards."""
     from heap_sdk_stub import make_heap_sdk
 
     from farm.base.config.settings import load_config
@@ -110,7 +110,7 @@ class Row:
     upstream: int | None
     ours: int | None
     checked: bool
-    """Upstream's test checks the count."""
+    """True for a count that upstream's test checks."""
     outcome: str
     reason: str
 
@@ -123,7 +123,7 @@ class Row:
 
 
 def rows_of(plans: tuple[Plan, ...], run: dict[str, Any], counts: list[dict[str, Any]]) -> list[Row]:
-    """Return a row for each count of each test of `plans`, all over one library; a test without any has one row."""
+    """Return a row for each count of each test of `plans`, all over one library; tests without counts have one row."""
     outcomes = {job["id"].rpartition("[")[0].partition("::")[2]: outcome_of(job) for job in run["jobs"]}
     rows = []
     for plan in plans:

@@ -24,7 +24,7 @@ _TESTS = "executorch.backends.qualcomm.tests"
 
 
 def modules_of_tests(operator: str) -> Recorded:
-    """Return each module, with its inputs, that ExecuTorch's tests which are called after an operator compile."""
+    """Return the modules, with their inputs, that ExecuTorch's tests with the operator in their name compile."""
     recorded: Recorded = []
     for path, function in operator_tests(operator):
         if path.name == "test_qnn_delegate.py":
@@ -35,7 +35,7 @@ def modules_of_tests(operator: str) -> Recorded:
 
 
 def _run_newer(function: str, recorded: Recorded) -> None:
-    """Run a test of `rework`: it gives a module to `export_and_verify`, and asks pytest for the rest."""
+    """Run a test of `rework`, which passes a module to `export_and_verify` and gets the rest from fixtures."""
     operators = importlib.import_module(f"{_TESTS}.rework.src.op")
     tests = importlib.import_module(f"{_TESTS}.rework.htp.op.v68.test")
     fixtures = {
@@ -57,7 +57,7 @@ class _RecordedError(Exception):
 
 
 def _run_older(path: Path, function: str, recorded: Recorded) -> None:
-    """Run the methods of this name in a file that needs packages and an SDK to import: each for itself."""
+    """Run each method named `function` on its own, as an import of its file would need packages and an SDK."""
 
     def record(module: torch.nn.Module, inputs: tuple[Any, ...], **_: Any) -> None:
         recorded.append((module, inputs))
