@@ -55,7 +55,7 @@ class AgentHosts(ThreeHosts):
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """Run `farm` on the person's machine meanwhile."""
+        """Run `farm` on the person's machine in the background."""
         process = subprocess.Popen(
             [sys.executable, "-m", "farm.cli.main", *arguments],
             cwd=self.folder / "you",

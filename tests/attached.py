@@ -59,7 +59,7 @@ class Attached:
 
     @contextlib.contextmanager
     def running(self, *arguments: str, user: str = "") -> Iterator[subprocess.Popen[str]]:
-        """Run `farm` meanwhile, as `FarmHome.running`."""
+        """Run `farm` in the background, as `FarmHome.running` does."""
         with self.home.running(*arguments, env=self._env(user)) as process:
             yield process
 

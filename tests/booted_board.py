@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.base.processes import Child, Supervisor
 
 BOOT_SECONDS = 300.0
-"""As long as a start may take; it needs 4 s of a processor."""
+"""Longest time of a start, which needs 4 s of a processor."""
 _ANSWER_SECONDS = 20.0
 # Line of dropbear on the console as soon as it listens.
 _UP = "Not backgrounding"

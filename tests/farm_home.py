@@ -95,7 +95,7 @@ class FarmHome:
 
     @contextlib.contextmanager
     def running(self, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-        """Run `farm` meanwhile, in a process group of its own; its whole group is killed when it has not ended."""
+        """Run `farm` in the background, in its own process group, which is killed at the end of the block."""
         process = self._start(arguments, {**self.env, **(env or {})})
         try:
             yield process

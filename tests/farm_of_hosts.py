@@ -54,7 +54,7 @@ class Farm:
         return run_id
 
     def await_ran(self, run_id: str, count: int) -> None:
-        """Wait until so many jobs of a run have begun."""
+        """Wait until `count` jobs of a run have begun."""
         self.until(lambda: len(self.hosts.ran(run_id)) >= count, f"{count} jobs that begin")
 
     def await_end(self, *runs: str, timeout_s: float = 60) -> None:

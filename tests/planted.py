@@ -153,7 +153,7 @@ class Planted:
         return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def json(self, *arguments: str, code: int | None, layers: int = 0) -> dict[str, Any]:
-        """None as code: any answer will do, as pairs of equals may differ by chance."""
+        """Return the JSON of a command. The code None allows 0 and 3, as pairs of equals may differ by chance."""
         done = self.home.farm(*arguments, "--json", timeout_s=400, env=self.env(layers))
         assert done.returncode in ((0, 3) if code is None else (code,)), done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)

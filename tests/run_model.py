@@ -53,7 +53,7 @@ class Script:
     full: range = range(0)
     """Between these points this machine's disk is full."""
     ailing: dict[int, int] = field(default_factory=dict)
-    """How often a device fails before it is well again, by its number."""
+    """Number of failures of a device before it recovers, by its number."""
     hopeless: tuple[int, ...] = ()
     """Devices that cannot be brought back."""
     wrong: tuple[int, ...] = ()

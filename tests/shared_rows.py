@@ -39,7 +39,7 @@ def key(number: int) -> str:
 
 
 def shards(count: int, jobs: int = 2, soc: str = SOC, first: int = 0) -> list[NewShard]:
-    """Return shards of so many jobs each."""
+    """Return `count` shards of `jobs` jobs each."""
     numbers = [range(first + n * jobs, first + (n + 1) * jobs) for n in range(count)]
     return [
         NewShard(soc, tuple(ShardJob(job(n, soc), key(n), 1.0) for n in part), float(jobs), position)

@@ -374,7 +374,7 @@ def fails_here(process: StubProcess, run: RunJob) -> FromDevice:
 
 
 def fails_while_others(process: StubProcess, run: RunJob) -> FromDevice:
-    """End as failed; if a device without a try is named, another device tries next."""
+    """End as failed; another device tries next if the grant names one without a try."""
     others = set(process.grant.others) - {one.device for one in run.history}
     return fails_here(process, run) if others else fails(process, run)
 

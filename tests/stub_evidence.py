@@ -32,7 +32,7 @@ class Ran:
     ended_s: float | None
     """End of the execution; None if its process was killed."""
     double: bool
-    """Another execution was on the device when it began."""
+    """Whether the device had another execution at the start."""
 
 
 class Evidence:
@@ -44,7 +44,7 @@ class Evidence:
 
     @contextmanager
     def running(self, job: str, run: str) -> Iterator[None]:
-        """Note that `job` of `run` runs on the device meanwhile."""
+        """Record that `job` of `run` is on the device inside the block."""
         word = _BEGAN
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CHECKOUT = Path(farm.__file__).resolve().parents[1]
 _REQUIRED = os.environ.get("FARM_REQUIRE_USERS") == "1"
-# Another process may be changing the list of users.
+# Tries to change the list of users, which another process may be changing.
 _TRIES = 60
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SMOKE = ("run", "--soc", "QCS9100", "--suite", "smoke", "--backend", "xnnpack", "--json")
 SMOKE_JOBS = 8
-# As soon as the first job has been brought there. A file that is open for writing makes the storage busy.
+# Remount as soon as the first job is on the board; a file open for writing makes the storage busy.
 _READ_ONLY_ONCE_USED = """
 for _ in 1 2 3 4 5 6 7 8 9 10; do
     ls -d /var/tmp/farm-root/run-*/*/ && mount -o remount,ro /var/tmp && echo read-only && break

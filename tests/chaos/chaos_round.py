@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ATTACHED = 3
 _MOST_PARTS = 7
 _PEACEFUL_PARTS = 4
-"""As many of the last ones nothing happens to."""
+"""Number of resumptions at the end that run undisturbed."""
 _PLACES = ("own", "attached", "tunnel")
 _LEFT_S = 30.0
 """How long processes of a run may take to end after their controller: docs/developers/architecture.md."""

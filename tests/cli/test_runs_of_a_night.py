@@ -1,4 +1,4 @@
-"""Nights and trials: the morning's screens, names of runs, what never began, `farm runs list` and `delete`."""
+"""Nightly and local runs: the morning's pages, names of runs, runs that never began, `farm runs list` and `delete`."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_what_never_began_is_listed_and_nothing_else_tells_of_it(home: FarmHome,
     assert [line[at:].split("  ")[0] for line in lines] == ["NEVER BEGAN", "4"]
     assert lines[1][head.index("name") :] == "good"
     with open_store(home.state / "farm.db") as again:
-        # As `farm run --resume` does.
+        # The steps of `farm run --resume`.
         again.plan_jobs(absent, JOBS)
         again.record_attempt(absent, Attempt(JOBS[0].id, Verdict.PASSED, Stage.DONE, "", device="phone-1"), PHONE)
         again.finish_run(absent, 4)

@@ -68,7 +68,7 @@ def farm(server: Cluster, farm_cache: Path, tmp_path: Path, request: pytest.Fixt
 
 @contextmanager
 def repair(farm: BuildFarm) -> Iterator[None]:
-    """Repair the farm meanwhile, as the agent of a host with devices does."""
+    """Repair the farm inside the block, as the agent of a host with devices does."""
     ttl_s = load_config(farm.file).leases.ttl_s
     mending = partial(mend, farm.store, ttl_s=ttl_s)
     delivery = MessageDelivery(farm.store, mend=mending, ttl_s=ttl_s)

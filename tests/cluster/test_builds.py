@@ -77,7 +77,7 @@ def test_what_its_cache_has_is_sent_and_not_compiled(farm: BuildFarm, host: Runn
     [key] = farm.submit([job]).keys
     host.host.wake()
     farm.await_builds([key])
-    # As if it had been forgotten: the row goes, the cache of the host stays.
+    # The case of a deleted row: the cache of the host stays.
     _forget(farm, key)
     [key] = farm.submit([job]).keys
     host.host.wake()
@@ -111,7 +111,7 @@ def test_a_user_s_suite_is_compiled_from_its_archive_and_its_failure_is_the_job_
 def test_a_key_that_this_host_does_not_come_to_is_refused(farm: BuildFarm, host: RunningHost) -> None:
     job = made_job(folder=farm.suite("edited"), module=".ops:Slow", args=("mark", 0.0))
     run = farm.submit([job])
-    # Other code under the same key: as a client with a package that this host has not.
+    # Other code under the same key: the case of a client with a package that this host lacks.
     other = _with_key(farm, job, "f" * 64)
     host.host.wake()
     build = farm.await_builds([other])[other]

@@ -215,7 +215,7 @@ def states(store: Store) -> dict[int, str]:
 
 def test_duplicates_among_messages_of_dead_workers_go_and_the_others_are_put_back(store: Store) -> None:
     store.messages.require()
-    # As of an agent that is killed and started again: each life takes the message of its time.
+    # The messages of an agent that is killed and restarted repeatedly: each process holds the message of its time.
     held = [hold_as_dead(store, "farm.mend") for _ in range(6)]
     ordinary = hold_as_dead(store, "finish:run-1")
     assert set(states(store).values()) == {"doing"}

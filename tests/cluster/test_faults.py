@@ -159,7 +159,7 @@ def test_the_database_restarts(running: tuple[Farm, str]) -> None:
 @pytest.mark.parametrize(
     ("way", "away_s"),
     [
-        # As many lifetimes of a heartbeat as a minute has of 10 s.
+        # Six lifetimes of a heartbeat, as in a minute with 10 s each.
         pytest.param("stopped", 6 * TTL_S, marks=pytest.mark.whole),
         pytest.param("stopped", 60.0, marks=pytest.mark.soak),
         pytest.param("frozen", 60.0, marks=pytest.mark.soak),
@@ -194,7 +194,7 @@ def test_nobody_is_dead_of_whom_a_database_heard_nothing_that_stood_still(farm: 
     try:
         time.sleep(1.5 * TTL_S)
         farm.server.thaw()
-        # The others are there at once, and mend meanwhile.
+        # The other agents are back at once, and repair the farm meanwhile.
         time.sleep(0.5 * TTL_S)
     finally:
         farm.server.thaw()

@@ -262,7 +262,7 @@ def test_only_what_is_a_day_old_goes_and_what_is_put_again_stays(
         long_ago = time.time() - GRACE_S - 60
         for name in (old, again):
             os.utime(world.root / path_of(name), (long_ago, long_ago))
-        # Another process, which does not remember that it is there.
+        # Another process, whose memory does not have the object.
         opened(monkeypatch, tmp_path, world.address, "bob").put(b"again")
         assert (objects.discard(old), objects.discard(again)) == (True, False)
         assert (objects.has(old), objects.has(again)) == (False, True)

@@ -63,7 +63,7 @@ class StubComparison:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    # Neither git nor a shell takes anything of its path for more than a name.
+    # Git and shells have to treat each part of this path as a name.
     folder = tmp_path_factory.mktemp('it\'s "a" $(touch pwned)') / "executorch"
     folder.mkdir(parents=True)
     run_git(folder, "init", "-q", "-b", "main")
@@ -263,7 +263,7 @@ def test_the_evidence_names_commit_program_and_files(
     answer = of_json(text)
     assert (code, answer["first_bad"]["sha"], answer["exact"]) == (3, first.sha, True)
     assert answer["comparison"]["jobs"][0]["name"] == JOB
-    # Another request is another search.
+    # A different request starts a new search.
     monkeypatch.setattr("farm.numbers.compare.commit_bisect.comparing", lambda *_: StubComparison(since(1, SAME)))
     assert farm(*asked, "--metric", "partitions")[0] == 0
 

@@ -166,7 +166,7 @@ def op_packages(soc: str, files: dict[str, bytes], **device: Any) -> dict[str, o
             specs = compiler_specs(target, versions, features, packages=packages)
             infos = asdict(flatbuffer_to_option(generate_qnn_executorch_option(specs)))["op_package_options"]
             found = {info["op_package_path"]: info for info in infos["op_package_infos"]}
-            # As QNN opens them, which knows them by nothing but these paths.
+            # Open the files like QNN, which has only these paths.
             opened = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in found}
     except FarmError as error:
         return str(error).replace(str(folder), "")

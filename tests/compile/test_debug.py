@@ -118,7 +118,7 @@ def test_a_range_that_one_outlier_takes_is_named_as_quantization(told: dict[str,
 
 
 def test_a_program_with_two_outputs_is_compared(told: dict[str, Any]) -> None:
-    """The Inspector of ExecuTorch 1.5 by itself fails over one."""
+    """The unmodified Inspector of ExecuTorch 1.5 fails on such a program."""
     compared = [name for name, gaps in told["outlier"]["ours"].items() if "compiler" in gaps]
     assert {"aten_convolution_default", "aten_relu_default", "aten_clamp_default"} <= set(compared)
 

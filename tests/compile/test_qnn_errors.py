@@ -129,7 +129,7 @@ def test_a_compiler_that_ends_by_itself_leaves_no_file_and_a_killed_one_its_node
     with NodeAtWork(log) as at_work:
         at_work.note("aten_convolution_default (module a, very/long.py:1)")
         at_work.note("aten_relu_default (net.py:7)")
-        # As its caller finds it while it lives, or when it was killed.
+        # The caller sees this state during the compile, or after the compiler was killed.
         assert take_node(log) == "aten_relu_default (net.py:7)"
         assert log.read_text() == "printed\n\nfarm: the compiler was at aten_relu_default (net.py:7)\n"
         assert take_node(log) == ""

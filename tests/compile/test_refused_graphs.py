@@ -108,7 +108,7 @@ class Refused(NamedTuple):
     reply: BuildReply
     log: str
     reason: str
-    """As it is recorded."""
+    """Reason as recorded."""
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ class Ran:
     runner_starts: int
 
     def check(self, tests: int) -> None:
-        """Assert that so many tests ran, that all passed, and that each of them started the runner."""
+        """Assert that this number of `tests` ran, that all passed, and that each of them started the runner."""
         failures = [line for line in self.log.splitlines() if line.startswith(("FAIL:", "ERROR:", "AssertionError"))]
         assert self.code == 0, "\n".join([*failures, self.log[-4000:]])
         # `OK (skipped=1)` would be a test that proves nothing.

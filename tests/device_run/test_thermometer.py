@@ -1,4 +1,4 @@
-"""How warm a device gets while a program goes on: before, meanwhile and after; trouble with that is none of a job."""
+"""Temperatures of a device before, during and after a long program; errors of the thermometer fail no job."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_commands_use_the_device_of_android_serial(bench: Bench, home: FarmHome)
     assert (done.returncode, done.stdout.strip()) == (0, second.serial), done.stderr
     done = home.farm("lease", second.soc, "--json", env=chosen)
     assert json.loads(done.stdout)["device"]["serial"] == second.serial
-    # The other device is free, and stays so.
+    # The other device stays free.
     assert "yours already" in home.farm("lease", second.soc, "--no-wait", env=chosen, code=4).stderr
     assert home.farm("lease", first.serial, env=chosen).returncode == 0
     for words in (("shell", "--", "true"), ("devices", "check"), ("run", "--soc", "SM8650", "--suite", "smoke")):

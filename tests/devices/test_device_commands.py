@@ -144,7 +144,7 @@ def test_take_over(transport: Transport, folder: PurePosixPath) -> None:
 
 
 def test_end_by_mark(transport: Transport, folder: PurePosixPath) -> None:
-    # Other tests sleep on this machine meanwhile: these two are known by how long.
+    # Other tests sleep on this machine meanwhile: the random duration identifies these two processes.
     asleep = f"sleep {random.randrange(10**7, 10**8)}"
     found_by = 'for one in /proc/[0-9]*/cmdline; do tr "\\0" " " <"$one"; echo; done 2>/dev/null; true'
     script = f'for n in 1 2; do (trap "" HUP; exec {asleep}) & done; echo begun; wait'

@@ -176,7 +176,7 @@ def test_without_an_sftp_server_it_says_what_to_install(tmp_path: Path) -> None:
 def test_room_is_known_where_df_prints_nothing(tmp_path: Path) -> None:
     with Supervisor() as supervisor:
         board = DropbearServer(supervisor, tmp_path / "board").start()
-        # As busybox's does where the root file system is an initramfs.
+        # Output of busybox's df if the root file system is an initramfs.
         (board.root / "bin/df").unlink()
         header = "Filesystem 1024-blocks Used Available Capacity Mounted on"
         board.write("bin/df", f"#!/bin/sh\necho {header}\n", mode=0o755)

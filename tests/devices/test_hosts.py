@@ -249,7 +249,7 @@ def test_devices_on_the_network_are_attached_at_the_same_time(
     both = threading.Barrier(2, timeout=10)
 
     def connect_stub(_server: AdbServer, host: str, _port: int) -> str:
-        # Neither is answered before both are asked for.
+        # Neither request is answered before both have arrived.
         both.wait()
         raise InfraError(f"adb cannot attach {host}")
 

@@ -1,4 +1,4 @@
-"""Devices that went away are brought back through a real adb server, step by step, or given up with a reason."""
+"""Recovery of lost devices through a real adb server, step by step, or a failure with a reason."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_another_phone_of_the_same_kind_at_its_address_is_not_rebooted(patient: 
     def works() -> str:
         asked.append("canary")
         if len(asked) == 6:
-            # As late as can be: just before it would be rebooted.
+            # The latest possible moment: just before the reboot of the device.
             own = f"ro.serialno={patient.device.serial}\n"
             assert own in text
             properties.write_text(text.replace(own, "ro.serialno=R5CTOTHER\n"))

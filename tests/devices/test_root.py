@@ -1,4 +1,4 @@
-"""Root through a real adb server: adbd starts anew, the device goes away and comes back."""
+"""Root through a real adb server: adbd restarts, and the device disconnects and returns."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(
     # The earlier program has ended: adbd really restarted.
     assert "the connection ended before the program did" in str(ended)
     assert open_transport(device).ensure_root() is False
-    # `adb root` of others finds it so as well.
+    # A later `adb root` of others gives the same answer.
     with AdbHost(server.port).open(device.serial, "root:", timeout_s=10) as stream:
         assert stream.recv(100) == b"adbd is already running as root\n"
 
@@ -102,7 +102,7 @@ def test_su_makes_commands_root_where_adbd_cannot(
     folder = done.stdout.split(b"|")[3]
     assert (done.code, done.stdout) == (7, b"it's|a b|$(reboot)|" + folder + b"|'$x|root\nin")
     assert folder.endswith(b"/data/local/tmp")
-    # Others are asked for it by themselves.
+    # Each new connection queries the user id itself.
     assert AdbTransport(device.serial, server.port).user_id() == 2000
     assert transport.ensure_root() is False
 

@@ -1,4 +1,4 @@
-"""The port that leads over a real sshd to an adb server, and those who connect to it without meaning well."""
+"""The port that leads over a real sshd to an adb server, and hostile clients of it."""
 
 from __future__ import annotations
 

@@ -479,7 +479,7 @@ def test_a_run_without_a_store_ends_and_its_results_are_recorded_later(
     assert len(began) <= 4
     bench.recorder.close(0.5)
     monkeypatch.undo()
-    # As `farm run --resume` does in another process, while the leases live.
+    # The steps of `farm run --resume` in another process, while the leases are valid.
     replay_results(bench.run_id, bench.plan.folder, bench.store)
     assert {name for name, devices in bench.recorded().items() if devices} == began
 

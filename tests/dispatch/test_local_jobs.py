@@ -376,7 +376,7 @@ def test_after_the_first_failure_nothing_begins(make: Callable[..., Bench], act:
     bench = make(4, [A], most_failures=1)
     bench.acts["1"] = act
     bench.begin()
-    # The result takes some time to the store: the device does not begin another job meanwhile.
+    # Recording takes some time: the device begins no other job meanwhile.
     while len(bench.recorder.done) < 1:
         bench.step()
     bench.recorder.is_held = True

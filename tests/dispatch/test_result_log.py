@@ -59,7 +59,7 @@ def test_what_is_found_out_while_the_database_is_away_is_in_the_log_at_once(tmp_
         assert is_asked.wait(30)
         recorder.result(result(1))
         recorder.result(result(2))
-        # As the next life of an agent that was killed at this moment.
+        # The result log after a restart of an agent that was killed at this moment.
         assert ResultLog(tmp_path / "log").left() == [result(number) for number in range(3)]
     finally:
         is_back.set()

@@ -32,7 +32,7 @@ def work(number: int, flags: dict[str, str]) -> None:
     os.chdir(Path(START, flags["working_folder"]))
     what = Path(flags["model_path"]).read_bytes().split()[0].decode(errors="replace")
     if "heap_profiling_path" in OPTIONS and what != "heapless":
-        # The first job of a process alone has a first context.
+        # Only the first job of a process creates the first context.
         with Path(OPTIONS["heap_profiling_path"]).open("w") as file:
             file.write("DSP:before_context_created (bytes), 928212\n" if not number else "")
     if what == "crash" or (what == "crash-in-company" and number):

@@ -16,6 +16,6 @@ def stub_sdk(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Stub
     return make_stub_sdk(
         tmp_path_factory.mktemp("lpai") / "stub-sdk",
         farm_cache,
-        # The second has weights.
+        # Prelu has weights.
         unknown=("Gelu", "Prelu"),
     )

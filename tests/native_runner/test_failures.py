@@ -231,7 +231,7 @@ def test_a_result_that_cannot_be_written_is_no_success(conv: Any) -> None:
 def test_an_old_result_does_not_survive_a_new_run(conv: Any, preload: Any) -> None:
     assert conv.run().code == 0
     _expect(conv.run("--model_path=none.pte"), 4, "load", "none.pte")
-    # Nor a crash, which writes none.
+    # An old result does not survive a crash either, which writes none.
     assert conv.run().code == 0
     crashed = conv.run("--log_level=1", env=preload("crash_stub"))
     assert crashed.code == -11

@@ -40,7 +40,7 @@ def test_every_job_is_answered_when_its_files_are_there(conv: Any) -> None:
     single = conv.run()
     assert single.code == 0
     assert conv.output(1, 0).tobytes() == (conv.folder / "out3" / "output_1_0.raw").read_bytes()
-    # The backend went up once, though all jobs are the program that is kept loaded.
+    # The backend started once, though all jobs are the program that is kept loaded.
     assert session.stderr.count("Creating new backend bundle") == 1
     assert session.stderr.count("Destroy Qnn backend") == 1
 

@@ -1,4 +1,4 @@
-"""A night with an operator made wrong: `farm debug` runs by itself, once, and the page shows the first wrong layer."""
+"""Nightly run with a wrong operator: `farm debug` runs once by itself, and the page shows the first wrong layer."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_everybody_hears_of_a_quarantine_once(tmp_path: Path, store: Store, monk
         """)  # fmt: skip
         quarantine(store)
         assert announce_once(config, store) == []
-        # Neither a second look, nor another run that finds the same device out again.
+        # Neither a second look at the device nor another run with the same finding sends a notice.
         quarantine(store)
         assert announce_once(config, store) == []
         assert len(plain.requests) == 2, "an answer that may get better is asked for again"

@@ -11,11 +11,11 @@ from farm.policy.retries import MOST_DEVICES, Blame, Tried, classify, damaged, s
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
 
 JOB = "s/c[SM8650-htp-8a8w]"
-# As judge gives them: which verdict comes with which cause.
+# Causes by verdict, as judge combines them.
 FAILED = {Cause.COMPILE, Cause.NUMERICS, Cause.REFUSED, Cause.UNSUPPORTED, Cause.CRASH, Cause.HANG}
 AT_ONCE = (Cause.COMPILE, Cause.UNSUPPORTED)
 OPEN = (Cause.CRASH, Cause.HANG, Cause.NUMERICS, Cause.REFUSED)
-# Another device would not help.
+# Causes that another device would not change.
 ALONE = (Cause.BUILDER, Cause.DISK, Cause.LOCAL, Cause.REQUEST, Cause.INFEASIBLE)
 FARMS = (
     Cause.NONE,

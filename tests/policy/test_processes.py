@@ -167,7 +167,7 @@ def states(device: str) -> list[Lease | None]:
 
 
 def wishes(number: int, lists: Sequence[Sequence[str]], counts: Sequence[int]) -> list[Request]:
-    # The first one's user is `a`: another world is the same by another name.
+    # The user of the first request is `a`: other first users give the same worlds under another name.
     users = "a" if number == 0 else "ab"
     return [
         request(number, user, *devices, priority=priority, count=count)

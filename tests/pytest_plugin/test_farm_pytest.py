@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Other plugins of this environment take pytest longer to import than it takes to run these tests.
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
-# The module and shape of farm's own canary, which is compiled by other tests as well.
+# Module and shape of farm's health check, which other tests compile as well.
 SUITE = """
 import os
 import subprocess

@@ -230,7 +230,7 @@ def operators(call: str = "QnnBackend[0]") -> tuple[OperatorProfile, ...]:
 
 
 def layers() -> tuple[LayerComparison, ...]:
-    """Return six layers, of which the fourth goes wrong at the compiler. Example data."""
+    """Return six layers with an error of the compiler in the fourth. Example data."""
     found = []
     names = ("convolution", "relu", "add", "convolution_1", "relu_1", "linear")
     for place, name in enumerate(names):
@@ -306,7 +306,7 @@ def hostile() -> RunView:
 
 
 def large(jobs: int = 2000) -> RunView:
-    """Return a run as large as a night: every job measured, a few per cent failing with long logs. Example data."""
+    """Return a run as large as a nightly run: all jobs measured, a few per cent failed with long logs. Example data."""
     rng = random.Random(3)
     views = []
     socs = ("SM8550", "SM8650", "SM8750", "SM8850")

@@ -45,7 +45,7 @@ def generated(line: int, step_us: float, steps: int = 16) -> Generated:
 
 
 def story(name: str, device: str, *, rounds: int = 1, hot: bool = False) -> JobView:
-    """A job whose program fell by a fifth as its device got warm, where it went on."""
+    """Return a job; with several rounds, its rate fell by a fifth as the device got warm."""
     made = [
         generated(line, 13_000 * (1 + 0.2 * min(1.0, 1.5 * number / rounds)))
         for number in range(rounds)

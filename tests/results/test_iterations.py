@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def differ(execution: Execution, sample: int, count: int, *first: int, iterations: int = 2, warm_up: int = 1) -> None:
-    """Let executions of a sample differ, of so many."""
+    """Make `count` of the executions of a sample differ."""
     execution.report["inferences"][sample] |= {
         "warm_up_ns": [9_000] * warm_up,
         "iterations_ns": [3_000] * iterations,

@@ -161,7 +161,7 @@ def test_perplexity_and_accuracy_are_measured_of_the_device_and_of_both_referenc
     assert (found["questions"], found["other_choices_quantized[0]"], found["lost_answers_fp32[0]"]) == (
         (1.0,), (0.0,), (0.0,),
     )  # fmt: skip
-    # As many lengths as questions, and no divergence of two numbers.
+    # Sequences have no first token time, and two logarithms give no divergence.
     assert not any(name.startswith(("first_token_time", "kl_")) for name in found)
     assert attempt.notes[0].startswith("perplexity of the text ")
     assert ", of 3 tokens (" in attempt.notes[0]

@@ -35,7 +35,7 @@ def builds(folder: Path) -> _Builds:
 def test_a_reply_that_cannot_be_written_is_left_as_soon_as_it_can(tmp_path: Path) -> None:
     ending = threading.Thread(target=builds(tmp_path).ended, args=(BuildReply(KEY, ok=True, seconds=1.0),))
     ending.start()
-    # There is no folder for it yet, as there may be no room.
+    # The folder does not exist yet, which stands for a disk without room.
     ending.join(0.7)
     assert ending.is_alive()
     builds_folder(tmp_path).mkdir()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def planted(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Planted:
-    """The first run, by the good release."""
+    """Home with the planted suite, before its first run."""
     folder = tmp_path_factory.mktemp("planted")
     return Planted(FarmHome.make(farm_cache, folder), folder, write_suite(folder / "planted"))
 
@@ -72,7 +72,7 @@ def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
     [one] = told["metrics"]
     said = one["confirmation"]
     assert (one["metric"], said["answer"]) == ("htp_cycles", "confirmed")
-    # As many again where the first ten leave it unknown, on a very busy machine.
+    # A second ten pairs are measured if the first ten give no answer, on a very busy machine.
     assert said["pairs"] in (10, 20)
     assert 0.3 < said["low"] < said["change"] < said["high"]
     inferences = [(len(was), len(now)) for was, now in one["pairs"]]

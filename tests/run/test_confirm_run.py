@@ -1,4 +1,4 @@
-"""A slower compiler is found the same night, by what `farm run` and `farm perf confirm` do, on the real simulator."""
+"""A slower compiler is found in the same nightly run, by `farm run` and `farm perf confirm`, on the real simulator."""
 
 from __future__ import annotations
 

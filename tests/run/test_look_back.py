@@ -112,7 +112,7 @@ def test_a_step_is_told_once_however_late_its_first_run_is_looked_at(store: Stor
     for _ in range(12):
         record_look_back(store, world.night())
     first, second = world.night({0: 1.12}), world.night({0: 1.12})
-    # The first slow night was never judged, and its bundle is away for some time: it is part of the range.
+    # The first slow nightly run was never judged, and its bundle is away for some time: it is part of the range.
     world.gone.add(f"0-{first}")
     world.confirm(second)
     world.gone.clear()
@@ -120,7 +120,7 @@ def test_a_step_is_told_once_however_late_its_first_run_is_looked_at(store: Stor
     assert (step.last_good, step.first_bad) == (world.nights[11], second)
     assert world.confirm(first).alerts == ()
     asked = world.pairs
-    # The measured night is not measured again.
+    # The measured nightly run is not measured again.
     world.confirm(second)
     assert store.alerts.open() == [step]
     assert world.pairs == asked

@@ -260,7 +260,7 @@ def test_a_program_that_is_refused_for_its_frame_rate_alone_blames_neither_code_
 @pytest.mark.parametrize(
     ("model", "log", "options"),
     [
-        # Refused without the demand for real time as well.
+        # The program is refused without the demand for real time as well.
         (b"refused", NOT_FINAL, (("fps", "30"),)),
         # Refused for another reason.
         (b"late", f"process 1000\n{NO_WORDS}", (("fps", "30"),)),

@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_stale_with_what_was_known_of_it() -> None:
 
     fitting, stale = Budget(7200).cut(every, known, devices={"SM8650": 1}, builders=1)
 
-    # None has the bundle or the limits of its last verdict, so that all are changed; the new one was never run.
+    # No job has the bundle or the limits of its last verdict, so that all are changed; `new` was never run.
     assert [one.job.case.name for one in fitting] == ["new", "old"]
     reasons = {job_id.partition("/")[2].partition("[")[0]: one for job_id, one in stale.items()}
     assert reasons["recent"].reason == "did not fit into the budget of 2 h 00 min"

@@ -291,7 +291,7 @@ def test_a_real_skel_is_signed_as_its_own_tools_see_it(config: Config, hexagon: 
         kinds = [segment.header.p_type for segment in made.iter_segments()]
         assert kinds[:2] == ["PT_NULL", "PT_NULL"]
         for old, new in zip(source.iter_segments(), list(made.iter_segments())[2:], strict=True):
-            # The first one starts with the header itself, which names another table now.
+            # The first segment starts with the ELF header itself, which refers to another table now.
             skip = 52 if old.header.p_offset == 0 else 0
             assert old.data()[skip:] == new.data()[skip:]
     _stage(config)

@@ -114,7 +114,7 @@ def test_passwords_come_from_a_file_and_are_never_shown(
     assert "password authentication failed" in said
     assert wrong not in said
     assert said.count("password authentication failed") == 1
-    # In the query as well, where libpq takes it too.
+    # libpq reads the password from the query as well.
     said = refusal(f"{without}?password={wrong.replace(' ', '%20')}", readonly=readonly)
     assert wrong not in said
     assert "password=***" in said

@@ -181,7 +181,7 @@ def test_an_earlier_version_takes_no_device_that_is_known_by_its_serial(store: S
     see(store, phone(make, OLD, OLD))
     ours = phone(make, "2233fd19", OLD)
     see(store, ours)
-    # As an earlier version sees it: state and times, and nothing that a person wrote.
+    # Columns that an earlier version writes: state and times, and no entries of a person.
     row = schema.device_state
     facts = {"state": "device", "forgotten_ms": 0, "serial": OLD}
     store._database.write(lambda connection: connection.execute(update(row).where(row.c.id == OLD).values(facts)))

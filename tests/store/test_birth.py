@@ -133,7 +133,7 @@ def _is_none_or_whole(address: str) -> None:
 
 
 def test_what_was_killed_within_a_step_is_completed(tmp_path: Path) -> None:
-    """The first page is half written, and a journal has its old content."""
+    """The kill leaves the first page half written, and its old content in a journal."""
     path = tmp_path / "farm.db"
     code = """
 import os, signal, sqlite3, sys

@@ -242,9 +242,9 @@ def test_nobody_is_dead_before_the_database_has_been_up_for_a_time_to_live(store
     [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
     store._database.write(let_leases_expire)
 
-    # As if it had been started a moment ago: a time to live is longer than it is up.
+    # The case of a server started a moment ago: the time to live is longer than its uptime.
     assert store.cluster.mend(ttl_s=1e6).lines == ()
-    # Or as if it had stood still meanwhile, which the caller knows.
+    # The case of a caller that stood still meanwhile.
     assert store.cluster.mend(ttl_s=0, is_settled=lambda: False).lines == ()
     with pytest.raises(AgentRefusedError):
         store.cluster.register("h1", facts("h1"), 1e6, user="farm")

@@ -73,7 +73,7 @@ def test_figures_that_are_no_numbers_come_back(store: Store, make: type[Make]) -
 def test_hostile_names_and_numbers_of_rows_are_bounded(
     store: Store, make: type[Make], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As many as the store keeps would take a database some seconds.
+    # The real limits would take a database some seconds.
     monkeypatch.setattr(values, "OPERATORS_LIMIT", 20)
     monkeypatch.setattr(values, "LAYERS_LIMIT", 30)
     evil = "a\0\udcff" + "x" * 100_000

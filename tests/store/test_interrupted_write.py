@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("/farm/store/", "/sqlalchemy/")
 STEPS = 7
-"""A Ctrl-C comes before every line of so many."""
+"""Lines of the store between two moments at which the test sends Ctrl-C."""
 
 
 class Interrupted:
@@ -51,7 +51,7 @@ class Interrupted:
 
 
 def test_a_write_after_ctrl_c_waits_for_no_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `farm debug` records the end of its run: in the process whose write was interrupted."""
+    """`farm debug` records the end of its run in the process whose write was interrupted, as this test does."""
     monkeypatch.setattr(database, "PATIENCE_S", 0.0)
     store = Database(tmp_path / "farm.db")
     store.write(lambda connection: connection.execute(text("CREATE TABLE seen (line INTEGER)")))

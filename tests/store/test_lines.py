@@ -1,4 +1,4 @@
-"""Runs of several toolchains in one store: each line is a history of its own, and a private run is in none."""
+"""Runs of several toolchains in one store: each branch has its own history, and a private run belongs to none."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def recorder(path: Path, make: type[Make]) -> Iterator[Recorder]:
 
 
 def _checkpoint(path: Path) -> None:
-    # In a process of its own: closing a file here would drop the locks that the store has on it.
+    # The checkpoint runs in another process, as closing a file here would drop the store's locks on it.
     code = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('PRAGMA wal_checkpoint(TRUNCATE)')"
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)
 

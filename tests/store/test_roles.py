@@ -176,7 +176,7 @@ def test_developers_share_bundles_that_both_wait_for_and_change_none_that_is_the
     for change in ("state = 'failed'", 'put_back = \'{"h1": "no"}\'', "priority = 7"):
         with refused("you signed in as"):
             lab.sql("bob", f"UPDATE build SET {change}")
-    # Also not by a build that is to be made anew.
+    # A build that waits again cannot replace the archive either.
     lab.sql("bob", "UPDATE build SET state = 'waiting'")
     bob.cluster.add_built(Build(key(0), "built", "e" * 64, 6))
     assert host.cluster.build_of([key(0)])[key(0)].archive == "b" * 64
@@ -475,7 +475,7 @@ def test_a_build_host_makes_bundles_under_its_role(lab: Lab, stores: dict[str, S
     worker = maker.cluster.begin_worker()
     first = maker.cluster.take_build(worker, "c1", ["tools"])
     assert first is not None
-    # Another build host has no way to the job of this one.
+    # Another build host cannot end this host's job.
     for act in (other.cluster.built, other.cluster.failed):
         with pytest.raises(LeaseLostError):
             act(first, Build(first.task.key, "built", "f" * 64, 5))
@@ -671,7 +671,7 @@ def test_an_upgrade_by_the_owner_gives_the_rights_of_today(lab: Lab) -> None:
         connection.execute("CREATE DATABASE old OWNER lab")
     with open_store(lab.address("lab", "old")) as store:
         store.messages.require()
-    # As a farm of before has left it, without a group of builders.
+    # State of an earlier farm, without a group of builders.
     lab.sql("lab", """
         CREATE TABLE farm_roles (prefix text PRIMARY KEY); INSERT INTO farm_roles VALUES ('gone');
         UPDATE farm_schema SET version_num = '0014'; UPDATE farm_messages SET version = replace(version, '/', '/0');

@@ -80,7 +80,7 @@ def test_what_failed_last_is_the_final_attempt_of_the_newest_run(
     job = make.job()
     run(store, make, job, *((P,) if failed else (F,)))
     run(store, make, job, *attempts)
-    # None of these takes anything back: nothing tried, another job, user and kind of device.
+    # None of these runs changes the selection: a run without attempts, another job, user and kind of device.
     begin(store, job)
     run(store, make, make.job("other"), P)
     run(store, make, job, *((P,) if failed else (F,)), user="bob")
