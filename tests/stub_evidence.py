@@ -32,7 +32,7 @@ class Ran:
     ended_s: float | None
     """End of the execution; None if its process was killed."""
     double: bool
-    """Whether the device had another execution at the start."""
+    """True if another execution was on the device at the start."""
 
 
 class Evidence:
