@@ -1,6 +1,6 @@
 """Makes a stub of a QNN SDK that has LPAI for this machine: its library hands everything to HTP's simulator.
 
-`python tests/lpai_sdk_stub.py FOLDER` makes one for a trial of the LPAI backend by hand.
+`python tests/lpai_sdk_stub.py FOLDER` makes one, with which the LPAI backend can be tried by hand.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class SideStub(msgspec.Struct, frozen=True):
 
 
 class World:
-    """Jobs with the true time of their bundles; each night has its own bundle unless stated otherwise."""
+    """Jobs with the true time of their bundles; each nightly run has its own bundles by default."""
 
     def __init__(self, store: Store, jobs: int, seed: int = 1) -> None:
         self.store, self.random = store, np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""A simulated farm, decided as a real one: the same seed gives the same night, each job has one verdict."""
+"""A simulated farm, decided as a real one: the same seed gives the same nightly run, each job has one verdict."""
 
 from __future__ import annotations
 

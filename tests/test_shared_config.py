@@ -70,7 +70,7 @@ def test_sqlite_and_files_of_many_hosts_do_not_go_together(tmp_path: Path, monke
     with pytest.raises(UsageError, match="FARM_ARTIFACTS is set, and the store is SQLite"):
         load_config(written(tmp_path, ""))
     monkeypatch.delenv("FARM_ARTIFACTS")
-    # A user makes a trial in a store of their own.
+    # A local run uses the user's own store.
     monkeypatch.setenv("FARM_STORE", str(tmp_path / "mine.db"))
     alone = load_config(written(tmp_path, f"{POSTGRESQL}{artifacts}[agent]\nbuild = true\n"))
     assert (alone.is_shared, alone.artifacts) == (False, None)

@@ -105,7 +105,7 @@ def test_what_one_device_computes_wrong_another_of_another_host_decides(hosts: A
     for name in ("left", "right"):
         hosts.host(name)
     hosts.registered("left", "right")
-    # The canary's output is smaller.
+    # The health check's output is smaller.
     hosts.break_device("left", Fault(FaultKind.WRONG_NUMBERS, after_bytes=1000, times=0))
     run_id = hosts.detached(*_LONG)
     view = hosts.finished(run_id)

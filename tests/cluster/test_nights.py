@@ -65,7 +65,7 @@ def night(hour: int, minute: int = 0, timezone: str = "UTC", days: tuple[int, ..
         (night(1, 30, "Europe/Berlin"), "2026-07-02T00:00:00+00:00", "2026-07-02T01:30:00+02:00"),
         (night(22, days=(0,)), "2026-11-29T12:00:00+00:00", "2026-11-23T22:00:00+00:00"),
         (night(22, days=(0,)), "2026-11-30T21:00:00+00:00", "2026-11-23T22:00:00+00:00"),
-        # The clock is put forward over 2:30, and back over it: each time one night.
+        # The clock is put forward over 2:30, and back over it: each time one nightly run.
         (night(2, 30, "Europe/Berlin"), "2026-03-29T12:00:00+00:00", "2026-03-29T03:30:00+02:00"),
         (night(2, 30, "Europe/Berlin"), "2026-10-25T12:00:00+00:00", "2026-10-25T02:30:00+02:00"),
     ],
@@ -170,7 +170,7 @@ class Host:
 
 @pytest.fixture
 def hosts(store: Store, url: str, tmp_path: Path) -> Iterator[list[Host]]:
-    """Two agents that have the same night, which was due a moment ago."""
+    """Two agents with the same nightly run, which was due a moment ago."""
     name = next(_names)
     made = [Host(store, tmp_path, url, f"{name}-host-{n}", name, ago_s=0.0) for n in range(2)]
     for one in made:

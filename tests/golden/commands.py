@@ -39,7 +39,7 @@ RUNS = {
     "detailed profile": "20261122-195600",
     "farm exec": "20261122-195717",
 }
-"""Runs of other shapes than the night."""
+"""Runs of other shapes than the nightly run."""
 
 _VERDICTS = (
     "SELECT run_id, job.name, verdict, stage, cause, reason, known_issue FROM attempt"

@@ -226,7 +226,7 @@ def test_secrets_are_nowhere(night: Night) -> None:
 
 
 def test_the_same_night_again_is_no_news_and_the_one_before_is_on_its_page(night: Night, tmp_path: Path) -> None:
-    # A copy: other tests read the pages of the first night.
+    # A copy: other tests read the pages of the first nightly run.
     home = replace(night.home, state=tmp_path / "state", cwd=tmp_path / "cwd")
     shutil.copytree(night.home.state, home.state)
     shutil.copytree(night.home.cwd, home.cwd)

@@ -5,7 +5,7 @@ The first line of the file has one of these:
 * the number of the first refused job, counted for the `process` or for the `device`; later jobs are refused too
 * the only refused job, counted `once`
 * `program`: this device alone refuses the program `picky`
-The other lines are the output of the DSP at a refusal; a last line `canary ...` is its output at the canary.
+The other lines are the DSP's output at a refusal; a last line `canary ...` is its output at the health check.
 The program `refused` is refused anywhere, the program `late` by a process that has to keep its time.
 """
 

@@ -32,7 +32,7 @@ def test_a_slower_compiler_is_found_the_same_night(home: FarmHome) -> None:
     assert (cycles["last_good"], cycles["first_bad"]) == (nights[-1], slower)
     assert "torchao" in cycles["guilt"]
     assert "htp_cycles" in (home.state / "runs" / slower / "report.html").read_text()
-    # The next night is on the same level: with any noise it reports no new alert, and reports the known one again.
+    # The next nightly run has the same level: it reports the known alert again, and with any noise no new one.
     same = planted.run(12)
     assert planted.json("perf", "confirm", "--run", same, code=0)["findings"]["run_id"] == same
     with open_store(home.state / "farm.db") as store:
@@ -41,7 +41,7 @@ def test_a_slower_compiler_is_found_the_same_night(home: FarmHome) -> None:
     status = json.loads(home.farm("status", "--json").stdout)["status"]
     assert "htp_cycles" in {one["metric"] for one in status["regressions"]}
     assert JOB in home.farm("status").stdout
-    # An even slower night exits with 3, with the reason on its page.
+    # An even slower nightly run exits with 3, with the reason on its page.
     (home.cwd / "nightly.toml").write_text(_NIGHT)
     night = planted.json("nightly", "nightly.toml", code=3, layers=36)
     [cell] = night["night"]["cells"]
