@@ -47,7 +47,7 @@ _COMMANDS = {
         "watch": ("cluster.attach:watch_command", "Follow a submitted run on a shared farm."),
         "cancel": ("cluster.attach:cancel_command", "Cancel a submitted run on a shared farm."),
         "delete": ("running.runs:delete_command", "Delete one run."),
-        "prune": ("setup.prune:command", "Delete old runs; a dry run first."),
+        "prune": ("setup.prune:command", "Delete old runs; without --yes only list them."),
     },
     "jobs": {
         "show": ("looking.show:command", "Show a job: attempts, logs, numbers, commands to repeat it."),
@@ -215,12 +215,25 @@ class _LazyGroup(ListingGroup):
                     formatter.write_dl(rows)
 
 
+def _group_help(name: str) -> str:
+    """Return the help of a group: its line, the effect of a call without a command, and the short forms."""
+    commands = _COMMANDS[name]
+    short = {place: word for word, (place, _) in _COMMANDS[""].items()}
+    forms = [f"farm {short[place]} for {word}" for word, (place, _) in commands.items() if place in short]
+    texts = [_GROUPS[name]]
+    if "list" in commands:
+        texts.append(f"Without a command the {name} are listed.")
+    if forms:
+        texts.append(f"Short forms: {', '.join(forms)}.")
+    return "\n\n".join(texts)
+
+
 def _group(name: str) -> click.Command:
     """Return a group of commands; without a subcommand it runs its list."""
     has_list = "list" in _COMMANDS[name]
     otherwise = {"quarantine": "'farm devices disable DEVICE' lets no run use it, until 'farm devices enable DEVICE'"}
     return _LazyGroup(
-        name, help=_GROUPS[name], no_args_is_help=not has_list, lists=has_list, takes_names=name == "devices",
+        name, help=_group_help(name), no_args_is_help=not has_list, lists=has_list, takes_names=name == "devices",
         otherwise=otherwise if name == "devices" else {}, context_settings=_SETTINGS,
     )  # fmt: skip
 

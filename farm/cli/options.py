@@ -173,7 +173,7 @@ def with_numbers(arguments: Sequence[str]) -> list[str]:
 
 def soc_option(text: str) -> Decorator:
     """Return the option `--soc`."""
-    return click.option("--soc", help=text)
+    return click.option("--soc", metavar="SOC", help=text)
 
 
 def named(context: click.Context, option: click.Parameter, value: Any) -> Any:
@@ -188,17 +188,21 @@ def named(context: click.Context, option: click.Parameter, value: Any) -> Any:
     return value
 
 
-TOOLCHAIN_HELP = "Toolchain that compiles: a [toolchain.NAME] of farm.toml, a path, or a version of ExecuTorch"
-
-toolchain_option = click.option(
-    "--toolchain", default="", callback=named, metavar="NAME|PATH|VERSION", help=f"{TOOLCHAIN_HELP}."
-)
+TOOLCHAIN_VALUES = "a [toolchain.NAME] of farm.toml, a path, or a version of ExecuTorch"
 
 
-def line_option(text: str = "Only runs of this line.") -> Decorator:
+def toolchain_option(text: str = "Toolchain that compiles") -> Decorator:
+    """Return the option `--toolchain`; `text` names its use."""
+    return click.option(
+        "--toolchain", default="", callback=named, metavar="NAME|PATH|VERSION", help=f"{text}: {TOOLCHAIN_VALUES}."
+    )
+
+
+def line_option() -> Decorator:
     """Return the option `--line`: the branch whose runs a command reads."""
-    about = "A line is a toolchain of farm.toml, a version, or default; default, unless only other lines have runs."
-    return click.option("--line", metavar="NAME", help=f"{text} {about}")
+    values = "a toolchain of farm.toml, a version, or default"
+    missing = "otherwise default, or the branch of the newest run if default has none"
+    return click.option("--line", metavar="BRANCH", help=f"Only runs of this branch: {values}; {missing}.")
 
 
 def refuse_together(given: dict[str, Any], because: str) -> None:
@@ -248,16 +252,17 @@ def _run_name(context: click.Context, option: click.Parameter, value: str) -> st
 purpose_options = _together(
     click.option("--name", default="", callback=_run_name, metavar="NAME",
                  help="Name of the run, shown in lists and usable in place of its id."),
-    click.option("--purpose", type=click.Choice(["trial", "nightly"]), show_default="trial",
-                 help="nightly: part of the line's series, for status and alerts; trial: compared with it."),
+    click.option("--purpose", type=click.Choice(["trial", "nightly"]),
+                 help="nightly: the numbers continue the series of the branch, with status and alerts; trial, the "
+                 "default: a local run, compared with the branch."),
 )  # fmt: skip
 
 one_off_options = _together(
     virtual_option("Run it on a virtual device.", one=True),
-    click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
-                 help="Timed executions of each inference."),
-    click.option("--warm-up", type=click.IntRange(0, 100_000), show_default="1",
-                 help="Executions before them, not timed."),
+    click.option("--iterations", type=click.IntRange(1, 100_000),
+                 help="Timed executions of each inference; 3 by default."),
+    click.option("--warm-up", type=click.IntRange(0, 100_000),
+                 help="Executions before them, not timed; 1 by default."),
     timeout_option("Time limit on the device."),
 )  # fmt: skip
 
@@ -278,20 +283,20 @@ def typed(**options: str) -> list[str]:
 
 
 devices_options = _together(
-    virtual_option("Run on N virtual devices a SoC, with an HTP simulator, instead of attached ones; 1 without N."),
+    virtual_option("Run on N virtual devices per SoC, with an HTP simulator, not on attached ones; 1 without N."),
     click.option("--device", "devices", multiple=True, metavar="NAME",
                  help="Only attached devices of this name or serial; repeatable."),
-    click.option("--label", "labels", multiple=True,
+    click.option("--label", "labels", multiple=True, metavar="LABEL",
                  help="Only attached devices with this label; repeatable: with all."),
     click.option("--devices", "most_devices", type=click.IntRange(min=1), metavar="N",
-                 help="At most N attached devices a SoC; otherwise all that are free."),
+                 help="At most N attached devices per SoC; otherwise all that are free."),
 )  # fmt: skip
 
 interleaved_options = _together(
     click.option("--pairs", type=click.IntRange(5, 1000), default=10, show_default=True, metavar="N",
                  help="Number of pairs; in a pair both run, one after the other."),
-    click.option("--inferences", type=click.IntRange(1, 10_000), show_default="5", metavar="N",
-                 help="Inferences of each side in a pair; without JOB up to 20 for short programs."),
+    click.option("--inferences", type=click.IntRange(1, 10_000), metavar="N",
+                 help="Inferences of each side in a pair, 5 by default; without JOB up to 20 for short programs."),
     click.option("--device", default="", metavar="NAME",
                  help="This attached device; otherwise the device of the newer run, or a similar one."),
     virtual_option("Start a virtual device; the default for virtual results.", one=True),

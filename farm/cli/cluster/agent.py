@@ -92,7 +92,7 @@ def _begin_log(name: str, form: str) -> None:
     begin_logging(RecordHandler(partial(echo, err=True), formatter), verbose=is_verbose())
 
 
-@command.command("list")
+@command.command("list", short_help="List hosts, their devices and last nightly runs.")
 @json_option()
 def list_agents(config_file: Path | None, *, as_json: bool) -> None:
     """List the hosts of the farm, their devices and the users of these, and the last nightly runs they started."""
@@ -120,7 +120,7 @@ def list_agents(config_file: Path | None, *, as_json: bool) -> None:
     show({"agents": answer, "nights": nights}, lines, as_json=as_json)
 
 
-@command.command("drain")
+@command.command("drain", short_help="Finish the running jobs of a host, then end.")
 @click.argument("name", metavar="HOST")
 @config_option
 def drain(name: str, config_file: Path | None) -> None:

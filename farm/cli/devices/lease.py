@@ -44,10 +44,10 @@ _SHOWN_CHARACTERS = 500
 def lease_command(
     *, wanted: str, seconds: float, wait_s: float, no_wait: bool, as_json: bool, config_file: Path | None
 ) -> None:
-    """Reserve a device for yourself: only your commands may use it until then.
+    """Reserve a device: until the time of --for only your commands may use it.
 
-    Each use with a SOC reserves one more device. For a DEVICE that you have,
-    the time is changed, and counts from now. farm devices release ends it earlier.
+    Each call with a SOC reserves one more device. For a DEVICE that you have
+    reserved already, the time begins anew. farm devices release ends it earlier.
     """
     from farm.base.processes import Supervisor
     from farm.base.socs import reported_profile

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--run", "ref", metavar="RUN", help="Bundle of this run: latest, latest~1 or an id.")
 @click.option("--compiled", is_flag=True,
               help="Bundle that JOB compiles to today, from the cache: of no run.")  # fmt: skip
-@toolchain_option
+@toolchain_option()
 @json_option("Print the written files as JSON.")
 def command(
     job: str,

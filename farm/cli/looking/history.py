@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", multiple=True, help="Metric to show, repeatable; otherwise the usual ones.")
 @line_option()
-@click.option("--trials/--no-trials", default=True, help="Include your trials, with a mark.")
+@click.option("--trials/--no-trials", default=True, help="Include your local runs, with a mark.")
 @limit_option("Newest attempts of a job.")
 @json_option("Print every metric as JSON instead of a table.")
 def history_command(
@@ -44,10 +44,10 @@ def history_command(
     """Show the numbers of JOB run by run, oldest first.
 
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Times and counts are medians of an
-    attempt's samples, figures of outputs the worst sample, which a limit decides on. Virtual devices and hardware
+    attempt's samples; figures of outputs are those of the worst sample, as for limits. Virtual devices and hardware
     are never in one table. Changed conditions are shown beside a run. Below the table follow the pass rate of the
     last 20 runs, and whether the job is flaky; then a line for each metric that moved, from its least to its
-    greatest, and its known steps. Your trials, and runs of a dirty or private checkout, are marked in the table of
+    greatest, and its known steps. Your local runs, and runs of a dirty or private checkout, are marked in the table of
     the branch and left out of the lines below. Runs of 'farm debug' are left out.
     """
     from farm.report.model.history import USUAL, ended, tables
@@ -122,7 +122,7 @@ def _levels(found: Sequence[Level]) -> Iterator[str]:
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", multiple=True,
-              help="Only this metric, repeatable; needs no candidate.")  # fmt: skip
+              help="Only this metric, repeatable; needs no suspected regression.")  # fmt: skip
 @click.option("--run", "ref", metavar="RUN", help="Level of this run; otherwise of the newest run of each job.")
 @click.option("--note", required=True, metavar="TEXT", help="Reason why the level is right.")
 @line_option()
@@ -142,7 +142,7 @@ def accept_command(
 
     Open regressions are closed, and the next runs are compared with the new
     level. User, time and note stay in the store. JOB is as for 'farm history':
-    a suite, or a pattern, accepts all candidates and regressions there.
+    a suite, or a pattern, accepts all suspected and confirmed regressions there.
     """
     from farm.numbers.regressions import baseline
 

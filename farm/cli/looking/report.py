@@ -72,8 +72,8 @@ def diff_command(
 def serve_command(*, host: str, port: int, token_file: Path | None, as_json: bool, config_file: Path | None) -> None:
     """Show the store in a browser: status, runs, devices, history, live.
 
-    All pages are read-only. Without --host only this machine can open them, and
-    needs no token unless one is set; other machines always need a token.
+    All pages are read-only. Without --host only this machine can open them, with
+    the token if one is set. For other machines a token is required.
     """
     import json
     import os

@@ -29,16 +29,16 @@ _STATES = ("open", "acknowledged", "accepted", "fixed")
 @limit_option("Most jobs of a kind.", 10)
 @json_option("Print every job as JSON.")
 def status_command(run: str | None, line: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
-    """Show the status: newly red, regressions, not tested, infra trouble.
+    """Show the status: new failures, regressions, not tested, infra trouble.
 
     Then follow fixed, newly flaky and healed jobs, and devices that are not fit.
 
     Without RUN the status is of the newest nightly run of the last eight days:
     all cells of a farm nightly, and nightly runs that began within 18 hours,
-    the worst first. Without a nightly run it is of the newest run of the
-    branch, or a trial of yours. A failure is new when the job did not fail at
+    the run with the worst result first. Without a nightly run it is of the newest run of the
+    branch, or a local run of yours. A failure is new when the job did not fail at
     its previous verdict in the branch on this kind of device. Regressions are
-    all open ones, of any run: see farm alerts list. Trials, and runs of a dirty or
+    all open ones, of any run: see farm alerts list. Local runs, and runs of a dirty or
     private checkout, belong to no branch.
     """
     from farm.report.model.status_query import read_status
@@ -84,7 +84,7 @@ def assign_command(
 
     \b
     farm alerts assign 12 --owner ada --note "see #345"    alert 12
-    farm alerts assign 12 --state accepted --note "..."    accept its level
+    farm alerts assign 12 --state accepted --note "..."    as alerts accept
     farm alerts assign suite/case[...] --owner ada         a failing job
 
     A remark changes no verdict: a failing job still fails. Without options

@@ -40,7 +40,10 @@ REGRESSION = 3
 @click.command("confirm")
 @click.argument("job", required=False)
 @click.option(
-    "--run", "run_ref", metavar="RUN", help="Without JOB: all candidates of this run; otherwise as farm status."
+    "--run",
+    "run_ref",
+    metavar="RUN",
+    help="Without JOB: all suspected regressions of this run; otherwise as farm status.",
 )
 @click.option("--budget", "budget_s", metavar="TIME", callback=duration,
               help="Without JOB: take so long at most, as 30m; the least probable first. Otherwise as long as "
@@ -54,7 +57,7 @@ REGRESSION = 3
     help="Repeatable; otherwise htp_cycles, or latency without them; of text prefill_rate, too.",
 )
 @interleaved_options
-@toolchain_option
+@toolchain_option()
 @json_option("Print everything, with all samples, as JSON.")
 def confirm_command(
     job: str | None,
@@ -71,9 +74,9 @@ def confirm_command(
 ) -> int:
     """Measure whether JOB really got worse: interleaved A/B of both bundles on one device.
 
-    Without JOB, all candidates of a run are measured. The results are recorded,
+    Without JOB, all suspected regressions of a run are measured. The results are recorded,
     with the first bad run and the likely cause, and shown by farm status and
-    farm alerts list. In the remaining time, changed programs without a candidate are
+    farm alerts list. In the remaining time, changed programs without one are
     measured too.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. A change is confirmed when

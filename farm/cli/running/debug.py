@@ -50,7 +50,7 @@ _NAME = WIDTH - 2 * _FIGURES
               help="List layers with operators ahead of time and at run time, module and line as well.")  # fmt: skip
 @click.option("--csv", "csv_file", type=OUTPUT_FILE, help="Write the figures here too.")
 @click.option("--svg", "svg_file", type=OUTPUT_FILE, help="Write the graph, with layers coloured by error, here too.")
-@toolchain_option
+@toolchain_option()
 @json_option("Print everything as JSON instead of a table.")
 def command(
     job: str,

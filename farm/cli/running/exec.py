@@ -72,26 +72,31 @@ def _state(_context: click.Context, _option: click.Parameter, given: tuple[str, 
               help="Each inference takes this input from this output of the one before; repeatable.")  # fmt: skip
 @click.option("--prompt", type=FILE, metavar="FILE",
               help="Generate text after these token ids, .npy or .json; of a static decoder.")  # fmt: skip
-@click.option("--new", type=click.IntRange(1, 1_000_000), metavar="N", show_default="32",
-              help="With --prompt: most tokens generated after each prompt.")  # fmt: skip
+@click.option("--new", type=click.IntRange(1, 1_000_000), metavar="N",
+              help="With --prompt: most tokens generated after each prompt; 32 by default.")  # fmt: skip
 @click.option("--stop", type=click.IntRange(min=0), multiple=True, metavar="ID",
               help="With --prompt: token that ends the generation; repeatable.")  # fmt: skip
 @click.option("--seconds", type=click.IntRange(1, MOST_SECONDS), metavar="S",
               help="With --prompt: generate for S seconds, to measure the loss of rate by heat.")  # fmt: skip
 @click.option("--output", type=FOLDER, metavar="FOLDER",
               help="Save the outputs here, raw and .npy, and the profile if taken.")  # fmt: skip
-@click.option("--soc", default="", help="SoC to run on; otherwise the SoC that the program was compiled for.")
-@click.option("--backend", default="", help="Backend; otherwise the backend that the program was compiled for.")
-@click.option("--device", help="Run it on this attached device: name, serial or id.")
+@click.option(
+    "--soc", default="", metavar="SOC", help="SoC to run on; otherwise the SoC that the program was compiled for."
+)
+@click.option("--backend", default="", metavar="BACKEND",
+              help="Backend; otherwise the backend that the program was compiled for.")  # fmt: skip
+@click.option("--device", metavar="NAME", help="Run it on this attached device: name, serial or id.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Run-time backend option; repeatable.")
 @click.option("--profile", type=click.Choice(_PROFILES), default="auto", show_default=True,
               help="Profiling level; detailed shows every node.")  # fmt: skip
-@click.option("--heap", is_flag=True, help="Measure the DSP's heap alone, in a process for each iteration (1).")
+@click.option(
+    "--heap", is_flag=True, help="Measure the DSP's heap alone; each iteration, 1 by default, has a process of its own."
+)
 @limit_option("Most rows of a profile.")
 @program_options
 @one_off_options
 @purpose_options
-@toolchain_option
+@toolchain_option("Toolchain whose runner and libraries execute it")
 @json_option("Print everything as JSON instead.")
 def exec_command(
     more: tuple[Path, ...],
@@ -119,8 +124,8 @@ def exec_command(
 ) -> int:
     """Run a ready .pte file on a device, and show its outputs, latency and profile.
 
-    The expected outputs are unknown, so only a failed load or execution fails the job. The run is in the store, as a
-    job of the suite exec.
+    Outputs are never judged, with --expect neither: only a failed load or execution fails the job. The run is in the
+    store, as a job of the suite exec.
 
     With --prompt the program generates text: a static decoder as ExecuTorch's Qualcomm examples export it, with the
     methods kv_forward and, if prompts are taken many tokens at a time, prefill_forward. With --program
@@ -128,7 +133,7 @@ def exec_command(
 
     \b
     Exit codes: 0 it ran; 1 it could not be loaded or executed; 2 usage, or
-    a program for something else; 4 no device or infrastructure;
+    a program for another SoC or backend; 4 no device or infrastructure;
     130 interrupted.
     """
     from farm.builds.toolchains.select import use_toolchain
@@ -286,7 +291,7 @@ def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
               help="Run nothing: write the bundle to FOLDER, with a shell script that needs only adb.")  # fmt: skip
 @program_options
 @one_off_options
-@toolchain_option
+@toolchain_option("Toolchain whose runner and libraries execute it")
 @json_option("Print both results as JSON instead of a table.")
 def rerun_command(
     job: str,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 )
 @devices_options
 @purpose_options
-@toolchain_option
+@toolchain_option()
 @click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
 @json_option("Print the run as JSON; pytest then writes to standard error.")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST ARGUMENTS]")

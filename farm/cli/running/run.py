@@ -14,7 +14,7 @@ from farm.base.interrupts import INTERRUPTED
 from farm.cli.options import (
     FOR_ATTACHED,
     OUTPUT_FILE,
-    TOOLCHAIN_HELP,
+    TOOLCHAIN_VALUES,
     devices_options,
     duration,
     executions,
@@ -47,22 +47,25 @@ _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
 
 
 @click.command("run")
-@click.option("--soc", "socs", multiple=True, help="SoC to compile for and run on; repeatable.")
-@click.option("--suite", "suites", multiple=True, help="Suite, by name or path; repeatable.")
-@click.option("--backend", default=DEFAULT_BACKEND, show_default=True,
+@click.option("--soc", "socs", multiple=True, metavar="SOC", help="SoC to compile for and run on; repeatable.")
+@click.option("--suite", "suites", multiple=True, metavar="SUITE", help="Suite, by name or path; repeatable.")
+@click.option("--backend", default=DEFAULT_BACKEND, show_default=True, metavar="BACKEND",
               help=f"{', '.join(BACKENDS)}; on {', '.join(cpu_backends())}, the CPU, any case runs.")  # fmt: skip
-@click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
+@click.option("--precision", "precisions", multiple=True, metavar="PRECISION",
+              help="Only these precisions; repeatable.")  # fmt: skip
 @devices_options
 @click.option("--toolchain", "toolchains", multiple=True, callback=named, metavar="NAME|PATH|VERSION",
-              help=f"{TOOLCHAIN_HELP}; repeatable: one run after the other.")  # fmt: skip
+              help=f"Toolchain that compiles: {TOOLCHAIN_VALUES}; repeatable: one run after the other.")  # fmt: skip
 @purpose_options
 @click.option("--nightly", is_flag=True, help="The same as --purpose nightly.")
-@click.option("--resume", metavar="RUN", help="Execute the missing jobs of a run, stale ones too: latest, or its id.")
+@click.option("--resume", metavar="RUN", help="Execute the missing and skipped jobs of a run: latest, or its id.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
               help="Backend option; repeatable. Every combination of values is a target of its own.")  # fmt: skip
 @click.option("--profile", type=click.Choice([profile.value for profile in Profile]), default=Profile.AUTO.value,
               show_default=True, help="Profiling level of every program: see farm jobs profile.")  # fmt: skip
-@click.option("--heap", is_flag=True, help="Measure the DSP's heap alone, in a process for each job and iteration (1).")
+@click.option(
+    "--heap", is_flag=True, help="Measure the DSP's heap alone; each iteration, 1 by default, has a process of its own."
+)
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first job that is failed or infra.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N jobs that are failed or infra.")
@@ -76,12 +79,12 @@ _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
 )
 @click.option("--shard", metavar="I/N", help="Only part I of N, equally long by past durations: for N machines.")
 @click.option("--budget", "budget_s", metavar="TIME", callback=duration,
-              help="Take 90s, 30m or 1h30m at most, the most valuable jobs first; the others are stale.")  # fmt: skip
+              help="Longest time, as 1h30m: new and changed jobs first, then failed; the rest is skipped.")  # fmt: skip
 @click.option("--confirm", is_flag=True,
-              help="Measure candidates again, then new programs, by interleaved A/B: 3 if worse.")  # fmt: skip
+              help="Measure suspected regressions, then changed programs again: exit code 3 if worse.")  # fmt: skip
 @click.option("--detach", is_flag=True, help="Shared farm: submit the run and stop; farm runs watch follows it.")
-@click.option("--build", "build", type=click.Choice(["hosts", "here"]), show_default="hosts",
-              help="Shared farm: compile on build hosts or on this machine.")  # fmt: skip
+@click.option("--build", "build", type=click.Choice(["hosts", "here"]),
+              help="Shared farm: compile on build hosts, the default, or on this machine.")  # fmt: skip
 @click.option("--wait", "wait", is_flag=True,
               help="Shared farm: wait for an SoC or a toolchain that no living host has, however long.")  # fmt: skip
 @click.option("--watch", is_flag=True,
@@ -91,17 +94,17 @@ _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
               help="Compile and stop: no device is needed, and no run is recorded.")  # fmt: skip
 @click.option("--rebuild", is_flag=True,
               help="Compile cached bundles as well, and report differences of the new programs.")  # fmt: skip
-@click.option("--iterations", type=click.IntRange(1, 100_000), show_default="3",
-              help="Timed inferences of every sample.")  # fmt: skip
-@click.option("--warm-up", type=click.IntRange(0, 100_000), show_default="1",
-              help="Inferences before those, not timed.")  # fmt: skip
+@click.option("--iterations", type=click.IntRange(1, 100_000),
+              help="Timed inferences of every sample; 3 by default.")  # fmt: skip
+@click.option("--warm-up", type=click.IntRange(0, 100_000),
+              help="Inferences before those, not timed; 1 by default.")  # fmt: skip
 @click.option("--seconds", type=click.IntRange(1, MOST_SECONDS), metavar="S",
               help="Programs generate text for S seconds, to measure the loss of rate by heat.")  # fmt: skip
 @timeout_option("Time limit of a job on the device.")
 @click.option("--junitxml", type=OUTPUT_FILE, help="Write a JUnit XML file as well.")
 @click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
 @json_option("Print the run as JSON instead of a summary.")
-@click.argument("words", nargs=-1, metavar="[list|delete]")
+@click.argument("words", nargs=-1, metavar="")
 def command(
     config_file: Path | None,
     words: tuple[str, ...],
@@ -113,9 +116,10 @@ def command(
 ) -> int:
     """Compile suites for SoCs, run them on devices, judge and report.
 
-    Attached devices are leased: see farm devices. A nightly run hands one over, between two jobs,
-    to a person who waits for it. Ctrl-C finishes the running jobs and reports;
-    a second one stops at once. farm run --resume latest goes on.
+    Attached devices are leased for the run. A nightly run hands one over,
+    between two jobs, to a person who waits for it. Ctrl-C finishes the running
+    jobs and reports; a second one stops at once. farm run --resume latest
+    executes the jobs that are left.
 
     --watch runs everything once, then looks twice a second at ExecuTorch's
     source tree and at the suites. After a save, jobs whose bundle has changed
@@ -131,18 +135,14 @@ def command(
     --compile-only leaves the bundles in the cache, and its exit code is 0 if
     all jobs compiled; farm jobs bundle --compiled copies one out.
 
-    \b
-    farm runs list           the runs of the store, newest first
-    farm runs delete RUN     remove one, with its files
-
     -k, --changed-since, --shard and --lf narrow the jobs, in this order;
     --budget then sorts them and leaves out jobs beyond the time.
 
     \b
-    Exit codes: 0 all passed, known issues and stale jobs aside; 1 a job
+    Exit codes: 0 all passed, known issues and skipped jobs aside; 1 a job
     failed; 2 usage, configuration or a missing tool; 3 no job failed, and
     with --confirm a number got worse; 4 no device or infrastructure; 5
-    nothing selected, or all stale; 130 interrupted.
+    nothing selected, or all skipped; 130 interrupted.
     """
     from farm.dispatch.cluster.client.anywhere import run
     from farm.dispatch.request.choose import collect

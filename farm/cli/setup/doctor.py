@@ -35,14 +35,14 @@ _NAMES = {"here": "yes"}
 
 @click.command("doctor")
 @soc_option("Only this SoC.")
-@click.option("--backend", help="Only this backend.")
+@click.option("--backend", metavar="BACKEND", help="Only this backend.")
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path),
     metavar="FILE.zip",
     help="Write versions, configuration without secrets and recent logs, for a report of a problem.",
 )
-@toolchain_option
+@toolchain_option("Toolchain to check")
 @json_option()
 def command(
     config_file: Path | None,
@@ -55,8 +55,8 @@ def command(
 ) -> int:
     """Show what can be compiled, staged and run here, and how to repair the rest.
 
-    Nothing is built or fetched. Exit code 0, unless --soc and --backend name
-    a combination that cannot be run: then 2.
+    Nothing is built or fetched. Exit code 2 if --soc and --backend name a
+    combination that cannot be run, or an argument is wrong; otherwise 0.
     """
     from farm.builds.runtime.doctor import Doctor, backends_of, compiler_versions, list_tools, runnable
     from farm.builds.toolchains.select import look_into, use_toolchain
