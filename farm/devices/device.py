@@ -38,11 +38,11 @@ class AdbAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="adb"):
     attached_at: str = ""
     """HOST:PORT that it was attached at by `adb connect`, for a server that has forgotten it."""
     name: str = ""
-    """The server's name of the device; empty where its serial, or its product, leads to it."""
+    """Name of the device at the server; empty if the server knows it by serial or product."""
     tunnel: str = ""
     """Name of the `[[host]]` whose tunnel has the port; empty for a server that is reached directly."""
     also: tuple[AdbAddress, ...] = ()
-    """Other addresses of the same device, which are used where this one is gone."""
+    """Other addresses of the same device, for use when this one is gone."""
 
     @property
     def is_cable(self) -> bool:
@@ -74,13 +74,13 @@ class SshAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="ssh"):
     identity_files: tuple[str, ...] = ()
     """Private keys to try without a `key_file`; missing files are skipped."""
     known_hosts_files: tuple[str, ...] = ()
-    """In place of the usual ones, where there is no `known_hosts`."""
+    """Files of host keys in place of the usual ones, if `known_hosts` is empty."""
     jumps: tuple[SshAddress, ...] = ()
-    """The machines on the way, the first one from here first."""
+    """Machines on the way, beginning with the one nearest to this machine."""
 
     @property
     def place(self) -> str:
-        """The machine, and the port where it is not the usual one."""
+        """Name of the machine, with a port other than 22."""
         if self.alias and self.alias != self.host:
             return self.alias
         return self.host if self.port == 22 else f"{self.host}:{self.port}"
@@ -95,7 +95,7 @@ class SshAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="ssh"):
 
 
 class LocalAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="local"):
-    """This machine, where it is the device itself."""
+    """Address of this machine, if it is the device itself."""
 
     storage: str
     """Folder of farm, an absolute path."""
@@ -138,7 +138,7 @@ class Device(msgspec.Struct, frozen=True):
     power: PowerCommand | None = None
     """Power command of farm.toml: the last step of recovery."""
     soc_reported: str = ""
-    """Name of the SoC as the device reports it, `QCS6490`; empty where that is the profile's."""
+    """Name of the SoC as the device reports it, `QCS6490`; empty if it equals the profile's."""
     boot_id: str = ""
     """Start of its system: two addresses with the same serial and the same start are one device."""
 

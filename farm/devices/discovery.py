@@ -46,7 +46,7 @@ _REASONS = {
 }
 
 ABSENT = "absent"
-"""State of what farm.toml names and is not there."""
+"""State of a device that farm.toml names and that is absent."""
 MISMATCH = "mismatch"
 """State of a device that is another than farm.toml expects, or the same as one found before."""
 OUT = "out"

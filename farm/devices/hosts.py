@@ -79,7 +79,7 @@ def revive_tunnels(supervisor: Supervisor) -> list[str]:
 
 
 class Servers:
-    """The adb servers that lead to the `devices` of a run, for as long as it has them."""
+    """adb servers of the `devices` of a run, for as long as the run has them."""
 
     def __init__(self, supervisor: Supervisor, devices: Iterable[Device], warnings: Iterable[str] = ()) -> None:
         """Take the devices and the `warnings` about their servers. Tunnels are children of `supervisor`."""

@@ -31,7 +31,7 @@ class Step(StrEnum):
     RESTART = "restart the transport"
     REBOOT = "reboot"
     POWER = "power cycle"
-    """Only where its owner has named a command for it."""
+    """Step for devices whose owner has set a power command."""
 
 
 # How long a device may take to answer after a step: a phone starts in one or two minutes.

@@ -114,7 +114,7 @@ def _refusal(device: Device, known: Registered) -> str:
 def _unusable(
     scan: Scan, known: Mapping[str, Registered], attached: Iterable[Device], names: Sequence[str]
 ) -> Iterator[CheckedDevice]:
-    """Yield what cannot be asked: attached and refused, or named and not there. Raises UnknownNameError."""
+    """Yield devices that cannot be checked: attached but refused, or named but absent. Raises UnknownNameError."""
     places = {id_: one for one in known.values() for id_ in (one.id, one.serial, one.name) if id_}
     missing = {name for name in names if not any(is_called(one, known.get(one.id), name) for one in attached)}
     for unusable in scan.unusable:

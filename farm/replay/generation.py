@@ -69,7 +69,7 @@ class GeneratingProgram:
         self._method = method
 
     def bundle(self, config: Config) -> Bundle:
-        """Return its bundle, made in the cache where it is not there. Raises InfraError when that cannot be written."""
+        """Return the program's bundle, made if the cache lacks it. Raises InfraError for an unwritable cache."""
         target = self.job.target
         parts = (_RECIPE, self.job.case.kwargs, target.soc, target.backend, self.generation)
         key = hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()

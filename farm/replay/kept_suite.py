@@ -120,7 +120,7 @@ def _exact_bundle(config: Config, stored: StoredResult, toolchain: str) -> Bundl
 
 
 def why_not_kept(stored: StoredResult, bundle: Bundle) -> str:
-    """Return why a result has no place in such a suite; "" where it has."""
+    """Return the reason why the suite cannot keep a result; "" if it can."""
     manifest, attempt = bundle.manifest, stored.attempt
     reasons = {
         f"it {attempt.verdict} in run {stored.run.id}, and only what passed says what is right": (
@@ -183,7 +183,7 @@ def _case_name(stored: StoredResult, taken: Collection[str]) -> str:
 
 
 def write_kept_suite(folder: Path, programs: Sequence[KeptProgram]) -> None:
-    """Make `folder`, which is new or empty, a suite of `programs`. Raises UsageError where it cannot be written."""
+    """Write a suite of `programs` into the new or empty `folder`. Raises UsageError if it cannot be written."""
 
     def fill(partial: Path) -> None:
         text = "\n".join([_head(suite_name(folder), programs), *(_written(partial, one) for one in programs)])

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def find_made_bundle(config: Config, key: str) -> Bundle | None:
-    """Return the bundle of `key` from the cache, or from where a shared farm keeps it; None where it is in neither.
+    """Return the bundle of `key` from the cache, or from the files of a shared farm; None if both lack it.
 
-    Raises UntrustedError for a cache that others may write, StoreError where the farm does not answer.
+    Raises UntrustedError for a cache that others may write, StoreError for a farm that does not answer.
     """
     cache = BundleCache(config.cache_dir)
     found = cache.lookup(key)

@@ -144,9 +144,9 @@ def _require_executions(bundle: Bundle, acquired: AcquiredDevice, request: OneOf
 def finish_run(
     config: Config, store: Store, run_id: str, execute: Callable[[], Attempt]
 ) -> tuple[Attempt | None, int, Path]:
-    """Return what `execute` recorded, None where it was interrupted, the run's exit code, and its HTML report.
+    """Return the attempt of `execute` (None after an interruption), the run's exit code, and its HTML report.
 
-    Raises the FarmError that `execute` raises, with whose exit code the run is finished.
+    Raises a FarmError of `execute` again after the run is finished with the error's exit code.
     """
     attempt: Attempt | None = None
     exit_code = InfraError.exit_code

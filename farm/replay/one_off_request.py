@@ -16,7 +16,7 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     job: Job
     virtual: bool
-    """On a virtual device of its own."""
+    """True for a new virtual device in place of an attached one."""
     choice: Choice = Choice()
     iterations: int = 3
     warm_up: int = 1

@@ -51,7 +51,7 @@ def find_canary(
     *,
     may_compile: bool,
 ) -> Canary | None:
-    """Return the canary of a target, compiled where the cache lacks it and it may be; None where there is none."""
+    """Return the health check's program for a target, compiled if the cache lacks it and `may_compile`; else None."""
     from farm.builds.bundles.bundle import load_bundle
     from farm.builds.bundles.cache import BundleCache
     from farm.builds.bundles.reuse import find_bundles_for
@@ -102,7 +102,7 @@ class OneOffTries:
         self._executions = 0
 
     def run(self, first: AcquiredDevice) -> Attempt:
-        """Return the last attempt, which decides as far as the devices that could be had do."""
+        """Return the last attempt, which decides as far as the available devices allow."""
         device: AcquiredDevice | None = first
         while device is not None:
             attempt, device = self._on(device)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 SUITE = "exec"
-"""The suite that such jobs are recorded under."""
+"""Suite under which such jobs are recorded."""
 
 _HOW = "--method"
 # Most bytes of a tensor: more is a damaged program, or too large for any phone.
@@ -65,9 +65,9 @@ class ReadyRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Path
     inputs: tuple[Path, ...] = ()
-    """As many for every inference as the program has inputs; none for random ones."""
+    """Files of the inputs, inference by inference; empty for random inputs."""
     expect: tuple[Path, ...] = ()
-    """As many for every inference as it has outputs; none to compare nothing."""
+    """Files of the expected outputs, inference by inference; empty for no comparison."""
     seed: int = 0
     method: str = FORWARD
     """Executed method of the program."""
@@ -101,7 +101,7 @@ class ReadyProgram:
         self.job = Job(msgspec.structs.replace(ready_case(request), kwargs=content, samples=len(samples)), target)
 
     def bundle(self, config: Config) -> Bundle:
-        """Return its bundle, made in the cache where it is not there. Raises InfraError when that cannot be written."""
+        """Return the program's bundle, made if the cache lacks it. Raises InfraError for an unwritable cache."""
         target = self.job.target
         parts = (
             _RECIPE,
@@ -278,7 +278,7 @@ def ready_case(request: ReadyRequest) -> Case:
 
 
 class OutputFigures(msgspec.Struct, frozen=True):
-    """Figures of an output of an inference. None: it has no finite element."""
+    """Figures of an output of an inference; None for an output without a finite element."""
 
     sample: int
     output: int
@@ -299,7 +299,7 @@ class ReadyOutcome(msgspec.Struct, frozen=True):
 
     one: OneOffOutcome
     outputs: tuple[OutputFigures, ...]
-    """Inference by inference; none where it did not run to its end."""
+    """Figures inference by inference; empty for a run that did not reach its end."""
 
 
 def run_ready(

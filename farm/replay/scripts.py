@@ -21,15 +21,15 @@ def filled(name: str, **values: str) -> str:
 
 
 def require_new(folder: Path) -> None:
-    """Raise UsageError unless `folder` is not there, or empty: nothing is overwritten."""
+    """Raise UsageError unless `folder` is missing or empty, so that nothing is overwritten."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already: name another folder")
 
 
 def publish_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Make `folder`, which may be there and empty, by `fill`; nothing is left where that fails.
+    """Make `folder`, which may exist and be empty, by `fill`; a failure leaves nothing.
 
-    Raises UsageError where it is not empty or cannot be written.
+    Raises UsageError for a folder that is not empty or cannot be written.
     """
     require_new(folder)
     try:

@@ -76,7 +76,7 @@ class StoredResult(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> int | None:
-        """How long its run had programs generate; None where every prompt was generated after once."""
+        """Seconds for which the programs of the run generated text; None for one generation after each prompt."""
         seconds = self.run.fingerprint.get("seconds", "")
         return int(seconds) if seconds.isascii() and seconds.isdecimal() and len(seconds) < _MOST_DIGITS else None
 

@@ -69,7 +69,7 @@ def _number(value: float) -> str:
 
 
 def _says(changed: str, text: str, case: str, wanted: Mapping[str, LimitsByReference]) -> bool:
-    """Return whether a changed manifest has these limits, and all else that it had before."""
+    """Return whether the changed manifest has the `wanted` limits of `case`, and is otherwise equal to `text`."""
     table = tomllib.loads(text)
     if case not in table.get("case", {}):
         return False

@@ -58,9 +58,9 @@ class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     use_multi_contexts: bool = False
     """Contexts of one program share their spill-fill buffer."""
     split: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
-    """The nodes are divided into so many shares, each a context of its own; wants `use_multi_contexts`."""
+    """Number of shares of the nodes, each in its own context; requires `use_multi_contexts`."""
     use_weight_sharing: bool = False
-    """Weights that several methods have in common are there once."""
+    """Weights that several methods have in common are stored once."""
     use_mha2sha: bool = False
     """Attention of many heads is taken apart into single heads."""
     skip_node_ops: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ class Direction(StrEnum):
     LOWER = "lower"
     HIGHER = "higher"
     NONE = "none"
-    """Neither way is better: it differs, and that is all."""
+    """Neither direction is better: values only differ."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Figure(msgspec.Struct, frozen=True):
         return min(values) if self.direction is Direction.HIGHER else max(values)
 
     def limit_problem(self, limit: float) -> str:
-        """Return why no limit can be this one; empty where it can."""
+        """Return the reason why `limit` is no valid limit of the figure; "" for a valid one."""
         if self.least <= limit <= self.greatest:
             return ""
         most = f" and at most {self.greatest:g}" if self.greatest < math.inf else ""
@@ -180,7 +180,7 @@ _LOWER, _HIGHER = Direction.LOWER, Direction.HIGHER
 FIGURES = {
     figure.name: figure
     for figure in (
-        # In quantization steps of the output; where it is quantized.
+        # Largest difference in quantization steps, for a quantized output.
         Figure("steps", "1", _LOWER, against=(), has_column=True, least=0),
         Figure("peak", "1", _LOWER, against=(), has_column=True, least=0),
         # Loss of SQNR against FP32, compared with the quantized module on the CPU.

@@ -21,8 +21,8 @@ _PREFIX = "op_"
 def installed_builders() -> dict[str, tuple[str, ...]]:
     """Return the builders of the installed ExecuTorch by name, `op_conv.py` as `conv`, with the operators they build.
 
-    Operators are called as a node's target is, `aten.convolution.default`. A builder that names none in its source,
-    as `custom_op`, has none here. Raises MissingToolError where ExecuTorch is not installed.
+    Operators have the name of a node's target, `aten.convolution.default`. A builder without operators in its source,
+    such as `custom_op`, has none here. Raises MissingToolError if ExecuTorch is not installed.
     """
     spec = importlib.util.find_spec("executorch")
     for location in (spec.submodule_search_locations or ()) if spec else ():

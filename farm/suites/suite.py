@@ -90,7 +90,7 @@ class Expectation(_Frozen, frozen=True):
     intermediate_outputs: _Count | None = None
     """Layers whose outputs an inference writes."""
     least_decode_rate: _Rate | None = None
-    """Tokens a second after the first, where it generates text; on attached devices alone, as the following."""
+    """Tokens a second after the first, for a case that generates text; this and the next are for attached devices."""
     least_prefill_rate: _Rate | None = None
     """Tokens of a prompt a second."""
     most_perplexity: _Rate | None = None
@@ -197,7 +197,7 @@ class Case(_Frozen, frozen=True):
     method: str = FORWARD
     """Executed method or submodule of the module; for a `.pte` file a method of the program."""
     methods: dict[str, MethodInputs] = {}
-    """All that go into the program, where there are several."""
+    """Methods of the program, if it has several."""
     features: Features = Features()
     state: tuple[State, ...] = ()
     """State from one sample to the next."""
@@ -249,7 +249,7 @@ class Case(_Frozen, frozen=True):
         return tuple(precision for precision in self.precisions if precision not in foreign)
 
     def expectation(self, target: Target) -> Expectation | None:
-        """Return how much of the case the backend of `target` has to take; None where that does not decide."""
+        """Return the case's expectation for `target`; None on the CPU, and without a matching entry."""
         if runs_on_cpu(target.backend):
             return None
         for expected in self.expect:

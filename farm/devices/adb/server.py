@@ -257,7 +257,7 @@ def suitable_adb(server: AdbHost) -> Path:
 
 
 def outdated(server: AdbHost) -> str:
-    """Return why `server` is too old to be relied on, and what to do; empty where it is not. Raises InfraError."""
+    """Return the problem of a `server` that is too old, with the next step; "" for a newer one. Raises InfraError."""
     if (version := server.version()) >= WHOLE_OUTPUT:
         return ""
     return (

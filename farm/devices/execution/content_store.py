@@ -273,7 +273,7 @@ def _listed(lines: Iterable[str]) -> dict[str, _Object]:
 
 
 def expected_content(files: Mapping[PurePosixPath, Path | bytes | Link], folder: PurePosixPath) -> dict[str, str]:
-    """Return, by name in `folder`, the SHA-256 of every file, and where every link leads to, as it was pushed."""
+    """Return the SHA-256 of every pushed file, and the target of every pushed link, by name in `folder`."""
     return {str(path.relative_to(folder)): _digest(source) for path, source in files.items()}
 
 

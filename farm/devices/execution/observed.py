@@ -19,7 +19,7 @@ _SLACK, _SLACK_MS = 1.2, 1000
 
 
 class ObservedError(ValueError):
-    """A line that is not there, or cannot be believed."""
+    """Missing or implausible line of times."""
 
 
 class Observed(msgspec.Struct, frozen=True):

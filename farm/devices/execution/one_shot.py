@@ -51,7 +51,7 @@ _REFUSALS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), stage)
     for pattern, stage in (
         (r"unknown command line flag|illegal value .* specified for .* flag", "flags"),
-        # The DSP, its driver or the rights are not there: no word about the program.
+        # The DSP, its driver or the rights are missing: the error is not about the program.
         (r"Unable to find domain|remote_session_control failed|qnn_executorch_open failed", "options"),
         (r"mismatch with input (files|shapes)|Input\(\d+\) size mismatch|Failed to set input tensor", "inputs"),
         (r"FileDataLoader::from\(\) failed|Failed to parse model file|Loading of method .* failed", "load"),
@@ -229,7 +229,7 @@ def _listed(text: str) -> tuple[dict[str, int], dict[str, str], str]:
 
 
 def _wrong_size(manifest: Manifest, sizes: Mapping[str, int], wanted: Sequence[str]) -> str:
-    """Return how an output differs in size from its reference; "" where none does, or there is none."""
+    """Return the first difference in size of an output from its reference; "" for none, and without references."""
     for number, name in enumerate(wanted if manifest.references else ()):
         expected = manifest.outputs[number % len(manifest.outputs)].nbytes
         if sizes[name] != expected:

@@ -77,7 +77,7 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     serial: str
     """Serial of the device."""
     workspace: PurePosixPath
-    """Folder on the device where it ran, which stays until its session ends or makes room."""
+    """Folder of the job on the device, which stays until the session ends or makes room."""
     folder: Path
     """Local folder of pulled files: `output_{sample}_{index}.raw`; RESULT_FILE, ETDUMP_FILE, DEBUG_FILE and HEAP_FILE
     if requested and present; TOKENS_FILE of a job that ended during generation."""
@@ -90,11 +90,10 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     """Standard error of the runner, cut to a bounded size."""
     push_seconds: float = 0.0
     run_seconds: float = 0.0
-    """Wall time from the job to its answer, seen from the host; the start of the runner is in it where it had to be
-    started."""
+    """Wall time from the job to its answer on the host, including the start of the runner if it was not running."""
     pull_seconds: float = 0.0
     timed_out: bool = False
-    """The runner was alive and reachable and did not finish in its time, nor report so; `error` stays empty then."""
+    """True for a living, reachable runner that neither finished nor reported in its time; `error` is empty then."""
     process_ended: bool = False
     """The runner's process crashed, hung or gave up during this execution: try it once in a process of its own."""
     refused: bool = False

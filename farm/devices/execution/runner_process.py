@@ -51,9 +51,9 @@ class RunnerEnding(NamedTuple):
     """How one job ended."""
 
     answer: RunnerAnswer | None
-    """None when the process ended, or was hung up on because it did not answer in time."""
+    """Decoded answer; None if the process ended, or was disconnected because it did not answer in time."""
     line: bytes
-    """The answer as it was."""
+    """Answer as received."""
     stderr: str
     """Standard error of the runner during this job, cut in the middle if it is long."""
     code: int | None

@@ -152,7 +152,7 @@ def takes_one_program(banner: str) -> bool:
 
 
 def _remedy(hop: SshAddress, name: str, error: Exception, reason: str) -> str:
-    """Return why a machine that answers does not let us in, and what to do; empty where it is something else."""
+    """Return the reason of a refused login, with the next step; "" for another problem."""
     file = _known_hosts(hop)[0]
     if isinstance(error, paramiko.BadHostKeyException):
         return (

@@ -144,7 +144,7 @@ class SftpStream:
         return self._ask(CMD_OPEN, _string(path), struct.pack(">II", SFTP_FLAG_READ, 0))
 
     def create(self, path: bytes, mode: int) -> int:
-        """Ask for a new file where nothing is: its handle."""
+        """Request a new file, which must not exist yet; the answer is its handle."""
         flags = SFTP_FLAG_WRITE | SFTP_FLAG_CREATE | SFTP_FLAG_EXCL
         return self._ask(CMD_OPEN, _string(path), struct.pack(">III", flags, _HAS_MODE, mode))
 

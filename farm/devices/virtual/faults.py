@@ -150,9 +150,9 @@ def clear(root: Path) -> None:
 
 
 def randomize(root: Path, rate: float, seed: int, kinds: Iterable[str] = ()) -> None:
-    """Let every operation meet a fault with the probability `rate` from now on; the same ones for the same `seed`.
+    """Let every operation meet a fault with the probability `rate` from now on; equal seeds give equal faults.
 
-    Only of `kinds`, or of DRAWN where there are none. Raises InfraError.
+    Faults are of `kinds`, or of DRAWN without any. Raises InfraError.
     """
     _ask(root, {"do": "randomize", "rate": rate, "seed": seed, "kinds": [str(FaultKind(kind)) for kind in kinds]})
 

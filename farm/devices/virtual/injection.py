@@ -157,7 +157,7 @@ class Injection:
             self._tree.set_property("farm.free_bytes", str(self.free_bytes))
 
     def _hit(self, fault: Fault, seconds: float) -> asyncio.Future[Any] | None:
-        """Let it strike now; return what to wait for where it ends every connection."""
+        """Start the fault now; return a future to wait for if the fault ends every connection."""
         kind = FaultKind(fault.kind)
         gone: asyncio.Future[Any] | None = None
         if kind is FaultKind.STALL:
@@ -203,7 +203,7 @@ class Injection:
             self._make_hostile_files()
 
     def _end(self, kind: FaultKind) -> None:
-        """Let a condition, or a stall, be over; where it does not hold nothing happens."""
+        """End a condition or a stall; without one nothing happens."""
         tree = self._tree
         self._ends.pop(kind, None)
         if kind is FaultKind.STALL:

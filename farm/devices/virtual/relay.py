@@ -83,7 +83,7 @@ class Relay:
         self.close()
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Return whether the device is there; where it is not, wait for it."""
+        """Wait for the device at most `timeout_s`, and return whether it is present."""
         return self._there.wait(timeout_s)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 
 
 def tokenizer_file(path: Path) -> Path | None:
-    """Return the file of the tokenizer at `path`, which is one or has one; None where there is none."""
+    """Return the tokenizer's file: `path` itself, or a file in the folder `path`; None without a tokenizer."""
     found = next((path / name for name in NAMES if (path / name).is_file()), None) if path.is_dir() else path
     return found if found is not None and found.is_file() else None
 

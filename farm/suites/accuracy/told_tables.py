@@ -68,7 +68,7 @@ def _check_tokenizer(manifest: Path, key: str, case: Case, vocabulary: int | Non
 
 
 def _check_limits(manifest: Path, key: str, case: Case) -> None:
-    """Raise ConfigError for a limit of a figure that such a case has not: it would never decide, or never be met."""
+    """Raise ConfigError for a limit of a figure that `case` lacks: the limit would never decide, or never be met."""
     generate = generate_of(case)
     by_words = any(one.most_word_perplexity is not None for one in case.expect)
     if by_words and (generate.windows is not None or not generate.score_text):
