@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 FIRST_RUN = "farm run --soc SM8650 --suite smoke --virtual"
-"""Command that makes a run on every machine, for hints where there is none yet."""
+"""Command that makes a run on any machine, for hints of a farm without runs."""
 
 
 class FarmError(Exception):
@@ -277,6 +277,6 @@ class StoreLostError(StoreError):
 
 
 class NoStoreError(StoreLostError):
-    """There is no store yet, or none can be where one is named: nothing of a device is at fault."""
+    """Missing store, or a named place that cannot hold one; no device is at fault."""
 
     exit_code = 2

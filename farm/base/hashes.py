@@ -254,7 +254,7 @@ def _scan_info(folder: str, prefix: str, found: _Stats) -> None:
 
 
 def _hashed(path: Path, known: HashedFile | None, seen: Iterable[int] | None = None) -> HashedFile:
-    """Return what `path` is now: from memory where it is as it was; `seen` is its size, times and inode."""
+    """Return the hash of `path`, remembered if the file is unchanged; `seen` is its size, times and inode."""
     for _ in range(_TRIES):
         before = tuple(seen) if seen is not None else _identity(path)
         if known is not None and before == (known.size, known.mtime_ns, known.ctime_ns, known.inode):

@@ -11,10 +11,10 @@ _READY = set[type]()
 
 
 def prepare_decoders() -> int:
-    """Make ready to decode every Struct that is imported by now, and return how many there are.
+    """Prepare the decoding of every imported Struct, and return their number.
 
-    msgspec 0.22 finds out about a type where it is first decoded, and ends the process with SIGSEGV where two threads
-    do so at once. Call it before threads begin that decode.
+    msgspec 0.22 analyses a type at its first decoding, and ends the process with SIGSEGV if two threads do so at once.
+    Call this before threads begin that decode.
     """
     kinds, seen = [msgspec.Struct], set[type]()
     while kinds:

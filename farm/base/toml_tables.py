@@ -20,8 +20,8 @@ _T = TypeVar("_T")
 def read_table(path: Path, kind: type[_T]) -> _T:
     """Return a TOML file as a `kind`, a msgspec.Struct.
 
-    Raises ConfigError with the key of the first thing that is wrong, and the nearest known one where it is unknown;
-    OSError for a file that cannot be read.
+    Raises ConfigError with the first wrong key, and the nearest known key for an unknown one; OSError for a file that
+    cannot be read.
     """
     content = path.read_bytes()
     try:

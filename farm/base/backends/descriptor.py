@@ -145,7 +145,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     signed: bool = False
     """The DSP loads signed files only."""
     direct_library: str = ""
-    """QNN's library on the DSP in direct mode; "" where there is no such mode."""
+    """QNN's library on the DSP in direct mode; "" for a backend without direct mode."""
     direct_domain: int = 0
     """Process domain of direct mode: ExecuTorch 1.5, examples/qualcomm/direct_executor_runner."""
     needs_root: bool = False

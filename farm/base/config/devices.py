@@ -66,7 +66,7 @@ class SshLogin(msgspec.Struct, frozen=True):
     known_hosts: str = ""
     """File of host keys; empty for the one in ~/.ssh/config, else ~/.ssh/known_hosts."""
     config: str = ""
-    """Empty: ~/.ssh/config, where there is one; `none` for none."""
+    """Configuration file of ssh; empty for ~/.ssh/config, if it exists; `none` for no file."""
 
 
 class HostConfig(msgspec.Struct, frozen=True):

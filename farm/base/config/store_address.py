@@ -57,7 +57,7 @@ def require_one_login(url: str) -> None:
 
 
 def require_tls_files(url: str) -> None:
-    """Raise UsageError for a certificate that is named and would not be used, or is not there, and for no `sslmode`."""
+    """Raise UsageError for a named certificate that is missing or would not be used, and for no `sslmode`."""
     query = dict(_query(url))
     for key in _FILES:
         name = query.get(key, "")
@@ -77,7 +77,7 @@ def _is_ambiguous(url: str) -> bool:
 
 
 def _login(url: str) -> tuple[str, str, str]:
-    """Return the address up to its login, the login, and what follows, an `@` in front where there is a login."""
+    """Return the address up to its login, the login, and the rest, which begins with `@` after a login."""
     scheme, mark, rest = url.partition("://")
     end = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
     login, at, host = rest[:end].rpartition("@")
