@@ -44,7 +44,7 @@ def history_command(
     """Show the numbers of JOB run by run, oldest first.
 
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Times and counts are medians of an
-    attempt's samples; figures of outputs are those of the worst sample, as for limits. Virtual devices and hardware
+    attempt's samples; figures of outputs come from the worst sample, as for limits. Virtual devices and hardware
     are never in one table. Changed conditions are shown beside a run. Below the table follow the pass rate of the
     last 20 runs, and whether the job is flaky; then a line for each metric that moved, from its least to its
     greatest, and its known steps. Your local runs, and runs of a dirty or private checkout, are marked in the table of
