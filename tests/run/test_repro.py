@@ -338,7 +338,7 @@ class TestScript:
         script = device / "run.sh"
         if direct:
             # The stub of the direct mode runner is a process of its own.
-            stub = shutil.copy(Path(farm.__file__).parent / "runtime/qnn_executor_direct_runner_stub.sh", device)
+            stub = shutil.copy(Path(farm.__file__).parent / "builds/runtime/qnn_executor_direct_runner_stub.sh", device)
             (device / "input_list.txt").write_text((device / "input_list.txt").read_text() * 100_000)
             words = f"./{Path(stub).name} --input_list_path=input_list.txt --output_folder_path=outputs &"
             script.write_text(re.sub(r"(?m)^\./.*&$", lambda _: words, script.read_text()))
