@@ -7,6 +7,7 @@ import dataclasses
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from farm_home import FarmHome
 from user_forks import UserForks
+from waiting import poll
 
 import farm
 
@@ -131,6 +133,7 @@ def two_users() -> Iterator[tuple[User, User]]:
             _change("useradd", "-M", "-U", "-G", shared, "-d", str(home), "-s", "/bin/sh", name)
             stack.callback(_change, "userdel", name)
             users.append(_user(name, home, shared))
+            stack.callback(_end_processes, users[-1].uid)
         for user in users:
             user.begin()
             _require_python(user)
@@ -175,6 +178,25 @@ def _require_python(user: User) -> None:
         user.python("-c", "import farm.cli.main, msgspec, numpy, sqlalchemy")
     except AssertionError as error:
         _do_without(f"another user than root cannot import farm here: {error}")
+
+
+def _end_processes(uid: int) -> None:
+    """Wait for the end of a user's processes, which `userdel` requires; kill the rest after ten seconds."""
+    if poll(lambda: not _processes_of(uid), 10.0):
+        return
+    for pid in _processes_of(uid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    poll(lambda: not _processes_of(uid), 10.0)
+
+
+def _processes_of(uid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == uid:
+                found.append(int(folder.name))
+    return found
 
 
 def _change(*argv: str) -> None:
