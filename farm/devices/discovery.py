@@ -165,7 +165,7 @@ def scan(port: int, host: str = LOOPBACK) -> Scan:
 
 
 def _ordinary(configured: Sequence[DeviceConfig], warnings: list[str]) -> list[_Found]:
-    """Return the devices of the user's own adb server, including those that farm.toml attaches to it."""
+    """Return the devices of the user's own adb server, including devices that farm.toml attaches to the server."""
     name = socket.gethostname()
     try:
         server = ordinary_server(start=True)

@@ -4,7 +4,7 @@ A layer is computed in up to four ways, and each step compares two neighbours of
 
     FP32 on the CPU  -quantization-  quantized on the CPU  -compiler-  simulator  -device-  device
 
-A step diverges at the first layer, in the order of execution, that meets one of these conditions:
+A step diverges at the first layer, in the order of execution, that meets any of these conditions:
 
 * it has no comparable value: NaN or infinities instead of numbers, or a constant instead of varying values;
 * its SQNR is below the floor of the step;

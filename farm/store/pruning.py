@@ -150,7 +150,7 @@ class Pruning:
 
         def once(connection: Connection) -> int:
             if connection.dialect.name == "postgresql":
-                # A process writes to one of these tables before it looks for a row to refer to: the lock stops it.
+                # A process writes to some of these tables before it looks for a row to refer to: the lock stops it.
                 names = ", ".join(one.name for one in (schema.attempt, *reversed(_NAMED)))
                 connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
             gone = delete(table).where(key.in_(keys), *_nothing_names(table)).returning(key)

@@ -338,8 +338,8 @@ def plan(
     set.
 
     `precisions` selects among the precisions of the cases, and no value is skipped silently: an unknown precision, one
-    that `backend` does not run, or a backend missing in a suite or SoC raises. On a CPU backend every case runs,
-    whatever its manifest declares.
+    that `backend` does not run, or a backend missing in a suite or SoC raises. On a CPU backend every case runs;
+    the precisions of its manifest do not matter.
     """
     for soc, precision in itertools.product(socs, precisions):
         if precision in PRECISIONS:

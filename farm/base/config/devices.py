@@ -80,7 +80,7 @@ class HostConfig(msgspec.Struct, frozen=True):
 
 
 class DeviceConfig(msgspec.Struct, frozen=True):
-    """Device in farm.toml, with exactly one of `serial`, `ssh`, `connect`, `local` and `address`."""
+    """Device in farm.toml, by exactly one field: `serial`, `ssh`, `connect`, `local` or `address`."""
 
     serial: str = ""
     ssh: SshLogin | None = None

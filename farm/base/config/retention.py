@@ -40,7 +40,7 @@ class FailuresConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Conditions under which a run stays; at least one of `keep_ms` and `keep_runs` is set."""
+    """Conditions under which a run stays; `keep_ms`, `keep_runs` or both are set."""
 
     keep_ms: int | None = None
     keep_nightly_ms: int | None = None

@@ -83,7 +83,7 @@ def command(
 
     \b
     Exit codes: 0 nothing diverges; 1 a layer diverges, or the job fails;
-    2 usage, or a program whose layers cannot be told apart;
+    2 usage, or a program with indistinguishable layers;
     4 no device or infrastructure; 130 interrupted.
     """
     from farm.builds.compile.debug.protocol import parse_metric

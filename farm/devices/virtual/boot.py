@@ -52,8 +52,8 @@ def boot(
 ) -> list[Device]:
     """Start one virtual device per entry of `socs` and return them, in that order, ready to be used.
 
-    The n-th device of an SoC is `virtual-SM8650-n`; the folder of that name in `root` keeps its files, also those of
-    earlier starts. `build` is an entry of `tree.BUILDS`. Once all devices are up, each operation meets a fault with the
+    The n-th device of an SoC is `virtual-SM8650-n`; the folder of that name in `root` keeps the files of all its
+    starts. `build` is an entry of `tree.BUILDS`. Once all devices are up, each operation meets a fault with the
     probability `fault_rate`, of `fault_kinds` or of all kinds; equal seeds give equal faults. Raises UnknownNameError
     before the first start, and InfraError with the log of a device that does not start.
     """

@@ -115,7 +115,7 @@ class NightStarter:
         self._stopping = threading.Event()
 
     def periodic(self) -> tuple[Periodic, ...]:
-        """Return Procrastinate's periodic calls: `check` of each nightly run, on one of the agents that have it."""
+        """Return Procrastinate's periodic calls: `check` of each nightly run, on a single agent that has the run."""
         from farm.dispatch.cluster.delivery.app import Periodic
 
         def checks(name: str) -> Callable[[], None]:

@@ -41,7 +41,7 @@ TOKENS = "tokens"
 """Kind of the generated tokens of a passed attempt: token ids by prompt, as JSON."""
 
 _OUTPUTS = "output_*.raw"
-# Most bytes of all outputs of an attempt: a hundred times those of a segmentation network.
+# Most bytes of all outputs of an attempt: a hundred times the outputs of a segmentation network.
 _OUTPUT_BYTES = 64 << 20
 # Most bytes of a file that a command keeps by name: the layers of a network of a thousand.
 _FILE_BYTES = 256 << 20

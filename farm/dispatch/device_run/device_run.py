@@ -169,7 +169,7 @@ class DeviceRun:
         self.lacks_heap = ""
         """Reason in one line why ExecuTorch measured no heap around the canary; empty for a heap that it measured."""
         self._executing = threading.Lock()
-        # One thread suffices: a device has one cable, and bundles are needed in the order of staging.
+        # A single thread stages bundles: a device has one cable, and bundles are needed in the order of staging.
         self._stager = ThreadPoolExecutor(1, "stage") if pipelined else None
 
     def __enter__(self) -> Self:
@@ -231,7 +231,7 @@ class DeviceRun:
     def probe(self, folder: Path) -> str:
         """Run the health check, or ask for a sign of life without one; return the problem, empty for none.
 
-        Its files lie in the local `folder`. Raises LocalError.
+        Files of the health check lie in the local `folder`. Raises LocalError.
         """
         self.canary_cause = Cause.NONE
         try:

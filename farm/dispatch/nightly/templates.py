@@ -31,7 +31,7 @@ _REASON_CHARS = 300
 
 
 def render(template: str, form: str, night: Night) -> str:
-    """Return the text of a notification; `template` is one of BUILT_IN, a file, or empty for the template of mail.
+    """Return the text of a notification; `template` is a name in BUILT_IN, a file, or empty for the template of mail.
 
     `form` is `json` (the text must be JSON), `text` or `html` (output of devices is escaped). Raises UsageError.
     """

@@ -1,4 +1,4 @@
-"""Devices for commands that run one job, not a suite: attached ones under a lease, or a virtual one of their own."""
+"""Devices for commands that run one job, not a suite: an attached device under a lease, or a new virtual device."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def rows(
     ]
     here = {row.id for row in found}
     for unusable in scan.unusable:
-        # A device of that serial has one of two ids: see Device.id.
+        # The id of a device with this serial has two forms: see Device.id.
         ids = (f"{unusable.serial}@{unusable.host}", unusable.serial)
         before = next((known[id_] for id_ in ids if id_ in known and id_ not in here), None)
         row = DeviceRow(id=unusable.serial, serial=unusable.serial)
@@ -146,7 +146,7 @@ def rows(
 def remembered(known: Registered, lease: Lease | None) -> DeviceRow:
     """Return the row of a device from the store alone.
 
-    Its state is `leased`, `reserved`, `out`, `quarantined` or `idle`, without a statement about its presence.
+    The row's state is `leased`, `reserved`, `out`, `quarantined` or `idle`; the device may be absent.
     """
     state = "idle"
     if not known.in_service:

@@ -197,7 +197,7 @@ class LeaseKeeper:
 
     def _held_by_others(self, devices: Collection[Device]) -> dict[str, str]:
         names = {device.id: device.called for device in devices}
-        # What is given just now is not yet among the leases.
+        # A lease that is given just now is not yet among the leases.
         ours = frozenset(self._requests.values())
         found = {}
         for lease in self._store.leases.all():
@@ -216,7 +216,7 @@ class LeaseKeeper:
         return self._leases.pop(number, None)
 
     def release(self, leases: Iterable[Lease]) -> None:
-        """Give leases back; what the store does not hear of ends by itself when its time is over."""
+        """Give leases back; without the store, a lease ends by itself when its time is over."""
         with contextlib.suppress(FarmError):
             self._store.leases.release(list(leases))
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Asking every device who it is disturbs those that others measure on.
+# Reading the identity of every device disturbs measurements of other users.
 _RESCAN_SECONDS = 15.0
-# A free device is given within a moment, also to who does not want to wait.
+# A request without waiting has this grace: the leases of free devices take a moment.
 _GRACE_SECONDS = 5.0
 
 
@@ -32,7 +32,7 @@ class Wait:
         self._end_s = float("inf") if seconds is None else time.monotonic() + seconds
 
     def fleet(self, first: Callable[[], Fleet], again: Callable[[bool], Fleet]) -> Fleet:
-        """Return the devices as soon as every SoC has one attached; at the end, those that there are.
+        """Return the devices as soon as every SoC has an attached device, or all devices at the end of the wait.
 
         `first` and `again` find them; `again` takes whether some SoCs may be without. Raises NoDeviceError when none
         has any.

@@ -67,7 +67,7 @@ class DeviceLease:
         return until_s is None or now_s() >= until_s
 
     def acquire(self, numbers: Sequence[int], wait_s: float = math.inf) -> Device | None:
-        """Release the former device, lease a device with one of `numbers` in the plan, and return it.
+        """Release the former device, lease a device whose number in the plan is in `numbers`, and return it.
 
         Returns None after `wait_s`. Raises NoDeviceError if no device is left to wait for.
         """

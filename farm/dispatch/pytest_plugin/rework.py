@@ -39,7 +39,7 @@ _COUNTS: Any = "total_test_count"
 
 
 def find_framework(arguments: Sequence[str], folder: Path) -> Path | None:
-    """Return the folder `tests/rework` that contains one of pytest's arguments, relative to `folder`."""
+    """Return the folder `tests/rework` that contains an argument of pytest, relative to `folder`."""
     for argument in arguments:
         path = Path(os.path.normpath(folder / argument.partition("::")[0]))
         if argument.startswith("-") or not path.exists():

@@ -29,7 +29,7 @@ class Profile(StrEnum):
     def flags(self, kind: str) -> dict[str, str]:
         """Return the runner's flags for it on a device that is `virtual` or `hardware`."""
         if self is Profile.AUTO:
-            # Profiling changes the speed of hardware and not that of the simulator.
+            # Profiling changes the speed of hardware and not the speed of the simulator.
             return {"profile_level": "2"} if kind == "virtual" else {}
         # Without a level at run time the compiled one applies.
         level = {Profile.OFF: "0", Profile.BASIC: "1", Profile.DETAILED: "2"}.get(self)

@@ -45,7 +45,7 @@ class Freed(msgspec.Struct):
 
 
 def require_deletable(config: Config, store: Store, run: RunView) -> None:
-    """Raise UsageError for a run in progress, or one that an open alert names."""
+    """Raise UsageError for a run in progress, or a run in an open alert."""
     if named := store.pruning.alerts_naming(run.id):
         numbers = ", ".join(f"#{number}" for number in named)
         raise UsageError(

@@ -98,7 +98,7 @@ def recorded_toolchain(config: Config, store: Store, tools: Toolchain, purpose: 
 
 
 def is_private_run(tools: Toolchain, purpose: Purpose) -> bool:
-    """Return whether a run is only compared with its branch, as a local run and one of edited sources are."""
+    """Return whether a run is only compared with its branch, like a local run or a run of edited sources."""
     return purpose is Purpose.TRIAL or tools.private or tools.source.dirty
 
 

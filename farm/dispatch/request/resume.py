@@ -47,7 +47,7 @@ def leave_intent(folder: Path, request: RunRequest | None, jobs: Sequence[Job], 
 def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:
     """Return the intent of the run in `folder`.
 
-    Raises UsageError for a missing intent, for one of another user, and for changed code of its cases.
+    Raises UsageError for a missing intent, an intent of another user, and changed code of its cases.
     """
     from farm.dispatch.request.request import RunRequest
 
@@ -98,7 +98,7 @@ def toolchain_of_run(config: Config, run_id: str) -> str:
 def config_of_run(config: Config, run: RunView, given: str) -> Config:
     """Return `config` with the `given` toolchain selected, or else the toolchain of a run.
 
-    Raises UsageError or MissingToolError for an unusable toolchain, or one of another user or machine.
+    Raises UsageError or MissingToolError for an unusable toolchain, or a toolchain of another user or machine.
     """
     from farm.builds.toolchains.select import use_toolchain
 
@@ -169,7 +169,7 @@ def missing_jobs(view: RunView, jobs: Sequence[Job]) -> tuple[Job, ...]:
 
 
 def require_same(then: Mapping[str, str], now: Mapping[str, str], run_id: str) -> None:
-    """Raise UsageError if new numbers would not be comparable with those of the run."""
+    """Raise UsageError if new numbers would not be comparable with the numbers of the run."""
     changed = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     if changed:
         changes = ", ".join(f"{name} ({then.get(name, 'nothing')}, now {now.get(name, 'nothing')})" for name in changed)

@@ -91,7 +91,7 @@ def in_shard(seconds: Mapping[str, float], shard: Shard) -> set[str]:
 
 
 def by_value(now: Mapping[str, Version], past: Mapping[str, ExpectedJob], first: Collection[str] = ()) -> list[str]:
-    """Return jobs, the most valuable first: new or changed ones, then those that failed, then the longest not run.
+    """Return jobs, the most valuable first: new or changed jobs, then failed jobs, then the longest not run.
 
     Jobs in `first` come before all others; equal ones keep their order.
     """

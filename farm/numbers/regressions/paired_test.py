@@ -108,7 +108,7 @@ def confirm_change(
     gate: float | None = None,
     fresh: bool = False,
 ) -> Confirmation:
-    """Return whether the bundle of `new` has higher values (`up`), or lower, than the one of `good`, by `compare`."""
+    """Return by `compare` whether the bundle of `new` has higher values (`up`), or lower, than the bundle of `good`."""
     return compare(bench, [Claim(series, up)], good, new, pairs, inferences, gate=gate, fresh=fresh)[0].confirmation
 
 

@@ -31,7 +31,7 @@ _NO_ROWS = "that is no query: it has no rows"
 # Allowed actions of a statement in SQLite. All others are refused, also future ones.
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _REFUSED_FUNCTIONS = {"load_extension", "fts3_tokenizer"}
-# Describing PRAGMAs; those of the second set change settings if they have an argument.
+# Describing PRAGMAs; PRAGMAs of the second set change settings if they have an argument.
 _DESCRIBING = {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"}
 _SETTINGS = {"database_list", "collation_list", "compile_options", "journal_mode", "user_version", "page_count"}
 _SETTINGS |= {"page_size", "freelist_count"}

@@ -166,7 +166,7 @@ class HistoryReader:
 def matching_jobs(
     connection: Connection, pattern: str, soc: str | None = None, run_id: str | None = None
 ) -> dict[int, str]:
-    """Return the jobs of `pattern`, id to name; with `run_id` those of that run, possibly none."""
+    """Return the jobs of `pattern`, id to name; with `run_id` only jobs of that run, possibly none."""
     pattern, soc = values.clean(_NAMED_BY_PATH.sub(r"\1", pattern)), soc and values.clean(soc)
     suite, _, case = pattern.partition("/")
     named = {"pattern": pattern, "suite": suite, "case_name": values.case_column(case)}

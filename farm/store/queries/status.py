@@ -61,7 +61,7 @@ class StatusReader:
     def night(self, line: str | None = None) -> list[str]:
         """Return the newest nightly runs of a branch, of all branches for None, newest first.
 
-        They are all cells of one `farm nightly`, and nightly runs that began within 18 hours. Of runs with an equal
+        The runs are all cells of one `farm nightly`, and nightly runs that began within 18 hours. Of runs with an equal
         name, or command without a name, the newest counts. Empty if none began in the last eight days.
         """
         of = of_line(line)
@@ -89,7 +89,7 @@ class StatusReader:
     def unfinished_runs(self, line: str = "") -> list[UnfinishedRun]:
         """Return the runs of a branch in the last day without an end, newest first: running or killed ones.
 
-        Local runs are those of this user.
+        Local runs of other users are left out.
         """
         since = {"since_ms": now_ms() - _RUNNING_MS, "line": line, "user": values.clean(self._database.user)}
         with self._database.reading() as connection:

@@ -34,7 +34,7 @@ _EVERY_HOUR = "17 * * * *"
 
 @dataclass(frozen=True)
 class Periodic:
-    """Periodic call by one of the agents that are configured for it."""
+    """Periodic call by a single agent of several with the same configuration."""
 
     name: str
     cron: str

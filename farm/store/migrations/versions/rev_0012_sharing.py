@@ -13,7 +13,7 @@ _ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Create the tables, and the column of a lease for the user to whom its device is to be handed over."""
+    """Create the tables, and the column of a lease for the user who gets its device next."""
     op.add_column("lease", Column("wanted_by", sa.String(length=256), nullable=False, server_default=""))
     op.create_index("ix_lease_token", "lease", ["token"])
     op.create_table(
