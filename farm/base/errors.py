@@ -35,7 +35,7 @@ FarmError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -246,6 +246,11 @@ class AgentRefusedError(InfraError):
 
 class BundleError(InfraError):
     """A compiled bundle is damaged, or compiled for another SoC."""
+
+    @classmethod
+    def damaged(cls, key: str, error: Exception) -> Self:
+        """Return the error for an unreadable file of the bundle `key`."""
+        return cls(f"bundle {key[:12]} is damaged: {error}: run 'farm setup cache prune --all --yes' and build again")
 
 
 class StoreError(InfraError):

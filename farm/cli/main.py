@@ -21,26 +21,8 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-# Group -> command -> its place below farm.cli, and its line in the help. The group "" is the top level.
-_COMMANDS = {
-    "": {
-        "doctor": ("setup.doctor:command", "Check this machine for compiling, staging and running."),
-        "suites": ("setup.suites:suites_command", "List suites and their cases; suggest limits."),
-        "run": ("running.run:command", "Compile suites, run them on devices, judge and report."),
-        "show": ("looking.show:command", "Show a job: attempts, logs, numbers, commands to repeat it."),
-        "report": ("looking.report:report_command", "Write the HTML report of a run and print its summary."),
-        "status": ("looking.status:status_command", "Show new failures, regressions and infra trouble."),
-        "diff": ("looking.report:diff_command", "Compare two runs: new failures, fixed, slower, faster."),
-        "serve": ("looking.report:serve_command", "Serve status, runs, devices and history to browsers."),
-        "exec": ("running.exec:exec_command", "Run a .pte file on a device: outputs, latency, profile."),
-        "history": ("looking.history:history_command", "Show a job's numbers, run by run."),
-        "lease": ("devices.lease:lease_command", "Reserve a device for your commands."),
-        "debug": ("running.debug:command", "Compare a job layer by layer; name the first wrong one."),
-        "nightly": ("running.nightly:command", "Run a matrix of suites and SoCs within a time budget."),
-        "pytest": ("running.pytest:command", "Run pytest tests, also ExecuTorch's, with a device per worker."),
-        "shell": ("devices.shell:command", "Open a shell on a device."),
-        "virtual": ("devices.virtual:command", "Start virtual devices on the HTP simulator."),
-    },
+# Group -> command -> its place below farm.cli, and its line in the help.
+_IN_GROUPS = {
     "runs": {
         "list": ("running.runs:list_command", "List runs, newest first."),
         "show": ("looking.report:report_command", "Write the HTML report of a run and print its summary."),
@@ -109,6 +91,28 @@ _COMMANDS = {
         "sql": ("looking.sql:command", "Query the store in SQL, read only."),
     },
 }
+# The group "" is the top level.
+_COMMANDS = {
+    "": {
+        "doctor": _IN_GROUPS["setup"]["doctor"],
+        "suites": ("setup.suites:suites_command", "List suites and their cases; suggest limits."),
+        "run": ("running.run:command", "Compile suites, run them on devices, judge and report."),
+        "show": _IN_GROUPS["jobs"]["show"],
+        "report": _IN_GROUPS["runs"]["show"],
+        "status": ("looking.status:status_command", "Show new failures, regressions and infra trouble."),
+        "diff": _IN_GROUPS["perf"]["diff"],
+        "serve": ("looking.report:serve_command", "Serve status, runs, devices and history to browsers."),
+        "exec": ("running.exec:exec_command", "Run a .pte file on a device: outputs, latency, profile."),
+        "history": _IN_GROUPS["jobs"]["history"],
+        "lease": _IN_GROUPS["devices"]["lease"],
+        "debug": _IN_GROUPS["jobs"]["debug"],
+        "nightly": ("running.nightly:command", "Run a matrix of suites and SoCs within a time budget."),
+        "pytest": ("running.pytest:command", "Run pytest tests, also ExecuTorch's, with a device per worker."),
+        "shell": _IN_GROUPS["devices"]["shell"],
+        "virtual": ("devices.virtual:command", "Start virtual devices on the HTP simulator."),
+    },
+    **_IN_GROUPS,
+}
 _GROUPS = {
     "runs": "Runs of the store: list, show, watch, cancel, delete, prune.",
     "jobs": "Jobs: show, history, profile, debug, rerun, bundle, coverage.",
@@ -123,7 +127,7 @@ _FIRST = ("doctor", "suites", "run", "show", "report", "status", "diff", "serve"
 _OTHERWISE = {
     **{
         name: f"it is in the group {group!r}"
-        for group, commands in _COMMANDS.items()
+        for group, commands in _IN_GROUPS.items()
         for name in commands
         if name not in _COMMANDS[""]
     },
@@ -158,10 +162,11 @@ class _LazyGroup(ListingGroup):
         raise click.exceptions.Exit(0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Not in `main`: --help needs no logging.
-        from farm.cli.output import begin_log
+        if ctx.parent is None:
+            # Not in `main`: --help needs no logging.
+            from farm.cli.output import begin_log
 
-        begin_log()
+            begin_log()
         with _broken_pipes():
             return super().invoke(ctx)
         return 0
@@ -204,15 +209,16 @@ class _LazyGroup(ListingGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
-        texts = self._texts
-        first = {name: texts[name] for name in _FIRST} if not self._key else {}
-        rest = {name: text for name, text in texts.items() if name not in first}
-        groups = {name: text for name, text in rest.items() if not self._key and name in _GROUPS}
-        for title, part in (("First commands", first), ("Groups", groups), ("Commands", rest)):
-            rows = [(name, text) for name, text in part.items() if part is not rest or name not in groups]
-            if rows:
-                with formatter.section("More commands" if first and part is rest else title):
-                    formatter.write_dl(rows)
+        if self._key:
+            sections = {"Commands": self._texts}
+        else:
+            texts = self._texts
+            first = {name: texts.pop(name) for name in _FIRST}
+            groups = {name: texts.pop(name) for name in _GROUPS if name in texts}
+            sections = {"First commands": first, "Groups": groups, "More commands": texts}
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(list(rows.items()))
 
 
 def _group_help(name: str) -> str:
@@ -230,10 +236,10 @@ def _group_help(name: str) -> str:
 
 def _group(name: str) -> click.Command:
     """Return a group of commands; without a subcommand it runs its list."""
-    has_list = "list" in _COMMANDS[name]
+    # The nearest command to `quarantine` by spelling is its opposite, `unquarantine`.
     otherwise = {"quarantine": "'farm devices disable DEVICE' lets no run use it, until 'farm devices enable DEVICE'"}
     return _LazyGroup(
-        name, help=_group_help(name), no_args_is_help=not has_list, lists=has_list, takes_names=name == "devices",
+        name, help=_group_help(name), no_args_is_help="list" not in _COMMANDS[name], takes_names=name == "devices",
         otherwise=otherwise if name == "devices" else {}, context_settings=_SETTINGS,
     )  # fmt: skip
 

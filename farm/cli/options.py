@@ -34,28 +34,29 @@ class SuggestingGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that `args` begin with, named as it was typed. Raises UnknownNameError."""
-        known = self.list_commands(ctx)
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            if otherwise := self.otherwise.get(args[0]):
-                raise UsageError(f"there is no '{ctx.command_path} {args[0]}': {otherwise}")
-            raise UnknownNameError("command", args[0], known, f"({ctx.command_path} --help lists them)")
-        _, command, rest = super().resolve_command(ctx, args)
-        return args[0], command, rest
+        """Return the first word of `args`, its command and the other words. Raises UnknownNameError, UsageError."""
+        if not args or args[0].startswith("-"):
+            return super().resolve_command(ctx, args)
+        name, *rest = args
+        if (command := self.get_command(ctx, name)) is not None:
+            return name, command, rest
+        if otherwise := self.otherwise.get(name):
+            raise UsageError(f"there is no '{ctx.command_path} {name}': {otherwise}")
+        raise UnknownNameError("command", name, self.list_commands(ctx), f"({ctx.command_path} --help lists them)")
 
 
 class ListingGroup(SuggestingGroup):
-    """Group with a command `list`, which a call without a command means; with `takes_names`, also before names."""
+    """Group whose `list`, if present, runs without a command; with `takes_names`, also before names."""
 
-    def __init__(self, *args: Any, lists: bool = False, takes_names: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, takes_names: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._lists, self._takes_names = lists, takes_names
+        self._takes_names = takes_names
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put `list` before options, and before names that are near no command."""
         # Completion of the first word offers commands; names come with the arguments of `list`.
         is_completed = ctx.resilient_parsing and not args and not self._takes_names
-        if self._lists and not is_completed and self._is_of_list(ctx, args):
+        if "list" in self.list_commands(ctx) and not is_completed and self._is_of_list(ctx, args):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 

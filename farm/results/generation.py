@@ -186,7 +186,7 @@ class _Scored:
         try:
             return self._of(self._bundle.reference(kind, self.sample, index))
         except (OSError, ValueError) as error:
-            raise damaged(self._bundle, error) from None
+            raise BundleError.damaged(self._bundle.manifest.key, error) from None
 
     def _of(self, logits: NDArray[np.generic]) -> NDArray[np.float64]:
         return logits[: len(self._sequence)].astype(np.float64)
@@ -269,14 +269,8 @@ def _ids(bundle: Bundle, sample: int, index: int) -> tuple[int, ...]:
     try:
         found = read_tensor(bundle.input_files(sample)[index], bundle.manifest.inputs[index]).ravel()
     except (OSError, ValueError) as error:
-        raise damaged(bundle, error) from None
+        raise BundleError.damaged(bundle.manifest.key, error) from None
     return tuple(token for token in map(int, found) if token >= 0)
-
-
-def damaged(bundle: Bundle, error: Exception) -> BundleError:
-    """Return what to raise where a file of `bundle` cannot be read."""
-    key = bundle.manifest.key[:12]
-    return BundleError(f"bundle {key} is damaged: {error}: run 'farm setup cache prune --all --yes' and build again")
 
 
 def _same_tokens(generation: Generation, report: RunnerReport) -> Iterator[Measurement]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from farm.base.errors import BundleError
 from farm.builds.bundles.bundle import read_tensor
 from farm.results.attempt import Direction, Measurement
-from farm.results.generation import TokenFindings, damaged, wrong_tokens
+from farm.results.generation import TokenFindings, wrong_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -231,4 +232,4 @@ def _reference(bundle: Bundle, kind: str, sample: int) -> NDArray[np.float64]:
     try:
         return bundle.reference(kind, sample, 0).astype(np.float64)
     except (OSError, ValueError) as error:
-        raise damaged(bundle, error) from None
+        raise BundleError.damaged(bundle.manifest.key, error) from None

@@ -251,6 +251,4 @@ def _reference(bundle: Bundle, kind: str, sample: int, index: int) -> NDArray[np
     try:
         return bundle.reference(kind, sample, index)
     except (OSError, ValueError) as error:
-        raise BundleError(
-            f"bundle {bundle.manifest.key[:12]} is damaged: {error}: 'farm setup cache prune --all --yes', then build"
-        ) from None
+        raise BundleError.damaged(bundle.manifest.key, error) from None

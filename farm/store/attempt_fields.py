@@ -75,11 +75,15 @@ class Field(NamedTuple):
     is_optional: bool
 
     @property
+    def column_name(self) -> str:
+        """Name of the field's column."""
+        # Users' queries use the longer name of this column.
+        return "output_name" if self.kind is _OUTPUT_NAME else self.info.name
+
+    @property
     def column(self) -> Column[Any]:
         """A new column for the field."""
-        # Users' queries use the longer name of this column.
-        name = "output_name" if self.kind is _OUTPUT_NAME else self.info.name
-        return Column(name, self.kind.column, nullable=self.is_optional or self.kind is _FIGURE)
+        return Column(self.column_name, self.kind.column, nullable=self.is_optional or self.kind is _FIGURE)
 
     @property
     def line(self) -> tuple[str, Any] | tuple[str, Any, Any]:
@@ -91,10 +95,6 @@ class Field(NamedTuple):
     def bounded(self, value: Any) -> Any:
         """Return a value within the store's length limit, in characters that both databases hold."""
         return value if value is None or self.kind.bounded is None else self.kind.bounded(value)
-
-    def read(self, value: Any) -> Any:
-        """Return the value of a column converted to the type of the field."""
-        return msgspec.convert(value, self.info.type, strict=False)
 
 
 def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
@@ -123,5 +123,6 @@ def columns_of(attempt: Attempt) -> dict[str, Any]:
 
 def attempt_of(columns: Mapping[Any, Any], job_id: str, serial: str | None, **details: Any) -> Attempt:
     """Return the attempt of a row; fields without a column in it have their defaults."""
-    read = {name: field.read(columns[name]) for name, field in ATTEMPT_FIELDS.items() if name in columns}
-    return Attempt(job_id=job_id, device=serial or "", **read, **details)
+    facts = {name: columns[name] for name in ATTEMPT_FIELDS if name in columns}
+    attempt = msgspec.convert({**facts, "job_id": job_id, "device": serial or ""}, Attempt, strict=False)
+    return msgspec.structs.replace(attempt, **details)

@@ -53,13 +53,12 @@ def detail_rows(
     attempt_id: int, details: Sequence[Comparison | OperatorProfile | LayerComparison]
 ) -> list[dict[str, Any]]:
     """Return the rows of details of an attempt."""
+    columns = [field.column_name for field in DETAIL_FIELDS[type(details[0])].values()] if details else []
     rows = []
     for position, one in enumerate(details):
-        row: dict[str, Any] = msgspec.structs.asdict(one)
+        row: dict[str, Any] = dict(zip(columns, msgspec.structs.astuple(one), strict=True))
         nan = [name for name, value in row.items() if isinstance(value, float) and math.isnan(value)]
         row |= {**dict.fromkeys(nan), "attempt_id": attempt_id, "position": position}
-        if isinstance(one, Comparison):
-            row["output_name"] = row.pop("name")
         if not isinstance(one, OperatorProfile):
             # NULL alone means "does not apply".
             row["nan_figures"] = nan
@@ -92,7 +91,7 @@ def comparisons_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[Comparison, ...]
 
 
 def _details_of(kind: type[_T], rows: Iterable[Row[Any]]) -> dict[int, tuple[_T, ...]]:
-    names = {field.column.name: name for name, field in DETAIL_FIELDS[kind].items()}
+    names = {field.column_name: name for name, field in DETAIL_FIELDS[kind].items()}
     found: dict[int, list[_T]] = {}
     for row in rows:
         facts = {name: getattr(row, column) for column, name in names.items()}

@@ -13,8 +13,9 @@ import pytest
 from farm_home import wait_for_no_process
 
 from farm.base.socs import find_soc
+from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER as TARGET
 from farm.devices.virtual.tools import SU
-from farm.dispatch.pytest_plugin.upstream import TARGET, lay_out_sdk, runner_script
+from farm.dispatch.pytest_plugin.upstream import lay_out_sdk, runner_script
 
 if TYPE_CHECKING:
     from farm_home import FarmHome

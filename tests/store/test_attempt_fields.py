@@ -107,7 +107,7 @@ def test_a_field_of_any_kind_is_bounded_kept_and_carried(sample: Sample, kept: S
         connection.execute(table.insert(), bounded)
         row = connection.execute(select(table)).mappings().one()
     engine.dispose()
-    assert Sample(**{name: field.read(row[name]) for name, field in fields.items()}) == kept
+    assert msgspec.convert({name: row[name] for name in fields}, Sample, strict=False) == kept
     line = msgspec.defstruct("Line", [field.line for field in fields.values()])
     carried = msgspec.json.decode(msgspec.json.encode(bounded), type=line)
     assert msgspec.structs.asdict(carried) == msgspec.structs.asdict(kept)

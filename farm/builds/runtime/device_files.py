@@ -180,9 +180,21 @@ def dsp_file(soc: Soc, backend: Backend, qnn: QnnFiles) -> RuntimePart:
 
 def unsigned_skel(soc: Soc, backend: Backend, qnn: QnnFiles) -> RuntimePart:
     """Return the skel of a backend as Qualcomm ships it."""
-    name, folder = soc_name(backend.skel, soc), soc_name(backend.dsp_folder, soc)
-    part = RuntimePart(name, qnn.dsp(folder, name), HEXAGON, qnn.get_dsp(folder) if backend.signed else qnn.get)
+    name = soc_name(backend.skel, soc)
+    path, get = _shipped(soc, backend, qnn, name)
+    part = RuntimePart(name, path, HEXAGON, get)
     return part if backend.signed else msgspec.structs.replace(part, hexagon=soc.htp_arch, soc=soc.name)
+
+
+def signed_path(soc: Soc, backend: Backend, qnn: QnnFiles, name: str) -> Path | None:
+    """Return the place of a backend's signed file; None without an SDK."""
+    return qnn.dsp(soc_name(backend.dsp_folder, soc), name, "signed")
+
+
+def _shipped(soc: Soc, backend: Backend, qnn: QnnFiles, name: str) -> tuple[Path | None, str]:
+    """Return the place of a backend's DSP file in the SDK, and the way to get the file."""
+    folder = soc_name(backend.dsp_folder, soc)
+    return qnn.dsp(folder, name), qnn.get_dsp(folder) if backend.signed else qnn.get
 
 
 def require_direct(backend: Backend) -> None:
@@ -198,9 +210,9 @@ def direct_sources(soc: Soc, backend: Backend, places: Places) -> list[RuntimePa
     Source: ExecuTorch, backends/qualcomm/scripts/sign_library.sh.
     """
     qnn, arch = places.qnn, soc.htp_arch
-    name, folder = soc_name(backend.direct_library, soc), soc_name(backend.dsp_folder, soc)
+    name = soc_name(backend.direct_library, soc)
     files = {
-        name: (qnn.dsp(folder, name), qnn.get_dsp(folder) if backend.signed else qnn.get),
+        name: _shipped(soc, backend, qnn, name),
         "libQnnSystem.so": (qnn.dsp(f"hexagon-v{arch}", "libQnnSystem.so"), qnn.get),
         **_direct_files(places, arch),
     }
@@ -236,7 +248,7 @@ def _signed(soc: Soc, backend: Backend, qnn: QnnFiles, source: RuntimePart, *, d
     """Return the signed file of `source`; the way to get it is signing, or first the way to get a missing `source`."""
     signs = f"farm setup sign --lpai v{soc.lpai_version}" + (f" --direct --htp v{soc.htp_arch}" if direct else "")
     get = signs if source.path is not None and source.path.is_file() else source.get
-    path = qnn.dsp(soc_name(backend.dsp_folder, soc), source.name, "signed")
+    path = signed_path(soc, backend, qnn, source.name)
     return RuntimePart(source.name, path, HEXAGON, get, signs=signs, unsigned=source.path)
 
 

@@ -71,8 +71,7 @@ def command(context: click.Context, *, device: str | None, wait_s: float | None,
 
 
 def refusal(words: Sequence[str]) -> str:
-    """Return why adb may not be called with `words` on a leased device, with the next step; "" if allowed. Pure.
-    Pure."""
+    """Return why adb may not be called with `words` on a leased device, with the next step; "" if allowed. Pure."""
     verb = verb_of(words)
     if not verb:
         return "no command for adb: give one behind --: farm devices adb DEVICE -- shell getprop"
@@ -88,8 +87,7 @@ def refusal(words: Sequence[str]) -> str:
 
 
 def verb_of(words: Sequence[str]) -> str:
-    """Return adb's command among its words, or the first option that selects a device; "" without either. Pure.
-    Pure."""
+    """Return adb's command among its words, or the first option that selects a device; "" without either. Pure."""
     return next(
         (one for one in words if one not in _HARMLESS_OPTIONS and not one.startswith("wait-for-")), _last(words)
     )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-# The nearest command to `quarantine` by spelling is its opposite, `unquarantine`.
 @click.command("name")
 @click.argument("device")
 @click.argument("name")

@@ -35,8 +35,7 @@ def command(query: str, limit: int, timeout_s: float, config_file: Path | None, 
     farm data sql "SELECT verdict, count(*) FROM attempt GROUP BY verdict"
 
     QUERY is one SELECT, with or without WITH, or VALUES. Tables: docs/reference/store.md. The SQL dialect is SQLite's
-    or
-    PostgreSQL's, depending on the store. Samples are shown as hexadecimal digits; control characters and invisible
+    or PostgreSQL's, depending on the store. Samples are shown as hexadecimal digits; control characters and invisible
     characters are spelled out.
     """
     if as_csv and as_json:

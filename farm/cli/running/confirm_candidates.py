@@ -20,7 +20,7 @@ def confirm_candidates(config: Config, run_id: str, budget_s: float | None) -> F
     from farm.dispatch.request.resume import config_of_run
     from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.numbers.regressions.confirm_run import confirm_run
-    from farm.report.model.alerts import change_of, word_of
+    from farm.report.model.alerts import change_line
     from farm.store.records import AlertState
     from farm.store.store import open_store
 
@@ -36,7 +36,7 @@ def confirm_candidates(config: Config, run_id: str, budget_s: float | None) -> F
         logger.info(line)
     states = [one.state for one in found.alerts]
     return Findings(
-        tuple(JobNote(one.job_id, f"{one.metric} {word_of(one)}: {change_of(one)}") for one in found.regressions),
+        tuple(JobNote(one.job_id, change_line(one)) for one in found.regressions),
         confirmed=states.count(AlertState.CONFIRMED),
         unknown=states.count(AlertState.UNKNOWN),
         not_measured=found.not_measured,

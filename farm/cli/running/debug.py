@@ -77,9 +77,8 @@ def command(
     For a program with several methods one is compiled, by itself: the method that the case executes, or --method.
 
     --metric names a class derived from QcomNumericalComparatorBase of ExecuTorch: its is_valid_score decides which
-    layer
-    diverges. It is imported by the process that compiles, from PYTHONPATH, or as .metrics:Cosine from the folder of
-    the suite.
+    layer diverges. The process that compiles imports the class, from PYTHONPATH, or as .metrics:Cosine from the folder
+    of the suite.
 
     \b
     Exit codes: 0 nothing diverges; 1 a layer diverges, or the job fails;

@@ -28,7 +28,7 @@ from farm.cli.options import (
 from farm.cli.output import as_called, deliver, echo, notice
 from farm.devices.execution.raw import MOST_SECONDS
 from farm.dispatch.request.profiling import Profile
-from farm.report.model.alerts import change_of, word_of
+from farm.report.model.alerts import change_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -323,7 +323,7 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
     for line in findings.left_out:
         notice(line)
     for one in findings.regressions:
-        notice(f"{one.job_id}: {one.metric} {word_of(one)}: {change_of(one)}")
+        notice(f"{one.job_id}: {change_line(one)}")
     if findings.regressions and outcome.exit_code != FAILED:
         return msgspec.structs.replace(outcome, exit_code=REGRESSION)
     return outcome

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import Case
 
 
-@click.group("suites", cls=ListingGroup, lists=True, takes_names=True)
+@click.group("suites", cls=ListingGroup, takes_names=True)
 def suites_command() -> None:
     """List suites, or the cases of some; suggest limits.
 

@@ -28,6 +28,7 @@ from farm.dispatch.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, Suit
 from farm.dispatch.pytest_plugin.relay import relayed_output
 from farm.dispatch.pytest_plugin.rework import require_tree, rooted_arguments
 from farm.dispatch.request.ending import exit_code_of, write_report
+from farm.report.model.format import plural
 from farm.store.view import Purpose
 
 if TYPE_CHECKING:
@@ -239,9 +240,8 @@ class _Launch:
 
         kind = common_kind(device.kind for device in fleet.devices)
         free = self._free(fleet)[: self._request.most_devices]
-        count = "1 device" if len(free) == 1 else f"{len(free)} devices"
         if free:
-            logger.info("pytest with %s: %s", count, ", ".join(device.serial for device in free))
+            logger.info("pytest with %s: %s", plural(len(free), "device"), ", ".join(device.serial for device in free))
         else:
             logger.info(_NONE_FREE)
         return SuitePlan(

@@ -18,7 +18,8 @@ import msgspec
 
 from farm.base.backends.registry import BACKENDS
 from farm.base.errors import DeviceError, UsageError
-from farm.builds.runtime.device_files import soc_name
+from farm.builds.runtime.device_files import dsp_file, soc_name
+from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, android_files
 from farm.dispatch.pytest_plugin.rework import follow_workspaces, is_framework
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from farm.dispatch.device_run.device_run import DeviceRun
     from farm.dispatch.pytest_plugin.plan import SuitePlan
 
-TARGET = "aarch64-android"
 RUNNER = "qnn_executor_runner"
 """Name of the runner: under this name farm's runner always writes an ETDump, which upstream's tests require."""
 
@@ -53,15 +53,16 @@ exec {elevation} "umask 0; exec {command}$words"
 
 def lay_out_sdk(folder: Path, sdk: Path, soc: Soc) -> Path:
     """Return an SDK in the new `folder`: all files of `sdk`, and stubs for further files that SimpleADB requires."""
-    qnn = [backend for backend in BACKENDS.values() if not backend.on_cpu]
-    wanted = {f"{TARGET}/{soc_name(name, soc)}" for backend in qnn for name in backend.libraries}
-    for backend in qnn:
+    qnn, wanted = android_files(sdk), set[Path | None]()
+    for backend in BACKENDS.values():
+        if backend.on_cpu:
+            continue
+        wanted.update(qnn.library(soc_name(name, soc)) for name in backend.libraries)
         if backend.skel and getattr(soc, backend.hardware):
-            kind = "signed" if backend.signed else "unsigned"
-            wanted.add(soc_name(f"{backend.dsp_folder}/{kind}/{backend.skel}", soc))
-    for library in wanted:
-        if not (sdk / "lib" / library).is_file():
-            stub = folder / "lib" / library
+            wanted.add(dsp_file(soc, backend, qnn).path)
+    for path in filter(None, wanted):
+        if not path.is_file():
+            stub = folder / path.relative_to(sdk)
             stub.parent.mkdir(parents=True, exist_ok=True)
             stub.write_text(_UNUSED)
     folder.mkdir(exist_ok=True)
@@ -175,7 +176,7 @@ class Upstream:
             "soc_model": self._plan.soc,
             "backend": self._plan.backend,
             "build_folder": str(self._build),
-            "target": TARGET,
+            "target": ANDROID_FOLDER,
         }
 
     def _write_runner(self, runtime: PurePosixPath, elevation: Sequence[str]) -> None:

@@ -57,6 +57,11 @@ def change_of(alert: AlertRecord) -> str:
     return one_line(alert.reason) if alert.exact else alert_change(alert) or "changed"
 
 
+def change_line(alert: AlertRecord) -> str:
+    """Return metric, kind of change and change: `latency slower: +12.0 %`."""
+    return f"{alert.metric} {word_of(alert)}: {change_of(alert)}"
+
+
 def word_of(alert: AlertRecord) -> str:
     """Return the kind of change in one word: slower, faster, worse, better, changed."""
     if alert.finding == _WORSE:

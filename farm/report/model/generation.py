@@ -1,5 +1,4 @@
-"""Figures of text generation from the measurements of an attempt: rates, times by prompt and position. Pure.
-Pure."""
+"""Figures of text generation from the measurements of an attempt: rates, times by prompt and position. Pure."""
 
 from __future__ import annotations
 
@@ -104,11 +103,11 @@ class GenerationFigures(msgspec.Struct, frozen=True):
 
     @property
     def fall_text(self) -> str:
-        """Return the change of the rate: `-18.0 % after 60 s`; empty without a sustained run."""
+        """Return the change of the rate: `rate -18.0 % after 60 s`; empty without a sustained run."""
         if self.fall is None:
             return ""
         # `fall` is negative when the rate rises, so the sign is inverted.
-        return f"{-100 * self.fall:+.1f} %" + (f" after {self.seconds} s" if self.seconds else "")
+        return f"rate {-100 * self.fall:+.1f} %" + (f" after {self.seconds} s" if self.seconds else "")
 
     @property
     def temperature_text(self) -> str:

@@ -32,7 +32,7 @@ def rates(figures: GenerationFigures) -> list[str]:
         ranks = (("p50", steps.p50), ("p90", steps.p90), ("p99", steps.p99))
         parts.append("step " + ", ".join(f"{name} {fmt.milliseconds(ns / 1e6)}" for name, ns in ranks) + " ms")
     if figures.fall_text:
-        parts.append(f"rate {figures.fall_text}")
+        parts.append(figures.fall_text)
     if figures.temperature_text:
         parts.append(figures.temperature_text)
     if figures.memory is not None:

@@ -137,8 +137,8 @@ def _generated(summary: RunSummary, width: int) -> list[Text]:
     lines = []
     for job, figures in generating(summary):
         title = f"generated, simulated: {job.job.id}" if job.virtual else f"generated: {job.job.id}"
-        fall = [f"rate {figures.fall_text}"] if figures.fall_text else []
-        lines += _wrapped(f"{title}: {'; '.join([*rates(figures)[:2], *fall, *figures.told])}", width, "")
+        parts = filter(None, (*rates(figures)[:2], figures.fall_text, *figures.told))
+        lines += _wrapped(f"{title}: {'; '.join(parts)}", width, "")
     return lines
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from farm.base.errors import FIRST_RUN
 from farm.report.model import format as fmt
-from farm.report.model.alerts import UNSURE, by_range, change_of, remark_text, word_of
+from farm.report.model.alerts import UNSURE, by_range, change_line, remark_text
 from farm.report.model.commits import standing_text, toolchain_text
 from farm.report.model.status import (
     TITLES,
@@ -51,7 +51,7 @@ def alert_lines(alerts: Sequence[AlertRecord], limit: int) -> list[str]:
 
 def _alert(one: AlertRecord) -> list[str]:
     unsure = UNSURE.get(AlertState(one.state), "")
-    lines = [f"#{one.id} {one.job_id}", f"{one.metric} {word_of(one)}: {change_of(one)}{unsure and f', {unsure}'}"]
+    lines = [f"#{one.id} {one.job_id}", f"{change_line(one)}{unsure and f', {unsure}'}"]
     lines += [f"likely cause: {one.likely_cause}"] if one.likely_cause else []
     return lines + ([remark_text(one.remark)] if one.remark else [])
 

@@ -87,7 +87,8 @@ def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
 
     encode = load_tokenizer(generate.tokenizer, Path(case.folder))
     if generate.texts:
-        texts = tuple((*prefix_of(case), *encode(text)) for text in generate.texts)
+        prefix = prefix_of(case)
+        texts = tuple((*prefix, *encode(text)) for text in generate.texts)
         for number, row in enumerate(texts):
             if not 1 <= len(row) <= most:
                 raise _refusal(case, "texts", f"text {number} has {len(row)} tokens, expected 1 to {most}")

@@ -17,7 +17,7 @@ from farm.base.hashes import sha256_of
 from farm.base.publish import own_folder
 from farm.base.socs import Soc, load_socs
 from farm.base.user import user_name
-from farm.builds.runtime.device_files import android_places, direct_sources, soc_name, unsigned_skel
+from farm.builds.runtime.device_files import android_places, direct_sources, signed_path, unsigned_skel
 from farm.builds.runtime.native.elf import HEXAGON, MACHINES, ElfHeader, read_elf
 from farm.builds.runtime.parts import find_fault
 from farm.builds.runtime.qnn_sdk import GET_SDK
@@ -60,7 +60,7 @@ def plan_signing(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Signi
         names = ", ".join(fault.problem for fault in missing)
         raise MissingToolError(f"{names}: {'; '.join(dict.fromkeys(fault.repair for fault in missing))}")
     _require_sound(parts)
-    signed = [_signed_path(soc, places, part) for part in parts]
+    signed = [signed_path(soc, _SIGNED, places.qnn, part.name) for part in parts]
     return tuple(_planned(part.path, path) for part, path in zip(parts, signed, strict=True) if part.path and path)
 
 
@@ -73,7 +73,7 @@ def adopt_all(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Path, ..
     soc = _soc_of(lpai, direct_arch)
     places = _places(config)
     parts = _sources(soc, places, direct=True)
-    signed = [(part, path) for part in parts if (path := _signed_path(soc, places, part)) is not None]
+    signed = [(part, path) for part in parts if (path := signed_path(soc, _SIGNED, places.qnn, part.name)) is not None]
     there = [(part, path) for part, path in signed if path.is_file()]
     lacking = [path for _, path in (signed[1:] if direct_arch else ()) if not path.is_file()]
     if lacking:
@@ -102,10 +102,6 @@ def _places(config: Config) -> Places:
 def _sources(soc: Soc, places: Places, *, direct: bool) -> list[RuntimePart]:
     """Return the unsigned skel and, with `direct`, direct mode's unsigned files."""
     return [unsigned_skel(soc, _SIGNED, places.qnn), *(direct_sources(soc, _SIGNED, places) if direct else ())]
-
-
-def _signed_path(soc: Soc, places: Places, part: RuntimePart) -> Path | None:
-    return places.qnn.dsp(soc_name(_SIGNED.dsp_folder, soc), part.name, "signed")
 
 
 def _is_there(part: RuntimePart) -> bool:

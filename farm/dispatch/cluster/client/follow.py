@@ -127,7 +127,7 @@ class Follower:
         `ask` asks the user for the meaning of Ctrl-C; without it (no terminal), Ctrl-C cancels the run. `interrupts`
         belongs to an enclosing command: a request to end the command cancels the run.
         """
-        self._store, self._run_id, self._listener = store, run_id, listener
+        self._store, self._run_id = store, run_id
         self._cancel, self._ask, self._interrupts = cancel, ask, interrupts
         self._shown = Shown(listener, built)
         self._cancelled_s: float | None = None
