@@ -157,6 +157,7 @@ class BuildFarm:
         config, notes = self.config(name), LogLines("farm.dispatch.cluster.agent")
         host = BuildHost(config, self.hosts, self.objects)
         with ExitStack() as stack:
+            stack.callback(notes.close)
             stack.callback(host.stop)
             host.look()
             facts = AgentFacts(

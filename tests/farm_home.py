@@ -81,7 +81,10 @@ class FarmHome:
 
     def use_one_builder(self) -> None:
         """Let one builder compile: builders of another toolchain or SDK are no forks, and import torch each."""
-        (self.cwd / "farm.toml").write_text("[build]\nbuilders = 1\n")
+        config = self.cwd / "farm.toml"
+        text = config.read_text() if config.exists() else ""
+        if "[build]" not in text:
+            config.write_text(f"{text}\n[build]\nbuilders = 1\n")
 
     def json(self, *arguments: str, code: int | None = 0, **options: Any) -> Any:
         """Return the answer of a command with --json; `options` are passed to `farm`."""

@@ -1,8 +1,6 @@
 """Runs `farm` with attached virtual devices that it takes for phones, as a stub of hardware that has no DSP.
 
 A skel of the QNN SDK is part of the runtime, as on a phone.
-
-`python tests/hardware_stub.py run --soc ...`
 """
 
 from __future__ import annotations
@@ -42,7 +40,3 @@ def farm_with_hardware() -> None:
     discovery.identify = _hardware
     runtime.attached_runtime = _android
     main()
-
-
-if __name__ == "__main__":
-    farm_with_hardware()

@@ -121,10 +121,7 @@ class Planted:
 
     def __post_init__(self) -> None:
         """Let one builder compile job and health check: each release has builders of its own, which import torch."""
-        config = self.home.cwd / "farm.toml"
-        text = config.read_text() if config.exists() else ""
-        if "[build]" not in text:
-            config.write_text(f"{text}\n[build]\nbuilders = 1\n")
+        self.home.use_one_builder()
 
     def run(self, layers: int = 0, *options: str, nightly: bool = True) -> str:
         """Run the job as compiled by the release that adds `layers`; return the run's id."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import click
-
-from farm.cli.main import cli
+from command_words import fault
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,19 +18,6 @@ def commands(page: str) -> list[str]:
     lines += re.findall(r"`(farm [^`]+)`", page)
     # Two blanks begin a remark, as do "#", and "|" and ">" other programs.
     return [re.split(r"\s{2,}|\s[#|>]", line)[0].replace("...", "") for line in lines if line.startswith("farm ")]
-
-
-def fault(words: list[str]) -> str:
-    """Return the first word that the command line does not have, empty if there is none."""
-    command: click.Command = cli
-    rest = words[1:]
-    while isinstance(command, click.Group) and rest and (found := command.get_command(click.Context(cli), rest[0])):
-        command, rest = found, rest[1:]
-    if isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-        return rest[0]
-    options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
-    mine = rest[: rest.index("--")] if "--" in rest else rest
-    return next((word for word in mine if re.match(r"-{1,2}[A-Za-z]", word) and word.split("=")[0] not in options), "")
 
 
 def test_every_command_of_the_documentation_is_one_with_such_options() -> None:

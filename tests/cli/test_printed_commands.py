@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 import pytest
+from command_words import called_command, fault
 from farm_home import FarmHome
 
 import farm
@@ -287,14 +288,9 @@ def test_a_printed_command_is_parsed_by_the_command_line(call: str, monkeypatch:
 
 @pytest.mark.parametrize("call", sorted(name for name in NAMED if " " in name and "{}" not in name))
 def test_a_command_that_is_named_exists_with_its_options(call: str) -> None:
-    command: click.Command = cli
-    for word in call.split()[1:]:
-        below = command.get_command(click.Context(cli), word) if isinstance(command, click.Group) else None
-        if below is not None:
-            command = below
-        elif word.startswith("--"):
-            assert any(word in one.opts for one in command.params), word
-    assert command is not cli
+    words = call.split()
+    assert called_command(words[1:])[0] is not cli
+    assert fault(words) == ""
 
 
 def failed(**changes: Any) -> JobView:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-from recipe import recipe_code
+from recipe import FarmCopy, recipe_code
 
 from farm.report.formats import export_formats
 from farm.results.attempt import Attempt, Stage, Verdict
@@ -30,13 +26,11 @@ def test_the_documentation_has_a_row_for_each_format() -> None:
     ]
 
 
-def test_the_recipe_adds_a_format(tmp_path: Path) -> None:
+def test_the_recipe_adds_a_format(tmp_path: Path, farm_cache: Path) -> None:
     recipe = (ROOT / "docs/developers/recipes.md").read_text().partition("## Adding a format")[2]
     name = re.findall(r"`(farm/report/formats/\w+\.py)`", recipe)[0]
     (code,) = recipe_code("developers/recipes.md", "Adding a format")
-    shutil.copytree(ROOT / "farm", tmp_path / "farm", ignore=shutil.ignore_patterns("__pycache__"))
-    for folder in ("device_profiles", "test_suites", "native_runner", "reports"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
+    copy = FarmCopy.make(tmp_path, farm_cache)
     (tmp_path / name).write_text(code, encoding="utf-8")
     state = tmp_path / "state"
     state.mkdir()
@@ -51,20 +45,9 @@ def test_the_recipe_adds_a_format(tmp_path: Path) -> None:
         '[export]\nfolder = "out"\nformats = ["tsv", "xlsx"]\n',
         encoding="utf-8",
     )
-
-    def farm(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "farm.cli.main", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path), "FARM_STATE_DIR": str(state), "COLUMNS": "80"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    done = farm("data", "export", run_id, "--format", "tsv")
+    done = copy.farm("data", "export", run_id, "--format", "tsv")
     assert (done.returncode, done.stdout) == (0, f"{JOB.id}\tfailed\tNone\n"), done.stderr
-    assert "tsv    a line for each job, for spreadsheets" in farm("data", "export", "--help").stdout
-    checked = farm("nightly", "--check", str(night))
+    assert "tsv    a line for each job, for spreadsheets" in copy.farm("data", "export", "--help").stdout
+    checked = copy.farm("nightly", "--check", str(night))
     assert checked.returncode == 2
     assert "[export]: formats: unknown format 'xlsx': known are ctrf, hud, jsonl, junit, trace, tsv" in checked.stderr
