@@ -48,7 +48,7 @@ from farm.devices.adb.transport import AdbTransport
 from farm.devices.execution.raw import RunnerOptions
 from farm.devices.execution.session import DeviceSession
 from farm.devices.virtual.boot import boot
-from farm.dispatch.device_run.canary import canary_jobs
+from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.results.runner_report import RunnerReport, parse_report
 from farm.suites.suite import Case, Job, Target
 
@@ -114,7 +114,7 @@ def anchor_bundle() -> Bundle:
     """Return the program that farm's sessions keep loaded; `farm run` has compiled it."""
     config = load_config()
     target = Target(SOC, "htp", "8a8w")
-    [anchor] = canary_jobs((Job(Case("", "", "", ()), target),))
+    [anchor] = health_check_jobs((Job(Case("", "", "", ()), target),))
     key = bundle_key(anchor, prepare(config).versions)
     return load_bundle(BundleCache(config.cache_dir).folder(key))
 

@@ -170,7 +170,7 @@ class HostLoop:
             versions={}, files={MODEL: sha256_of(place.model)}, method="kv_forward", method_index=index,
         )  # fmt: skip
         self.session = DeviceSession(transport, place.runtime, "bench", transport.serial)
-        # QNN stays up, and the program loaded, as a device worker does it with its canary.
+        # QNN stays up, and the program loaded, as a device worker does it with its health check.
         self.session.keep_loaded(self._bundle())
 
     def _bundle(self) -> Bundle:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from farm.results.analysis.candidates import LEAST_BASELINE, Finding, levelled, reference, way
 from farm.results.analysis.confirmation import (
     INFERENCES,
     P_CONFIRMED,
@@ -41,13 +40,14 @@ from farm.results.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next
 from farm.results.analysis.nights import REPRESENTATIVES, Observation, judge_night, programs_are_cause
 from farm.results.analysis.scale import GATES, Scale, Series
 from farm.results.analysis.sequential import LEAST_PAIRS, add_pairs, confirmed_again, steady_inferences, until_clear
+from farm.results.analysis.suspected import LEAST_BASELINE, Finding, levelled, reference, way
 from farm.results.attempt import Direction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.results.analysis.candidates import Judgement
     from farm.results.analysis.sequential import Look
+    from farm.results.analysis.suspected import Judgement
 
 DEVICES = 6
 BETWEEN_NIGHTS, WITHIN_RUN = 0.02, 0.03
@@ -126,7 +126,7 @@ class Farm:
     def __post_init__(self) -> None:
         self.series = [Series(str(one), "latency", "ns", Direction.LOWER) for one in range(self.world.series)]
         self.steps = [{} for _ in self.series]
-        # Candidates of a night, which are measured together.
+        # Suspected changes of a night, which are measured together.
         self._family = 1
 
     def run(self) -> None:
@@ -158,36 +158,34 @@ class Farm:
             is_hot = (int(shift.device), night) in self.world.hot
             self.spent["hot nights told" if is_hot else "hot nights told wrongly"] += 1
         if programs:
-            self.spent["devices whose programs were blamed"] += len(programs)
+            self.spent["devices whose programs were at fault"] += len(programs)
             seen = judge_night(observations, programs=programs)
-        self._family = len(seen.candidates)
-        self.spent["candidates"] += self._family
-        answers = self._measure_all(seen.candidates, [seen.judgements[one] for one in seen.candidates], night)
+        self._family = len(seen.suspected)
+        self.spent["suspected"] += self._family
+        answers = self._measure_all(seen.suspected, [seen.judgements[one] for one in seen.suspected], night)
         self._family = 1
         found: list[Alert] = []
-        controlled = zip(seen.candidates, self._control(answers), strict=True)
+        controlled = zip(seen.suspected, self._control(answers), strict=True)
         # Members of families have the first bad night of their representatives.
         for one, answer in sorted(controlled, key=lambda item: item[0] in self._inherits):
             if answer.answer is Answer.CONFIRMED:
                 found.append(self._inherited(one, night, answer, found) or self._attribute(one, night, answer))
         return found
 
-    def _measure_all(
-        self, candidates: Sequence[int], judgements: Sequence[Judgement], night: int
-    ) -> list[Confirmation]:
-        """Measure candidates, of families only representatives in full."""
+    def _measure_all(self, suspected: Sequence[int], judgements: Sequence[Judgement], night: int) -> list[Confirmation]:
+        """Measure suspected changes, of families only representatives in full."""
         self._inherits: dict[int, tuple[int, ...]] = {}
-        pairs = pairs_needed(len(candidates))
-        groups = families([int(self.world.device[one]) for one in candidates], judgements)
+        pairs = pairs_needed(len(suspected))
+        groups = families([int(self.world.device[one]) for one in suspected], judgements)
         members = {place for group in groups for place in group[REPRESENTATIVES:]}
         answers: dict[int, Confirmation] = {}
-        for place, one in enumerate(candidates):
+        for place, one in enumerate(suspected):
             if place not in members:
                 answers[place] = self._compare(one, night, up=judgements[place].change > 0, first=pairs)
         for group in groups:
             step = common_step([answers[place] for place in group[:REPRESENTATIVES]])
             for place in group[REPRESENTATIVES:]:
-                one, up = candidates[place], judgements[place].change > 0
+                one, up = suspected[place], judgements[place].change > 0
                 if step is not None:
                     own = self._measure(
                         one, self._good(one, night), night, up=up, first=LEAST_PAIRS, gate=abs(step.change) / 2.0,
@@ -196,11 +194,11 @@ class Farm:
                     if own.answer is Answer.CONFIRMED:
                         sure = [of for of in group[:REPRESENTATIVES] if answers[of].answer is Answer.CONFIRMED]
                         answers[place] = member(Scale.RATIO, step, own, f"{len(sure)} others")
-                        self._inherits[one] = tuple(candidates[of] for of in sure)
+                        self._inherits[one] = tuple(suspected[of] for of in sure)
                         continue
                 answers[place] = self._compare(one, night, up=up, first=pairs)
-        self._places = {one: place for place, one in enumerate(candidates)}
-        return [answers[place] for place in range(len(candidates))]
+        self._places = {one: place for place, one in enumerate(suspected)}
+        return [answers[place] for place in range(len(suspected))]
 
     def _control(self, answers: Sequence[Confirmation]) -> list[Confirmation]:
         """Return the confirmations with false discoveries controlled among fully measured ones, and their heirs."""
@@ -354,12 +352,12 @@ class Score:
         return {
             "found_5pct_2_nights": _share(self.in_two[0.05], self.planted[0.05]),
             **{f"found_{size * 100:.0f}pct_ever": _share(self.found[size], self.planted[size]) for size in STEPS},
-            "candidates_a_night": round(self.spent["candidates"] / self.nights, 2),
+            "suspected_a_night": round(self.spent["suspected"] / self.nights, 2),
             "pairs_a_night": round(self.spent["pairs"] / self.nights, 1),
             "old_runs_looked_at_per_alert": round(self.spent["probes"] / max(1, self.alerts), 2),
             "hot_nights_told": self.spent["hot nights told"],
             "hot_nights_told_wrongly": self.spent["hot nights told wrongly"],
-            "programs_blamed": self.spent["devices whose programs were blamed"],
+            "programs_at_fault": self.spent["devices whose programs were at fault"],
         }
 
 

@@ -71,7 +71,7 @@ def made_device(serial: str = "phone-1", soc: str = "SM8650") -> Device:
 
 def made_terms(
     runtimes: Iterable[RemoteRuntime],
-    canaries: Iterable[ShardJob] = (),
+    health_checks: Iterable[ShardJob] = (),
     *,
     protocol: int = PROTOCOL,
     toolchain: str = "t",
@@ -90,7 +90,7 @@ def made_terms(
             profile=profile,
             heap=False,
             runtimes=tuple(runtimes),
-            canaries=tuple(canaries),
+            health_checks=tuple(health_checks),
         )
     )
 

@@ -95,7 +95,7 @@ def context(view: RunView) -> ReportContext:
     here, gone = JobFile("ab" * 32, 123_456, "etdump"), JobFile("cd" * 32, 1_234, "output")
     return ReportContext(
         status=status(view, failed_before="index_select"),
-        alerts=(alert(view, view.jobs[4].id), alert(view, view.jobs[8].id, id=2, state="candidate")),
+        alerts=(alert(view, view.jobs[4].id), alert(view, view.jobs[8].id, id=2, state="suspected")),
         background=Background(trends, FACTS, {view.jobs[0].id: (here, gone)}),
         links={here.sha256: f"../../artifacts/ab/ab/{here.sha256}"},
     )

@@ -392,7 +392,7 @@ def once(act: Any, then: Any = passes) -> Any:
 
 def unfit(process: StubProcess, run: RunJob) -> FromDevice:
     del process
-    return JobReturned(run.number, unfit="its canary fails")
+    return JobReturned(run.number, unfit="its health check fails")
 
 
 def given_up(process: StubProcess, run: RunJob) -> FromDevice:

@@ -24,7 +24,7 @@ from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import fired
-from farm.dispatch.device_run.canary import canary_jobs
+from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.request.plan import PlannedJob
 from farm.results.attempt import Stage, Verdict
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
@@ -54,7 +54,7 @@ _TARGET = Target(SOC, "htp", "8a8w")
 _EXACT = Limits(sqnr_db=60.0)
 _TOLERANCE = {_TARGET.precision: Tolerance(fp32=_EXACT, quantized=_EXACT)}
 # The health check is not part of the measurement.
-_CANARY_MS = 1
+_HEALTH_CHECK_MS = 1
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class StubFarm:
 
     cache_root: Path
     jobs: tuple[PlannedJob, ...]
-    canaries: tuple[PlannedJob, ...]
+    health_checks: tuple[PlannedJob, ...]
     devices: tuple[Device, ...]
     runtimes: dict[str, Runtime]
     """Runtimes by the device's serial."""
@@ -105,7 +105,7 @@ def make_stub_farm(
     random.Random(fault_seed).shuffle(words)
     keys = {word: make_bundle(cache, f"{word} {latency_ms}") for word in set(words)}
     named = [(Job(stub_case(f"{word}_{number:05}"), _TARGET), word) for number, word in enumerate(words)]
-    canary_key = make_bundle(cache, f"{FINE} {_CANARY_MS}")
+    health_check_key = make_bundle(cache, f"{FINE} {_HEALTH_CHECK_MS}")
     server = start_adb_server(supervisor, folder / "adb")
     booted = boot(
         supervisor,
@@ -120,8 +120,9 @@ def make_stub_farm(
     return StubFarm(
         cache_root=cache.root,
         jobs=planned,
-        canaries=tuple(
-            PlannedJob(job, canary_key, cached=True) for job in canary_jobs(tuple(one.job for one in planned))
+        health_checks=tuple(
+            PlannedJob(job, health_check_key, cached=True)
+            for job in health_check_jobs(tuple(one.job for one in planned))
         ),
         devices=tuple(booted),
         runtimes={device.serial: runtime for device in booted},
@@ -157,7 +158,7 @@ def make_bundle(cache: BundleCache, words: str) -> str:
 
 def words_of(case: Case) -> str:
     """Return the stub runner's words for `case`, from its `words`; the health check, a case of farm's own, passes."""
-    return str(case.kwargs.get("words", f"{FINE} {_CANARY_MS}"))
+    return str(case.kwargs.get("words", f"{FINE} {_HEALTH_CHECK_MS}"))
 
 
 def fill_bundle(folder: Path, key: str, words: str, elements: int = ELEMENTS, soc: str = SOC) -> None:

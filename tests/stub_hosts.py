@@ -24,7 +24,7 @@ from stub_evidence import Ran, executions
 from stub_farm import FINE, SOC, make_bundle, stub_case, stub_runtime
 
 from farm.builds.bundles.cache import BundleCache
-from farm.dispatch.device_run.canary import canary_jobs
+from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
@@ -89,7 +89,7 @@ class StubHosts:
     """Function that starts an agent."""
     processes: dict[str, Program] = field(default_factory=dict)
     remote_runtime: RemoteRuntime | None = None
-    canaries: tuple[ShardJob, ...] = ()
+    health_checks: tuple[ShardJob, ...] = ()
     key: str = ""
     built: tuple[Build, ...] = ()
 
@@ -115,8 +115,8 @@ class StubHosts:
         assert bundle is not None
         archive, nbytes = upload_bundle(objects, bundle)
         self.built = (Build(self.key, "built", archive, nbytes),)
-        [canary] = canary_jobs((stub_job(0),))
-        self.canaries = (ShardJob(canary, self.key),)
+        [health_check] = health_check_jobs((stub_job(0),))
+        self.health_checks = (ShardJob(health_check, self.key),)
 
     def objects(self) -> Objects:
         """Return this process's way to the artifacts' store."""
@@ -269,7 +269,7 @@ class StubHosts:
             user=user,
             priority=priority,
             purpose="bench",
-            terms=made_terms(runtimes, self.canaries, toolchain="", profile=Profile.OFF),
+            terms=made_terms(runtimes, self.health_checks, toolchain="", profile=Profile.OFF),
             protocol=PROTOCOL,
         )
         store.cluster.submit(order, shards, (), self.built, jobs=jobs)

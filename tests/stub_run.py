@@ -94,7 +94,7 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float) -> StubRun:
             timeout_s=timeout_s,
             artifact_root=config.state_dir / "artifacts",
             profile=Profile.OFF,
-            canaries=farm.canaries,
+            health_checks=farm.health_checks,
             leased=True,
             health=HealthConfig(gate_wait_s=2.0),
         )
@@ -115,7 +115,7 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float) -> StubRun:
 
 def judge(view: RunView, behaviours: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the jobs with an unexpected end, by kind of error; `behaviours` has names of EXPECTED by job id."""
-    wrong: dict[str, list[str]] = {"wrong_blame": [], "lost": [], "duplicated": []}
+    wrong: dict[str, list[str]] = {"wrong_verdict": [], "lost": [], "duplicated": []}
     for job in view.jobs:
         expected, _ = EXPECTED[behaviours[job.id]]
         if not job.attempts:
@@ -126,7 +126,7 @@ def judge(view: RunView, behaviours: Mapping[str, str]) -> dict[str, list[str]]:
         if len(final) > 1 or (final and job.attempts[-1] is not final[0]):
             wrong["duplicated"].append(job.id)
         if final and final[-1].verdict is not expected:
-            wrong["wrong_blame"].append(f"{job.id}: {final[-1].verdict} for {final[-1].reason}")
+            wrong["wrong_verdict"].append(f"{job.id}: {final[-1].verdict} for {final[-1].reason}")
     return wrong
 
 

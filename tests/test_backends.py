@@ -54,7 +54,7 @@ def test_descriptors_alone_name_a_backend() -> None:
 def test_a_descriptor_is_complete() -> None:
     for name, backend in BACKENDS.items():
         assert backend.name == name
-        assert backend.canary_precision in backend.precisions
+        assert backend.health_check_precision in backend.precisions
         assert backend.on_cpu == (backend.qnn_type is None)
         assert parse_options([], name) == ((),)
 

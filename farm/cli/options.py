@@ -253,9 +253,9 @@ def _run_name(context: click.Context, option: click.Parameter, value: str) -> st
 purpose_options = _together(
     click.option("--name", default="", callback=_run_name, metavar="NAME",
                  help="Name of the run, shown in lists and usable in place of its id."),
-    click.option("--purpose", type=click.Choice(["trial", "nightly"]),
-                 help="nightly: the numbers continue the series of the branch, with status and alerts; trial, the "
-                 "default: a local run, compared with the branch."),
+    click.option("--purpose", type=click.Choice(["local", "nightly"]),
+                 help="nightly: the numbers continue the series of the branch, with status and alerts; local, the "
+                 "default: compared with the branch only."),
 )  # fmt: skip
 
 one_off_options = _together(

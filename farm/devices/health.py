@@ -19,7 +19,7 @@ class Health(StrEnum):
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
-    """Something went wrong on it: it has to pass a canary before the next job."""
+    """Something went wrong on it: it has to pass a health check before the next job."""
     QUARANTINED = "quarantined"
     """The device gets no job until a person releases it."""
 
@@ -33,8 +33,8 @@ class Event(StrEnum):
     """An attempt on it was infra."""
     OUTVOTED = "outvoted"
     """A job that had ended the runner here, or given wrong numbers, passed on another device."""
-    CANARY_OK = "canary_ok"
-    CANARY_FAILED = "canary_failed"
+    CHECK_PASSED = "check_passed"
+    CHECK_FAILED = "check_failed"
     RECOVERED = "recovered"
     """The recovery ladder ended with a device that answers."""
     GAVE_UP = "gave_up"
@@ -49,13 +49,13 @@ class HealthEvent(msgspec.Struct, frozen=True):
     device: str
     """Id of the device."""
     event: str
-    """`canary`, a cause of `farm.results.attempt`, or a step of recovery."""
+    """`health_check`, a cause of `farm.results.attempt`, or a step of recovery."""
     state: str
     """Health of the device from this event on."""
     reason: str
     detail: dict[str, str | float] = {}
     latency_ns: tuple[float, ...] = ()
-    """Measured by a canary."""
+    """Measured by a health check."""
     time_ms: int = 0
     """0 is now, on the database's clock."""
 
@@ -73,7 +73,7 @@ RECOVERY = "recovery"
 """Event of one recovery step: it is recorded and has no effect on health by itself."""
 
 # Causes of failures that are no device's fault.
-BLAMELESS_CAUSES = frozenset(
+NOT_DEVICE_CAUSES = frozenset(
     {"adb_server", "lease", "worker", "builder", "compile", "disk", "local", "request", "infeasible"}
 )
 # Cause for space taken by other files: no fault of the device, and no recovery step frees it. No job runs without
@@ -84,13 +84,13 @@ FULL = "space"
 OPEN_CAUSES = frozenset({"crash", "hang", "numerics", "refused"})
 RUNTIME = "runtime"
 """Libraries that farm pushed do not fit: no fault of the device, and no recovery changes it; but no job runs with them,
-so that a canary has to pass."""
+so that a health check has to pass."""
 _NEVER_QUARANTINE = frozenset({FULL, RUNTIME})
 
 
 def is_doubtful(mark: HealthMark) -> bool:
-    """Tell whether a device has to show by a canary, after this event, that it works."""
-    return mark.event is Event.OUTVOTED or (mark.event is Event.INFRA and mark.cause not in BLAMELESS_CAUSES)
+    """Tell whether a device has to show by a health check, after this event, that it works."""
+    return mark.event is Event.OUTVOTED or (mark.event is Event.INFRA and mark.cause not in NOT_DEVICE_CAUSES)
 
 
 def counts(mark: HealthMark) -> bool:
@@ -105,25 +105,25 @@ def next_health(state: Health, recent: Sequence[HealthMark], mark: HealthMark) -
     whose earlier reason holds.
     """
     if mark.event is Event.RELEASED:
-        return Health.SUSPECT, "released from quarantine: a canary has to pass first"
+        return Health.SUSPECT, "released from quarantine: a health check has to pass first"
     if state is not Health.QUARANTINED:
         if problem := _quarantine(recent, mark):
             return Health.QUARANTINED, _because(problem, mark)
         if problem := _doubt(mark):
             return Health.SUSPECT, _because(problem, mark)
-        if mark.event in {Event.CANARY_OK, Event.JOB_DONE}:
+        if mark.event in {Event.CHECK_PASSED, Event.JOB_DONE}:
             return Health.HEALTHY, ""
     return state, ""
 
 
 def _quarantine(recent: Sequence[HealthMark], mark: HealthMark) -> str:
     """Return why `mark` puts a device into quarantine, empty when it does not."""
-    if mark.cause in BLAMELESS_CAUSES | _NEVER_QUARANTINE:
+    if mark.cause in NOT_DEVICE_CAUSES | _NEVER_QUARANTINE:
         return ""
     if mark.event is Event.GAVE_UP:
         return "it could not be brought back"
-    if mark.event is Event.CANARY_FAILED and _ladder_was_climbed(recent):
-        return "its canary fails, also after recovery"
+    if mark.event is Event.CHECK_FAILED and _ladder_was_climbed(recent):
+        return "its health check fails, also after recovery"
     row = _failures_in_a_row((*recent, mark))
     if counts(mark) and row >= FAILURES_IN_A_ROW:
         return f"{row} failures in a row, no job finished in between; the last"
@@ -136,8 +136,8 @@ def _doubt(mark: HealthMark) -> str:
         return "its storage is full"
     if mark.cause == RUNTIME:
         return "its runtime does not fit"
-    if mark.event is Event.CANARY_FAILED:
-        return "" if mark.cause in BLAMELESS_CAUSES else "its canary fails"
+    if mark.event is Event.CHECK_FAILED:
+        return "" if mark.cause in NOT_DEVICE_CAUSES else "its health check fails"
     if mark.event is Event.OUTVOTED:
         return "other devices did what failed here"
     if mark.event is Event.INFRA and mark.cause in OPEN_CAUSES:
@@ -163,7 +163,7 @@ def _ladder_was_climbed(recent: Sequence[HealthMark]) -> bool:
     for mark in reversed(recent):
         if mark.event is Event.RECOVERED:
             return True
-        if mark.event in {Event.CANARY_OK, Event.JOB_DONE, Event.RELEASED}:
+        if mark.event in {Event.CHECK_PASSED, Event.JOB_DONE, Event.RELEASED}:
             return False
     return False
 

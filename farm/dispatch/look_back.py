@@ -51,7 +51,7 @@ class ComparedSeries(msgspec.Struct, frozen=True):
     @property
     def first(self) -> int:
         """Return the index of the oldest run of the level, which a confirmation takes as the good run."""
-        from farm.results.analysis.candidates import reference
+        from farm.results.analysis.suspected import reference
 
         before = len(self.points) - 1
         known = {step: change for step, change in self.steps.items() if step < before}
@@ -74,7 +74,7 @@ class LookBack(msgspec.Struct, frozen=True):
     def summary_lines(self, *, confirm: bool = False) -> list[str]:
         """Return the lines for the user, none for a quiet run. `confirm` is true if numbers are measured again."""
         lines = [shift.reason for shift in self.night.shifts]
-        exact, looks = len(self.night.exact), len(self.night.candidates)
+        exact, looks = len(self.night.exact), len(self.night.suspected)
         if exact:
             what = "deterministic metric" if exact == 1 else "deterministic metrics"
             where = f"farm report {self.private}" if self.private else "farm alerts list"
@@ -112,8 +112,8 @@ def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]
 
     A local run is judged as if it came after the runs of the branch; `programs` as in `judge_night`.
     """
-    from farm.results.analysis.candidates import Finding
     from farm.results.analysis.nights import Observation, judge_night
+    from farm.results.analysis.suspected import Finding
 
     pasts = store.history.pasts_of_run(run_id)
     line, private = store.runs.line(run_id)
@@ -139,7 +139,7 @@ def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]
         return night.judgements[index].finding not in compared[index].known_findings
 
     night = msgspec.structs.replace(
-        night, candidates=tuple(filter(is_new, night.candidates)), exact=tuple(filter(is_new, night.exact))
+        night, suspected=tuple(filter(is_new, night.suspected)), exact=tuple(filter(is_new, night.exact))
     )
     insufficient = sum(judgement.finding is Finding.INSUFFICIENT_DATA for judgement in night.judgements)
     return LookBack(tuple(compared), night, known, insufficient, run_id if private else "")
@@ -175,7 +175,7 @@ def changed_programs(looked: LookBack, measured: Mapping[tuple[int, str], Collec
     exclude a regression. `measured` has the measured runs by series and device kind: a measured program is not measured
     again in later runs.
     """
-    from farm.results.analysis.candidates import Finding, may_hide_regression
+    from farm.results.analysis.suspected import Finding, may_hide_regression
 
     # Most informative time of each job and kind of device.
     best: dict[tuple[str, str], tuple[int, int]] = {}
@@ -203,10 +203,10 @@ def _is_new(one: ComparedSeries, measured: Mapping[tuple[int, str], Collection[s
 
 
 def found_alerts(looked: LookBack) -> list[NewAlert]:
-    """Return the alerts to record: candidates, and exact numbers that changed. Pure."""
+    """Return the alerts to record: suspected changes, and exact numbers that changed. Pure."""
     return [
         *(_alert(looked, index, AlertState.EXACT) for index in looked.night.exact),
-        *(_alert(looked, index, AlertState.CANDIDATE) for index in looked.night.candidates),
+        *(_alert(looked, index, AlertState.SUSPECTED) for index in looked.night.suspected),
     ]
 
 
@@ -228,7 +228,7 @@ def _steps(points: Sequence[Point], alerts: Iterable[AlertRecord]) -> dict[int, 
 
 
 def _levelled(one: ComparedSeries) -> list[float]:
-    from farm.results.analysis.candidates import levelled
+    from farm.results.analysis.suspected import levelled
 
     # A step that came with this very run is taken out of all before it.
     return levelled(one.series.series.scale, one.values[:-1], one.steps)

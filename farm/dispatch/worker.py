@@ -135,7 +135,7 @@ class Worker:
         if not may_go:
             # A device is recovered when no job waits for that.
             return Returned() if self._grant.recover and not self._is_orphan() else self._off()
-        self._device_worker.await_canary()
+        self._device_worker.await_health_check()
         built = self._executor.is_built(planned)
         if not built and await_reply(self._plan.folder, planned.key, self._unwanted) is None:
             return self._off()
@@ -248,7 +248,7 @@ class Worker:
         if needs_health_check(last, failed_before=failed_before):
             self._executor.finish()
             if problem := self._device_worker.check(anew=True):
-                last = unfit(last, problem, self._device_worker.run.canary_cause)
+                last = unfit(last, problem, self._device_worker.run.health_check_cause)
                 # The following job was staged in the session that ended with the health check.
                 self._executor.forget()
         history = (*self._history, tried(last))

@@ -1,4 +1,4 @@
-"""Retries: who is to blame for the attempts of a job on several devices, and which other devices try it again. Pure.
+"""Retries: classification of the attempts of a job on several devices, and which other devices try it again. Pure.
 
 docs/guides/infra_or_failed.md has the rules with their reasons.
 """
@@ -34,16 +34,16 @@ _OPEN = {
 _NO_NEWS = {Cause.NUMERICS, Cause.REFUSED}
 # Causes of a refusal by a live runner, which a new session on the same device may not meet.
 _REFUSALS = {Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME}
-# Causes of a failing canary that are no fault of the device itself.
-_OF_CANARY = {Cause.RUNTIME, Cause.SESSION, Cause.SPACE}
+# Causes of a failing health check that are no fault of the device itself.
+_OF_HEALTH_CHECK = {Cause.RUNTIME, Cause.SESSION, Cause.SPACE}
 # Another device would not change it.
 _NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL, Cause.REQUEST, Cause.INFEASIBLE}
 
 
-class Blame(StrEnum):
+class Classification(StrEnum):
     """Party that a failed attempt counts against."""
 
-    NOBODY = "nobody"
+    NONE = "none"
     """No party: the attempt passed or was skipped."""
     CODE = "code"
     FARM = "farm"
@@ -66,7 +66,7 @@ class Tried(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True):
     """Decision from all attempts of a job so far."""
 
-    blame: Blame
+    classification: Classification
     repeat: bool
     """Try it once more, on a device that has not tried it."""
     evidence: str
@@ -89,19 +89,19 @@ def is_failure(attempt: Attempt) -> bool:
 
 
 def unfit(attempt: Attempt, problem: str, cause: Cause = Cause.DEVICE) -> Attempt:
-    """Return `attempt` as infra; `problem` and `cause` are of the canary that failed just after it.
+    """Return `attempt` as infra; `problem` and `cause` are of the health check that failed just after it.
 
-    A canary without a known trouble of runtime, session or storage has the device to blame.
+    A health check without a known trouble of runtime, session or storage has the device at fault.
     """
-    reason = f"the device fails its canary as well ({problem}): its {_finding(attempt)} ({attempt.reason})"
-    cause = cause if cause in _OF_CANARY else Cause.DEVICE
-    return _blameless(msgspec.structs.replace(attempt, cause=cause, reason=reason_line(reason)))
+    reason = f"the device fails its health check as well ({problem}): its {_finding(attempt)} ({attempt.reason})"
+    cause = cause if cause in _OF_HEALTH_CHECK else Cause.DEVICE
+    return _as_infra(msgspec.structs.replace(attempt, cause=cause, reason=reason_line(reason)))
 
 
 def damaged(attempt: Attempt, what: str) -> Attempt:
     """Return `attempt` as infra; `what` names the files whose content differed from the pushed one."""
     reason = f"{what}: its {_finding(attempt)} ({attempt.reason})"
-    return _blameless(msgspec.structs.replace(attempt, cause=Cause.DAMAGE, reason=reason_line(reason)))
+    return _as_infra(msgspec.structs.replace(attempt, cause=Cause.DAMAGE, reason=reason_line(reason)))
 
 
 def _finding(attempt: Attempt) -> str:
@@ -114,7 +114,7 @@ def needs_new_session(attempt: Attempt) -> bool:
 
 
 def needs_health_check(attempt: Attempt, *, failed_before: bool) -> bool:
-    """Return whether the canary runs before a failure is believed: a device may begin to fail after its canary passed.
+    """Return whether the health check runs before a failure is believed: a device may fail after a passed check.
 
     `failed_before`: wrong numbers of the job are no news.
     """
@@ -127,7 +127,7 @@ def after_rerun(first: Attempt, alone: Attempt, *, ended_again: bool, refused: b
     """Return both attempts as they are recorded. Pure.
 
     `refused`: the runner answered the first with an error, and did not end. `ended_again`: the second ended in the
-    same way. A job that ends the runner again, or is refused again, although nothing ran before it is to blame.
+    same way. A job that ends the runner again, or is refused again, although nothing ran before it is at fault.
     Otherwise it was a victim of its company or of the device. Either way the second decides, and the first counts
     against the farm: a job has one verdict.
     """
@@ -140,11 +140,11 @@ def after_rerun(first: Attempt, alone: Attempt, *, ended_again: bool, refused: b
     elif alone.verdict is Verdict.INFRA:
         company = "and could not be tried in a process of its own"
     reason = f"{event} in a session, {company}: {first.reason}"
-    blameless = msgspec.structs.replace(first, verdict=Verdict.INFRA, reason=reason_line(reason), known_issue="")
+    first_as_infra = msgspec.structs.replace(first, verdict=Verdict.INFRA, reason=reason_line(reason), known_issue="")
     if ended_again and alone.cause is Cause.SESSION:
         # Two restarts of the DSP are a crash by the program, until a second device disagrees.
         alone = msgspec.structs.replace(alone, verdict=Verdict.FAILED, cause=Cause.CRASH)
-    return blameless, msgspec.structs.replace(alone, notes=(*alone.notes, reason_line(note)))
+    return first_as_infra, msgspec.structs.replace(alone, notes=(*alone.notes, reason_line(note)))
 
 
 def classify(history: Sequence[Tried], *, others: int, failed_before: bool = False) -> Decision:
@@ -156,15 +156,15 @@ def classify(history: Sequence[Tried], *, others: int, failed_before: bool = Fal
     last, earlier = history[-1], history[:-1]
     more = others > 0 and len(_devices(history)) < MOST_DEVICES
     if last.verdict in {Verdict.PASSED, Verdict.SKIPPED}:
-        return Decision(Blame.NOBODY, repeat=False, evidence=_others_said(earlier))
+        return Decision(Classification.NONE, repeat=False, evidence=_others_said(earlier))
     if (proof := _proof(history, more=more, failed_before=failed_before)) is not None:
-        return Decision(Blame.CODE, repeat=False, evidence=proof)
+        return Decision(Classification.CODE, repeat=False, evidence=proof)
     if last.cause is Cause.GONE and (killed := _killed(history)):
         evidence = f"the job may be killing devices: {killed} went away while they ran it"
-        return Decision(Blame.FARM, repeat=False, evidence=evidence)
+        return Decision(Classification.FARM, repeat=False, evidence=evidence)
     if any(one.cause in _OPEN for one in history):
-        return Decision(Blame.UNDECIDED, repeat=more, evidence=_undecided(history, repeat=more))
-    return Decision(Blame.FARM, repeat=more and last.cause not in _NO_DEVICE, evidence=_others_said(earlier))
+        return Decision(Classification.UNDECIDED, repeat=more, evidence=_undecided(history, repeat=more))
+    return Decision(Classification.FARM, repeat=more and last.cause not in _NO_DEVICE, evidence=_others_said(earlier))
 
 
 def avoided(history: Sequence[Tried], device: str) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def avoided(history: Sequence[Tried], device: str) -> tuple[str, ...]:
 
 
 def _proof(history: Sequence[Tried], *, more: bool, failed_before: bool) -> str | None:
-    """Return what shows that the code is to blame for the last attempt, None when it is not; `more` may try it."""
+    """Return what shows that the code is at fault for the last attempt, None when it is not; `more` may try it."""
     last, earlier = history[-1], history[:-1]
     if last.cause not in _OPEN or (last.cause in _NO_NEWS and failed_before):
         at_once = last.cause in _CODE or last.verdict is Verdict.FAILED
@@ -188,14 +188,14 @@ def _devices(history: Iterable[Tried]) -> set[str]:
 
 
 def settle(attempt: Attempt, history: Sequence[Tried], decision: Decision) -> Attempt:
-    """Return `attempt` as it is recorded: infra unless the code is to blame for it, with the results of other devices.
+    """Return `attempt` as it is recorded: infra unless the code is at fault for it, with the results of other devices.
 
     `decision` is the answer of `classify` for `history`, whose last attempt is this one; otherwise raises ValueError.
     """
     if not history or (history[-1].device, history[-1].cause) != (attempt.device, attempt.cause):
         raise ValueError(f"the last of the history has to be the attempt itself, on {attempt.device or 'no device'}")
-    if decision.blame in {Blame.FARM, Blame.UNDECIDED}:
-        attempt = _blameless(attempt)
+    if decision.classification in {Classification.FARM, Classification.UNDECIDED}:
+        attempt = _as_infra(attempt)
     if not decision.evidence:
         return attempt
     evidence = reason_line(decision.evidence)
@@ -205,7 +205,7 @@ def settle(attempt: Attempt, history: Sequence[Tried], decision: Decision) -> At
     return msgspec.structs.replace(attempt, notes=(*attempt.notes, evidence))
 
 
-def _blameless(attempt: Attempt) -> Attempt:
+def _as_infra(attempt: Attempt) -> Attempt:
     return msgspec.structs.replace(
         attempt, verdict=Verdict.INFRA, known_issue="", comparisons=(), measurements=(), operators=()
     )

@@ -1,4 +1,4 @@
-"""The canary on attached devices, now: whether each is fit to be measured on. `farm devices check`."""
+"""The health check on attached devices, now: whether each is fit to be measured on. `farm devices check`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from farm.base.socs import find_soc, load_socs, no_profile
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundles_for
 from farm.devices.discovery import ABSENT, scan_all
-from farm.dispatch.device_run.canary import canary_job
 from farm.dispatch.device_run.device_worker import DeviceWorker
+from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.pool.fleet import is_called, narrowed, out_of_use, runtimes_of
 from farm.dispatch.pool.lease_keeper import LeaseTerms
@@ -69,7 +69,7 @@ class CheckedDevice(msgspec.Struct, frozen=True):
     reason: str = ""
     """Reason of a failed or omitted check."""
     latency_ms: float | None = None
-    """Median of the canary's inferences."""
+    """Median of the health check's inferences."""
 
 
 def check_devices(config: Config, store: Store, names: Sequence[str], wait_s: float) -> list[CheckedDevice]:
@@ -177,13 +177,13 @@ def _plan(
 
     socs = [find_soc(name) for name in dict.fromkeys(device.soc for device in devices)]
     tools, cache = prepare(config), BundleCache(config.cache_dir)
-    jobs = {job.id: job for job in (canary_job(soc.name, DEFAULT_BACKEND) for soc in socs)}
-    canaries = []
+    jobs = {job.id: job for job in (health_check_job(soc.name, DEFAULT_BACKEND) for soc in socs)}
+    health_checks = []
     for job_id, bundle in find_bundles_for(jobs.values(), tools, cache).items():
         if not bundle.cached:
-            logger.info("compiling the canary of %s", jobs[job_id].target.soc)
+            logger.info("compiling the health check of %s", jobs[job_id].target.soc)
             build_bundle(config, jobs[job_id], bundle.key, tools, supervisor)
-        canaries.append(PlannedJob(jobs[job_id], bundle.key, cached=True))
+        health_checks.append(PlannedJob(jobs[job_id], bundle.key, cached=True))
     return RunPlan(
         run_id=token,
         folder=folder,
@@ -195,7 +195,7 @@ def _plan(
         warm_up=0,
         timeout_s=config.build_timeout_s,
         artifact_root=config.state_dir / "artifacts",
-        canaries=tuple(canaries),
+        health_checks=tuple(health_checks),
         leased=True,
         health=config.health,
     )
@@ -217,9 +217,9 @@ def _probe(plan: RunPlan, number: int, store: Store) -> tuple[str, float | None]
     """Return the problem of a device, empty for none, and the median latency of its health check in ms."""
     worker = DeviceWorker(plan, number, store.devices.record_health, lambda: False)
     try:
-        worker.await_canary()
+        worker.await_health_check()
         problem = worker.check()
-        samples = worker.run.canary_latency_ns
+        samples = worker.run.health_check_latency_ns
         return problem, statistics.median(samples) / 1e6 if samples and not problem else None
     finally:
         with contextlib.suppress(OSError):

@@ -22,7 +22,7 @@ from farm.dispatch.pool.acquire import DeviceAcquirer
 from farm.dispatch.request.ending import exit_code_of, write_report
 from farm.dispatch.request.profiling import Profile
 from farm.replay.llama_program import require_bundle, runtime_with
-from farm.replay.one_off_tries import OneOffTries, find_canary
+from farm.replay.one_off_tries import OneOffTries, find_health_check
 from farm.results.analysis.facts import CONTENTS
 from farm.results.attempt import Attempt
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from farm.dispatch.pool.acquire import AcquiredDevice
     from farm.replay.llama_program import LlamaProgram
     from farm.replay.one_off_request import OneOffRequest
-    from farm.replay.one_off_tries import Canary
+    from farm.replay.one_off_tries import HealthCheck
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
 
@@ -100,20 +100,20 @@ def run_one(
                     store.record_device(run_id, other.device, other.runtime.versions)
                 return other
 
-            def canary() -> Canary | None:
-                # A program in the place of farm's runner executes no canary: the device is asked for a sign of life.
+            def health_check() -> HealthCheck | None:
+                # A program in the place of farm's runner has no health check: the device is asked for a sign of life.
                 if request.program is not None:
                     return None
                 # A device of the simulator's own has no health that is worth a compilation.
                 may_compile = not request.virtual
                 target = request.job.target
-                return find_canary(config, target, tools, acquirer.supervisor, may_compile=may_compile)
+                return find_health_check(config, target, tools, acquirer.supervisor, may_compile=may_compile)
 
             def execute() -> Attempt:
                 nonlocal kept
                 tries = OneOffTries(
                     store, request, bundle, run_id, folder / "raw", artifacts=config.state_dir / "artifacts",
-                    health=config.health, look=look, another=another, canary=canary,
+                    health=config.health, look=look, another=another, health_check=health_check,
                 )  # fmt: skip
                 attempt = tries.run(acquired)
                 kept = tries.kept

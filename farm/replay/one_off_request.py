@@ -35,7 +35,7 @@ class OneOffRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Toolchain of the run whose program runs again; None for the toolchain of this command."""
     name: str = ""
     """Name of the run."""
-    purpose: Purpose = Purpose.TRIAL
+    purpose: Purpose = Purpose.LOCAL
     program: LlamaProgram | None = None
     """Program that generates in place of farm's runner."""
     failed_before: bool = False

@@ -13,8 +13,8 @@ from farm.base.errors import FarmError
 from farm.devices.execution.raw import RunnerOptions
 from farm.devices.health import Event, Health, HealthEvent, HealthMark, next_health
 from farm.dispatch.device_run.artifacts import AttemptArtifacts
-from farm.dispatch.device_run.canary import canary_job
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
+from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.device_run.reruns import with_rerun
 from farm.policy.retries import classify, is_open, needs_health_check, settle, tried, unfit
 from farm.replay.llama_program import judged
@@ -38,41 +38,41 @@ if TYPE_CHECKING:
     from farm.store.store import Store
     from farm.suites.suite import Job, Target
 
-    Canary = tuple[Job, Bundle]
+    HealthCheck = tuple[Job, Bundle]
 
 logger = logging.getLogger(__name__)
 
 
-def find_canary(
+def find_health_check(
     config: Config,
     target: Target,
     tools: Toolchain,
     supervisor: Supervisor,
     *,
     may_compile: bool,
-) -> Canary | None:
+) -> HealthCheck | None:
     """Return the health check's program for a target, compiled if the cache lacks it and `may_compile`; else None."""
     from farm.builds.bundles.bundle import load_bundle
     from farm.builds.bundles.cache import BundleCache
     from farm.builds.bundles.reuse import find_bundles_for
     from farm.replay.stored_result import build_bundle
 
-    job, cache = canary_job(target.soc, target.backend, direct=target.direct), BundleCache(config.cache_dir)
+    job, cache = health_check_job(target.soc, target.backend, direct=target.direct), BundleCache(config.cache_dir)
     try:
         found = find_bundles_for([job], tools, cache)[job.id]
         if not (found.cached or may_compile):
             return None
         if not found.cached:
-            logger.info("compiling the canary of %s", target.soc)
+            logger.info("compiling the health check of %s", target.soc)
             build_bundle(config, job, found.key, tools, supervisor)
         return job, load_bundle(cache.folder(found.key))
     except FarmError as error:
-        logger.warning("no canary of %s (%s): the device is asked for a sign of life alone", target.soc, error)
+        logger.warning("no health check of %s (%s): the device is asked for a sign of life alone", target.soc, error)
         return None
 
 
 class OneOffTries:
-    """Runs a bundle on a device, records every attempt, and asks another device where the blame is open."""
+    """Runs a bundle on a device, records every attempt, and asks another device where the classification is open."""
 
     def __init__(
         self,
@@ -86,15 +86,15 @@ class OneOffTries:
         health: HealthConfig,
         look: Callable[[RawResult, Attempt], Attempt],
         another: Callable[[Collection[str]], AcquiredDevice | None],
-        canary: Callable[[], Canary | None],
+        health_check: Callable[[], HealthCheck | None],
     ) -> None:
         """`folder` gets the files of executions, `artifacts` is the root of files that are kept.
 
-        `another` returns a free device beside those with the given ids. `canary` is called where a failure needs it.
+        `another` returns a free device beside those with the given ids. A failure may need `health_check`.
         """
         self._store, self._request, self._bundle, self._run_id = store, request, bundle, run_id
         self._folder, self._artifact_root, self._health = folder, artifacts, health
-        self._look, self._another, self._canary = look, another, canary
+        self._look, self._another, self._health_check = look, another, health_check
         self.kept: tuple[ArtifactRecord, ...] = ()
         """Files of the last attempt."""
         self._devices: list[Device] = []
@@ -166,17 +166,17 @@ class OneOffTries:
         return RunnerOptions(processes, 0, request.timeout_s, run.flags(request.job.target, None), heap=True)
 
     def _checked(self, run: DeviceRun, attempt: Attempt) -> Attempt:
-        """Return an attempt that failed; infra where the canary of its device fails as well."""
-        if canary := self._canary():
-            run.set_canary(*canary, self._request.profile)
+        """Return an attempt that failed; infra where the health check of its device fails as well."""
+        if health_check := self._health_check():
+            run.set_health_check(*health_check, self._request.profile)
         run.end_session()
-        problem = run.probe(self._folder / "canary")
+        problem = run.probe(self._folder / "health_check")
         if not problem:
             return attempt
-        mark = HealthMark(Event.CANARY_FAILED, run.silence_cause(), problem)
+        mark = HealthMark(Event.CHECK_FAILED, run.silence_cause(), problem)
         state, why = next_health(Health.HEALTHY, (), mark)
-        self._record_health(run.device, Event.CANARY_FAILED, state, why or problem)
-        return unfit(attempt, problem, run.canary_cause)
+        self._record_health(run.device, Event.CHECK_FAILED, state, why or problem)
+        return unfit(attempt, problem, run.health_check_cause)
 
     def _settled(self, attempt: Attempt) -> tuple[Attempt, AcquiredDevice | None]:
         """Return an attempt with a verdict that takes in every device so far, and the device that has to try next."""

@@ -62,7 +62,7 @@ class Cause(StrEnum):
     DAMAGE = "damage"
     """Files on the device differed from the pushed ones."""
     DEVICE = "device"
-    """Firmware or access rights of the device, for a known reason; or its canary failed just after the job."""
+    """Firmware or access rights of the device, for a known reason; or its health check failed just after the job."""
     DISK = "disk"
     """A disk of this machine was full, or failed."""
     LOCAL = "local"
@@ -219,10 +219,10 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 def infra(stage: Stage, reason: str, cause: Cause = Cause.NONE) -> Ending:
-    """Return an ending that the farm or the device is to blame for."""
+    """Return an ending of the farm or the device."""
     return Ending(Verdict.INFRA, stage, reason, cause=cause)
 
 
 def failed(stage: Stage, reason: str, cause: Cause) -> Ending:
-    """Return an ending that the thing under test is to blame for, as far as one device shows."""
+    """Return an ending of the code under test, as far as one device shows."""
     return Ending(Verdict.FAILED, stage, reason, cause=cause)

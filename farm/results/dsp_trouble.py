@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farm.results.known_troubles import KnownTrouble
 
 # Trouble of these parties decides however the runner ended.
-_BLAMED = {Party.RUNTIME: Cause.RUNTIME, Party.DEVICE: Cause.DEVICE}
+_CAUSE_OF_PARTY = {Party.RUNTIME: Cause.RUNTIME, Party.DEVICE: Cause.DEVICE}
 # Causes that a known line may replace: `gone` and others come from questions to the device itself.
 _OF_RUNNER = {Cause.NONE, Cause.REQUEST, Cause.REFUSED, Cause.CRASH, Cause.HANG}
 
@@ -57,8 +57,8 @@ def explain_ending(ending: Ending, log: str) -> Ending:
     ending = msgspec.structs.replace(ending, reason=reason_line(f"{ending.reason}; {trouble.text}"))
     if ending.cause not in _OF_RUNNER:
         return ending
-    if trouble.party in _BLAMED:
-        return msgspec.structs.replace(ending, verdict=Verdict.INFRA, cause=_BLAMED[trouble.party])
+    if trouble.party in _CAUSE_OF_PARTY:
+        return msgspec.structs.replace(ending, verdict=Verdict.INFRA, cause=_CAUSE_OF_PARTY[trouble.party])
     if ending.cause is Cause.REFUSED and trouble.party is Party.SESSION:
         return msgspec.structs.replace(ending, verdict=Verdict.INFRA, cause=Cause.SESSION)
     if ending.cause is Cause.REFUSED and trouble.retry is Retry.NO:

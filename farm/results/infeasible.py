@@ -1,4 +1,4 @@
-"""Programs that QNN refuses for their frame rate alone: neither the code nor the device is to blame. Pure."""
+"""Programs that QNN refuses for their frame rate alone: neither the code nor the device is at fault. Pure."""
 
 from __future__ import annotations
 

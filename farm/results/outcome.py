@@ -1,4 +1,4 @@
-"""How an execution ended -> whether it left a report that can be judged, or who is to blame that it did not."""
+"""How an execution ended -> whether it left a report that can be judged, or the party at fault."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from farm.report.html.page import diff_values
 from farm.report.model import format as fmt
 from farm.report.model.alerts import by_range, change_of, remark_text, word_of
 from farm.report.model.diff import read_diff
-from farm.report.model.drift import canary_chart, canary_p50, drift_of
+from farm.report.model.drift import drift_of, health_check_chart, health_check_p50
 from farm.report.model.history import USUAL, tables
 from farm.report.model.status import TITLES, counts, ended_text, purpose_text, reasons_of, unsure_lines
 from farm.report.model.status_query import history_answer, read_status, records_of, steps_of
@@ -170,15 +170,15 @@ def device_page(store: Store, address: Address, device: str) -> PageAnswer:
         "device": known,
         "row": row,
         "events": events,
-        "chart": canary_chart(events),
+        "chart": health_check_chart(events),
         "attempts": attempts[:limit],
         "looked_at": len(attempts),
         "drift": drift,
-        "canary_p50": canary_p50,
+        "health_check_p50": health_check_p50,
         "lease": lease,
         "host_shared": known.kind == "virtual" and known.id != known.serial,
     }
-    answer = {"device": known, "events": events, "now": row, "attempts": attempts[:limit], "drift": drift}
+    answer = {"schema": 2, "device": known, "events": events, "now": row, "attempts": attempts[:limit], "drift": drift}
     return PageAnswer("device.html.j2", values, lambda: answer)
 
 
@@ -229,7 +229,7 @@ def history_page(store: Store, address: Address) -> PageAnswer:
 
 def _points(store: Store, pattern: str, metric: str | None, soc: str, limit: int, line: str) -> list[HistoryPoint]:
     """Return points of a branch and the local runs of the user of this server process."""
-    return store.history.points(pattern, metric, soc or None, limit, line, trials_of=store.user)
+    return store.history.points(pattern, metric, soc or None, limit, line, local_runs_of=store.user)
 
 
 def progress_answer(store: Store) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class HistoryPoint(msgspec.Struct, frozen=True):
     """Commit of the run's toolchain; unset if unknown."""
     dirty: bool | msgspec.UnsetType = msgspec.UNSET
     """True for a toolchain with changes after the commit; unset without changes or if unknown."""
-    trial: bool | msgspec.UnsetType = msgspec.UNSET
+    local: bool | msgspec.UnsetType = msgspec.UNSET
     """True for a local run, which is only compared with the branch; unset for a run of the branch."""
 
 
@@ -274,7 +274,7 @@ class Background(msgspec.Struct, frozen=True):
 class AlertState(StrEnum):
     """State of an alert."""
 
-    CANDIDATE = "candidate"
+    SUSPECTED = "suspected"
     """Suspected change against the runs before, not measured again yet."""
     EXACT = "exact"
     """Changed value of a deterministic metric."""
@@ -321,7 +321,7 @@ class NewAlert(msgspec.Struct, frozen=True, kw_only=True):
     series_id: int
     device_kind: str
     finding: str
-    """Value of `farm.results.analysis.candidates.Finding`."""
+    """Value of `farm.results.analysis.suspected.Finding`."""
     state: str
     """Value of `AlertState`."""
     last_good: str

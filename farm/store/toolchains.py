@@ -67,7 +67,7 @@ def purpose_of(row: Row[Any]) -> Purpose:
     """Return the purpose of the run of a row of `run`."""
     if row.priority == Purpose.NIGHTLY:
         return Purpose.NIGHTLY
-    return Purpose.TRIAL if row.run_private else Purpose.MANUAL
+    return Purpose.LOCAL if row.run_private else Purpose.MANUAL
 
 
 def of_line(line: str | None) -> dict[str, Any]:

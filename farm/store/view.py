@@ -14,7 +14,7 @@ class Purpose(StrEnum):
 
     NIGHTLY = "nightly"
     """Nightly run: continues the series of its branch, with baselines, status mails and alerts."""
-    TRIAL = "trial"
+    LOCAL = "local"
     """Local run: compared with the branch, and no part of it."""
     MANUAL = "manual"
     """Run of an older farm without a purpose: started by hand, and part of its branch."""

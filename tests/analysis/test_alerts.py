@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from farm.results.analysis.candidates import Finding, judge, levelled, reference
 from farm.results.analysis.scale import Scale
+from farm.results.analysis.suspected import Finding, judge, levelled, reference
 
 from .conftest import LATENCY, noisy
 

@@ -192,7 +192,7 @@ def said(p_value: float, answer: Answer = Answer.CONFIRMED) -> Confirmation:
     return Confirmation(answer, "+8.0 %", 10, 0.08, 0.06, 0.1, p_value)
 
 
-def test_among_many_candidates_the_weakest_confirmation_does_not_count() -> None:
+def test_among_many_suspected_changes_the_weakest_confirmation_does_not_count() -> None:
     night = [said(0.0001), said(0.009), *(said(0.6, Answer.REFUTED) for _ in range(30))]
     kept = control(night)
     assert [one.answer for one in kept[:3]] == [Answer.CONFIRMED, Answer.UNKNOWN, Answer.REFUTED]
@@ -203,9 +203,9 @@ def test_among_many_candidates_the_weakest_confirmation_does_not_count() -> None
 
 def test_the_pairs_that_are_needed_let_a_single_change_through() -> None:
     assert pairs_needed(0) == pairs_needed(25) == 10
-    for candidates in (1, 26, 40, 300, 5000):
-        best = 2.0 ** -(pairs_needed(candidates) - 1)
-        night = [said(best), *(said(1.0, Answer.REFUTED) for _ in range(candidates - 1))]
+    for suspected in (1, 26, 40, 300, 5000):
+        best = 2.0 ** -(pairs_needed(suspected) - 1)
+        night = [said(best), *(said(1.0, Answer.REFUTED) for _ in range(suspected - 1))]
         assert control(night)[0].answer is Answer.CONFIRMED
 
 

@@ -1,4 +1,4 @@
-"""Candidates that step together: few are measured in full, the others are only looked at."""
+"""Suspected changes that step together: few are measured in full, the others are only looked at."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from farm.results.analysis.candidates import Finding, Judgement
 from farm.results.analysis.confirmation import Answer, Confirmation
 from farm.results.analysis.families import common_step, families, member
 from farm.results.analysis.scale import Scale
+from farm.results.analysis.suspected import Finding, Judgement
 
 
-def candidate(change: float, sigma: float = 0.02) -> Judgement:
+def suspected(change: float, sigma: float = 0.02) -> Judgement:
     return Judgement(Finding.REGRESSION, "", 21, 1e6, change, change / sigma, sigma, 0.001)
 
 
@@ -22,7 +22,7 @@ def confirmed(change: float, half: float = 0.02, answer: Answer = Answer.CONFIRM
 
 def test_changes_of_one_size_on_one_device_are_a_family_and_the_most_usual_ones_stand_for_it() -> None:
     changes = [0.09, 0.08, 0.3, 0.07, 0.081, 0.079, -0.08]
-    [family] = families(["phone"] * 7, [candidate(change) for change in changes])
+    [family] = families(["phone"] * 7, [suspected(change) for change in changes])
     assert set(family) == {0, 1, 3, 4, 5}
     assert set(family[:3]) == {1, 4, 5}
 
@@ -38,7 +38,7 @@ def test_changes_of_one_size_on_one_device_are_a_family_and_the_most_usual_ones_
     ],
 )
 def test_few_or_different_ones_are_none(keys: list[str], changes: list[float]) -> None:
-    assert families(keys, [candidate(change) for change in changes]) == []
+    assert families(keys, [suspected(change) for change in changes]) == []
 
 
 def test_what_most_representatives_share_is_the_step_of_the_family() -> None:

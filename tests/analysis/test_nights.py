@@ -7,10 +7,10 @@ import math
 import msgspec
 import pytest
 
-from farm.results.analysis.candidates import Finding
 from farm.results.analysis.confirmation import confirm
 from farm.results.analysis.nights import NightJudgement, Observation, judge_night, programs_are_cause
 from farm.results.analysis.scale import GATES, Gates, Scale, Series
+from farm.results.analysis.suspected import Finding
 from farm.results.attempt import Direction
 
 from .conftest import FALLBACK, LATENCY, SQNR, in_turns, noisy
@@ -30,15 +30,15 @@ def night(*, hot: float = 1.0, regressed: dict[int, float] | None = None, device
 
 
 def alarming(seen: NightJudgement, night: list[Observation]) -> set[str]:
-    return {night[one].series.id for one in seen.candidates}
+    return {night[one].series.id for one in seen.suspected}
 
 
 def test_a_regression_stands_out_of_a_quiet_night() -> None:
     quiet = night(regressed={7: 1.2})
     seen = judge_night(quiet)
     assert seen.shifts == ()
-    assert quiet[seen.candidates[0]].series.id == "series 7", "the least probable comes first"
-    assert len(seen.candidates) < 10
+    assert quiet[seen.suspected[0]].series.id == "series 7", "the least probable comes first"
+    assert len(seen.suspected) < 10
 
 
 def test_a_hot_night_is_one_thing_and_not_twenty() -> None:
@@ -51,7 +51,7 @@ def test_a_hot_night_is_one_thing_and_not_twenty() -> None:
     assert alarming(seen, hot) == alarming(judge_night(night()), night()), "nothing else is told of it"
 
 
-def test_a_device_that_drifts_is_no_news_and_its_series_are_no_candidates() -> None:
+def test_a_device_that_drifts_is_no_news_and_its_series_are_not_suspected() -> None:
     drifting = [
         msgspec.structs.replace(one, history=[value * math.exp(0.004 * at) for at, value in enumerate(one.history)])
         for one in night()
@@ -59,7 +59,7 @@ def test_a_device_that_drifts_is_no_news_and_its_series_are_no_candidates() -> N
     tonight = [msgspec.structs.replace(one, value=one.value * math.exp(0.004 * len(one.history))) for one in drifting]
     seen = judge_night(tonight)
     assert seen.shifts == ()
-    assert len(seen.candidates) < 4
+    assert len(seen.suspected) < 4
     assert len(judge_night([msgspec.structs.replace(one, value=one.value * 1.1) for one in tonight]).shifts) == 2
 
 
@@ -73,13 +73,13 @@ def test_a_regression_in_a_hot_night_is_still_found() -> None:
 def test_a_few_series_do_not_tell_a_hot_night() -> None:
     few = night(hot=1.1, devices=8)
     assert judge_night(few).shifts == ()
-    assert len(judge_night(few).candidates) >= 5
+    assert len(judge_night(few).suspected) >= 5
 
 
 def test_half_of_the_series_of_a_device_are_not_the_device() -> None:
     seen = judge_night(night(regressed=dict.fromkeys(range(0, SERIES, 4), 1.15)))
     assert seen.shifts == ()
-    assert len(seen.candidates) >= 10
+    assert len(seen.suspected) >= 10
 
 
 def test_pairs_tell_a_hot_night_from_a_change_that_slows_everything() -> None:
@@ -94,7 +94,7 @@ def test_pairs_tell_a_hot_night_from_a_change_that_slows_everything() -> None:
     assert not programs_are_cause([])
     again = judge_night(everything, programs={("device-0", "latency")})
     assert again.shifts == ()
-    assert len(again.candidates) >= 18, "each is a candidate, to be confirmed and grouped"
+    assert len(again.suspected) >= 18, "each is a suspected change, to be confirmed and grouped"
 
 
 def test_exact_metrics_and_figures_are_no_part_of_a_hot_night() -> None:
@@ -104,13 +104,13 @@ def test_exact_metrics_and_figures_are_no_part_of_a_hot_night() -> None:
     seen = judge_night([*hot, exact, figure])
     assert seen.shifts[0].count == 20
     assert seen.exact == (SERIES,)
-    assert SERIES + 1 in seen.candidates
+    assert SERIES + 1 in seen.suspected
     assert seen.judgements[SERIES + 1].change == pytest.approx(-2.0)
 
 
 def test_gates_can_be_set() -> None:
     strict = {**GATES, Scale.RATIO: Gates(math.log(1.5), 6.0, math.log(1.02))}
-    assert judge_night(night(regressed={7: 1.2}), gates=strict).candidates == ()
+    assert judge_night(night(regressed={7: 1.2}), gates=strict).suspected == ()
 
 
 def test_an_empty_night_has_nothing() -> None:
@@ -141,10 +141,10 @@ def on_two_devices(count: int, *, apart: float, tonight: float = 1.0) -> list[Ob
 def test_a_device_that_is_always_slower_is_no_shift_and_hides_nothing() -> None:
     quiet = judge_night(on_two_devices(30, apart=0.06))
     assert not quiet.shifts
-    assert len(quiet.candidates) <= 5
+    assert len(quiet.suspected) <= 5
     blind = judge_night([msgspec.structs.replace(one, devices=()) for one in on_two_devices(30, apart=0.06)])
-    assert len(blind.candidates) > len(quiet.candidates) or blind.shifts
-    found = [judge_night([one]).candidates for one in on_two_devices(30, apart=0.06, tonight=1.08)]
+    assert len(blind.suspected) > len(quiet.suspected) or blind.shifts
+    found = [judge_night([one]).suspected for one in on_two_devices(30, apart=0.06, tonight=1.08)]
     assert sum(map(len, found)) >= 27
 
 

@@ -39,7 +39,7 @@ def test_hot_nights_are_told_of_devices(farm: Farm) -> None:
     nights = sum(night >= 8 for _, night in farm.world.hot)
     assert farm.spent["hot nights told"] >= 0.8 * nights
     assert farm.spent["hot nights told wrongly"] == 0
-    assert farm.spent["devices whose programs were blamed"] == 0
+    assert farm.spent["devices whose programs were at fault"] == 0
 
 
 def test_a_change_that_slows_everything_on_a_device_is_no_hot_night() -> None:
@@ -49,7 +49,7 @@ def test_a_change_that_slows_everything_on_a_device_is_no_hot_night() -> None:
     farm.run()
     told = {alert.series for night in (18, 19) for alert in farm.alerts[night]}
     hit = np.flatnonzero(world.device == 2)
-    assert farm.spent["devices whose programs were blamed"] >= 1
+    assert farm.spent["devices whose programs were at fault"] >= 1
     assert len(told & set(hit.tolist())) >= 8
     first_bad = [alert.first_bad for night in (18, 19) for alert in farm.alerts[night] if alert.series in hit]
     assert first_bad.count(18) >= 8, "one cause: the same first bad run"

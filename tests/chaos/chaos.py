@@ -6,7 +6,7 @@ the last resumptions run undisturbed. `--only ROUND` plays one round again with 
 progress of the run by then depends on the machine.
 
 The last line has, besides the keys of soak.py: `hangs`, runs without progress for longer than `bound_s` between two
-acts; `longest_wait_s`, the longest such wait; `wrong_cause`, attempts that blame a device in rounds whose acts met
+acts; `longest_wait_s`, the longest such wait; `wrong_cause`, attempts against a device in rounds whose acts met
 only farm's own processes, its disk or its database; `quarantined`, devices, and `quarantined_locally`, devices of
 rounds without an act against a device; `given_up`, devices that one run stopped to use; `tracebacks` in the output
 for a user; `refused`, runs that could not be resumed; `broke_down`, sessions that ended early on a healthy device.

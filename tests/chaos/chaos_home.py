@@ -14,7 +14,7 @@ from stub_farm import SOC, fill_bundle, words_of
 from farm.base.socs import find_soc
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
-from farm.dispatch.device_run.canary import canary_jobs
+from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, plan
@@ -150,7 +150,7 @@ class Home:
     def _compile_some(self) -> None:
         cache = BundleCache(self.cache)
         jobs = plan([load_suite(self.cwd / SUITE / "suite.toml")], [find_soc(SOC)], "htp")
-        for job in (*jobs, *canary_jobs(jobs)):
+        for job in (*jobs, *health_check_jobs(jobs)):
             if not job.case.kwargs.get("seconds"):
                 _compile(cache, job)
 

@@ -58,7 +58,7 @@ class Tally:
             what: []
             for what in (
                 "hangs",
-                "wrong_blame",
+                "wrong_verdict",
                 "wrong_cause",
                 "lost",
                 "duplicated",
@@ -264,7 +264,7 @@ class Round:
         self._tally.verdicts.update(str(job.attempts[-1].verdict) for job in view.jobs if job.attempts)
         self._tally.causes.update(str(a.cause) for job in view.jobs for a in job.attempts if a.verdict is Verdict.INFRA)
         wrong = judge(view, self._home.behaviours)
-        for what in ("wrong_blame", "duplicated"):
+        for what in ("wrong_verdict", "duplicated"):
             for job in wrong[what]:
                 self._found(what, f"{where}: {job}")
         for job_id in _missing(view, self._home.behaviours):

@@ -4,8 +4,8 @@
     python tests/chaos/soak.py --chaos [--minutes 20] [--seed 1] [--quick] [--only ROUND]
 
 The runner is a stub that sleeps 50 ms; virtual devices, adb server, workers, leases and store are real
-(tests/stub_farm.py). Some jobs have code that is to blame: wrong numbers, crashes, hangs, refusals. The last line is
-JSON: `verdicts`; `wrong_blame`, jobs that failed through the farm's fault, or passed although their code is to blame;
+(tests/stub_farm.py). Some jobs have code that is at fault: wrong numbers, crashes, hangs, refusals. The last line is
+JSON: `verdicts`; `wrong_verdict`, jobs that failed through the farm's fault, or passed although their code is at fault;
 `lost`, jobs without a verdict; `duplicated`, jobs with more than one; `orphans`, processes and leases that are left;
 `faults` that struck.
 """

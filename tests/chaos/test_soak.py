@@ -32,7 +32,7 @@ def test_every_job_ends_once_with_the_right_verdict_whatever_fails(tmp_path: Pat
     last = soak(scratch=tmp_path)
     assert sum(last["verdicts"].values()) == last["jobs"] == 200
     assert last["faults"] > 0
-    assert {last[what] for what in ("wrong_blame", "lost", "duplicated", "orphans")} == {0}
+    assert {last[what] for what in ("wrong_verdict", "lost", "duplicated", "orphans")} == {0}
 
 
 @pytest.mark.whole
@@ -40,6 +40,6 @@ def test_runs_that_are_tormented_end_and_lose_nothing(tmp_path: Path) -> None:
     last = soak("--chaos", scratch=tmp_path)
     assert last["faults"] > 0
     assert sum(last["verdicts"].values()) == last["jobs"] > 0
-    zeros = ("hangs", "wrong_blame", "wrong_cause", "lost", "duplicated", "orphans", "quarantined_locally")
+    zeros = ("hangs", "wrong_verdict", "wrong_cause", "lost", "duplicated", "orphans", "quarantined_locally")
     assert {what: last[what] for what in zeros} == dict.fromkeys(zeros, 0)
     assert last["longest_wait_s"] < last["bound_s"]

@@ -165,7 +165,9 @@ def test_forty_phones_are_a_line_each_and_what_needs_attention_is_first() -> Non
     facts = {"soc": "SM8650", "kind": "hardware", "state": "ready", "battery_percent": 81, "temperature_c": 31.5}
     found = [DeviceRow(id=f"d{n:02}", serial=f"d{n:02}", **facts) for n in range(37)]  # type: ignore[arg-type]
     found[3] = DeviceRow(**_fields(found[3]) | {"holder": "ada", "purpose": "farm run --soc SM8650 --suite smoke"})
-    found[5] = DeviceRow(**_fields(found[5]) | {"health": "suspect", "health_reason": "its canary fails: " + "x" * 90})
+    found[5] = DeviceRow(
+        **_fields(found[5]) | {"health": "suspect", "health_reason": "its health check fails: " + "x" * 90}
+    )
     found[7] = DeviceRow(**_fields(found[7]) | {"state": "out", "reason": "its screen is broken", "in_service": False})
     found += [LONGEST, DeviceRow(id="g", serial="g", soc="SM8750", state="absent", last_seen_ms=1)]
     found += [DeviceRow(id="m", serial="m", soc="SM8750", state="absent", reason="nothing listens there")]
@@ -175,7 +177,7 @@ def test_forty_phones_are_a_line_each_and_what_needs_attention_is_first() -> Non
     assert list(titles) == ["NEEDS ATTENTION: 3", "IN USE: 1", "FREE: 34", "OUT OF SERVICE: 1", "ABSENT: 1"]
     assert len(lines) == 40 + len(titles)
     assert [line.split()[0] for line in lines[1:4]] == ["serial-of-forty-charact…", "d05", "m"]
-    assert "suspect: its canary fails: xxx" in lines[2]
+    assert "suspect: its health check fails: xxx" in lines[2]
     assert lines[titles["IN USE: 1"] + 1].split()[2:] == ["ada", "farm", "run", "--soc", "SM8650", "--suite", "smoke"]
     assert lines[-1].split()[:2] == ["g", "SM8750"]
 
@@ -271,7 +273,7 @@ def test_names_notes_and_watching_as_a_user_sees_them(home: FarmHome, adb: tuple
         [device] = store.devices.all()
         store.devices.record_health(HealthEvent(device.id, "gave_up", "quarantined", "it was gone"))
     said = home.farm("devices", "unquarantine", "left", env=env).stdout
-    assert said == "left is suspect: released from quarantine: a canary has to pass first\n"
+    assert said == "left is suspect: released from quarantine: a health check has to pass first\n"
     assert "farm devices disable" in home.farm("devices", "quarantine", "left", env=env, code=2).stderr
     assert home.farm("devices", "forget", "left", env=env).returncode == 0
     assert home.farm("devices", "enable", SERIAL, env=env).returncode == 2

@@ -192,7 +192,7 @@ def test_what_cannot_be_leased_is_refused_with_what_to_do(ada: User, store: Stor
     store.devices.set_service(FIRST, False, "cracked screen", "bob")
     said = ada.is_refused("lease", FIRST, code=4)
     assert f"{FIRST} is out of service (cracked screen): 'farm devices enable {FIRST}' puts it back" in said
-    store.devices.record_health(HealthEvent(SECOND, "canary", "quarantined", "3 crashes in a row"))
+    store.devices.record_health(HealthEvent(SECOND, "health_check", "quarantined", "3 crashes in a row"))
     said = ada.is_refused("lease", "SM8650", code=4)
     assert f"{SECOND} is quarantined (3 crashes in a row): 'farm devices show {SECOND}'" in said
     assert "cracked screen" in said

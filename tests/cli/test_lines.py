@@ -60,10 +60,10 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
         }
         assert runs_page(store, Address("/runs", {"line": "main"})).answer()["total"] == 2
     assert f'href="https://git.example/executorch/commit/{NEW}"' in shown["history"]
-    assert '<span class="tag">trial</span>' in shown["history"]
+    assert '<span class="tag">local run</span>' in shown["history"]
     assert main in shown["status"]
     assert mine in shown["runs"]
-    assert "<td>trial</td>" in shown["runs"]
+    assert "<td>local</td>" in shown["runs"]
 
     done = home.farm("history", "s/c", "--line", "main")
     assert (done.returncode, "farm: line main" in done.stderr) == (0, True), done.stderr

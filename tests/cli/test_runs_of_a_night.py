@@ -62,7 +62,7 @@ def record(
 ) -> str:
     """Record a run of `hours` ago that ended; without outcomes it found no device."""
     began = round(now_ms() - hours * HOUR)
-    toolchain = RunToolchain(line, line, private=purpose == "trial")
+    toolchain = RunToolchain(line, line, private=purpose == "local")
     priority = "nightly" if purpose == "nightly" else "person"
     run_id = store.begin_run(
         RunRecord(command, user or user_name(), "bench", FACTS, began, priority, toolchain, name, night)
@@ -93,7 +93,7 @@ def test_a_night_is_red_where_its_first_cell_was(home: FarmHome, store: Store) -
         red = record(store, 3, RED, name="phones/htp", night="n2")
         green = record(store, 2, GREEN, name="phones/cpu", night="n2")
         absent = record(store, 1, name="phones/gpu", night="n2")
-        tried = record(store, 0.5, GREEN, purpose="trial", name="mine")
+        tried = record(store, 0.5, GREEN, purpose="local", name="mine")
         page = status_page(store, Address("/", {}))
         html = render(page.template, None, address=Address("/", {}), link=link, **page.values)
 
@@ -134,38 +134,40 @@ def test_cells_of_other_lines_and_nightly_runs_of_cron_are_of_the_night(home: Fa
     assert [one["run"]["run_id"] for one in of_line] == [red]
 
 
-def test_a_trial_is_compared_and_raises_nothing(home: FarmHome, store: Store) -> None:
+def test_a_local_run_is_compared_and_raises_nothing(home: FarmHome, store: Store) -> None:
     from farm.dispatch.look_back import record_look_back
 
     with store:
         nights = [record(store, 24 * days, GREEN) for days in (3, 2, 1)]
-        mine = record(store, 0.5, GREEN, size=2000.0, purpose="trial")
+        mine = record(store, 0.5, GREEN, size=2000.0, purpose="local")
         looked = record_look_back(store, mine)
         assert len(looked.night.exact) == len(JOBS)
         assert store.alerts.open() == []
     assert "REGRESSIONS" not in home.farm("status").stdout
     found = answer(home, "history", "s/relu")
-    points = {point["run_id"]: point.get("trial", False) for point in found["points"]}  # type: ignore[attr-defined]
+    points = {point["run_id"]: point.get("local", False) for point in found["points"]}  # type: ignore[attr-defined]
     assert points == {**dict.fromkeys(nights, False), mine: True}
     assert [one["record"]["tries"] for one in found["reliability"]] == [3]  # type: ignore[attr-defined]
     [row] = [line for line in home.farm("history", "s/relu").stdout.splitlines() if mine[-6:] in line]
-    assert "passed, trial" in row
-    plain = answer(home, "history", "s/relu", "--no-trials")["points"]
+    assert "passed, local run" in row
+    plain = answer(home, "history", "s/relu", "--no-local")["points"]
     assert {point["run_id"] for point in plain} == set(nights)  # type: ignore[attr-defined]
     own = home.farm("status", mine).stdout
     assert "compared with the default line, a toolchain's runs, and changes nothing there" in own
-    assert f"{mine}: trial of" in own
+    assert f"{mine}: local run of" in own
 
 
-def test_who_never_runs_a_night_sees_what_trials_did(home: FarmHome, store: Store) -> None:
+def test_who_never_runs_a_night_sees_what_local_runs_did(home: FarmHome, store: Store) -> None:
     with store:
-        record(store, 2, GREEN, purpose="trial")
-        mine = record(store, 1, GREEN, purpose="trial")
-        record(store, 0.5, GREEN, purpose="trial", user="ada")
+        record(store, 2, GREEN, purpose="local")
+        mine = record(store, 1, GREEN, purpose="local")
+        record(store, 0.5, GREEN, purpose="local", user="ada")
     done = home.farm("history", "s/relu")
-    assert (done.returncode, done.stdout.count("passed, trial")) == (0, 2), done.stderr
-    assert "only your trials are listed: numbers are judged once there are runs with --purpose nightly" in done.stderr
-    assert home.farm("status").stdout.startswith(f"{mine}: trial of")
+    assert (done.returncode, done.stdout.count("passed, local run")) == (0, 2), done.stderr
+    assert (
+        "only your local runs are listed: numbers are judged once there are runs with --purpose nightly" in done.stderr
+    )
+    assert home.farm("status").stdout.startswith(f"{mine}: local run of")
     with open_store(home.state / "farm.db") as again:
         names = [job.id for job in JOBS]
         assert {found.result.run_id for found in again.status.job_results(names)} == {mine}
@@ -176,11 +178,11 @@ def test_who_never_runs_a_night_sees_what_trials_did(home: FarmHome, store: Stor
 def test_latest_is_ones_own_and_that_of_a_night(home: FarmHome, store: Store) -> None:
     with store:
         night = record(store, 5, GREEN, user="ci")
-        record(store, 4, GREEN, purpose="trial", name="pad-fix")
-        named = record(store, 3, GREEN, purpose="trial", name="pad-fix")
-        mine = record(store, 2, GREEN, purpose="trial")
-        record(store, 1, GREEN, purpose="trial", user="ada")
-        record(store, 0.5, purpose="trial")
+        record(store, 4, GREEN, purpose="local", name="pad-fix")
+        named = record(store, 3, GREEN, purpose="local", name="pad-fix")
+        mine = record(store, 2, GREEN, purpose="local")
+        record(store, 1, GREEN, purpose="local", user="ada")
+        record(store, 0.5, purpose="local")
         assert store.runs.resolve("latest") == mine
         assert store.runs.resolve("latest~1") == named
         assert store.runs.resolve("latest@nightly") == night
@@ -194,8 +196,8 @@ def test_latest_is_ones_own_and_that_of_a_night(home: FarmHome, store: Store) ->
 
 def test_what_never_began_is_listed_and_nothing_else_tells_of_it(home: FarmHome, store: Store) -> None:
     with store:
-        good = record(store, 3, GREEN, purpose="trial", name="good")
-        absent = record(store, 2, purpose="trial")
+        good = record(store, 3, GREEN, purpose="local", name="good")
+        absent = record(store, 2, purpose="local")
         assert store.runs.resolve("latest", unbegun=True) == absent
     status = home.farm("status").stdout
     assert good in status
@@ -219,9 +221,9 @@ def test_what_never_began_is_listed_and_nothing_else_tells_of_it(home: FarmHome,
 
 def test_a_run_that_never_began_is_found_by_its_name_where_it_is_meant(home: FarmHome, store: Store) -> None:
     with store:
-        good = record(store, 4, GREEN, purpose="trial", name="pads")
-        absent = record(store, 3, purpose="trial", name="broken")
-        again = record(store, 2, purpose="trial", name="pads")
+        good = record(store, 4, GREEN, purpose="local", name="pads")
+        absent = record(store, 3, purpose="local", name="broken")
+        again = record(store, 2, purpose="local", name="pads")
         assert store.runs.resolve("pads") == good
         assert store.runs.resolve("pads", unbegun=True) == again
         with pytest.raises(UsageError, match="unknown run 'broken'"):
@@ -263,7 +265,7 @@ def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: St
     shared, own = (ArtifactRecord(artifacts.put(text), len(text), "etdump") for text in (b"shared", b"own"))
     with store:
         night = record(store, 30, GREEN, artifacts=(shared,))
-        mine = record(store, 1, GREEN, purpose="trial", size=2000.0, artifacts=(shared, own))
+        mine = record(store, 1, GREEN, purpose="local", size=2000.0, artifacts=(shared, own))
         record_look_back(store, mine)
     folder = home.state / "runs" / mine
     folder.mkdir(parents=True)

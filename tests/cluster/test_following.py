@@ -110,7 +110,12 @@ def test_bundles_are_counted_from_where_the_run_began() -> None:
     shown = Shown(listener, 1)
     shown.show(progress(building=("a", "needs 0"), built=1))
     shown.show(progress(built=3))
-    assert sorted(listener.told) == [("build", "a"), ("build", "canary"), ("built", "a"), ("built", "canary")]
+    assert sorted(listener.told) == [
+        ("build", "a"),
+        ("build", "health_check"),
+        ("built", "a"),
+        ("built", "health_check"),
+    ]
 
 
 def agent(name: str, *devices: AgentDevice, alive: bool = True, protocol: int = PROTOCOL) -> Agent:

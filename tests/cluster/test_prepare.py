@@ -101,12 +101,12 @@ def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
 
 
 def test_a_shard_finds_its_bundles_runtime_and_failed_builds_on_the_host(farm: Farm) -> None:
-    good, bad, canary = made_job("good"), made_job("bad"), made_job("canary")
-    canary_build = farm.built(canary)
+    good, bad, health_check = made_job("good"), made_job("bad"), made_job("health_check")
+    health_check_build = farm.built(health_check)
     failed = Build(
         made_key(bad), "failed", reply=BuildReply(made_key(bad), False, 1.0, "no such operator"), log="Traceback ...\n"
     )
-    terms = made_terms([farm.runtime("SM8750"), farm.runtime()], [ShardJob(canary, canary_build.key)])
+    terms = made_terms([farm.runtime("SM8750"), farm.runtime()], [ShardJob(health_check, health_check_build.key)])
     held = made_shard([good, bad], terms, [farm.built(good), failed])
     device = made_device()
     plan, planned = farm.preparer().prepare(held, device)
@@ -118,13 +118,13 @@ def test_a_shard_finds_its_bundles_runtime_and_failed_builds_on_the_host(farm: F
     assert (plan.folder / "builds" / f"{made_key(bad)}.log").read_text() == "Traceback ...\n"
     cache = BundleCache(plan.cache_root)
     assert {
-        one.model.read_bytes().decode() for one in map(cache.lookup, (made_key(good), canary_build.key)) if one
+        one.model.read_bytes().decode() for one in map(cache.lookup, (made_key(good), health_check_build.key)) if one
     } == {
         good.id,
-        canary.id,
+        health_check.id,
     }
     assert read_plan(plan.path) == plan
-    assert (plan.devices, plan.leased, [one.job for one in plan.canaries]) == ((device,), True, [canary])
+    assert (plan.devices, plan.leased, [one.job for one in plan.health_checks]) == ((device,), True, [health_check])
     runtime = plan.runtimes[device.serial]
     assert {name: path.read_text() for name, path in runtime.files.items()} == {
         "farm_runner": "farm_runner of SM8650",

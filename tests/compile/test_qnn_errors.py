@@ -109,7 +109,7 @@ def test_the_reason_is_the_line_of_qnn_that_others_follow_from(log: str, reason:
     assert explained(EMPTY, log, ORIGINS, [ODD]) == reason
 
 
-@pytest.mark.parametrize("reason", ["ValueError: Qnn is not to blame", "the compiler called exit(7)",
+@pytest.mark.parametrize("reason", ["ValueError: Qnn is not at fault", "the compiler called exit(7)",
                                     "MissingToolError: libQnnGpu.so of the QNN SDK does not start"])  # fmt: skip
 def test_a_reason_that_says_more_stays(reason: str) -> None:
     assert explained(reason, TYPES + BUILD + SCALE + ENDS, ORIGINS, ["the scale of a is inf"]) == reason

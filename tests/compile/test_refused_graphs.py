@@ -85,7 +85,7 @@ class Branch(torch.nn.Module):
 
 class Own(torch.nn.Module):
     def forward(self, x):
-        raise ValueError("Qnn is not to blame")
+        raise ValueError("Qnn is not at fault")
 
 class Dies(torch.nn.Module):
     # A stub of an op builder of QNN that ends the process, or hangs.
@@ -194,7 +194,7 @@ def test_torch_cond_is_refused_with_its_line(refused: dict[str, Refused]) -> Non
 
 
 def test_what_the_module_itself_raises_stays_the_reason(refused: dict[str, Refused]) -> None:
-    assert refused["Own"].reason == "ValueError: Qnn is not to blame"
+    assert refused["Own"].reason == "ValueError: Qnn is not at fault"
 
 
 def test_a_compiler_that_a_signal_ends_leaves_its_operator_and_its_stack(refused: dict[str, Refused]) -> None:

@@ -6,15 +6,23 @@ from itertools import product
 
 import pytest
 
-from farm.devices.health import BLAMELESS_CAUSES, FAILURES_IN_A_ROW, OPEN_CAUSES, Event, Health, HealthMark, next_health
+from farm.devices.health import (
+    FAILURES_IN_A_ROW,
+    NOT_DEVICE_CAUSES,
+    OPEN_CAUSES,
+    Event,
+    Health,
+    HealthMark,
+    next_health,
+)
 
-DONE, OK = HealthMark(Event.JOB_DONE), HealthMark(Event.CANARY_OK)
+DONE, OK = HealthMark(Event.JOB_DONE), HealthMark(Event.CHECK_PASSED)
 GONE = HealthMark(Event.INFRA, "gone", "device offline")
 CRASH = HealthMark(Event.INFRA, "crash")
-CANARY_FAILED = HealthMark(Event.CANARY_FAILED, "connection", "no answer")
+CHECK_FAILED = HealthMark(Event.CHECK_FAILED, "connection", "no answer")
 RECOVERED, GAVE_UP = HealthMark(Event.RECOVERED), HealthMark(Event.GAVE_UP, "", "it does not come back")
 RELEASED, OUTVOTED = HealthMark(Event.RELEASED), HealthMark(Event.OUTVOTED, "hang", "s/c passed on b")
-EVERYTHING = (DONE, OK, GONE, CRASH, CANARY_FAILED, RECOVERED, GAVE_UP, RELEASED, OUTVOTED)
+EVERYTHING = (DONE, OK, GONE, CRASH, CHECK_FAILED, RECOVERED, GAVE_UP, RELEASED, OUTVOTED)
 
 
 def after(*marks: HealthMark) -> tuple[Health, str]:
@@ -26,12 +34,12 @@ def after(*marks: HealthMark) -> tuple[Health, str]:
     return state, reason
 
 
-def test_one_failure_makes_suspect_and_a_canary_clears_it() -> None:
+def test_one_failure_makes_suspect_and_a_health_check_clears_it() -> None:
     assert after(GONE) == (Health.SUSPECT, "a job did not come to its end: (gone) device offline")
     assert after(GONE, OK) == (Health.HEALTHY, "")
 
 
-def test_so_many_failures_in_a_row_are_quarantine_also_when_canaries_pass_in_between() -> None:
+def test_so_many_failures_in_a_row_are_quarantine_also_when_health_checks_pass_in_between() -> None:
     nearly = (GONE, OK) * (FAILURES_IN_A_ROW - 1)
     state, reason = after(*nearly, GONE)
     assert state is Health.QUARANTINED
@@ -41,30 +49,33 @@ def test_so_many_failures_in_a_row_are_quarantine_also_when_canaries_pass_in_bet
     assert after(*nearly, DONE, GONE)[0] is Health.SUSPECT
 
 
-@pytest.mark.parametrize("cause", sorted(BLAMELESS_CAUSES))
+@pytest.mark.parametrize("cause", sorted(NOT_DEVICE_CAUSES))
 def test_what_is_no_devices_fault_changes_nothing(cause: str) -> None:
     mark = HealthMark(Event.INFRA, cause)
     assert after(*[mark] * 9) == (Health.HEALTHY, "")
     assert after(GONE, GONE, mark)[0] is Health.SUSPECT
 
 
-def test_a_storage_that_somebody_else_has_filled_asks_for_a_canary_and_never_for_quarantine() -> None:
+def test_a_storage_that_somebody_else_has_filled_asks_for_a_health_check_and_never_for_quarantine() -> None:
     full = HealthMark(Event.INFRA, "space", "no room")
     state, reason = after(*[full] * (FAILURES_IN_A_ROW + 1))
     assert (state, reason) == (Health.SUSPECT, "its storage is full: (space) no room")
-    canary, gave_up = HealthMark(Event.CANARY_FAILED, "space", "no room"), HealthMark(Event.GAVE_UP, "space", "no room")
-    assert after(canary, RECOVERED, canary, gave_up)[0] is Health.SUSPECT
-    assert after(canary, gave_up, OK)[0] is Health.HEALTHY
+    health_check, gave_up = (
+        HealthMark(Event.CHECK_FAILED, "space", "no room"),
+        HealthMark(Event.GAVE_UP, "space", "no room"),
+    )
+    assert after(health_check, RECOVERED, health_check, gave_up)[0] is Health.SUSPECT
+    assert after(health_check, gave_up, OK)[0] is Health.HEALTHY
     assert after(*[GONE] * (FAILURES_IN_A_ROW - 1), full)[0] is Health.SUSPECT, "it brings none nearer to it"
 
 
-def test_libraries_that_do_not_fit_ask_for_a_canary_and_never_for_quarantine() -> None:
+def test_libraries_that_do_not_fit_ask_for_a_health_check_and_never_for_quarantine() -> None:
     lacking = HealthMark(Event.INFRA, "runtime", "no stub library")
     state, reason = after(*[lacking] * (FAILURES_IN_A_ROW + 1))
     assert (state, reason) == (Health.SUSPECT, "its runtime does not fit: (runtime) no stub library")
-    canary, gave_up = HealthMark(Event.CANARY_FAILED, "runtime"), HealthMark(Event.GAVE_UP, "runtime")
-    assert after(canary, RECOVERED, canary, gave_up)[0] is Health.SUSPECT
-    assert after(canary, gave_up, OK)[0] is Health.HEALTHY
+    health_check, gave_up = HealthMark(Event.CHECK_FAILED, "runtime"), HealthMark(Event.GAVE_UP, "runtime")
+    assert after(health_check, RECOVERED, health_check, gave_up)[0] is Health.SUSPECT
+    assert after(health_check, gave_up, OK)[0] is Health.HEALTHY
 
 
 @pytest.mark.parametrize("cause", ["device", "session"])
@@ -75,7 +86,7 @@ def test_firmware_and_a_dsp_that_restarts_count_against_the_device(cause: str) -
 
 
 @pytest.mark.parametrize("cause", sorted(OPEN_CAUSES))
-def test_jobs_that_crash_do_not_put_a_device_into_quarantine_but_it_has_to_pass_a_canary(cause: str) -> None:
+def test_jobs_that_crash_do_not_put_a_device_into_quarantine_but_it_has_to_pass_a_health_check(cause: str) -> None:
     state, reason = after(*[HealthMark(Event.INFRA, cause, "s/c")] * 9)
     assert (state, reason) == (Health.SUSPECT, f"a job that failed here is tried on another device: ({cause}) s/c")
 
@@ -85,21 +96,21 @@ def test_a_device_that_alone_cannot_run_what_others_can_is_put_into_quarantine()
     assert after(*(OUTVOTED, OK) * FAILURES_IN_A_ROW)[0] is Health.QUARANTINED
 
 
-def test_a_canary_that_fails_is_quarantine_only_after_recovery_was_tried() -> None:
-    assert after(CANARY_FAILED) == (Health.SUSPECT, "its canary fails: (connection) no answer")
-    assert after(CANARY_FAILED, CANARY_FAILED)[0] is Health.SUSPECT
-    assert after(CANARY_FAILED, RECOVERED, CANARY_FAILED) == (
+def test_a_health_check_that_fails_is_quarantine_only_after_recovery_was_tried() -> None:
+    assert after(CHECK_FAILED) == (Health.SUSPECT, "its health check fails: (connection) no answer")
+    assert after(CHECK_FAILED, CHECK_FAILED)[0] is Health.SUSPECT
+    assert after(CHECK_FAILED, RECOVERED, CHECK_FAILED) == (
         Health.QUARANTINED,
-        "its canary fails, also after recovery: (connection) no answer",
+        "its health check fails, also after recovery: (connection) no answer",
     )
-    assert after(CANARY_FAILED, RECOVERED, OK, DONE, CANARY_FAILED)[0] is Health.SUSPECT, "that was long ago"
+    assert after(CHECK_FAILED, RECOVERED, OK, DONE, CHECK_FAILED)[0] is Health.SUSPECT, "that was long ago"
 
 
 def test_a_device_that_cannot_be_brought_back_is_put_into_quarantine() -> None:
     assert after(GONE, GAVE_UP) == (Health.QUARANTINED, "it could not be brought back: it does not come back")
 
 
-def test_only_a_person_ends_a_quarantine_and_a_canary_has_to_agree() -> None:
+def test_only_a_person_ends_a_quarantine_and_a_health_check_has_to_agree() -> None:
     for mark in EVERYTHING:
         if mark is not RELEASED:
             assert after(GONE, GAVE_UP, mark)[0] is Health.QUARANTINED, mark
@@ -113,10 +124,10 @@ def test_whatever_happens_a_state_that_is_not_healthy_has_a_reason_and_jobs_alon
         state, reason = after(*marks)
         assert bool(reason) == (state is not Health.HEALTHY), marks
         if state is Health.QUARANTINED:
-            assert any(mark in (GONE, GAVE_UP, CANARY_FAILED, OUTVOTED) for mark in marks), marks
+            assert any(mark in (GONE, GAVE_UP, CHECK_FAILED, OUTVOTED) for mark in marks), marks
 
 
-@pytest.mark.parametrize("event", [Event.CANARY_FAILED, Event.GAVE_UP])
+@pytest.mark.parametrize("event", [Event.CHECK_FAILED, Event.GAVE_UP])
 @pytest.mark.parametrize("state", [Health.HEALTHY, Health.SUSPECT])
 def test_what_nobody_could_reach_for_want_of_its_adb_server_stays_as_it_was(state: Health, event: Event) -> None:
     climbed = [HealthMark(Event.RECOVERED)]

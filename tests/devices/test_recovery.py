@@ -96,12 +96,12 @@ def test_one_that_answers_and_does_not_work_is_rebooted(patient: Patient) -> Non
     before = patient.boot_id()
 
     def works() -> str:
-        return "its canary fails" if patient.boot_id() == before else ""
+        return "its health check fails" if patient.boot_id() == before else ""
 
     recovery = recover(patient.device, works=works)
     assert recovery.ok
     assert words(recovery.steps) == [(Step.RECONNECT, False), (Step.RESTART, False), (Step.REBOOT, True)]
-    assert [step.problem for step in recovery.steps] == ["its canary fails", "its canary fails", ""]
+    assert [step.problem for step in recovery.steps] == ["its health check fails", "its health check fails", ""]
 
 
 def test_one_that_does_not_come_back_is_given_up_after_the_last_step(patient: Patient) -> None:
@@ -134,13 +134,13 @@ def test_another_phone_of_the_same_kind_at_its_address_is_not_rebooted(patient: 
     asked: list[str] = []
 
     def works() -> str:
-        asked.append("canary")
+        asked.append("health_check")
         if len(asked) == 6:
             # The latest possible moment: just before the reboot of the device.
             own = f"ro.serialno={patient.device.serial}\n"
             assert own in text
             properties.write_text(text.replace(own, "ro.serialno=R5CTOTHER\n"))
-        return "its canary fails"
+        return "its health check fails"
 
     try:
         recovery = recover(patient.device, works=works)
@@ -203,7 +203,7 @@ def test_what_no_step_mends_ends_the_ladder_before_a_reboot(patient: Patient) ->
 
 def test_this_machine_is_not_rebooted(tmp_path: Path) -> None:
     device = Device("here", "SM8650", "hardware", "", LocalAddress(str(tmp_path)), "", "linux")
-    recovery = recover(device, works=lambda: "its canary fails", timeout_s=0.1)
+    recovery = recover(device, works=lambda: "its health check fails", timeout_s=0.1)
     assert not recovery.ok
     if len(recovery.steps) == len(Step):
         assert recovery.problem == "it cannot be rebooted: it is this machine"

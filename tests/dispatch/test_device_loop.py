@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farm.dispatch.device_process import DeviceLoop
-from farm.dispatch.device_run.canary import canary_job
+from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.messages import (
     SETTLED,
     Begin,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from farm.devices.health import HealthEvent
 
-PLANNED = PlannedJob(canary_job("SM8650", "htp"), "key", cached=True)
+PLANNED = PlannedJob(health_check_job("SM8650", "htp"), "key", cached=True)
 
 
 class StubWorker:
@@ -113,7 +113,7 @@ def test_health_events_of_a_broken_job_are_not_told(process: Process) -> None:
 
     process.take(SetGrant(Grant(go=True)), process.begin)
     [worker] = process.workers
-    worker.event = HealthEvent("phone", "canary_failed", "suspect", "it was broken off")
+    worker.event = HealthEvent("phone", "check_failed", "suspect", "it was broken off")
     assert any(isinstance(one, DeviceEvent) for one in process.take(RunJob(0, PLANNED)))
     answers = process.take(Break(), RunJob(1, PLANNED))
     assert not any(isinstance(one, DeviceEvent) for one in answers)

@@ -56,7 +56,7 @@ class Device:
             devices=(self.device,),
             runtimes={self.device.serial: runtime},
             jobs=tuple(msgspec.structs.replace(one, cached=True) for one in plan.jobs),
-            canaries=tuple(msgspec.structs.replace(one, cached=True) for one in plan.canaries),
+            health_checks=tuple(msgspec.structs.replace(one, cached=True) for one in plan.health_checks),
             leased=True,
         )
         self.heard: SimpleQueue[FromDevice] = SimpleQueue()
@@ -128,7 +128,7 @@ def test_jobs_end_one_after_the_other_and_a_run_that_is_broken_off_leaves_the_de
         assert ended.number == number
         assert [attempt.verdict for attempt in ended.attempts] == [Verdict.PASSED]
         assert ended.attempts[0].job_id == device.plan.jobs[number].job.id
-    assert device.health == ["canary_ok"]
+    assert device.health == ["check_passed"]
     # The same jobs, which would take minutes now.
     device.begin(folder=device.folder / "long", iterations=100_000)
     device.process.send(*device.runs())
@@ -139,7 +139,7 @@ def test_jobs_end_one_after_the_other_and_a_run_that_is_broken_off_leaves_the_de
     assert time.monotonic() - began < 5
     assert not device.sessions()
     # A job that farm broke off is no event of the device.
-    assert set(device.health) == {"canary_ok"}
+    assert set(device.health) == {"check_passed"}
 
 
 @pytest.mark.whole
@@ -163,7 +163,7 @@ def test_what_another_device_found_decides_with_this_one(device: Device) -> None
     assert ended.attempts[-1].verdict is Verdict.INFRA
     [mine] = ended.repeat
     assert (mine.device, mine.cause) == (device.device.id, Cause.NUMERICS)
-    # The code is to blame after the same result on another device.
+    # The code is at fault after the same result on another device.
     other = msgspec.structs.replace(mine, device="other@host")
     device.process.send(msgspec.structs.replace(first, history=(other,)))
     ended = device.next()

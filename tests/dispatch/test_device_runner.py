@@ -10,7 +10,7 @@ import pytest
 
 from farm.base.errors import ArtifactsError, FarmError
 from farm.devices.device import AdbAddress, Device
-from farm.dispatch.device_run.canary import canary_job
+from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.job_source import Prepared
 from farm.dispatch.messages import (
@@ -43,7 +43,7 @@ PHONE = Device("R5CT1", "SM8650", "hardware", "build", AdbAddress(5037), "phone"
 
 
 def job(name: str) -> Job:
-    of = canary_job("SM8650", "htp")
+    of = health_check_job("SM8650", "htp")
     case: Case = msgspec.structs.replace(of.case, name=name)
     return msgspec.structs.replace(of, case=case)
 
@@ -379,7 +379,7 @@ def test_a_lease_that_was_over_for_the_slot_goes_on_when_it_is_renewed(bench: Be
     assert names([one for one in sent if isinstance(one, RunJob)]) == ["a", "b"]
 
 
-def test_a_job_whose_process_exited_is_tried_once_more_then_farm_is_to_blame(bench: Bench) -> None:
+def test_a_job_whose_process_exited_is_tried_once_more_then_farm_is_at_fault(bench: Bench) -> None:
     bench.claimed(shard(1, "a b"))
     bench.process.answer(JobBegun(0))
     bench.process.answer(ProcessEnded("signal 9"))
@@ -459,7 +459,7 @@ def test_a_device_that_was_outvoted_shows_that_it_works(bench: Bench) -> None:
 def test_a_device_that_is_being_recovered_keeps_its_permission_while_its_lease_is_renewed(bench: Bench) -> None:
     bench.claimed(shard(1, "a"))
     [run] = bench.runs()
-    bench.process.answer(JobReturned(run.number, unfit="its canary fails"))
+    bench.process.answer(JobReturned(run.number, unfit="its health check fails"))
     assert last_grant(bench.process.take()).recover
     bench.runner.renewed(2e12)
     grant = last_grant(bench.process.take())

@@ -16,7 +16,7 @@ import pytest
 from waiting import ends, until
 
 from farm.base.processes import Supervisor
-from farm.dispatch.device_run.canary import canary_job
+from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.fork_server import PROCESS_NAME, SECRETS, SERVER_NAME, ForkServer
 from farm.dispatch.messages import Begin, FromDevice, ProcessEnded
 from farm.dispatch.process_link import ForkedProcess
@@ -192,7 +192,7 @@ def test_the_times_of_device_processes_count_as_those_of_the_dispatchers_childre
 
 def plan_of_many_jobs(folder: Path) -> Path:
     """Return the file of a plan that takes some time to read."""
-    planned = PlannedJob(canary_job("SM8650", "htp"), "key", cached=True)
+    planned = PlannedJob(health_check_job("SM8650", "htp"), "key", cached=True)
     plan = RunPlan("run", folder, folder, (planned,) * 20_000, (), {}, 1, 0, 1.0, folder)
     plan.write()
     return plan.path

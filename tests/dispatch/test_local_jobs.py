@@ -160,7 +160,7 @@ def test_a_device_whose_processes_keep_exiting_is_used_no_more(make: Callable[..
     bench.run()
     assert bench.pool.is_retired(0)
     assert any(note.startswith(f"{A.called} is not used any more: its device process exited") for note in bench.notes)
-    # Jobs that it broke twice are blamed on farm, and all others ran on the other device.
+    # Jobs that it broke twice count against farm, and all others ran on the other device.
     assert set(bench.ended.values()) == {"infra", "passed"}
     assert sorted(bench.ended) == bench.names
     assert list(bench.ended.values()).count("infra") <= 3
@@ -296,7 +296,7 @@ def test_a_device_that_is_recovered_gets_no_job_until_it_is_back(make: Callable[
         assert bench.of(1).step()
         bench.decide()
     assert bench.jobs_of(0) == before == ["0"]
-    assert any(note.startswith(f"{A.called} is being brought back: its canary fails") for note in bench.notes)
+    assert any(note.startswith(f"{A.called} is being brought back: its health check fails") for note in bench.notes)
     bench.finish()
     assert bench.ended == dict.fromkeys(bench.names, "passed")
 
@@ -308,7 +308,7 @@ def test_jobs_wait_for_the_only_device_while_it_is_recovered(make: Callable[...,
     assert bench.began[:2] == ["0", "1"]
     assert sorted(bench.began[2:]) == ["1", "2", "3"]
     assert bench.ended == dict.fromkeys(bench.names, "passed")
-    assert bench.notes == [f"{A.called} is being brought back: its canary fails", f"{A.called} is back"]
+    assert bench.notes == [f"{A.called} is being brought back: its health check fails", f"{A.called} is back"]
 
 
 def test_a_device_that_is_given_up_leaves_its_jobs_to_others(make: Callable[..., Bench]) -> None:

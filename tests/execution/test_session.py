@@ -219,7 +219,7 @@ def test_a_refused_job_costs_the_session_and_no_other_job(
 @pytest.mark.parametrize(
     ("model", "exit_code", "timed_out"), [(b"crash", 139, False), (b"late", 9, False), (b"hang", None, True)]
 )
-def test_a_job_that_ends_the_runner_is_blamed_and_the_next_gets_a_new_one(
+def test_a_job_that_ends_the_runner_is_at_fault_and_the_next_gets_a_new_one(
     session: DeviceSession,
     make_bundle: Callable[..., Bundle],
     tmp_path: Path,
@@ -240,7 +240,7 @@ def test_a_job_that_ends_the_runner_is_blamed_and_the_next_gets_a_new_one(
     assert ends(int(process_of(first.stderr))), "nothing of it is left on the device"
 
 
-def test_a_job_is_not_blamed_for_a_process_that_ended_before_it(
+def test_a_job_is_not_at_fault_for_a_process_that_ended_before_it(
     session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:
     leaves, good = make_bundle(b"leaves"), make_bundle(b"good")

@@ -183,7 +183,7 @@ INSERT INTO health_event VALUES
  (1,'R5CX1',1795348800000,'canary_ok','healthy','','{}',x'0000000060e336410000000060e336410000000060e33641'),
  (5,'R5CX1',1795363200000,'canary_ok','healthy','','{}',x'0000000060e336410000000060e336410000000060e33641'),
  (6,'R5CX1',1795366800000,'canary_ok','healthy','','{}',x'0000000040773b410000000040773b410000000040773b41'),
- (7,'R5CX2',1795370400000,'canary_bad','suspect','its canary fails','{"soc": "SM8650", "n": 2.5}',x''),
+ (7,'R5CX2',1795370400000,'canary_failed','suspect','its canary fails','{"soc": "SM8650", "n": 2.5}',x''),
  (8,'R5CX2',1795374000000,'gave_up','quarantined','does not answer ü','{}',x'');
 CREATE TABLE job (id INTEGER NOT NULL, name VARCHAR(512) NOT NULL, suite VARCHAR(64) NOT NULL, case_name VARCHAR(64)
   NOT NULL, soc VARCHAR(64) NOT NULL, backend VARCHAR(16) NOT NULL, precision VARCHAR(32) NOT NULL, options JSON NOT

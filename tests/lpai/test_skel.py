@@ -75,7 +75,7 @@ def health(home: FarmHome) -> dict[str, str]:
         return {one.serial: one.health for one in store.devices.all()}
 
 
-def test_a_wrong_signature_blames_neither_code_nor_device_and_the_devices_own_runs(
+def test_a_wrong_signature_counts_against_neither_code_nor_device_and_the_devices_own_runs(
     home: FarmHome, checking_sdk: Path, tmp_path: Path
 ) -> None:
     with attach(home, tmp_path, ["SM8850"]) as attached:
@@ -90,7 +90,7 @@ def test_a_wrong_signature_blames_neither_code_nor_device_and_the_devices_own_ru
         ) in done.stderr
         assert "libQnnHtpV" not in done.stderr, "LPAI has another skel"
         assert boot_id(attached) == started, "no restart of a device changes a signature"
-        assert health(home) == {"virtual-SM8850-0": "suspect"}, "its next canary decides"
+        assert health(home) == {"virtual-SM8850-0": "suspect"}, "its next health check decides"
         sign(checking_sdk, OURS)
         done, [attempt] = run(attached, checking_sdk)
         assert (done.returncode, attempt["verdict"]) == (0, "passed"), done.stderr

@@ -12,7 +12,7 @@ from receivers import web_server
 
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import InfraError, MissingToolError, NoDeviceError
-from farm.dispatch.nightly.night import CANDIDATES_SHARE, CellWork, run_night
+from farm.dispatch.nightly.night import SUSPECTED_SHARE, CellWork, run_night
 from farm.dispatch.nightly.plan import read_plan
 from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, Night
 from farm.dispatch.notify.credentials import Credentials
@@ -59,7 +59,7 @@ class Stage(CellWork):
         self.clock = lambda: self.now_s  # type: ignore[method-assign]
         self.collect: Callable[[CellResult], CellResult] = lambda cell: cell
         self.debug: Callable[[CellResult, float | None], tuple[DebuggedJob, ...]] = lambda _cell, _left_s: ()
-        self.candidates_s: list[float | None] = []
+        self.suspected_s: list[float | None] = []
 
     def night(self, *endings: Ending, resume: bool = False, more: str = "") -> Night:
         self.endings = list(endings)
@@ -93,8 +93,8 @@ class Stage(CellWork):
     def debug_failures(self, cell: CellResult, _folder: Path, budget_s: float | None) -> tuple[DebuggedJob, ...]:
         return self.debug(cell, budget_s)
 
-    def confirm_candidates(self, _run_id: str, budget_s: float | None) -> Findings:
-        self.candidates_s.append(budget_s)
+    def confirm_suspected(self, _run_id: str, budget_s: float | None) -> Findings:
+        self.suspected_s.append(budget_s)
         return self.findings.pop(0) if self.findings else Findings()
 
     def collect_results(self, cell: CellResult, _folder: Path) -> CellResult:
@@ -123,12 +123,12 @@ def test_what_one_run_leaves_of_the_budget_the_next_ones_have(stage: Stage) -> N
     stage.takes_s = 120.0
     stage.night(0, 0, 0)
     # A part of each run's time is kept for suspected regressions.
-    runs = [part * (1 - CANDIDATES_SHARE) for part in (720.0, 3480 * 3 / 4, 3360.0)]
+    runs = [part * (1 - SUSPECTED_SHARE) for part in (720.0, 3480 * 3 / 4, 3360.0)]
     assert [request.budget_s for request in stage.asked] == pytest.approx(runs)
     assert stage.asked[0].wait_s == 1800
 
 
-def test_debugging_has_half_of_the_time_behind_a_run_and_candidates_have_what_is_left(stage: Stage) -> None:
+def test_debugging_has_half_of_the_time_behind_a_run_and_suspected_changes_have_what_is_left(stage: Stage) -> None:
     left: list[float | None] = []
 
     def debug(cell: CellResult, left_s: float | None) -> tuple[DebuggedJob, ...]:
@@ -139,7 +139,7 @@ def test_debugging_has_half_of_the_time_behind_a_run_and_candidates_have_what_is
     stage.debug, stage.takes_s = debug, 120.0
     night = stage.night(1, NoDeviceError("no phone"), 1)
     # 720 s of the hour are for the first run, which takes 120 s of them.
-    assert (left[0], stage.candidates_s[0]) == (300.0, 500.0)
+    assert (left[0], stage.suspected_s[0]) == (300.0, 500.0)
     assert [one.reason for one in night.debugged] == [
         f"first divergence of {name}" for name in ("first", "second", "third")
     ]
@@ -153,7 +153,7 @@ def test_an_interrupt_while_debugging_ends_the_night_after_its_report(stage: Sta
     stage.debug = debug
     night = stage.night(1)
     assert (night.code, codes(night)) == (130, [1, None, None])
-    assert stage.candidates_s == [], "candidates are not measured either"
+    assert stage.suspected_s == [], "suspected changes are not measured either"
 
 
 def test_time_that_is_over_leaves_runs_out(stage: Stage) -> None:

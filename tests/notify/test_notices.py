@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from farm_home import FarmHome
 
-REASON = 'its canary fails: "no\x1b[31m answer" <!channel>\nfor 10 s'
+REASON = 'its health check fails: "no\x1b[31m answer" <!channel>\nfor 10 s'
 
 
 @pytest.fixture
@@ -97,11 +97,11 @@ def test_everybody_hears_of_a_quarantine_once(tmp_path: Path, store: Store, monk
     assert {"LAB_HOOK", "LAB_TOKEN"} & os.environ.keys() == set(), "no child process inherits them"
     told = json.loads(plain.bodies[-1])
     assert (told["event"], told["device"]["id"], told["test"]) == ("device_quarantined", "R5CT1", False)
-    assert told["reason"] == 'its canary fails: "no answer" <!channel> for 10 s'
+    assert told["reason"] == 'its health check fails: "no answer" <!channel> for 10 s'
     assert told["run"] == "20260301-020000-0a1b2c"
     assert (path, headers["Authorization"]) == ("/T0/hooksecret", "Bearer tokensecret")
     assert "&lt;!channel&gt;" in json.loads(body)["text"]
-    assert mail["Subject"].startswith("[farm] R5CT1 is quarantined: its canary fails")
+    assert mail["Subject"].startswith("[farm] R5CT1 is quarantined: its health check fails")
     assert "farm devices show R5CT1" in mail.get_payload()
     sent = outcome(store)
     assert sent == (

@@ -8,7 +8,7 @@ from farm.results.attempt import Attempt, Cause, Stage, Verdict
 CRASHED = Attempt("s/c[SM8650-htp-8a8w]", Verdict.FAILED, Stage.EXECUTE, "the runner ended with signal 11 (SIGSEGV)")
 
 
-def test_what_crashes_again_alone_is_to_blame() -> None:
+def test_what_crashes_again_alone_is_at_fault() -> None:
     first, alone = after_rerun(CRASHED, CRASHED, ended_again=True)
     assert [first.verdict, alone.verdict] == [Verdict.INFRA, Verdict.FAILED]
     assert "and again in a process of its own" in first.reason

@@ -138,7 +138,7 @@ def test_own_tests_on_two_devices(home: FarmHome, models: Path) -> None:
 
     assert len(outcomes) == 12
     assert {path.name for path in (home.cwd / "tests").iterdir()} == {"conftest.py", "test_own.py"}
-    assert "the farm or the device is to blame" in done.stderr, "pytest's own words are not in the JSON"
+    assert "the farm or the device is at fault" in done.stderr, "pytest's own words are not in the JSON"
 
     report = home.farm("report", "latest")
     assert "pytest/tests/test_own.py::test_fails[SM8650-htp]" in report.stdout

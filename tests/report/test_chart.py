@@ -8,7 +8,7 @@ import pytest
 
 from farm.devices.health import HealthEvent
 from farm.report.model.chart import HEIGHT, WIDTH, ChartPoint, chart
-from farm.report.model.drift import canary_chart, drift_of
+from farm.report.model.drift import drift_of, health_check_chart
 from farm.report.model.history import tables
 from farm.store.queries.browse import DeviceAttempt
 from farm.store.records import HistoryPoint
@@ -67,15 +67,17 @@ def ran(latency_ns: float | None, fingerprint: str = "f", verdict: str = "passed
     )  # fmt: skip
 
 
-def canary(*samples: float) -> HealthEvent:
-    return HealthEvent("d", "canary_ok", "healthy", "", {}, samples, 1)
+def health_check(*samples: float) -> HealthEvent:
+    return HealthEvent("d", "check_passed", "healthy", "", {}, samples, 1)
 
 
 def test_drift_compares_the_newest_with_the_median_before() -> None:
-    drift = drift_of([canary(12.0), canary(), canary(10.0, 11.0), canary(10.0), canary(9.0)], [])
-    assert (drift.canary_ratio, drift.canaries) == (1.2, 4)
-    few = drift_of([canary(12.0), canary(10.0), canary(math.nan)], [])
-    assert (few.canary_ratio, few.canaries) == (None, 2)
+    drift = drift_of(
+        [health_check(12.0), health_check(), health_check(10.0, 11.0), health_check(10.0), health_check(9.0)], []
+    )
+    assert (drift.health_check_ratio, drift.health_checks) == (1.2, 4)
+    few = drift_of([health_check(12.0), health_check(10.0), health_check(math.nan)], [])
+    assert (few.health_check_ratio, few.health_checks) == (None, 2)
 
 
 def test_drift_of_jobs_is_of_one_toolchain_and_of_what_passed() -> None:
@@ -87,8 +89,8 @@ def test_drift_of_jobs_is_of_one_toolchain_and_of_what_passed() -> None:
     assert drift_of([], [ran(0.0)] * 9).jobs_ratio is None
 
 
-def test_a_canary_has_a_plot_when_there_are_two() -> None:
-    assert canary_chart([canary(1e6)]) is None
-    made = canary_chart([canary(2e6), canary(1e6)])
+def test_a_health_check_has_a_plot_when_there_are_two() -> None:
+    assert health_check_chart([health_check(1e6)]) is None
+    made = health_check_chart([health_check(2e6), health_check(1e6)])
     assert made is not None
     assert made.low == "1.000 ms"

@@ -61,7 +61,7 @@ def test_the_text_has_what_needs_a_look_first_and_fits_80_columns() -> None:
     ]
     status = status_of(
         [run_standing(run(*jobs))],
-        [SickDevice("phone-1", "quarantined", "the canary was wrong " * 9)],
+        [SickDevice("phone-1", "quarantined", "the health check was wrong " * 9)],
         [UnfinishedRun("the-run", "ci", "bench", "farm run", NOW), UnfinishedRun("other", "ada", "h", "farm", NOW)],
     )
     lines = status_lines(status, NOW, limit=10)
@@ -123,7 +123,7 @@ def test_jobs_that_are_newly_flaky_or_were_healed_by_this_run_are_listed() -> No
 
 def test_what_was_measured_in_vain_is_not_told_to_be_measured_again() -> None:
     view = RunView("the-run", "farm run", NOW, NOW, 0, "ci", "bench", {}, (), ())
-    found = [alert(view, "ops/a", id=number, state=state) for number, state in enumerate(("candidate", "unknown"))]
+    found = [alert(view, "ops/a", id=number, state=state) for number, state in enumerate(("suspected", "unknown"))]
     text = status_lines(status_of([run_standing(run(job("passed")), found=found)], [], []), NOW, 10)
     assert text[2] == "  1 job: 0 failed, 1 passed on virtual devices"
     assert text[-3:] == [

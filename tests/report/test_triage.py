@@ -60,7 +60,7 @@ def test_a_regression_that_is_confirmed_or_exact_is_on_the_first_screen_and_othe
 ) -> None:
     names = [job.id for job in example_run.jobs]
     alerts = (
-        alert(example_run, names[0], state="candidate"),
+        alert(example_run, names[0], state="suspected"),
         alert(example_run, names[1]),
         alert(example_run, names[2], state="exact", metric="pte_size", unit="bytes", low=math.nan, high=math.nan),
         alert(example_run, names[3], finding="improvement"),
@@ -75,7 +75,7 @@ def test_a_regression_that_is_confirmed_or_exact_is_on_the_first_screen_and_othe
     html = render_html(example_run, ReportContext(alerts=alerts))
     section = html[html.index('<section id="regressions"') :]
     section = section[: section.index("</section>")]
-    assert section.index("confirmed regression") < section.index("candidate regression")
+    assert section.index("confirmed regression") < section.index("suspected regression")
     assert "<strong>runtime</strong>" in section
     assert "Regression, confirmed:" in unpacked(html)[1]
     assert triage(summarize(example_run), ReportContext(alerts=())).quiet == ("confirmed regressions", "stale")

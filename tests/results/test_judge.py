@@ -11,7 +11,7 @@ import pytest
 
 from farm.builds.bundles.bundle import Bundle, Constant, Manifest, TensorSpec
 from farm.devices.health import Event, Health, HealthMark, next_health
-from farm.policy.retries import Blame, classify, tried
+from farm.policy.retries import Classification, classify, tried
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
 from farm.results.judge import build_failure, not_simulated
 from farm.suites.suite import Expectation, KnownIssue, Limits, Metric, Tolerance
@@ -27,9 +27,9 @@ ISSUE = KnownIssue(reason="HTP rounds half to even")
 
 
 def is_the_codes_at_once(attempt: Attempt) -> bool:
-    """Return whether a failure blames the code without a try on another device."""
+    """Return whether a failure counts against the code without a try on another device."""
     decision = classify([tried(attempt)], others=5)
-    return decision.blame is Blame.CODE and not decision.repeat
+    return decision.classification is Classification.CODE and not decision.repeat
 
 
 def ending(attempt: Attempt) -> tuple[str, str]:
@@ -131,7 +131,7 @@ def test_an_error_of_the_device_is_infra_whatever_was_left(execution: Execution,
         ("etdump", ("infra", "execute")),
     ],
 )
-def test_an_error_of_the_runner_is_blamed_by_its_stage(
+def test_an_error_of_the_runner_is_classified_by_its_stage(
     execution: Execution, stage: str, expected: tuple[str, str]
 ) -> None:
     execution.fail(stage, "no kernel for\naten::fmod.out", code=20, line=1)
@@ -817,7 +817,7 @@ def test_a_heap_that_was_not_measured_is_the_fault_of_neither_device_nor_code(
     assert attempt.reason.startswith(reason)
     assert "\n" not in attempt.reason
     decision = classify([tried(attempt)], others=2)
-    assert (decision.blame in {Blame.NOBODY, Blame.FARM}, decision.repeat) == (True, False)
+    assert (decision.classification in {Classification.NONE, Classification.FARM}, decision.repeat) == (True, False)
     health, _ = next_health(Health.HEALTHY, [], HealthMark(Event.INFRA, str(attempt.cause), attempt.reason))
     assert health is Health.HEALTHY
 

@@ -1,4 +1,4 @@
-"""The table of known lines: each is found by its line, blames one party, and stands in docs/reference/troubles.md."""
+"""The table of known lines: each is found by its line, names one party, and stands in docs/reference/troubles.md."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def ended(log: str, ending: Ending = REFUSED) -> Ending:
         ("<E> Using newer context binary on old SDK\n", Verdict.FAILED, Cause.UNSUPPORTED, "--toolchain"),
     ],
 )  # fmt: skip
-def test_a_refusal_with_a_known_line_blames_its_party(log: str, verdict: Verdict, cause: Cause, words: str) -> None:
+def test_a_refusal_with_a_known_line_names_its_party(log: str, verdict: Verdict, cause: Cause, words: str) -> None:
     ending = ended(log)
     assert (ending.verdict, ending.cause) == (verdict, cause), ending.reason
     assert ending.reason.startswith(f"{REFUSED.reason}; ")

@@ -5,7 +5,7 @@ The first line of the file has one of these:
 * the number of the first refused job, counted for the `process` or for the `device`; later jobs are refused too
 * the only refused job, counted `once`
 * `program`: this device alone refuses the program `picky`
-The other lines are the DSP's output at a refusal; a last line `canary ...` is its output at the health check.
+The other lines are the DSP's output at a refusal; a last line `health_check ...` is its output at the health check.
 The program `refused` is refused anywhere, the program `late` by a process that has to keep its time.
 """
 
@@ -26,11 +26,11 @@ def say(answer: dict[str, object]) -> None:
 
 def refuses(number: int, model: bytes) -> str:
     first, _, words = (HERE / "dies.txt").read_text().partition("\n")
-    words, _, of_canary = words.partition("\ncanary ")
+    words, _, of_health_check = words.partition("\nhealth check ")
     if model.startswith(b"late"):
         return "" if "--lpai_client_perf_type=2" in sys.argv else words
-    if model.startswith(b"canary") and of_canary:
-        words = of_canary
+    if model.startswith(b"health_check") and of_health_check:
+        words = of_health_check
     if model.startswith(b"refused") or (first == "program" and model.startswith(b"picky")):
         return words
     if first == "program":

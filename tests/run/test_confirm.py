@@ -60,7 +60,7 @@ def store(planted: Planted, good: str) -> Iterator[Store]:
 
 
 @pytest.mark.whole
-def test_a_slower_compiler_is_confirmed_and_its_program_blamed(
+def test_a_slower_compiler_is_confirmed_and_its_program_is_the_cause(
     planted: Planted, again: str, twice: str, store: Store
 ) -> None:
     before = store.history.points(JOB)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from planted import JOB, Planted, write_suite
 
-from farm.results.analysis.candidates import LEAST_BASELINE
+from farm.results.analysis.suspected import LEAST_BASELINE
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def test_a_slower_compiler_is_found_the_same_night(home: FarmHome) -> None:
     slower = planted.run(12)
     with open_store(home.state / "farm.db") as store:
         [alert] = [one for one in store.alerts.of_run(slower) if one.metric == "htp_cycles"]
-        assert (alert.finding, alert.state) == ("regression", "candidate")
+        assert (alert.finding, alert.state) == ("regression", "suspected")
     told = planted.json("perf", "confirm", code=3)["findings"]
     assert told["run_id"] == slower
     [cycles] = [one for one in told["alerts"] if one["metric"] == "htp_cycles"]

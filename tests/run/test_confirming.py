@@ -258,7 +258,7 @@ class TestFactors:
         said, stub = self.swap(1.1, {Factor.SDK: 1.1})
         assert (said.explanation.causes, len(stub.measured)) == ((Factor.SDK,), 1)
 
-    def test_what_could_not_be_swapped_may_be_to_blame(self) -> None:
+    def test_what_could_not_be_swapped_may_be_at_fault(self) -> None:
         said, _ = self.swap(1.1, {Factor.PROGRAM: 1.0, Factor.RUNTIME: 1.0}, {Factor.SDK: "it is gone"})
         assert said.explanation.kind is AttributionKind.UNEXPLAINED
         assert said.differing == (Factor.PROGRAM, Factor.RUNTIME, Factor.SDK)

@@ -18,7 +18,7 @@ from farm.base.errors import IllegalTargetError, InfraError, UsageError
 from farm.builds.bundles.bundle import Bundle, Manifest, TensorSpec
 from farm.builds.runtime.runtime import Runtime
 from farm.cli.options import executions
-from farm.dispatch.device_run.canary import canary_jobs
+from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.pytest_plugin.bundles import Bundles
 from farm.dispatch.pytest_plugin.runner import DeviceProgram, Runner
 from farm.dispatch.request.choose import check_ready, jobs_of
@@ -161,10 +161,10 @@ def test_it_has_no_layers_to_debug(tmp_path: Path) -> None:
         job_to_debug(load_config(folder=tmp_path), JOB.format("-direct_mode=true"))
 
 
-def test_a_device_is_tried_with_a_canary_of_its_mode(tmp_path: Path) -> None:
+def test_a_device_is_tried_with_a_health_check_of_its_mode(tmp_path: Path) -> None:
     request = RunRequest(socs=("SM8650",), suites=("smoke",), options=("direct_mode=true",))
-    [canary] = canary_jobs(jobs_of(load_config(folder=tmp_path), request))
-    assert canary.target.mode == "direct"
+    [health_check] = health_check_jobs(jobs_of(load_config(folder=tmp_path), request))
+    assert health_check.target.mode == "direct"
 
 
 @pytest.fixture

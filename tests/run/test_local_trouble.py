@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RUN = ("run", "--soc", "SM8650", "--suite", "./mine")
 CASES = 6
 # The health check's file has 64 bytes, the others' have 1024.
-CANARY_BYTES = 500
+HEALTH_CHECK_BYTES = 500
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def test_a_full_disk_here_stops_the_run_and_marks_no_device(home: StubHome, tmp_
         own.farm("run", "--resume", "latest", env={**pair.env, **shared}, timeout_s=240, code=0)
 
 
-def test_a_device_whose_numbers_turn_wrong_after_its_canary_fails_no_code(home: StubHome, tmp_path: Path) -> None:
+def test_a_device_whose_numbers_turn_wrong_after_its_health_check_fails_no_code(home: StubHome, tmp_path: Path) -> None:
     with attach(home, tmp_path, ["SM8650", "SM8650"]) as pair:
-        inject(pair.root(0), Fault("wrong_numbers", after_bytes=CANARY_BYTES, times=0))
+        inject(pair.root(0), Fault("wrong_numbers", after_bytes=HEALTH_CHECK_BYTES, times=0))
         done = pair.farm(*RUN, "--json", timeout_s=300)
         assert done.returncode == 0, done.stderr
         view = json.loads(done.stdout)
@@ -99,12 +99,12 @@ def test_a_device_whose_numbers_turn_wrong_after_its_canary_fails_no_code(home: 
         assert "a job that failed on it passed on virtual-SM8650-1" in shown
 
 
-def test_wrong_numbers_on_the_only_device_are_the_codes_unless_its_canary_fails_as_well(
+def test_wrong_numbers_on_the_only_device_are_the_codes_unless_its_health_check_fails_as_well(
     home: StubHome, tmp_path: Path
 ) -> None:
     only = (*RUN, "-k", "case0", "--json")
     with attach(home, tmp_path, ["SM8650"]) as single:
-        inject(single.root(0), Fault("wrong_numbers", after_bytes=CANARY_BYTES, times=0))
+        inject(single.root(0), Fault("wrong_numbers", after_bytes=HEALTH_CHECK_BYTES, times=0))
         [job] = json.loads(single.farm(*only, timeout_s=300).stdout)["jobs"]
         assert [(a["verdict"], a["cause"]) for a in job["attempts"]] == [("failed", "numerics")]
         assert "no other device has tried it" in job["attempts"][-1]["notes"]

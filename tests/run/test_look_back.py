@@ -13,9 +13,9 @@ from farm.base.errors import DeviceGoneError, UsageError
 from farm.base.log_setup import RecordHandler, begin_logging
 from farm.dispatch.look_back import changed_programs, compared_series, look_back, record_look_back
 from farm.numbers.regressions import baseline
-from farm.results.analysis.candidates import Finding, judge
 from farm.results.analysis.history import Point
 from farm.results.analysis.scale import Series
+from farm.results.analysis.suspected import Finding, judge
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.results.measurements import counted
 from farm.store.queries.points import JobPast, SeriesPast
@@ -146,7 +146,7 @@ def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_sin
     said = LogLines()
     found = world.confirm(slow)
     states = {one.job_id: one.state for one in found.alerts}
-    assert sorted(states.values()) == ["candidate", "confirmed"]
+    assert sorted(states.values()) == ["confirmed", "suspected"]
     assert found.not_measured == len(found.problems) == 1
     [step] = store.alerts.open()
     assert (step.last_good, step.first_bad) == (world.nights[0], slow)
@@ -174,7 +174,7 @@ def test_ctrl_c_keeps_what_is_known(store: Store) -> None:
         world.confirm(slow)
     [known_by_then] = store.alerts.open()
     assert known_by_then.job_id in said[1]
-    assert sorted(one.state for one in store.alerts.of_run(slow)) == ["candidate", "confirmed"]
+    assert sorted(one.state for one in store.alerts.of_run(slow)) == ["confirmed", "suspected"]
 
 
 def test_two_who_measure_the_same_do_not_overwrite_each_other(store: Store) -> None:
@@ -247,9 +247,9 @@ def test_a_step_that_is_declared_is_as_great_as_it_is_off_the_level(store: Store
     assert kept.device == "phone"
 
 
-@pytest.mark.parametrize(("left", "candidates"), [(1, ["htp_cycles"]), (0, [])])
+@pytest.mark.parametrize(("left", "suspected"), [(1, ["htp_cycles"]), (0, [])])
 def test_cycles_of_a_program_that_delegates_more_are_not_compared_with_those_before(
-    left: int, candidates: list[str]
+    left: int, suspected: list[str]
 ) -> None:
     """A fusion moves operators from the CPU to the backend: they take cycles that no earlier program took."""
     runs = tuple(Point(f"run {n}", n, math.nan, {}, "virtual", "v") for n in range(13))
@@ -257,7 +257,7 @@ def test_cycles_of_a_program_that_delegates_more_are_not_compared_with_those_bef
     fallback = SeriesPast(2, Series("2", "fallback_ops", "count", Direction.LOWER, exact=True), (*[1.0] * 12, left))
     found = list(compared_series(JobPast("a job", "device", runs, (cycles, fallback)), {}))
     judged = {one.series.series.metric: judge(one.series.series, one.values[:-1], one.values[-1]) for one in found}
-    assert [metric for metric, one in judged.items() if one.finding is Finding.REGRESSION] == candidates
+    assert [metric for metric, one in judged.items() if one.finding is Finding.REGRESSION] == suspected
     assert (judged["fallback_ops"].finding is Finding.IMPROVEMENT) == (not left)
 
 
@@ -349,12 +349,12 @@ def test_remarks_are_of_the_alert_that_they_were_made_of(store: Store) -> None:
         record_look_back(store, world.night(sizes={0: 1000}, noise=0.0))
     slow = world.night({0: 1.3}, sizes={0: 1016})
     record_look_back(store, slow)
-    exact, candidate = sorted(store.alerts.of_run(slow), key=lambda one: one.exact, reverse=True)
-    for one in (exact, candidate):
+    exact, suspected = sorted(store.alerts.of_run(slow), key=lambda one: one.exact, reverse=True)
+    for one in (exact, suspected):
         store.alerts.remark(f"alert:{one.id}", Remark("accepted", "ada", "", "right"))
     # An accepted change stays a level, also if a later judgement does not find it.
     store.alerts.record(slow, [])
-    assert [one.id for one in store.alerts.of_run(slow)] == [candidate.id]
+    assert [one.id for one in store.alerts.of_run(slow)] == [suspected.id]
     new = NewAlert(
         series_id=exact.series_id, device_kind="hardware", finding="regression", state=AlertState.EXACT,
         last_good=world.nights[-2], first_bad=slow, change=0.1, low=0.1, high=0.1, p_value=0.0, reason="another",
@@ -393,7 +393,7 @@ def test_a_program_that_is_slower_in_a_lucky_night_is_found_the_same_night(store
     assert world.confirm(world.nights[-1]).changed == 0
     # The slower program measures as before, by luck.
     lucky = world.night({0: 1.08}, all_by=1 / 1.08, noise=0.0)
-    assert not record_look_back(store, lucky).night.candidates
+    assert not record_look_back(store, lucky).night.suspected
     found = world.confirm(lucky)
     assert (found.changed, found.changed_not_measured) == (1, 0)
     [step] = found.regressions

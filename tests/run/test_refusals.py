@@ -101,7 +101,7 @@ class StubFarm:
             f"run-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}", folder / "run", cache.root, self.jobs,
             tuple(devices),
             {device.serial: runtime(folder / device.serial, how) for device, how in zip(devices, dies, strict=True)},
-            1, 0, 30.0, folder / "artifacts", canaries=(planned(cache, 99, b"canary"),),
+            1, 0, 30.0, folder / "artifacts", health_checks=(planned(cache, 99, b"health_check"),),
             leased=True, profile=Profile.OFF,
         )  # fmt: skip
         self.plan.prepare_folder()
@@ -201,7 +201,7 @@ def test_a_program_that_two_healthy_devices_refuse_is_the_codes_fault(farm: Any)
     ]  # fmt: skip
     assert attempts[-1].reason == "load: Loading of method forward failed"
     assert f"refused on {first} and on {second}" in attempts[-1].notes
-    assert one.events == [], "both canaries passed"
+    assert one.events == [], "both health checks passed"
 
 
 def test_a_program_that_one_device_refuses_and_another_runs_is_the_devices_fault(farm: Any) -> None:
@@ -245,7 +245,7 @@ def in_settings(farm: StubFarm, *options: OptionSet) -> None:
     farm.jobs = tuple(msgspec.structs.replace(one, job=job) for one, job in zip(farm.jobs, jobs, strict=True))
 
 
-def test_a_program_that_is_refused_for_its_frame_rate_alone_blames_neither_code_nor_device(farm: Any) -> None:
+def test_a_program_that_is_refused_for_its_frame_rate_alone_counts_against_neither_code_nor_device(farm: Any) -> None:
     one = farm(NOT_FINAL, NEVER, models=(b"good", b"late", b"good"))
     in_settings(one, (), (("fps", "30"), ("lpai_ftrt_ratio", "20")), ())
     assert list(one.run().values()) == [Verdict.PASSED, Verdict.SKIPPED, Verdict.PASSED]
@@ -275,13 +275,13 @@ def test_a_refusal_that_is_not_for_the_frame_rate_counts(farm: Any, model: bytes
     assert one.of(1)[-1].cause is Cause.REFUSED
 
 
-def test_a_canary_that_fails_by_the_runtime_blames_the_runtime(farm: Any) -> None:
-    one = farm(f"device 6\n{NO_WORDS}\ncanary {NO_SKEL}", NEVER)
+def test_a_health_check_that_fails_by_the_runtime_counts_against_the_runtime(farm: Any) -> None:
+    one = farm(f"device 6\n{NO_WORDS}\nhealth check {NO_SKEL}", NEVER)
     assert set(one.run().values()) == {Verdict.PASSED}
     dead = one.plan.devices[0].serial
-    [blamed] = [a for a in one.attempts if a.device == dead and "fails its canary as well" in a.reason]
-    assert (blamed.verdict, blamed.cause) == (Verdict.INFRA, Cause.RUNTIME)
-    assert "the skel is not visible to the DSP" in blamed.reason
+    [refused] = [a for a in one.attempts if a.device == dead and "fails its health check as well" in a.reason]
+    assert (refused.verdict, refused.cause) == (Verdict.INFRA, Cause.RUNTIME)
+    assert "the skel is not visible to the DSP" in refused.reason
 
 
 @pytest.mark.parametrize("refusing", [(1,), (0, 1)])
@@ -317,7 +317,7 @@ class OneOff:
             AcquiredDevice(device, runtime(folder / device.serial, how), (device.id, 1))
             for device, how in zip(devices, dies, strict=True)
         ]
-        job, self._canary = planned(cache, 0, model), planned(cache, 99, b"canary")
+        job, self._health_check = planned(cache, 0, model), planned(cache, 99, b"health_check")
         self.attempts: list[Attempt] = []
         self.health: list[tuple[str, str, str]] = []
         store: Any = SimpleNamespace(
@@ -329,7 +329,7 @@ class OneOff:
             load_bundle(cache.folder(job.key)), f"exec-{folder.name[-9:]}", folder / "raw",
             artifacts=folder / "artifacts", health=HealthConfig(), look=lambda _, attempt: attempt,
             another=lambda used: next((one for one in self.acquired if one.device.id not in used), None),
-            canary=lambda: (self._canary.job, load_bundle(cache.folder(self._canary.key))),
+            health_check=lambda: (self._health_check.job, load_bundle(cache.folder(self._health_check.key))),
         )  # fmt: skip
 
     def run(self) -> list[tuple[str, Verdict, Cause]]:
@@ -344,17 +344,17 @@ def test_exec_tries_a_refused_program_in_a_new_session(devices: list[Device], tm
     assert "was refused in a session, not in a process of its own" in one.attempts[0].reason
 
 
-def test_exec_asks_another_device_where_the_canary_fails(devices: list[Device], tmp_path: Path) -> None:
+def test_exec_asks_another_device_where_the_health_check_fails(devices: list[Device], tmp_path: Path) -> None:
     one = OneOff(tmp_path, devices, [f"device 1\n{NO_WORDS}", NEVER], b"good")
     dead, free = (device.serial for device in devices)
     assert one.run() == [
         (dead, Verdict.INFRA, Cause.REFUSED), (dead, Verdict.INFRA, Cause.DEVICE), (free, Verdict.PASSED, Cause.NONE),
     ]  # fmt: skip
-    assert "fails its canary as well" in one.attempts[1].reason
-    assert one.health == [(devices[0].id, "canary_failed", "suspect")]
+    assert "fails its health check as well" in one.attempts[1].reason
+    assert one.health == [(devices[0].id, "check_failed", "suspect")]
 
 
-def test_exec_blames_a_device_that_alone_refuses_the_program(devices: list[Device], tmp_path: Path) -> None:
+def test_exec_counts_a_refusal_of_one_device_as_infra(devices: list[Device], tmp_path: Path) -> None:
     one = OneOff(tmp_path, devices, [f"program\n{NO_WORDS}", NEVER], b"picky")
     first, second = (device.serial for device in devices)
     assert [(device, verdict) for device, verdict, _ in one.run()] == [
@@ -364,7 +364,7 @@ def test_exec_blames_a_device_that_alone_refuses_the_program(devices: list[Devic
     assert f"before, on other devices: refused on {first}" in one.attempts[-1].notes
 
 
-def test_exec_blames_a_program_that_two_healthy_devices_refuse(devices: list[Device], tmp_path: Path) -> None:
+def test_exec_counts_refusals_of_two_devices_against_the_program(devices: list[Device], tmp_path: Path) -> None:
     one = OneOff(tmp_path, devices, [NEVER, NEVER], b"refused")
     found = one.run()
     assert found[-1][1:] == (Verdict.FAILED, Cause.REFUSED)
@@ -383,7 +383,7 @@ class Suite:
 
     def __init__(self, folder: Path, device: Device, dies: str, model: bytes) -> None:
         cache = BundleCache(folder / "cache")
-        job, canary = planned(cache, 0, model), planned(cache, 99, b"canary")
+        job, health_check = planned(cache, 0, model), planned(cache, 99, b"health_check")
         plan: Any = SimpleNamespace(
             devices=(device,), folder=folder, runtimes={device.serial: runtime(folder / device.serial, dies)},
             token=f"suite{folder.name[-6:]}", health=HealthConfig(), soc="SM8650", backend="htp", leased=False,
@@ -392,7 +392,7 @@ class Suite:
         self.worker = SuiteWorker(plan, lease)
         self.worker.use(device)
         self.worker.begin_test(folder)
-        self.runner = Runner(self.worker, lambda: (canary.job, load_bundle(cache.folder(canary.key))))
+        self.runner = Runner(self.worker, lambda: (health_check.job, load_bundle(cache.folder(health_check.key))))
         self.program = DeviceProgram(load_bundle(cache.folder(job.key)), job.job)
 
     def run(self) -> ProgramResult:
@@ -411,11 +411,11 @@ def test_a_test_of_farm_pytest_gets_a_new_session(devices: list[Device], tmp_pat
 
 
 @pytest.mark.usefixtures("own_environment")
-def test_a_test_on_a_device_whose_canary_fails_is_infra(devices: list[Device], tmp_path: Path) -> None:
-    suite = Suite(tmp_path, devices[0], f"device 1\n{NO_WORDS}\ncanary {NO_SKEL}", b"good")
-    with pytest.raises(DeviceError, match="fails its canary as well") as raised:
+def test_a_test_on_a_device_whose_health_check_fails_is_infra(devices: list[Device], tmp_path: Path) -> None:
+    suite = Suite(tmp_path, devices[0], f"device 1\n{NO_WORDS}\nhealth check {NO_SKEL}", b"good")
+    with pytest.raises(DeviceError, match="fails its health check as well") as raised:
         suite.run()
-    assert suite.worker.blame(raised.value), "the farm or the device, not the test"
+    assert suite.worker.classify(raised.value), "the farm or the device, not the test"
     assert suite.worker.facts().cause is Cause.RUNTIME
 
 

@@ -108,7 +108,7 @@ def test_attached_virtual_devices_run_jobs_and_are_given_back(pair: Attached) ->
     assert "on virtual devices" in pair.farm("status").stdout
     assert set(leases(pair).values()) == {""}
     shown = pair.farm("devices", "show", "virtual-SM8650-0")
-    assert re.search(r"canary_ok +healthy +\d+\.\d{3} ms", shown.stdout), shown.stdout
+    assert re.search(r"check_passed +healthy +\d+\.\d{3} ms", shown.stdout), shown.stdout
     assert wait_for_no_process(pair.home) == {}
 
 
@@ -152,7 +152,7 @@ def test_names_labels_and_service_are_remembered_and_obeyed(pair: Attached) -> N
     assert "did you mean" in pair.farm("devices", "show", "virtual-SM8650-O").stderr
 
 
-def test_the_canary_says_now_whether_a_device_is_fit(pair: Attached) -> None:
+def test_the_health_check_says_now_whether_a_device_is_fit(pair: Attached) -> None:
     assert pair.farm("lease", "virtual-SM8650-1", user="ann").returncode == 0
     done = pair.farm("devices", "check")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
@@ -166,7 +166,7 @@ def test_the_canary_says_now_whether_a_device_is_fit(pair: Attached) -> None:
     [one] = json.loads(failed.stdout)["devices"]
     assert (one["name"], one["outcome"], one["latency_ms"]) == ("virtual-SM8650-0", "not fit", None)
     shown = pair.farm("devices", "show", "virtual-SM8650-0").stdout
-    assert re.search(r"canary_ok +healthy +\d.*\n.*canary_failed +suspect", shown), shown
+    assert re.search(r"check_passed +healthy +\d.*\n.*check_failed +suspect", shown), shown
     assert leases(pair) == {"virtual-SM8650-0": "", "virtual-SM8650-1": "ann"}
     refused = pair.farm("devices", "forget", "virtual-SM8650-1")
     assert (refused.returncode, "is ann's: 'farm devices release " in refused.stderr) == (4, True), refused.stderr
@@ -312,7 +312,7 @@ def test_a_second_ctrl_c_breaks_off_what_runs_and_leaves_the_device_as_it_was(si
         folders = single.root(0) / "data/local/tmp/farm"
         # The first folder belongs to the health check.
         until(lambda: list(folders.glob("run-*/2/input_list.txt")), "a job on the device")
-        until(lambda: "canary_ok" in single.farm("devices", "show", "virtual-SM8650-0").stdout, "the canary")
+        until(lambda: "check_passed" in single.farm("devices", "show", "virtual-SM8650-0").stdout, "the health check")
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout is not None
         until(lambda: "finishing the running jobs" in process.stdout.readline(), "an answer to the first")

@@ -68,7 +68,7 @@ def test_what_a_program_is_asked_to_go_on_for_is_no_delay(tmp_path: Path) -> Non
     story, other = jobs(tmp_path)
     executor: Any = SimpleNamespace(_plan=plan, _device_run=SimpleNamespace(flags=lambda *_: {}))
     asked = [Executor._options(executor, PlannedJob(job, "key", cached=True)) for job in (story, other)]
-    assert [one.seconds for one in asked] == [60, None], "a canary generates nothing"
+    assert [one.seconds for one in asked] == [60, None], "a health check generates nothing"
     assert asked[0].timeout_s == 300, "the time to go on comes to that where the runner is asked"
 
 

@@ -13,7 +13,7 @@ from log_lines import LogLines
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import FarmError, UsageError
 from farm.cli.main import cli
-from farm.cli.running.confirm_candidates import confirm_candidates
+from farm.cli.running.confirm_suspected import confirm_suspected
 from farm.dispatch.request.request import RunRequest
 from farm.dispatch.request.resume import config_of_run, config_to_run_again, leave_intent
 from farm.numbers.regressions.confirm_run import RunFindings
@@ -110,17 +110,17 @@ def test_a_night_measures_with_the_toolchain_of_its_run_or_not_at_all(
     config: Config, begin: Callable[..., RunView], measured: list[tuple[str, float | None]]
 ) -> None:
     said = LogLines()
-    confirm_candidates(config, begin(request=asked("main")).id, 60.0)
-    confirm_candidates(config, begin(RunToolchain(), request=asked("")).id, None)
+    confirm_suspected(config, begin(request=asked("main")).id, 60.0)
+    confirm_suspected(config, begin(RunToolchain(), request=asked("")).id, None)
     assert (measured, said) == ([("main", 60.0), ("", None)], [])
     run = begin(RunToolchain("gone", "gone"))
-    confirm_candidates(config, run.id, 60.0)
+    confirm_suspected(config, run.id, 60.0)
     assert measured[2:] == [("", 0.0)]
     assert len(said) == 1
-    assert f"candidates of run {run.id} are not measured" in said[0]
+    assert f"suspected changes of run {run.id} are not measured" in said[0]
 
 
-def test_candidates_of_a_run_are_measured_with_its_toolchain_or_the_one_named(
+def test_suspected_changes_of_a_run_are_measured_with_its_toolchain_or_the_one_named(
     config: Config, begin: Callable[..., RunView], measured: list[tuple[str, float | None]]
 ) -> None:
     del config

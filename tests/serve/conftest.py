@@ -93,7 +93,7 @@ def fill(store: Store, artifacts: ArtifactStore) -> Filled:
     store.devices.see([Seen(one, "device", status) for one in (filled.device, sick, out)])
     for number in range(6):
         latency_ns = 1.5e6 * (1.2 if number == 5 else 1)
-        event = HealthEvent(filled.device.id, "canary_ok", "healthy", "", {}, (latency_ns,) * 3, now_ms() - HOUR)
+        event = HealthEvent(filled.device.id, "check_passed", "healthy", "", {}, (latency_ns,) * 3, now_ms() - HOUR)
         store.devices.record_health(event)
     store.devices.record_health(HealthEvent(sick.id, "gave_up", "quarantined", f"does not answer {EVIL}"))
     store.devices.set_service(out.id, in_service=False, note="lent to the camera team", user="ada")

@@ -125,10 +125,10 @@ def test_a_device_shows_its_drift_its_events_and_what_ran(server_of_unchanged: S
     page = server_of_unchanged.get("/devices/pixel-left").text
     assert "+20.0 %" in page
     assert "<svg" in page
-    assert "canary p50, 6 values" in page
+    assert "health check p50, 6 values" in page
     assert unchanged.runs[0] in page
     told = server_of_unchanged.json("/devices/R5CX1")
-    assert told["drift"]["canary_ratio"] == pytest.approx(1.2)
+    assert told["drift"]["health_check_ratio"] == pytest.approx(1.2)
     assert told["drift"]["jobs"] == 3
     assert len(told["events"]) == 6
     assert told["attempts"][0]["run_id"] == unchanged.live

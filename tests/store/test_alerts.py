@@ -72,12 +72,12 @@ def told(alerts: list[AlertRecord]) -> dict[str, tuple[str, str]]:
 def test_a_quiet_night_says_nothing_and_a_slow_one_names_runs(store: Store, make: Make) -> None:
     job = make.job("conv")
     quiet = nights(store, make, job)
-    assert record_look_back(store, quiet[-1]).night.candidates == ()
+    assert record_look_back(store, quiet[-1]).night.suspected == ()
     assert store.alerts.of_run(quiet[-1]) == []
     slow = run(store, make, 1, job, latency(1.12e6), size(1000), sqnr(40.0))
     record_look_back(store, slow)
     [alert] = store.alerts.of_run(slow)
-    assert (alert.metric, alert.finding, alert.state) == ("latency", "regression", "candidate")
+    assert (alert.metric, alert.finding, alert.state) == ("latency", "regression", "suspected")
     assert alert.first_bad == slow
     assert alert.last_good == quiet[0]
     assert math.exp(alert.change) == pytest.approx(1.12, rel=0.01)
@@ -93,7 +93,7 @@ def test_an_exact_number_and_accuracy_are_told_although_the_job_passes(store: St
     record_look_back(store, worse)
     assert told(store.alerts.of_run(worse)) == {
         "pte_size": ("regression", "exact"),
-        "sqnr_fp32[0]": ("regression", "candidate"),
+        "sqnr_fp32[0]": ("regression", "suspected"),
     }
     [exact] = store.alerts.open()
     assert (exact.last_good, exact.first_bad, exact.reason) == (before, worse, "1000 -> 1016 bytes")
@@ -114,7 +114,7 @@ def test_a_new_sdk_or_another_test_is_not_compared_and_a_new_compiler_is(store: 
     compiler = run(store, make, 0, job, latency(2e6), size(2000), executorch="1.6")
     record_look_back(store, compiler)
     assert told(store.alerts.of_run(compiler)) == {
-        "latency": ("regression", "candidate"), "pte_size": ("regression", "exact"),
+        "latency": ("regression", "suspected"), "pte_size": ("regression", "exact"),
     }  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def test_times_of_a_simulated_device_are_not_judged_and_its_cycles_are(store: St
         run(store, make, day, job, latency(1e6), cycles(1e5 + day), kind="virtual")
     slow = run(store, make, 1, job, latency(9e6), cycles(1.08e5), kind="virtual")
     record_look_back(store, slow)
-    assert told(store.alerts.of_run(slow)) == {"htp_cycles": ("regression", "candidate")}
+    assert told(store.alerts.of_run(slow)) == {"htp_cycles": ("regression", "suspected")}
 
 
 def confirmed(alert: AlertRecord) -> NewAlert:
@@ -214,7 +214,7 @@ def test_a_declared_step_is_the_new_level(store: Store, make: Make) -> None:
     same = run(store, make, 2, job, latency(1.5e6))
     record_look_back(store, same)
     assert store.alerts.of_run(same) == []
-    assert looked.night.candidates
+    assert looked.night.suspected
 
 
 def test_an_attempt_that_the_farm_lost_has_no_part_in_it(store: Store, make: Make) -> None:

@@ -131,7 +131,7 @@ def test_every_page_is_made_of_either_database(store: Store, make: Make) -> None
 
     device = make.device()
     store.devices.see([Seen(device, "device", None)])
-    store.devices.record_health(HealthEvent(device.id, "canary_ok", "healthy", "", {}, (1e6, 2e6)))
+    store.devices.record_health(HealthEvent(device.id, "check_passed", "healthy", "", {}, (1e6, 2e6)))
     for hours_ago in (3, 2, 1):
         run_id = begin(store, make, hours_ago, "a", "b")
         store.record_attempt(run_id, make.attempt(make.job("a"), started_ms=hours_ago))

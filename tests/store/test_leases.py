@@ -284,7 +284,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(device=st.sampled_from(DEVICES), state=st.sampled_from(["healthy", "suspect", "quarantined"]))
     def gets_well_or_ill(self, device: str, state: str) -> None:
         # Only a person ends a quarantine.
-        event = "released" if state == "healthy" else "canary"
+        event = "released" if state == "healthy" else "health_check"
         self.store.devices.record_health(HealthEvent(device, event, state, "because"))
         if state == "quarantined":
             self.out = self.out | {device}

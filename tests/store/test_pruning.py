@@ -267,11 +267,11 @@ def test_runs_of_an_open_alert_stay_and_what_came_to_nothing_goes_with_its_run(s
     kept = store.pruning.decide(Rules(keep_ms=DAY, keep_results=0))
     assert [kept[one] for one in (first, second, third, fourth)] == [KeepReason.ALERT, KeepReason.ALERT, None, None]
     assert store.pruning.remove(second) is None
-    candidate = NewAlert(
-        series_id=series.id, device_kind="virtual", finding="regression", state="candidate", last_good=third,
+    suspected = NewAlert(
+        series_id=series.id, device_kind="virtual", finding="regression", state="suspected", last_good=third,
         first_bad=fourth, change=0.1, low=0.1, high=0.1, p_value=0.0, reason="1 -> 2",
     )  # fmt: skip
-    store.alerts.record(fourth, [candidate])
+    store.alerts.record(fourth, [suspected])
     [alert] = store.alerts.of_run(fourth)
     store.alerts.remark(f"alert:{alert.id}", Remark("accepted", "ada", "", "right"))
     for one in (third, fourth):

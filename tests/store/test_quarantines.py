@@ -59,7 +59,7 @@ def test_what_is_older_than_a_day_is_no_news(store: Store) -> None:
 def test_only_a_person_ends_a_quarantine(store: Store) -> None:
     health(store, "gave_up", "quarantined", "gone")
     # Events of a worker that does not know of the quarantine, for example after its job passed elsewhere.
-    for event, state in (("outvoted", "suspect"), ("canary_ok", "healthy")):
+    for event, state in (("outvoted", "suspect"), ("check_passed", "healthy")):
         health(store, event, state, "something else")
     [known] = store.devices.all()
     assert (known.health, known.health_reason) == ("quarantined", "gone")

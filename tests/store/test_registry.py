@@ -139,11 +139,13 @@ def test_what_people_wrote_is_safe_to_show(store: Store, make: type[Make]) -> No
 
 
 def test_health_is_a_history_and_a_state(store: Store) -> None:
-    canary = HealthEvent("d", "canary", "healthy", "", {"temperature_c": 31.5, "build": "b"}, (1.5e6, 2e6), 5)
-    store.devices.record_health(canary)
+    health_check = HealthEvent(
+        "d", "health_check", "healthy", "", {"temperature_c": 31.5, "build": "b"}, (1.5e6, 2e6), 5
+    )
+    store.devices.record_health(health_check)
     store.devices.record_health(HealthEvent("d", "crash", "quarantined", "3 in a row", {"nan": math.nan}))
     newest, oldest = store.devices.health_events("d", 9)
-    assert oldest == canary
+    assert oldest == health_check
     assert (newest.event, newest.state, newest.detail, newest.latency_ns) == (
         "crash",
         "quarantined",

@@ -415,12 +415,12 @@ def test_a_developer_sees_devices_of_his_own_and_changes_none_of_agents(
     agent(host)
     theirs = make.device("phone", "hardware")
     host.devices.see([Seen(theirs, "device", None)])
-    host.devices.record_health(HealthEvent(theirs.id, "canary", "suspect", "slow"))
+    host.devices.record_health(HealthEvent(theirs.id, "health_check", "suspect", "slow"))
     ada.devices.set_service(theirs.id, False, "wobbly", "ada")
     with refused("own name"):
         ada.devices.set_service(theirs.id, True, "", "bob")
     with refused():
-        ada.devices.record_health(HealthEvent(theirs.id, "canary", "healthy", ""))
+        ada.devices.record_health(HealthEvent(theirs.id, "health_check", "healthy", ""))
 
 
 def test_an_agent_takes_over_an_earlier_row_that_a_developer_may_not_write(

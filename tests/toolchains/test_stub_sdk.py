@@ -74,6 +74,6 @@ def test_a_program_that_is_run_again_over_a_stub_is_not_compared_with_the_line_o
     with open_store(config.store_url) as store:
         again = RunToolchain(name="main", line=then)
         record = run_record(
-            config, store, tools, command="farm jobs rerun", facts={}, purpose=Purpose.TRIAL, again=again
+            config, store, tools, command="farm jobs rerun", facts={}, purpose=Purpose.LOCAL, again=again
         )
     assert (record.toolchain.line, record.toolchain.private) == (line, True)

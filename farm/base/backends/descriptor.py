@@ -152,10 +152,10 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     generates_text: bool = False
     """Decoders are compiled for it. ExecuTorch 1.5 has static ones for GPU as well, of which farm has no reference."""
-    canary_precision: str = "8a8w"
+    health_check_precision: str = "8a8w"
     """Precision that every SoC with the backend supports."""
-    keeps_canary: bool = False
-    """A session keeps the canary loaded, as the backend goes down with the last program."""
+    keeps_health_check: bool = False
+    """A session keeps the health check loaded, as the backend goes down with the last program."""
     has_dsp_heap: bool = False
     """ExecuTorch profiles the DSP's heap."""
     has_layers: bool = False

@@ -32,5 +32,5 @@ BACKEND = Backend(
     ),
     online_prepare=True,
     libraries=("libQnnSystem.so", "libQnnGpu.so"),
-    canary_precision="fp16",
+    health_check_precision="fp16",
 )

@@ -58,7 +58,7 @@ BACKEND = Backend(
     # The compute DSP, in an unsigned process domain.
     direct_domain=3,
     generates_text=True,
-    keeps_canary=True,
+    keeps_health_check=True,
     has_dsp_heap=True,
     has_layers=True,
 )

@@ -26,5 +26,5 @@ BACKEND = Backend(
     },
     on_cpu=True,
     on_host="runs",
-    canary_precision="fp32",
+    health_check_precision="fp32",
 )

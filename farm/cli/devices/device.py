@@ -168,11 +168,11 @@ def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
     if not events:
         yield "  no event yet: the health check runs when a run begins on the device"
         return
-    rows = [("when", "event", "then", "canary p50", "why")]
+    rows = [("when", "event", "then", "health check p50", "why")]
     for event in reversed(events):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(event.time_ms / 1000))
-        canary = f"{statistics.median(event.latency_ns) / 1e6:.3f} ms" if event.latency_ns else ""
-        rows.append((when, event.event, event.state, canary, one_line(event.reason)))
+        health_check = f"{statistics.median(event.latency_ns) / 1e6:.3f} ms" if event.latency_ns else ""
+        rows.append((when, event.event, event.state, health_check, one_line(event.reason)))
     yield from ("", *columns(rows))
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", multiple=True, help="Metric to show, repeatable; otherwise the usual ones.")
 @line_option()
-@click.option("--trials/--no-trials", default=True, help="Include your local runs, with a mark.")
+@click.option("--local/--no-local", default=True, help="Include your local runs, with a mark.")
 @limit_option("Newest attempts of a job.")
 @json_option("Print every metric as JSON instead of a table.")
 def history_command(
@@ -38,7 +38,7 @@ def history_command(
     limit: int,
     config_file: Path | None,
     *,
-    trials: bool,
+    local: bool,
     as_json: bool,
 ) -> None:
     """Show the numbers of JOB run by run, oldest first.
@@ -57,9 +57,11 @@ def history_command(
     with opened(config_file, readonly=True) as (config, store):
         shown = store.status.line_to_show(line)
         asked: tuple[str | None, ...] = metrics or (None,)
-        whose = store.user if trials else ""
+        whose = store.user if local else ""
         points = [
-            point for metric in asked for point in store.history.points(job, metric, soc, limit, shown, trials_of=whose)
+            point
+            for metric in asked
+            for point in store.history.points(job, metric, soc, limit, shown, local_runs_of=whose)
         ]
         facts = store.history.fingerprints(point.fingerprint for point in points)
         records, steps = records_of(store, points, shown), steps_of(store, points, metrics, shown)
@@ -73,8 +75,8 @@ def history_command(
     if not points:
         lacks = f"no attempt in line {shown}" if shown else "no attempt that counts: 'farm runs list' lists the runs"
         notice(f"{job} has no history yet: {lacks}")
-    elif all(point.trial for point in points):
-        notice("only your trials are listed: numbers are judged once there are runs with --purpose nightly")
+    elif all(point.local for point in points):
+        notice("only your local runs are listed: numbers are judged once there are runs with --purpose nightly")
     for text in ended(points):
         notice(text)
     for text in history_lines(tables(points, metrics or USUAL, facts), records, steps, url, width()):
@@ -161,7 +163,7 @@ def accept_command(
     if not done:
         where = "" if run_id is None else f" in {run_id}"
         _require(job, metrics, where)
-        echo(f"{job} has no candidate and no regression{where}: --metric names a number whose level is right anyway")
+        echo(f"{job} has no open change{where}: --metric names a number whose level is right anyway")
 
 
 def _require(job: str, metrics: tuple[str, ...], where: str = "") -> None:

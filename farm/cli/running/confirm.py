@@ -47,7 +47,7 @@ REGRESSION = 3
 )
 @click.option("--budget", "budget_s", metavar="TIME", callback=duration,
               help="Without JOB: take so long at most, as 30m; the least probable first. Otherwise as long as "
-              "candidates take, and 10m for new programs that are no candidates.")  # fmt: skip
+              "suspected changes take, and 10m for other new programs.")  # fmt: skip
 @click.option("--good", metavar="RUN", help="Otherwise the last run before that had another bundle.")
 @click.option("--bad", metavar="RUN", help="Otherwise the newest run with a result.")
 @click.option(
@@ -94,7 +94,7 @@ def confirm_command(
         refuse_together({"--good": good, "--bad": bad, "--metric": metrics}, because)
         return _confirm_run(config_file, run_ref, request, budget_s, toolchain, as_json=as_json)
     if run_ref is not None or budget_s is not None:
-        raise UsageError("--run and --budget are for all candidates: leave JOB out, or use --bad RUN")
+        raise UsageError("--run and --budget are for all suspected changes: leave JOB out, or use --bad RUN")
     from farm.dispatch.request.resume import config_to_run_again
     from farm.numbers.regressions.confirm_job import choose_results, confirm_job
 
@@ -159,10 +159,10 @@ def _findings_lines(run_id: str, findings: RunFindings) -> list[str]:
     texts = [f"{run_id}: {fmt.plural(found, 'alert')}"]
     texts += [*findings.shifts, *alert_lines(findings.alerts, found)]
     if findings.not_measured:
-        texts.append(f"{fmt.plural(findings.not_measured, 'candidate')} not measured: no time, or no device")
+        texts.append(f"{fmt.plural(findings.not_measured, 'suspected change')} not measured: no time, or no device")
     texts += findings.problems
     if findings.changed:
-        texts.append(f"{fmt.plural(findings.changed, 'program')} changed without a candidate, and measured as well")
+        texts.append(f"{fmt.plural(findings.changed, 'program')} changed unsuspected, and measured as well")
     texts += [findings.not_all_changed] if findings.not_all_changed else []
     if findings.insufficient:
         texts.append(f"{fmt.plural(findings.insufficient, 'number')} with fewer than 8 comparable runs, not judged")

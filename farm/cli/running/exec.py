@@ -157,7 +157,7 @@ def exec_command(
         "heap": heap,
         "command": as_called(),
         "name": name,
-        "purpose": Purpose(purpose or Purpose.TRIAL),
+        "purpose": Purpose(purpose or Purpose.LOCAL),
         **executions(iterations, warm_up),
     }
     other = by.found()

@@ -57,11 +57,11 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
             return MissingToolError.exit_code
         return 0 if any(row.jobs for row in rows) else NothingSelectedError.exit_code
 
-    from farm.cli.running.confirm_candidates import confirm_candidates
+    from farm.cli.running.confirm_suspected import confirm_suspected
     from farm.cli.running.debug_failures import debug_failures
     from farm.dispatch.nightly.night import CellWork, run_night
 
-    work = CellWork(config, plan, confirm_candidates, debug_failures)
+    work = CellWork(config, plan, confirm_suspected, debug_failures)
     night = run_night(config, plan, credentials, _front, work, resume=resume)
     _show_night(night, as_json=as_json)
     assert night.code is not None  # noqa: S101 - it has ended

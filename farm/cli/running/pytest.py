@@ -81,7 +81,7 @@ def command(
         refuse_together(attached, FOR_ATTACHED)
         if not asked["soc"]:
             raise UsageError("--soc must be given with --virtual; 'farm devices socs' lists the SoCs")
-    asked["purpose"] = Purpose(asked["purpose"] or Purpose.TRIAL)
+    asked["purpose"] = Purpose(asked["purpose"] or Purpose.LOCAL)
     choice = Choice(devices, labels)
     request = SuiteRequest(**asked, choice=choice, arguments=pytest_arguments, command=as_called(), quiet=as_json)
     outcome = run(use_toolchain(load_config(config_file), toolchain), request)

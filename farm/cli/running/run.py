@@ -234,8 +234,8 @@ def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
     if asked.virtual:
         attached = {"--device": asked.devices, "--label": asked.labels, "--devices": asked.most_devices}
         refuse_together(attached, FOR_ATTACHED)
-    if asked.nightly and asked.purpose == "trial":
-        raise UsageError("--nightly is --purpose nightly, not trial: leave one of them out")
+    if asked.nightly and asked.purpose == "local":
+        raise UsageError("--nightly is --purpose nightly, not local: leave one of them out")
     if asked.collect_only or asked.compile_only:
         purpose = asked.purpose if asked.compile_only else None
         refuse_together({"--name": asked.name, "--purpose": purpose}, "no run is recorded that has it: leave {} out")
@@ -268,7 +268,7 @@ def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
 
 
 def _purpose(asked: SimpleNamespace) -> str:
-    return "nightly" if asked.nightly else asked.purpose or "trial"
+    return "nightly" if asked.nightly else asked.purpose or "local"
 
 
 def _requests(asked: SimpleNamespace) -> list[RunRequest]:
@@ -304,7 +304,7 @@ def _request(asked: SimpleNamespace) -> RunRequest:
 
 
 def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
-    """Return the outcome after measuring candidates again, if --confirm was given."""
+    """Return the outcome after measuring suspected changes again, if --confirm was given."""
     if not outcome.confirm or outcome.exit_code not in _CONFIRMED_AFTER:
         return outcome
     import msgspec

@@ -24,8 +24,8 @@ _HEAD = ("run", "purpose", "age", "user", "exit", "jobs", "name")
 @click.option("--user", default="", metavar="NAME", help="Only runs of this user.")
 @click.option(
     "--purpose",
-    type=click.Choice(["trial", "nightly", "manual"]),
-    help="Only runs with this purpose: trial is a local run, manual a run of an older farm.",
+    type=click.Choice(["local", "nightly", "manual"]),
+    help="Only runs with this purpose: local is a local run, manual a run of an older farm.",
 )
 @line_option()
 @limit_option("Most runs.")

@@ -252,13 +252,13 @@ class AdbHost:
                 return connection.stream
         except TimeoutError:
             problem = f"did not open a stream in {timeout_s:g} s"
-            if isinstance(blamed := self.blame(serial, problem, argv=argv), AdbServerError):
-                raise blamed from None
+            if isinstance(found := self.classify(serial, problem, argv=argv), AdbServerError):
+                raise found from None
             raise DeviceTimeoutError(serial, f"{problem}: is it hanging?", argv=argv) from None
         except _NoServerError:
             raise AdbServerError(serial, self._nobody(), argv=argv) from None
         except (_ServerHungUpError, OSError) as error:
-            raise self.blame(serial, f"adb opened no stream: {clean_text(str(error))}", argv=argv) from None
+            raise self.classify(serial, f"adb opened no stream: {clean_text(str(error))}", argv=argv) from None
         except _RefusedError as error:
             reason = clean_text(str(error))
             if _GONE.search(reason):
@@ -280,7 +280,7 @@ class AdbHost:
             return False
         return answer.strip() == serial.encode()
 
-    def blame(self, serial: str, problem: str, *, argv: Sequence[str] = (), stderr: str = "") -> DeviceError:
+    def classify(self, serial: str, problem: str, *, argv: Sequence[str] = (), stderr: str = "") -> DeviceError:
         """Return the error of a broken stream: of the server, of the device, or of the stream alone.
 
         The server is asked; if it lists the device, only the stream broke.

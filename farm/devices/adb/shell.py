@@ -125,4 +125,4 @@ class ShellProcess(Process):
         del self._received[:position]
 
     def _broke(self, problem: str) -> DeviceError:
-        return self._host.blame(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))
+        return self._host.classify(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))

@@ -279,7 +279,7 @@ class AdbTransport(Transport):
         try:
             self._transfer(SyncStream(opened, self.serial, self._stall_s), transfer)
         except HungUpError as error:
-            raise self._host.blame(self.serial, str(error).removeprefix(f"{self.serial}: ")) from None
+            raise self._host.classify(self.serial, str(error).removeprefix(f"{self.serial}: ")) from None
 
     def _transfer(self, stream: SyncStream, transfer: Callable[[SyncStream], None]) -> None:
         try:

@@ -59,7 +59,7 @@ class RunnerEnding(NamedTuple):
     code: int | None
     """Exit code of a process that ended without an answer; 128 + n for signal n."""
     began: bool
-    """The job had begun: it is to blame for such an end."""
+    """The job had begun: it is at fault for such an end."""
 
 
 class RunnerProcess:

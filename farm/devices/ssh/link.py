@@ -149,7 +149,7 @@ class SshLink:
         else:
             self._drop(connection)
 
-    def blame(
+    def classify(
         self, problem: str, *, argv: Sequence[str] = (), code: int | None = None, stderr: str = ""
     ) -> DeviceError:
         """Return the error of a broken stream: DeviceGoneError if the machine stopped answering."""
@@ -270,7 +270,7 @@ class SshLink:
         if transport.is_active():
             problem = f"opened no stream in {timeout_s:g} s ({reason}): is it hanging?"
             return DeviceTimeoutError(self._serial, problem, argv=argv)
-        return self.blame(f"the connection broke: {reason}", argv=argv)
+        return self.classify(f"the connection broke: {reason}", argv=argv)
 
     def _connection(self, timeout_s: float, *, runs_program: bool) -> tuple[Connection, bool]:
         """Return a connection and whether it is new. With `runs_program` it may carry one more program.

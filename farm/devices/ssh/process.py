@@ -145,7 +145,7 @@ class SshProcess(Process):
         if code >= 0:
             return code
         stderr = self._tail.decode(errors="replace")
-        raise self._link.blame("the connection ended before the program did", argv=self._argv, stderr=stderr)
+        raise self._link.classify("the connection ended before the program did", argv=self._argv, stderr=stderr)
 
     def _kill(self) -> None:
         self._link.run_ending(_sh(END_MARKED), f"{self._mark}\n".encode(), _KILL_SECONDS)

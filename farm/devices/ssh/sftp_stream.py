@@ -267,17 +267,17 @@ class SftpStream:
         if not self._number and self._channel.exit_status >= 0:
             # The server ended before its greeting.
             return self._ended()
-        return self._link.blame(f"the connection broke while files moved: {clean_text(str(error)) or 'it ended'}")
+        return self._link.classify(f"the connection broke while files moved: {clean_text(str(error)) or 'it ended'}")
 
     def _ended(self) -> DeviceError:
         if self._number:
-            return self._link.blame("its SFTP server ended while files moved")
+            return self._link.classify("its SFTP server ended while files moved")
         channel = self._channel
         channel.status_event.wait(_STATUS_SECONDS)
         stderr = clean_text(channel.recv_stderr(_PACKET_BYTES)) if channel.recv_stderr_ready() else ""
         code = channel.exit_status if channel.exit_status >= 0 else None
         problem = "its SFTP server ended at once: install openssh-sftp-server there"
-        return self._link.blame(problem, argv=("sftp",), code=code, stderr=stderr)
+        return self._link.classify(problem, argv=("sftp",), code=code, stderr=stderr)
 
     def _nonsense(self, problem: str) -> DeviceError:
         return DeviceError(self._serial, f"its SFTP server cannot be understood: {problem}")

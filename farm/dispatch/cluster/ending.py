@@ -68,5 +68,5 @@ def _mark_stale(store: Store, view: RunView, order: Order) -> None:
         return
     line, private = store.runs.line(view.id)
     kind = view.fingerprint.get("device_kind", "hardware")
-    past = store.selection.expected(left, kind, line, trials_of=view.user if private else "")
+    past = store.selection.expected(left, kind, line, local_runs_of=view.user if private else "")
     store.mark_stale(view.id, dict(Budget(terms.budget_s).unbegun(left, past)))

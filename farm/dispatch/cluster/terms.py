@@ -42,7 +42,7 @@ class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile
     heap: bool
     runtimes: tuple[RemoteRuntime, ...]
-    canaries: tuple[ShardJob, ...]
+    health_checks: tuple[ShardJob, ...]
     """Health checks of devices, one for each SoC."""
     budget_s: float | None = None
     seconds: int | None = None

@@ -62,15 +62,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Enough for a median; together they take less than one job.
-_CANARY_INFERENCES = 10
-_CANARY_SECONDS = 60.0
+_HEALTH_CHECK_INFERENCES = 10
+_HEALTH_CHECK_SECONDS = 60.0
 # A battery and a case change by less than a degree meanwhile.
 _STATUS_SECONDS = 15.0
 
 _MAY_BE_DAMAGE = (Cause.NUMERICS, Cause.REFUSED, Cause.UNSUPPORTED)
 # The logs of the device have more about these than the runner could write.
 _LOGGED = (Cause.CRASH, Cause.HANG, Cause.GONE, Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME)
-# Causes of a canary that was refused: the logs of the device have the reason of the DSP.
+# Causes of a health check that was refused: the logs of the device have the reason of the DSP.
 _REFUSED = (Cause.REFUSED, Cause.DEVICE, Cause.RUNTIME)
 
 _T = TypeVar("_T")
@@ -161,13 +161,13 @@ class DeviceRun:
         self.transport: Transport = open_transport(device)
         self._session: DeviceSession | None = None
         self._sessions = 0
-        self._canary: tuple[Job, Bundle, RunnerOptions] | None = None
-        self.canary_latency_ns: tuple[float, ...] = ()
+        self._health_check: tuple[Job, Bundle, RunnerOptions] | None = None
+        self.health_check_latency_ns: tuple[float, ...] = ()
         """Latency of each inference in the last health check."""
-        self.canary_cause = Cause.NONE
+        self.health_check_cause = Cause.NONE
         """Cause of its failure when it ran last."""
         self.lacks_heap = ""
-        """Reason in one line why ExecuTorch measured no heap around the canary; empty for a heap that it measured."""
+        """Reason in one line why ExecuTorch measured no heap around the health check; empty for a measured heap."""
         self._executing = threading.Lock()
         # A single thread stages bundles: a device has one cable, and bundles are needed in the order of staging.
         self._stager = ThreadPoolExecutor(1, "stage") if pipelined else None
@@ -197,19 +197,19 @@ class DeviceRun:
             self._session = DeviceSession(
                 self.transport, self.runtime, name, self.device.serial, takeover=self._takeover
             )
-            self._keep_canary_loaded()
+            self._keep_health_check_loaded()
             self._opened(self._session)
         return self._session
 
     @property
     def is_full(self) -> bool:
-        """True for a device without room for the last canary."""
-        return self.canary_cause is Cause.SPACE
+        """True for a device without room for the last health check."""
+        return self.health_check_cause is Cause.SPACE
 
     @property
     def lacks_runtime(self) -> bool:
-        """True for a device whose libraries did not fit the last canary."""
-        return self.canary_cause is Cause.RUNTIME
+        """True for a device whose libraries did not fit the last health check."""
+        return self.health_check_cause is Cause.RUNTIME
 
     def begin(self, *, takeover: bool) -> None:
         """Get root and take the device over at once, for who uses it without a session. Raises DeviceError."""
@@ -217,29 +217,29 @@ class DeviceRun:
         if takeover:
             take_over(self.transport, f"{SESSION_PREFIX}{self._name}")
 
-    def set_canary(self, job: Job, bundle: Bundle, profile: Profile, *, heap: bool = False) -> None:
+    def set_health_check(self, job: Job, bundle: Bundle, profile: Profile, *, heap: bool = False) -> None:
         """Let `probe` run this program, and sessions of a backend that has to be kept up keep it loaded.
 
         `heap`: measure the DSP's heap around it, in a process of its own; no session keeps it loaded.
         """
         flags = self.flags(job.target, None if heap else profile)
-        inferences, warm_up = (1, 0) if heap else (_CANARY_INFERENCES, 1)
-        options = RunnerOptions(inferences, warm_up, _CANARY_SECONDS, flags, heap=heap)
-        self._canary = job, bundle, options
-        self._keep_canary_loaded()
+        inferences, warm_up = (1, 0) if heap else (_HEALTH_CHECK_INFERENCES, 1)
+        options = RunnerOptions(inferences, warm_up, _HEALTH_CHECK_SECONDS, flags, heap=heap)
+        self._health_check = job, bundle, options
+        self._keep_health_check_loaded()
 
     def probe(self, folder: Path) -> str:
         """Run the health check, or ask for a sign of life without one; return the problem, empty for none.
 
         Files of the health check lie in the local `folder`. Raises LocalError.
         """
-        self.canary_cause = Cause.NONE
+        self.health_check_cause = Cause.NONE
         try:
             self._get_root()
-            if self._canary is None:
-                self.transport.run(["true"], timeout_s=_CANARY_SECONDS)
+            if self._health_check is None:
+                self.transport.run(["true"], timeout_s=_HEALTH_CHECK_SECONDS)
                 return ""
-            job, bundle, options = self._canary
+            job, bundle, options = self._health_check
             raw = self._execute(job.id, self.stage(bundle), folder, options, alone=options.heap)
             self.lacks_heap = no_heap(judge(job, bundle, raw)) if options.heap else ""
             # The heap of the DSP is no part of a device's health.
@@ -249,16 +249,16 @@ class DeviceRun:
         except LocalError:
             raise
         except FarmError as error:
-            self.canary_cause = Cause.SPACE if isinstance(error, DeviceSpaceError) else Cause.NONE
+            self.health_check_cause = Cause.SPACE if isinstance(error, DeviceSpaceError) else Cause.NONE
             return str(error)
-        self.canary_cause = attempt.cause
+        self.health_check_cause = attempt.cause
         timed = () if options.heap else attempt.measurements
-        self.canary_latency_ns = next((m.samples for m in timed if m.metric == "latency"), ())
+        self.health_check_latency_ns = next((m.samples for m in timed if m.metric == "latency"), ())
         passed = attempt.verdict is Verdict.PASSED or bool(self.lacks_heap)
-        return "" if passed else f"the canary did not pass: {attempt.reason}"
+        return "" if passed else f"the health check did not pass: {attempt.reason}"
 
     def silence_cause(self) -> str:
-        """Return the cause of a failing canary that is not the device's: adb server, runtime, or files of others."""
+        """Return the cause of a failing health check outside the device: adb server, runtime, or files of others."""
         if self.is_full:
             return FULL
         if self.lacks_runtime:
@@ -398,12 +398,12 @@ class DeviceRun:
         with self._executing:
             return execute(job_id, staged.workspace, folder, options)
 
-    def _explained(self, canary: Attempt, folder: Path) -> Attempt:
+    def _explained(self, health_check: Attempt, folder: Path) -> Attempt:
         """Return the attempt of the health check; a refused one with the known trouble in the device's logs."""
-        if canary.cause not in _REFUSED:
-            return canary
-        logs = collect_crash_logs(self.transport, self.device.os, folder, since=canary.started_ms / 1000)
-        return explain_by_logs(canary, [path.read_text(encoding="utf-8") for path in logs.values()])
+        if health_check.cause not in _REFUSED:
+            return health_check
+        logs = collect_crash_logs(self.transport, self.device.os, folder, since=health_check.started_ms / 1000)
+        return explain_by_logs(health_check, [path.read_text(encoding="utf-8") for path in logs.values()])
 
     def _in_stager(self, action: Callable[[], _T]) -> Future[_T]:
         if self._stager is not None:
@@ -416,12 +416,12 @@ class DeviceRun:
         if self.runtime.needs_root:
             self.transport.ensure_root()
 
-    def _keep_canary_loaded(self) -> None:
+    def _keep_health_check_loaded(self) -> None:
         if (
             self._session is not None
-            and self._canary is not None
+            and self._health_check is not None
             # A program that stays loaded would be in every number of the heap.
-            and not self._canary[2].heap
-            and find_backend(self._canary[1].manifest.backend).keeps_canary
+            and not self._health_check[2].heap
+            and find_backend(self._health_check[1].manifest.backend).keeps_health_check
         ):
-            self._session.keep_loaded(self._canary[1])
+            self._session.keep_loaded(self._health_check[1])

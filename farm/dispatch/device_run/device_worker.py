@@ -1,4 +1,4 @@
-"""The device of one worker: its health, its canary, and bringing it back."""
+"""The device of one worker: its health, the health check, and bringing it back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DeviceWorker:
         self._plan, self._record_event, self._stop = plan, record, stop
         self.device = plan.devices[number]
         self._cache = BundleCache(plan.cache_root)
-        self._canary = next((c for c in plan.canaries if c.job.target.soc == self.device.soc), None)
+        self._health_check = next((c for c in plan.health_checks if c.job.target.soc == self.device.soc), None)
         self._doubt = True
         self._health, self._reason, self._marks = Health.HEALTHY, "", list[HealthMark]()
         self._outvoted = 0
@@ -76,7 +76,7 @@ class DeviceWorker:
             _ = self.run.session
 
     def ended(self, attempt: Attempt) -> None:
-        """Note how an attempt ended: where the device, or its cable, may be to blame, its canary runs next."""
+        """Note how an attempt ended: where the device, or its cable, may be at fault, its health check runs next."""
         if attempt.verdict is Verdict.INFRA:
             self._mark(Event.INFRA, attempt.reason, str(attempt.cause))
             # No device's fault, and the next job would fare no better before the server is back.
@@ -104,9 +104,9 @@ class DeviceWorker:
             return ""
         problem = self._probe()
         if problem:
-            self._mark(Event.CANARY_FAILED, problem, self.run.silence_cause())
+            self._mark(Event.CHECK_FAILED, problem, self.run.silence_cause())
         else:
-            self._mark(Event.CANARY_OK)
+            self._mark(Event.CHECK_PASSED)
         self._doubt = bool(problem)
         return problem
 
@@ -116,7 +116,7 @@ class DeviceWorker:
         return self._health is Health.QUARANTINED
 
     def recover(self, *, outvoted: int = 0) -> str:
-        """Bring the device back, step by step; return an empty text when its canary passes, else why it does not.
+        """Bring the device back, step by step; return an empty text when its health check passes, else why it does not.
 
         `outvoted` is how many of the run's jobs failed on it and passed elsewhere. Raises LocalError.
         """
@@ -140,7 +140,7 @@ class DeviceWorker:
             self._mark(Event.GAVE_UP, problem, self.run.silence_cause())
         else:
             self._mark(Event.RECOVERED)
-            self._mark(Event.CANARY_OK)
+            self._mark(Event.CHECK_PASSED)
             self._doubt = False
         return problem
 
@@ -164,26 +164,26 @@ class DeviceWorker:
         """Close for good."""
         self.run.close()
 
-    def await_canary(self) -> None:
-        """Wait for the canary's program, once: it belongs into the runner's start."""
-        canary = self._canary
-        if canary is None or not (
-            self._is_built(canary) or await_reply(self._plan.folder, canary.key, self._stop) is not None
+    def await_health_check(self) -> None:
+        """Wait for the health check's program, once: it belongs into the runner's start."""
+        health_check = self._health_check
+        if health_check is None or not (
+            self._is_built(health_check) or await_reply(self._plan.folder, health_check.key, self._stop) is not None
         ):
             return
-        self._canary = None
+        self._health_check = None
         with contextlib.suppress(FarmError):
-            bundle = load_bundle(self._cache.folder(canary.key))
-            self.run.set_canary(canary.job, bundle, self._plan.profile, heap=self._plan.heap)
+            bundle = load_bundle(self._cache.folder(health_check.key))
+            self.run.set_health_check(health_check.job, bundle, self._plan.profile, heap=self._plan.heap)
 
     def _opened(self, session: DeviceSession) -> None:
-        if self._canary is not None and self._is_built(self._canary):
-            self.await_canary()
+        if self._health_check is not None and self._is_built(self._health_check):
+            self.await_health_check()
         self.run.prepare(session, self._compiled)
 
     def _compiled(self) -> list[Bundle]:
         """Return what can be brought to the device already: as many of the first jobs as are its share of the run."""
-        of_soc = [one for one in (*self._plan.canaries, *self._plan.jobs) if one.job.target.soc == self.device.soc]
+        of_soc = [one for one in (*self._plan.health_checks, *self._plan.jobs) if one.job.target.soc == self.device.soc]
         devices = sum(device.soc == self.device.soc for device in self._plan.devices)
         keys = dict.fromkeys(one.key for one in of_soc[: math.ceil(len(of_soc) / devices)] if one.cached)
         bundles = []
@@ -197,7 +197,7 @@ class DeviceWorker:
 
     def _probe(self) -> str:
         """Return the problem of the device, empty for none."""
-        problem = self.run.probe(self._plan.folder / "raw" / f"canary-{self.device.serial}")
+        problem = self.run.probe(self._plan.folder / "raw" / f"health_check-{self.device.serial}")
         if problem:
             # All objects of farm leave a full device to free space.
             self.run.end_session(free=self.run.is_full)
@@ -212,7 +212,7 @@ class DeviceWorker:
         self._doubt = self._doubt or is_doubtful(mark)
         # The device that outvoted this one has recorded the event.
         if event not in (Event.JOB_DONE, Event.OUTVOTED) or self._health is not before:
-            latency_ns = self.run.canary_latency_ns if event is Event.CANARY_OK else ()
+            latency_ns = self.run.health_check_latency_ns if event is Event.CHECK_PASSED else ()
             self._record(self.device.id, str(event), self._health, why or reason, latency_ns)
 
     def _log_step(self, step: StepResult) -> None:

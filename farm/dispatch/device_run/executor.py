@@ -215,7 +215,7 @@ class Executor:
             etdump=plan.profile.kept,
             reducible=plan.reducible,
             repeats=planned.job.case.deterministic is True,
-            # A canary generates nothing.
+            # A health check generates nothing.
             seconds=plan.seconds if planned.job.case.generate is not None else None,
         )
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CANDIDATES_SHARE = 0.2
+SUSPECTED_SHARE = 0.2
 """Part of a cell's time for confirming suspected regressions: docs/explanation/statistics.md has their cost."""
 
 
@@ -72,7 +72,7 @@ class CellWork:
 
         return resume(self._config, run_id, front, budget_s, interrupts=interrupts)
 
-    def confirm_candidates(self, run_id: str, budget_s: float | None) -> Findings:
+    def confirm_suspected(self, run_id: str, budget_s: float | None) -> Findings:
         """Measure the suspected regressions of a run."""
         return self._confirm(self._config, run_id, budget_s)
 
@@ -202,7 +202,7 @@ class _Cells:
         end_s = None if seconds is None else self._work.clock() + seconds
         code, problem = 0, ""
         try:
-            code = self._run(cell, None if seconds is None else seconds * (1 - CANDIDATES_SHARE)).exit_code
+            code = self._run(cell, None if seconds is None else seconds * (1 - SUSPECTED_SHARE)).exit_code
         except FarmError as error:
             code, problem = error.exit_code, str(error)
         except OSError as error:
@@ -266,7 +266,7 @@ class _Cells:
             return Findings()
         try:
             left = None if end_s is None else max(0.0, end_s - self._work.clock())
-            return self._work.confirm_candidates(run_id, left)
+            return self._work.confirm_suspected(run_id, left)
         except KeyboardInterrupt:
             # The results of the run are reported all the same.
             self._is_stopped = True

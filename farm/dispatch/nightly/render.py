@@ -51,7 +51,7 @@ def night_lines(night: Night, width: int = 80) -> list[str]:
             if len(notes) > _LINES:
                 lines.append(f"  and {len(notes) - _LINES} more: the report has them")
     if undecided := sum(cell.findings.unknown + cell.findings.not_measured for cell in night.cells):
-        lines += ["", f"candidates for regressions that are neither confirmed nor refuted: {undecided}"]
+        lines += ["", f"suspected regressions that are neither confirmed nor refuted: {undecided}"]
     if night.undelivered:
         lines += ["", f"NOT NOTIFIED: {len(night.undelivered)}"]
         for delivery in night.undelivered:

@@ -55,7 +55,7 @@ class QuarantineNotice(msgspec.Struct, frozen=True, kw_only=True):
         """Commands for the next steps, with their purposes."""
         return {
             f"farm devices show {self.called}": "its history",
-            f"farm devices unquarantine {self.called}": "gives it another chance: its canary decides",
+            f"farm devices unquarantine {self.called}": "gives it another chance: its health check decides",
         }
 
     def text(self) -> str:

@@ -15,7 +15,7 @@ from farm.builds.bundles.bundle import MODEL, TensorSpec, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.ready import is_dynamic, output_specs, read_ready, ready_manifest
 from farm.builds.bundles.reuse import find_bundle_for
-from farm.dispatch.device_run.canary import canary_job
+from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.pytest_plugin.runner import DeviceProgram, lay_out
 from farm.results.attempt import Cause, Stage
 from farm.suites.manifests import find_suites, resolve_suite
@@ -125,9 +125,9 @@ class Bundles:
         self._count += 1
         return DeviceProgram(lay_out(self._worker.scratch / "ready" / str(self._count), model, given, manifest))
 
-    def canary(self) -> tuple[Job, Bundle] | None:
+    def health_check(self) -> tuple[Job, Bundle] | None:
         """Return the health check of the devices, compiled first for attached devices; None without one."""
-        job = canary_job(self._soc.name, self._plan.backend)
+        job = health_check_job(self._soc.name, self._plan.backend)
         key, is_cached = find_bundle_for(job, self._plan, self._cache)
         if not (is_cached or self._plan.leased):
             return None

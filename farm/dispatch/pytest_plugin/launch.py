@@ -78,7 +78,7 @@ class SuiteRequest(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     name: str = ""
     """Name of the run."""
-    purpose: Purpose = Purpose.TRIAL
+    purpose: Purpose = Purpose.LOCAL
     quiet: bool = False
     """Pytest writes to standard error, as standard output is for other data."""
 

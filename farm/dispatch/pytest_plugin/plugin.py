@@ -150,9 +150,9 @@ def pytest_runtest_makereport(
     worker = item.config.stash.get(_WORKER, None)
     if worker is None:
         return report
-    if report.failed and call.excinfo is not None and (why := worker.blame(call.excinfo.value)):
+    if report.failed and call.excinfo is not None and (why := worker.classify(call.excinfo.value)):
         setattr(report, INFRA, why)
-        report.sections.append(("farm", f"the farm or the device is to blame, not the test: {why}"))
+        report.sections.append(("farm", f"the farm or the device is at fault, not the test: {why}"))
     elif report.failed and (cause := worker.open_cause):
         setattr(report, OPEN, str(cause))
     if report.failed and (hasattr(report, INFRA) or hasattr(report, OPEN)) and worker.decide_repeat():
@@ -188,7 +188,7 @@ def runner(pytestconfig: pytest.Config) -> Runner:
     from farm.dispatch.pytest_plugin.runner import Runner
 
     worker = _worker(pytestconfig)
-    return Runner(worker, Bundles(worker).canary)
+    return Runner(worker, Bundles(worker).health_check)
 
 
 @pytest.fixture(scope="session")

@@ -101,9 +101,11 @@ class ProgramResult:
 class Runner:
     """Runner of programs on the device of a worker; callable with a program."""
 
-    def __init__(self, worker: SuiteWorker, canary: Callable[[], tuple[Job, Bundle] | None] = lambda: None) -> None:
-        """`canary` returns the health check for failures that may be the device's fault; None without one."""
-        self._worker, self._canary = worker, canary
+    def __init__(
+        self, worker: SuiteWorker, health_check: Callable[[], tuple[Job, Bundle] | None] = lambda: None
+    ) -> None:
+        """`health_check` returns the health check for failures that may be the device's fault; None without one."""
+        self._worker, self._health_check = worker, health_check
         self._count = 0
 
     def __call__(
@@ -177,7 +179,7 @@ class Runner:
         """Return the attempt of an execution; infra if the health check fails after wrong numbers."""
         attempt = self._worker.run.judge(job, bundle, raw)
         if needs_health_check(attempt, failed_before=False):
-            return self._worker.checked(attempt, self._canary)
+            return self._worker.checked(attempt, self._health_check)
         return attempt
 
     def _executed(self, bundle: Bundle, options: RunnerOptions) -> tuple[RawResult, tuple[str, ...]]:
@@ -197,7 +199,7 @@ class Runner:
         attempts = with_rerun(*execute(), lambda: execute(alone=True))
         last, raw = attempts[-1], raws[-1]
         if needs_health_check(last, failed_before=False):
-            last = worker.checked(last, self._canary)
+            last = worker.checked(last, self._health_check)
         if last.verdict is Verdict.INFRA:
             reason = last.reason.removeprefix(f"{raw.serial}: ")
             if last.cause is Cause.GONE:

@@ -97,7 +97,7 @@ class SuiteWorker:
         """True until files and processes of a former owner are removed."""
         self.given_up = ""
         """Reason for the lack of any device; empty with one."""
-        self._blamed: list[BaseException] = []
+        self._classified: list[BaseException] = []
         self._history: tuple[Tried, ...] = ()
         """Attempts of the running test on other devices."""
         self._is_alone = False
@@ -146,35 +146,35 @@ class SuiteWorker:
         self.upstream.use(self.run)
         self.upstream.set_options(self._config)
 
-    def checked(self, attempt: Attempt, canary: Callable[[], tuple[Job, Bundle] | None]) -> Attempt:
+    def checked(self, attempt: Attempt, health_check: Callable[[], tuple[Job, Bundle] | None]) -> Attempt:
         """Return a failed attempt; infra if the device's health check fails as well."""
-        if found := canary():
-            self.run.set_canary(*found, Profile.OFF)
+        if found := health_check():
+            self.run.set_health_check(*found, Profile.OFF)
         self.run.end_session()
         problem = self._problem()
-        return unfit(attempt, problem, self.run.canary_cause) if problem else attempt
+        return unfit(attempt, problem, self.run.health_check_cause) if problem else attempt
 
     def executed(self, program: ExecutedProgram, notes: tuple[str, ...] = ()) -> None:
         """Note a program that the test executed."""
         self._executed.append(program)
         self._notes += notes
 
-    def blame(self, error: BaseException) -> str:
+    def classify(self, error: BaseException) -> str:
         """Return the fault of the farm or the device behind a test's `error`; empty for none."""
         for one in _chain(error):
             if isinstance(one, (ProgramError, WrongNumbersError)) and self._failure is None:
                 self._failure = one
             # A failed set-up of a class fails all of its tests with the same exception.
-            if isinstance(one, InfraError) or any(one is other for other in self._blamed):
-                return self._blame(error, one)
+            if isinstance(one, InfraError) or any(one is other for other in self._classified):
+                return self._classify(error, one)
         if self._trouble is not None:
-            return self._blame(error, self._trouble)
+            return self._classify(error, self._trouble)
         try:
             self._lease.require()
             if self._lease.device is not None:
                 self._liveness.demand()
         except InfraError as problem:
-            return self._blame(error, problem)
+            return self._classify(error, problem)
         return ""
 
     @property
@@ -304,7 +304,7 @@ class SuiteWorker:
 
     def _problem(self) -> str:
         """Return why the health check fails, or without one, why the device does not answer; empty for a fit device."""
-        problem = self.run.probe(self.scratch / "canary")
+        problem = self.run.probe(self.scratch / "health_check")
         if problem:
             self.run.end_session()
         return problem
@@ -319,9 +319,9 @@ class SuiteWorker:
     def _note(self, error: InfraError) -> None:
         self._trouble = self._trouble or error
 
-    def _blame(self, error: BaseException, why: BaseException) -> str:
-        if not any(error is other for other in self._blamed):
-            self._blamed.append(error)
+    def _classify(self, error: BaseException, why: BaseException) -> str:
+        if not any(error is other for other in self._classified):
+            self._classified.append(error)
         trouble = why if isinstance(why, InfraError) else DeviceGoneError(self.serial, "an earlier test lost it")
         self._note(trouble)
         if isinstance(trouble, DeviceError) and not self._doubt and not self.given_up:

@@ -192,7 +192,7 @@ def narrow(
             raise NothingSelectedError(f"--shard {request.shard}: the {len(jobs)} jobs are all in other shards")
         jobs = tuple(job for job in jobs if job.id in mine)
     if request.last_failed:
-        private = request.purpose is Purpose.TRIAL or (tools is not None and is_private_run(tools(), request.purpose))
+        private = request.purpose is Purpose.LOCAL or (tools is not None and is_private_run(tools(), request.purpose))
         failed = store.selection.failed_last([job.id for job in jobs], kind, store.user, line, private=private)
         if failed:
             return tuple(job for job in jobs if job.id in failed)

@@ -57,8 +57,8 @@ class RunPlan(msgspec.Struct, frozen=True):
     """Programs that generate go on for so long; None: every prompt once."""
     optrace: OptraceTools | None = None
     """Tools for the SDK's timelines, only in a run with them."""
-    canaries: tuple[PlannedJob, ...] = ()
-    """Jobs of the health check, one per SoC: see canary.py."""
+    health_checks: tuple[PlannedJob, ...] = ()
+    """Jobs of the health check, one per SoC: see health_check.py."""
     leased: bool = False
     """Devices are leased; otherwise they are this run's own."""
     health: HealthConfig = HealthConfig()

@@ -38,7 +38,7 @@ def run_record(
     *,
     command: str,
     facts: Mapping[str, str],
-    purpose: Purpose = Purpose.TRIAL,
+    purpose: Purpose = Purpose.LOCAL,
     name: str = "",
     night: str = "",
     again: RunToolchain | None = None,
@@ -99,7 +99,7 @@ def recorded_toolchain(config: Config, store: Store, tools: Toolchain, purpose: 
 
 def is_private_run(tools: Toolchain, purpose: Purpose) -> bool:
     """Return whether a run is only compared with its branch, like a local run or a run of edited sources."""
-    return purpose is Purpose.TRIAL or tools.private or tools.source.dirty
+    return purpose is Purpose.LOCAL or tools.private or tools.source.dirty
 
 
 def commits_between(folder: Path, last: str, now: str) -> tuple[tuple[RunCommit, ...], int]:

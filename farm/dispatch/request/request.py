@@ -45,7 +45,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Attached devices of each SoC at most; None for all that are free."""
     name: str = ""
     """Name of the run."""
-    purpose: Purpose = Purpose.TRIAL
+    purpose: Purpose = Purpose.LOCAL
     """A nightly run hands a device over, between two jobs, to a person who waits for it."""
     night: str = ""
     """The id of the night that it is a cell of."""

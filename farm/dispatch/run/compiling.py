@@ -50,7 +50,7 @@ def builders(
     builds = _Builds(plan, listener, store, BundleCache(config.cache_dir), rebuild)
     anew = rebuild.keys if rebuild else frozenset()
     requests: dict[str, BuildRequest] = {}
-    for planned in (*plan.canaries, *plan.jobs):
+    for planned in (*plan.health_checks, *plan.jobs):
         if not planned.cached and planned.key not in requests:
             log = builds_folder(plan.folder) / f"{planned.key}.log"
             versions, is_anew = dict(tools.versions), planned.key in anew
@@ -92,7 +92,7 @@ class _Builds:
         self.over = threading.Event()
         """Set once no process waits for replies."""
         self.jobs_of: dict[str, list[str]] = {}
-        """Job ids by bundle key; canaries have none."""
+        """Job ids by bundle key; health checks have none."""
         for planned in plan.jobs:
             self.jobs_of.setdefault(planned.key, []).append(planned.job.id)
 
@@ -113,7 +113,7 @@ class _Builds:
             if jobs:
                 self._record(reply.key, reply.seconds, cached=False)
             elif not reply.ok:
-                logger.warning("devices are used without a canary, as it was not compiled: %s", reply.reason)
+                logger.warning("devices are used without a health check, as it was not compiled: %s", reply.reason)
         except FarmError as error:
             logger.warning("how %s was compiled could not be recorded: %s", jobs[0] if jobs else reply.key, error)
         finally:

@@ -185,7 +185,7 @@ class _Run(RunSteps):
         with ThreadPoolExecutor(1) as aside:
             allocation = aside.submit(self._fleet, jobs, storage, supervisor)
             planned = self._order(jobs, tools, self._rebuild)
-            canaries = self._order_canaries(jobs, tools)
+            health_checks = self._order_health_checks(jobs, tools)
             fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
         pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None)
         pool.revive_with(fleet.revive)
@@ -199,7 +199,7 @@ class _Run(RunSteps):
             planned = self._fit(run_id, planned, per_soc)
             if not planned:
                 return
-            run_plan = self._plan(run_id, folder, planned, fleet, canaries)
+            run_plan = self._plan(run_id, folder, planned, fleet, health_checks)
             run_plan.prepare_folder()
             with builders(
                 self._config, run_plan, tools, supervisor, self._listener, self._store, self._rebuild
@@ -253,7 +253,7 @@ class _Run(RunSteps):
         )
 
     def _plan(
-        self, run_id: str, folder: Path, jobs: Sequence[PlannedJob], fleet: Fleet, canaries: Sequence[PlannedJob]
+        self, run_id: str, folder: Path, jobs: Sequence[PlannedJob], fleet: Fleet, health_checks: Sequence[PlannedJob]
     ) -> RunPlan:
         """Return the plan that workers read."""
         from farm.dispatch.request.plan import RunPlan
@@ -275,7 +275,7 @@ class _Run(RunSteps):
             heap=request.heap,
             seconds=request.seconds,
             optrace=optrace_tools(config, request),
-            canaries=tuple(canaries),
+            health_checks=tuple(health_checks),
             leased=fleet.leased,
             health=config.health,
             failures=config.failures,

@@ -159,7 +159,7 @@ class RunSteps:
 
         ids, private = [job.id for job in jobs], is_private_run(tools, self._request.purpose)
         mine = self._store.user if private else ""
-        self._past = self._store.selection.expected(ids, kind, tools.line, trials_of=mine)
+        self._past = self._store.selection.expected(ids, kind, tools.line, local_runs_of=mine)
         if self._request.failed_first:
             self._first = self._store.selection.failed_last(ids, kind, self._store.user, tools.line, private=private)
 
@@ -184,11 +184,11 @@ class RunSteps:
             for job_id in order
         ]
 
-    def _order_canaries(self, jobs: Sequence[Job], tools: Toolchain) -> list[PlannedJob]:
+    def _order_health_checks(self, jobs: Sequence[Job], tools: Toolchain) -> list[PlannedJob]:
         """Return the programs that show whether a device is fit, and whether its heap can be measured."""
-        from farm.dispatch.device_run.canary import canary_jobs
+        from farm.dispatch.device_run.health_check import health_check_jobs
 
-        return self._order(canary_jobs(tuple(jobs)), tools)
+        return self._order(health_check_jobs(tuple(jobs)), tools)
 
     def _cut(
         self, planned: list[PlannedJob], devices: Mapping[str, int], builders: int

@@ -12,7 +12,7 @@ import numpy as np
 
 from farm.base.errors import UsageError
 from farm.dispatch.look_back import compared_series, is_judged, known_alerts
-from farm.results.analysis.candidates import Finding
+from farm.results.analysis.suspected import Finding
 from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
 from farm.store.toolchains import line_text
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.store.records import AlertRecord
     from farm.store.store import Store
 
-_UNDECIDED = frozenset({AlertState.CANDIDATE, AlertState.UNKNOWN})
+_UNDECIDED = frozenset({AlertState.SUSPECTED, AlertState.UNKNOWN})
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -58,8 +58,8 @@ class Accepted(msgspec.Struct, frozen=True):
 
 def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str], line: str = "") -> list[Level]:
     """Return the levels of the numbers of jobs in a branch. Raises UnknownNameError."""
-    from farm.results.analysis.candidates import BASELINE, LEAST_BASELINE
     from farm.results.analysis.history import split
+    from farm.results.analysis.suspected import BASELINE, LEAST_BASELINE
 
     found = []
     pasts = store.history.pasts_of_jobs(pattern, soc, line=line)
@@ -100,7 +100,7 @@ def accept(
 ) -> list[Accepted]:
     """Say that the level that numbers of a line have in a run of it, or in their newest, is right; return which.
 
-    Without `metrics` all of which an alert is open, or that are candidates in that run. A number that is named and
+    Without `metrics` all of which an alert is open, or that are suspected in that run. A number that is named and
     has no alert gets a step there, as great as it is off the level before. Raises UnknownNameError, and UsageError for
     a run that does not belong to the line.
     """
@@ -146,9 +146,9 @@ def _step(
     past: JobPast, one: SeriesPast, until: str, known: Mapping[tuple[int, str], Sequence[AlertRecord]]
 ) -> NewAlert | None:
     """Return the step that a number makes in a run, however small; None where it has no value then, or none before."""
-    from farm.results.analysis.candidates import BASELINE, levelled, way
     from farm.results.analysis.robust import difference, median
     from farm.results.analysis.scale import scaled
+    from farm.results.analysis.suspected import BASELINE, levelled, way
 
     runs = [run.run_id for run in past.runs]
     if until not in runs:

@@ -207,7 +207,7 @@ def confirm_job(
         require_bundles(config, store, bench, (good, new))
         swaps = plan_swaps(bench, good, new)
         if good.attempt.bundle_key == new.attempt.bundle_key:
-            logger.info("both runs have the same program: only runtime, SDK, device or the night can be to blame")
+            logger.info("both runs have the same program: only runtime, SDK, device or the night can be at fault")
         logger.info("measuring %s pairs on %s (%s)", request.pairs, bench.device.serial, bench.device.kind)
         compared = compare(bench, [worse(one) for one in series], good, new, request.pairs, request.inferences)
         worst = next((one for one in compared if one.confirmation.answer is Answer.CONFIRMED), None)

@@ -1,4 +1,4 @@
-"""The candidates of a run, confirmed by interleaved A/B, with the first bad run and the likely cause of each."""
+"""The suspected changes of a run, confirmed by interleaved A/B, with the first bad run and the likely cause of each."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from farm.numbers.regressions.bench_pool import BenchFactory, BenchPool
 from farm.numbers.regressions.confirm_job import PairsRequest
 from farm.numbers.regressions.paired_test import worse
 from farm.numbers.regressions.remeasure import RemeasuredSeries, Remeasurement, unknown
-from farm.results.analysis.candidates import Finding
 from farm.results.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, control, pairs_needed, unsure
 from farm.results.analysis.families import P_MEMBER, common_step, families, member
 from farm.results.analysis.nights import REPRESENTATIVES, programs_are_cause
 from farm.results.analysis.scale import Scale
 from farm.results.analysis.sequential import LEAST_PAIRS
+from farm.results.analysis.suspected import Finding
 from farm.store.records import STEPS, AlertState, NewAlert
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _STATES = {
 }
 
 CHANGED_S = 600.0
-"""Time for programs that changed and are no candidates, where no budget is given."""
+"""Time for programs that changed unsuspected, where no budget is given."""
 
 # So long a free device may take to be leased.
 _TAKEN_S = 5.0
@@ -60,11 +60,11 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
     shifts: tuple[str, ...]
     """Shifts of whole devices, one line each."""
     not_measured: int = msgspec.field(name="not_asked")
-    """Candidates that there was no time or no device for."""
+    """Suspected changes that there was no time or no device for."""
     problems: tuple[str, ...]
     """Reasons, one line each."""
     changed: int
-    """Programs that changed, are no candidates, and were measured."""
+    """Programs that changed unsuspected and were measured."""
     changed_not_measured: int = msgspec.field(name="changed_not_asked")
     """Others of these, that there was no time or no device for."""
     insufficient: int
@@ -82,7 +82,7 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def left_out(self) -> list[str]:
         """Return a line for each number that was not measured."""
-        lines = [f"not all candidates were measured: {problem}" for problem in self.problems]
+        lines = [f"not all suspected changes were measured: {problem}" for problem in self.problems]
         return lines + [self.not_all_changed] * bool(self.changed_not_measured)
 
     @property
@@ -135,7 +135,7 @@ class _ConfirmRun:
             looked = look_back(self._store, self._run_id, programs=programs)
             self._store.alerts.record(self._run_id, found_alerts(looked))
         try:
-            not_measured = self._candidates(looked)
+            not_measured = self._suspected(looked)
             problems = tuple(dict.fromkeys(self._benches.broken.values()))
             changed_not_measured = self._changed(looked)
         finally:
@@ -148,7 +148,7 @@ class _ConfirmRun:
             shifts=tuple(shifts),
             not_measured=not_measured,
             problems=problems,
-            changed=sum(not result.is_candidate for result in self._results),
+            changed=sum(not result.is_suspected for result in self._results),
             changed_not_measured=changed_not_measured,
             insufficient=looked.insufficient,
         )
@@ -173,15 +173,15 @@ class _ConfirmRun:
                 found.add((shift.device, shift.metric))
         return found
 
-    def _candidates(self, looked: LookBack) -> int:
-        """Measure candidates in their order; return how many there was no time or device for."""
+    def _suspected(self, looked: LookBack) -> int:
+        """Measure suspected changes in their order; return how many there was no time or device for."""
         alerts = {
             (one.series_id, one.device_kind): one
             for one in self._store.alerts.of_run(self._run_id)
-            if one.state == AlertState.CANDIDATE
+            if one.state == AlertState.SUSPECTED
         }
         left = []
-        for index in looked.night.candidates:
+        for index in looked.night.suspected:
             compared = looked.compared[index]
             # Measured numbers are not measured again.
             if alert := alerts.get(compared.key):
@@ -192,8 +192,8 @@ class _ConfirmRun:
             jobs.setdefault(compared.past.job_id, len(jobs))
         left.sort(key=lambda item: jobs[item[0].past.job_id])
         measured = sum(self._remeasurement.good(compared) is not None for compared, _, _ in left)
-        pairs = self._pairs(measured, is_candidate=True)
-        family = measured + len(self._family_before(is_candidate=True))
+        pairs = self._pairs(measured, is_suspected=True)
+        family = measured + len(self._family_before(is_suspected=True))
         not_measured = 0
         groups = families([_family_key(compared) for compared, _, _ in left], [one for _, one, _ in left])
         results: dict[int, RemeasuredSeries] = {}
@@ -232,14 +232,14 @@ class _ConfirmRun:
         return result
 
     def _changed(self, looked: LookBack) -> int:
-        """Measure programs that changed and are no candidates; return how many there was no time or device for."""
+        """Measure programs that changed unsuspected; return how many there was no time or device for."""
         changed = changed_programs(looked, self._measured_before(looked))
         found = [compared for compared in changed if self._remeasurement.good(compared) is not None]
         if not found:
             return 0
-        logger.info("programs that changed and are no candidates: %s, measured in the time that is left", len(found))
-        pairs = self._pairs(len(found), is_candidate=False)
-        family = len(found) + len(self._family_before(is_candidate=False))
+        logger.info("programs that changed unsuspected: %s, measured in the time that is left", len(found))
+        pairs = self._pairs(len(found), is_suspected=False)
+        family = len(found) + len(self._family_before(is_suspected=False))
         end_s = self._end_s if math.isfinite(self._end_s) else time.monotonic() + CHANGED_S
         # Without a suspected change the run waits for no busy device.
         self._benches.wait_s = _TAKEN_S
@@ -256,7 +256,7 @@ class _ConfirmRun:
             elif not result.device:
                 impossible.append(result.confirmation.reason)
             else:
-                result.is_candidate = False
+                result.is_suspected = False
                 self._keep(compared, result, self._store.alerts.add(self._run_id, _changed_alert(compared, result)))
         if impossible:
             logger.warning("programs that changed and cannot be measured: %s: %s", len(impossible), impossible[0])
@@ -278,17 +278,17 @@ class _ConfirmRun:
         self._results.append(result)
         self._record(result)
 
-    def _pairs(self, measured: int, *, is_candidate: bool) -> int:
+    def _pairs(self, measured: int, *, is_suspected: bool) -> int:
         """Return the pairs for each of `measured` numbers, together with the numbers of earlier calls."""
-        return max(self._request.pairs, pairs_needed(measured + len(self._family_before(is_candidate=is_candidate))))
+        return max(self._request.pairs, pairs_needed(measured + len(self._family_before(is_suspected=is_suspected))))
 
-    def _family_before(self, *, is_candidate: bool) -> list[Confirmation]:
+    def _family_before(self, *, is_suspected: bool) -> list[Confirmation]:
         """Return what an earlier call measured of this run: it is of the same night."""
         now = {result.alert.id for result in self._results if result.alert}
         return [
             msgspec.structs.replace(unknown(""), p_value=one.p_value)
             for one in self._store.alerts.of_run(self._run_id, unchanged=True)
-            if (one.finding != Finding.UNCHANGED) is is_candidate
+            if (one.finding != Finding.UNCHANGED) is is_suspected
             and one.device
             and one.id not in now
             and not math.isnan(one.p_value)
@@ -296,14 +296,14 @@ class _ConfirmRun:
 
     def _control(self) -> None:
         """Control false discoveries among all measured suspected changes, and among all other numbers."""
-        for is_candidate in (True, False):
+        for is_suspected in (True, False):
             # Unmeasured numbers could not be confirmed.
             measured = [
                 one
                 for one in self._results
-                if one.is_candidate is is_candidate and one.confirmation.pairs and not one.of
+                if one.is_suspected is is_suspected and one.confirmation.pairs and not one.of
             ]
-            family = [*(result.confirmation for result in measured), *self._family_before(is_candidate=is_candidate)]
+            family = [*(result.confirmation for result in measured), *self._family_before(is_suspected=is_suspected)]
             for result, controlled in zip(measured, control(family)[: len(measured)], strict=True):
                 if controlled != result.confirmation:
                     result.confirmation = controlled
@@ -318,7 +318,7 @@ class _ConfirmRun:
         if alert is None:
             return
         finding = alert.finding
-        if not result.is_candidate:
+        if not result.is_suspected:
             # The claim was that it is worse.
             finding = Finding.REGRESSION if confirmation.answer is Answer.CONFIRMED else Finding.UNCHANGED
         recorded = self._store.alerts.answer(
@@ -356,7 +356,7 @@ def _family_key(compared: ComparedSeries) -> tuple[str, ...]:
 
 
 def _representatives_first(count: int, groups: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the places of candidates in their order, members of families after their representatives, and these."""
+    """Yield the places of suspected changes in their order, members of families after their representatives."""
     members = {place: group for group in groups for place in group[REPRESENTATIVES:]}
     done: set[int] = set()
     for place in range(count):
@@ -374,7 +374,7 @@ def _changed_alert(compared: ComparedSeries, result: RemeasuredSeries) -> NewAle
         series_id=compared.series.id,
         device_kind=compared.points[-1].device_kind,
         finding=Finding.UNCHANGED,
-        state=AlertState.CANDIDATE,
+        state=AlertState.SUSPECTED,
         last_good=compared.points[result.good].run_id,
         first_bad=compared.points[-1].run_id,
         change=math.nan,

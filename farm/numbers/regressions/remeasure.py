@@ -15,11 +15,11 @@ from farm.numbers.regressions.factor_swap import plan_swaps, swap_factors
 from farm.numbers.regressions.paired_test import Claim, compare, first_bad
 from farm.replay.repro import differences
 from farm.replay.stored_result import Results
-from farm.results.analysis.candidates import levelled
 from farm.results.analysis.confirmation import P_CONFIRMED, Answer, Confirmation, alone_level
 from farm.results.analysis.factors import Factor
 from farm.results.analysis.first_bad import Bracket
 from farm.results.analysis.sequential import inferences_for
+from farm.results.analysis.suspected import levelled
 from farm.store.records import AlertState
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ class RemeasuredSeries:
     pairs: tuple[Pair, ...] = ()
     device: str = ""
     cause: str = ""
-    is_candidate: bool = True
+    is_suspected: bool = True
     """Otherwise it was measured because its program changed."""
     of: tuple[RemeasuredSeries, ...] = ()
     """Fully measured series that stepped with it, if it was only sampled itself."""
     alert: AlertRecord | None = None
     """As it was before."""
-    state: AlertState = AlertState.CANDIDATE
+    state: AlertState = AlertState.SUSPECTED
     """As it is recorded."""
 
 

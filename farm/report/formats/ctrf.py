@@ -35,7 +35,7 @@ _STATUS = {
     Outcome.STALE: "skipped",
     # The job may still run: the run continues, or is resumed.
     Outcome.NOT_RUN: "pending",
-    # Known issues and infrastructure trouble do not blame the code under test.
+    # Known issues and infrastructure trouble do not count against the code under test.
     Outcome.KNOWN: "other",
     Outcome.INFRA: "other",
 }

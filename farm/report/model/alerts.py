@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _WORSE, _BETTER = "regression", "improvement"
 _TIMES = frozenset({*TIME_UNITS, "us", "cycles"})
 UNSURE = {
-    AlertState.CANDIDATE: "candidate, not confirmed yet",
+    AlertState.SUSPECTED: "suspected change, not confirmed yet",
     AlertState.REFUTED: "refuted",
     AlertState.UNKNOWN: "interleaved A/B is unsure",
 }

@@ -27,7 +27,7 @@ class CompareGroup(StrEnum):
     WORSE = "worse"
     """Confirmed slower, confirmed worse numerics, or more operators left to the CPU."""
     NOT_COMPARED = "not_compared"
-    """The farm, the device or the user prevented the comparison; the code under test is not blamed."""
+    """The farm, the device or the user prevented the comparison; the code under test is not at fault."""
     NEWLY_PASSING = "newly_passing"
     BETTER = "better"
     FAILING = "failing"

@@ -24,9 +24,9 @@ LEAST_BEFORE = 3
 class Drift(msgspec.Struct, frozen=True):
     """Ratios of present to earlier times; ratios are medians, and 1 is no drift."""
 
-    canary_ratio: float | None
+    health_check_ratio: float | None
     """Newest health check divided by the median of earlier ones; None with fewer than three of them."""
-    canaries: int
+    health_checks: int
     """Number of health checks with a measurement."""
     jobs_ratio: float | None
     """Median over jobs, each by runs with its newest fingerprint; None when no job has enough runs."""
@@ -36,7 +36,7 @@ class Drift(msgspec.Struct, frozen=True):
 
 def drift_of(events: Sequence[HealthEvent], attempts: Sequence[DeviceAttempt]) -> Drift:
     """Return the drift of a device; `events` and `attempts` are newest first."""
-    canaries = [median for event in events if (median := canary_p50(event)) is not None]
+    health_checks = [median for event in events if (median := health_check_p50(event)) is not None]
     ratios = []
     by_job: dict[tuple[str, str, str], list[float]] = {}
     newest: dict[str, tuple[str, str, str]] = {}
@@ -53,22 +53,24 @@ def drift_of(events: Sequence[HealthEvent], attempts: Sequence[DeviceAttempt]) -
         ratio = _ratio(values)
         if ratio is not None:
             ratios.append(ratio)
-    return Drift(_ratio(canaries), len(canaries), statistics.median(ratios) if ratios else None, len(ratios))
+    return Drift(_ratio(health_checks), len(health_checks), statistics.median(ratios) if ratios else None, len(ratios))
 
 
-def canary_chart(events: Sequence[HealthEvent]) -> Chart | None:
+def health_check_chart(events: Sequence[HealthEvent]) -> Chart | None:
     """Return the times of the health check as a chart; None with fewer than two values. `events` are newest first."""
     points = [
         ChartPoint(
-            event.time_ms, median, f"canary, then {event.state}", event.time_ms, bad=event.event == "canary_failed"
+            event.time_ms, median, f"health check, then {event.state}", event.time_ms, bad=event.event == "check_failed"
         )
         for event in reversed(events)
-        if (median := canary_p50(event)) is not None
+        if (median := health_check_p50(event)) is not None
     ]
-    return chart("canary p50", points, lambda value: f"{milliseconds(value / 1e6)} ms") if len(points) > 1 else None
+    return (
+        chart("health check p50", points, lambda value: f"{milliseconds(value / 1e6)} ms") if len(points) > 1 else None
+    )
 
 
-def canary_p50(event: HealthEvent) -> float | None:
+def health_check_p50(event: HealthEvent) -> float | None:
     """Return the median time of a health check in ns; None for an event without a measurement."""
     finite = [value for value in event.latency_ns if math.isfinite(value)]
     return statistics.median(finite) if finite else None

@@ -114,7 +114,7 @@ def _table(
         values = {point.metric: point for point in attempt}
         first = next(iter(values.values()))
         # A local run is no predecessor of later attempts.
-        before = next((row.first for row in reversed(rows) if not row.first.trial), rows[-1].first if rows else first)
+        before = next((row.first for row in reversed(rows) if not row.first.local), rows[-1].first if rows else first)
         change = what_changed(before, first, facts)
         rows.append(HistoryRow(first, tuple(values.get(metric) for metric in metrics), change))
     charts = [_chart(metric, units[metric], column, rows) for column, metric in enumerate(metrics)]
@@ -139,11 +139,11 @@ def _chart(metric: str, unit: str, column: int, rows: Sequence[HistoryRow]) -> C
             ChartPoint(
                 place,
                 value,
-                f"{row.first.run_id}{', trial' if row.first.trial else ''}",
+                f"{row.first.run_id}{', local run' if row.first.local else ''}",
                 time_ms=row.first.time_ms,
-                broken=bool(row.change) and not row.first.trial,
+                broken=bool(row.change) and not row.first.local,
                 bad=bad,
-                apart=bool(row.first.trial),
+                apart=bool(row.first.local),
             )
         )
     return chart(metric, points, lambda value: quantity(value, unit))

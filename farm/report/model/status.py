@@ -11,7 +11,6 @@ from farm.report.model import format as fmt
 from farm.report.model.commits import line_name
 from farm.results.analysis.flakiness import Record, Reliability
 from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunStatus, UnfinishedRun
-from farm.store.view import Purpose
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,7 +124,7 @@ def run_standing(
         {job: one for job, one in records.items() if one.reliability is Reliability.NEWLY_FLAKY},
         {job: one for job, one in records.items() if one.reliability is Reliability.HEALED and one.since == run.run_id},
         regressions=sum(one.run_id == run.run_id for one in regressions),
-        unmeasured=sum(one.state == AlertState.CANDIDATE for one in found),
+        unmeasured=sum(one.state == AlertState.SUSPECTED for one in found),
         unknown=sum(one.state == AlertState.UNKNOWN for one in found),
     )
 
@@ -213,8 +212,8 @@ def counts(runs: Sequence[RunStanding]) -> str:
 
 
 def purpose_text(run: RunStatus) -> str:
-    """Return the purpose of a run: `nightly run`, `trial` or `manual run`."""
-    return run.purpose if run.purpose == Purpose.TRIAL else f"{run.purpose} run"
+    """Return the purpose of a run: `nightly run`, `local run` or `manual run`."""
+    return f"{run.purpose} run"
 
 
 def ended_text(run: RunStatus) -> str:

@@ -47,7 +47,7 @@ def history_lines(
         ]
         for row in table.rows:
             verdict = "known issue" if row.first.known_issue else row.first.verdict
-            verdict += ", trial" if row.first.trial else ""
+            verdict += ", local run" if row.first.local else ""
             commit = [f"{short(row.first.commit or '')}{'+' if row.first.dirty else ''}"] if named else []
             rows.append([_time(row.first.time_ms), row.first.run_id[-6:], *commit, verdict, *map(_figure, row.figures)])
         rows, dropped = _narrowed(rows, 4 + len(named), width)
@@ -115,7 +115,7 @@ def _plots(table: HistoryTable, columns_shown: int) -> list[str]:
     """Return a line for every metric that moved: oldest to newest, with its least and greatest value."""
     lines = []
     width = max(map(len, table.metrics), default=0)
-    series = [row for row in table.rows if not row.first.trial] or table.rows
+    series = [row for row in table.rows if not row.first.local] or table.rows
     for metric, column in zip(table.metrics, zip(*(row.figures for row in series), strict=True), strict=True):
         found = [point for point in column if point is not None]
         known = sorted((point for point in found if point.value is not None), key=lambda point: point.value or 0.0)

@@ -77,7 +77,7 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     lines += _virtual(summary, width)
     standing = standing_text(view.toolchain)
     # A status or a job shows the standing beside the purpose of the run; here the purpose is part of it.
-    standing = f"a trial: {standing}" if view.purpose == Purpose.TRIAL and standing else standing
+    standing = f"a local run: {standing}" if view.purpose == Purpose.LOCAL and standing else standing
     origin = "; ".join(filter(None, (toolchain_text(view.toolchain), standing, since_text(view.toolchain))))
     lines += _wrapped(origin, width, "") if origin else []
     more = _known(summary, width)

@@ -33,7 +33,7 @@ P_CONFIRMED = 0.01
 P_REFUTED = 0.07
 """Level at which a change as great as the gate is refuted."""
 P_UNSUSPECTED = 0.001
-"""For a number that is no candidate: ten pairs that all point one way are enough."""
+"""For a number that is no suspected change: ten pairs that all point one way are enough."""
 CONFIDENCE = 0.95
 FALSE_ALERTS = 0.05
 """Share of a night's alerts that may be chance, in the mean."""
@@ -149,12 +149,12 @@ def alone_level(family: int, rate: float = FALSE_ALERTS) -> float:
     return rate / max(1, family)
 
 
-def pairs_needed(candidates: int, rate: float = FALSE_ALERTS) -> int:
-    """Return how many pairs let even a single true change among so many candidates pass `control`.
+def pairs_needed(suspected: int, rate: float = FALSE_ALERTS) -> int:
+    """Return how many pairs let even a single true change among so many suspected changes pass `control`.
 
     n pairs have no p-value below 2^-n, and 2^(1-n) where the smallest points the other way.
     """
-    return max(PAIRS, math.ceil(math.log2(max(1, candidates) / rate)) + 1)
+    return max(PAIRS, math.ceil(math.log2(max(1, suspected) / rate)) + 1)
 
 
 def _tick(scale: Scale, pairs: Sequence[Pair]) -> float:

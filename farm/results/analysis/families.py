@@ -1,4 +1,4 @@
-"""Candidates of one night that step together: few are measured in full. Pure: docs/explanation/statistics.md."""
+"""Suspected changes of one night that step together: few are measured in full. Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from farm.results.analysis.scale import GATES, Scale, change_text
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from farm.results.analysis.candidates import Judgement
+    from farm.results.analysis.suspected import Judgement
 
 LEAST_FAMILY = 5
-"""Fewest candidates that are a family: with fewer there is nothing to save."""
+"""Fewest suspected changes that are a family: with fewer there is nothing to save."""
 P_MEMBER = 0.07
 """For a member whose representatives are confirmed: four pairs that all point that way are enough."""
 
@@ -29,10 +29,10 @@ _LEAST_ERROR = GATES[Scale.RATIO].confirmed / 2.0
 
 
 def families(keys: Sequence[Hashable], judgements: Sequence[Judgement]) -> list[tuple[int, ...]]:
-    """Return which candidates step together, by their places, those with the most usual change first.
+    """Return which suspected changes step together, by their places, those with the most usual change first.
 
     Their keys are equal, and their changes are as far as can be seen. The first REPRESENTATIVES of each are to be
-    measured like any candidate.
+    measured like any suspected change.
     """
     by_key: dict[Hashable, list[int]] = {}
     for place, (key, one) in enumerate(zip(keys, judgements, strict=True)):

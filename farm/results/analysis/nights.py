@@ -1,4 +1,4 @@
-"""All series of one night: candidates, and devices that are off as a whole. Pure: docs/explanation/statistics.md."""
+"""All series of one night: suspected changes, devices that are off as a whole. Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from farm.results.analysis.candidates import CANDIDATES, Judgement, judge, on_device
 from farm.results.analysis.confirmation import Answer, Confirmation
 from farm.results.analysis.robust import NORMAL, difference, median, median_and_mad
 from farm.results.analysis.scale import GATES, Gates, Scale, Series, change_text, scaled
+from farm.results.analysis.suspected import SUSPECTED, Judgement, judge, on_device
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -69,7 +69,7 @@ class NightJudgement(msgspec.Struct, frozen=True):
     """Judgement of each observation, without the shift of its device."""
     shifts: tuple[DeviceShift, ...]
     """Shifts that began with this nightly run; earlier ones are taken out of changes without a report."""
-    candidates: tuple[int, ...]
+    suspected: tuple[int, ...]
     """To be confirmed, the least probable first."""
     exact: tuple[int, ...]
     """Exact metrics that changed: they need no confirmation."""
@@ -108,7 +108,7 @@ def judge_night(
                 shifts.append(shift)
             for index in members:
                 judgements[index] = judged(observations[index], shift.change)
-    found = [index for index, judgement in enumerate(judgements) if judgement.finding in CANDIDATES]
+    found = [index for index, judgement in enumerate(judgements) if judgement.finding in SUSPECTED]
     exact = tuple(index for index in found if observations[index].series.exact)
     noisy = [index for index in found if not observations[index].series.exact]
     noisy.sort(key=lambda index: (judgements[index].p_value, observations[index].series.id))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEAST_SIGMA = 0.25
-"""A history that repeats to the bit is taken to vary by this share of a candidate's least change."""
+"""A history that repeats to the bit is taken to vary by this share of a suspected change's least change."""
 
 # Below this a cosine's distance from 1 is rounding: 120 dB.
 _LEAST_DISTANCE = 1e-12
@@ -40,7 +40,7 @@ class Scale(StrEnum):
 
 
 class Gates(msgspec.Struct, frozen=True):
-    """From where on a change matters; both gates of a candidate have to be passed."""
+    """From where on a change matters; both gates of a suspected change have to be passed."""
 
     change: float
     """Least size of a suspected change, on the scale of the metric."""
@@ -49,7 +49,7 @@ class Gates(msgspec.Struct, frozen=True):
     confirmed: float
     """Least size of a confirmed change, on the scale of the metric."""
     always: float = math.inf
-    """A candidate however much the history varies: pairs vary by less than nights do."""
+    """A suspected change however much the history varies: pairs vary by less than nights do."""
     better_sigmas: float = 2.5
     """As `sigmas`, of a change for the better, which can wait: it is seen in a later night, when it is the level."""
     better_always: float = math.inf

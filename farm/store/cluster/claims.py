@@ -249,7 +249,7 @@ class _Taking:
 
         others = usable_of(self._living)
         if any(len(found) <= MOST_DEVICES for found in others.values()):
-            # Without another device the code is blamed for a failure: devices that came a moment ago count, and so do
+            # Without another device a failure counts against the code: devices that came a moment ago count, and so do
             # devices whose heartbeat is late because the database stood still.
             since_ms = self._us["now_ms"] if self._is_settled() else 0
             return usable_of(read_living(self._connection, self._known.situation.soc, since_ms))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # A shard waits so long for a device of its kind to come back: a restarted host, a cable.
 _ABANDONED_MS = 60_000
 
-# After so many deaths of agents with a shard, the job that they ran is to blame.
+# After so many deaths of agents with a shard, the job that they ran is at fault.
 _MOST_DEATHS = 3
 # An agent without a heartbeat for a day is no longer listed.
 _FORGOTTEN_MS = 86_400_000

@@ -42,7 +42,7 @@ class Alerts:
             line = _line_of(connection, run_id)
             there = {(one.series_id, one.device_kind) for one in found}
             exact = alert.c.state == AlertState.EXACT
-            not_measured = (alert.c.run_id == run_id) & (exact | (alert.c.state == AlertState.CANDIDATE))
+            not_measured = (alert.c.run_id == run_id) & (exact | (alert.c.state == AlertState.SUSPECTED))
             of_run = select(alert.c.id, alert.c.series_id, alert.c.device_kind).where(
                 not_measured, exact | not_remarked()
             )
@@ -73,7 +73,7 @@ class Alerts:
         *,
         device: str,
         pairs: Sequence[tuple[float, float]] | None,
-        was: AlertState = AlertState.CANDIDATE,
+        was: AlertState = AlertState.SUSPECTED,
     ) -> bool:
         """Record the result of pairs: finding, state, range, change and reason of `new`, and `pairs` of medians.
 

@@ -220,7 +220,7 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
         found.append(run.user_name == values.clean(wanted.user))
     if wanted.purpose:
         is_nightly = run.priority == Purpose.NIGHTLY
-        others = {Purpose.TRIAL: run.run_private, Purpose.MANUAL: ~run.run_private}
+        others = {Purpose.LOCAL: run.run_private, Purpose.MANUAL: ~run.run_private}
         found.append(is_nightly if wanted.purpose == Purpose.NIGHTLY else ~is_nightly & others[Purpose(wanted.purpose)])
     if wanted.line:
         names = [wanted.line] if wanted.line != line_text("") else ["", wanted.line]

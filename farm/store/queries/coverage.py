@@ -80,12 +80,12 @@ def newest_results(
     line: str,
     also: str = "",
     *,
-    trials_of: str = "",
+    local_runs_of: str = "",
 ) -> list[JobResult]:
     """Return the newest results of jobs, by their row ids; none of `farm debug`.
 
     The results are of `run_ids`; with None of the runs of a branch, and of the run `also`. A job without any gets the
-    result of a local run of the user `trials_of`.
+    result of a local run of the user `local_runs_of`.
     """
     of_runs: dict[str, Any] = {"line": line, "run": also, "user": ""} if run_ids is None else {"runs": sorted(run_ids)}
     if run_ids is not None and not run_ids:
@@ -96,9 +96,9 @@ def newest_results(
         found_rows = connection.execute(statement(name), {"jobs": jobs, **of_runs}).all()
         without = [row.id for row in found_rows if row.tried is None]
         rows += [row for row in found_rows if row.tried is not None]
-        if run_ids is None and trials_of and without:
-            of_trials = {**of_runs, "jobs": without, "user": values.clean(trials_of)}
-            rows += [row for row in connection.execute(statement(name), of_trials) if row.tried is not None]
+        if run_ids is None and local_runs_of and without:
+            of_local_runs = {**of_runs, "jobs": without, "user": values.clean(local_runs_of)}
+            rows += [row for row in connection.execute(statement(name), of_local_runs) if row.tried is not None]
     newer = {row.tried: row.planned for row in rows if row.planned != row.tried}
     newer_runs: dict[int, str] = {}
     for ids in chunks(list(newer.values())):

@@ -55,18 +55,18 @@ class HistoryReader:
         limit: int = 20,
         line: str | None = "",
         *,
-        trials_of: str = "",
+        local_runs_of: str = "",
     ) -> list[HistoryPoint]:
         """Return the numbers of jobs in a branch, grouped by job, device kind and metric, oldest first in each group.
 
         None as `metric` is every metric; as `line` every run, also local ones. `limit` counts the newest attempts of a
-        job on a device kind, and as many from local runs of the user `trials_of`.
+        job on a device kind, and as many from local runs of the user `local_runs_of`.
         """
         with self._database.reading() as connection:
             jobs = list(matching_jobs(connection, job_pattern, soc))
             rows: list[Any] = []
             if jobs:
-                of = {"jobs": jobs, "most": limit, "user": values.clean(trials_of), **of_line(line)}
+                of = {"jobs": jobs, "most": limit, "user": values.clean(local_runs_of), **of_line(line)}
                 rows += connection.execute(statement("history.attempts"), of)
             measured: dict[int, list[tuple[Any, ...]]] = {}
             for attempts in chunks([row.attempt_id for row in rows]):
@@ -224,7 +224,7 @@ def _point(
         value=value,
         n=n,
         device_facts=device_facts(row.build, row.runtime),
-        trial=row.run_private or UNSET,
+        local=row.run_private or UNSET,
         commit=row.run_commit or UNSET,
         dirty=row.run_dirty or UNSET,
     )

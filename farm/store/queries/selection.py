@@ -41,14 +41,14 @@ class SelectionReader:
         self._database, self._clock = database, clock
 
     def expected(
-        self, job_ids: Sequence[str], kind: str, line: str = "", *, trials_of: str = ""
+        self, job_ids: Sequence[str], kind: str, line: str = "", *, local_runs_of: str = ""
     ) -> dict[str, ExpectedJob]:
         """Return expectations of judged jobs from recent runs of a branch and a user's local runs, on a kind of device.
 
         A job without a verdict in the branch gets times of any other run and an empty last verdict.
         """
         with self._database.reading() as connection:
-            in_line = _recent(connection, job_ids, kind, line, trials_of)
+            in_line = _recent(connection, job_ids, kind, line, local_runs_of)
             elsewhere = _recent(connection, [job for job in job_ids if job not in in_line], kind, None)
         found = {name: _expected(rows, verdict_of(rows[0])) for name, rows in in_line.items()}
         return found | {name: _expected(rows, _NEVER) for name, rows in elsewhere.items()}
@@ -96,12 +96,12 @@ class SelectionReader:
 
 
 def _recent(
-    connection: Connection, job_ids: Sequence[str], kind: str, line: str | None, trials_of: str = ""
+    connection: Connection, job_ids: Sequence[str], kind: str, line: str | None, local_runs_of: str = ""
 ) -> dict[str, list[Row[Any]]]:
     """Return the newest verdicts of jobs, by their ids, the newest first."""
     found: dict[str, list[Row[Any]]] = {}
     for jobs in chunks(job_ids):
-        of = {"jobs": jobs, "kind": kind, "most": _RECENT_RUNS, "user": values.clean(trials_of), **of_line(line)}
+        of = {"jobs": jobs, "kind": kind, "most": _RECENT_RUNS, "user": values.clean(local_runs_of), **of_line(line)}
         for row in connection.execute(statement("selection.expected"), of):
             found.setdefault(row.name, []).append(row)
     return found

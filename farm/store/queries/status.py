@@ -78,7 +78,7 @@ class StatusReader:
     def run_to_show(self, line: str = "", *, own: bool = False) -> str | None:
         """Return the newest run of the line's night that began, without one its newest run; None where there is none.
 
-        With `own` trials of one's own count as well. Runs of `farm debug` are left out.
+        With `own` local runs of one's own count as well. Runs of `farm debug` are left out.
         """
         night = self.night(line)
         with self._database.reading() as connection:
@@ -124,7 +124,7 @@ class StatusReader:
     def job_results(
         self, job_ids: Collection[str], run_ids: Collection[str] | None = None, line: str = ""
     ) -> list[JobResult]:
-        """Return the newest result in a line, or else in a trial of one's own, of each job; of `run_ids` where given.
+        """Return the newest result of each job in a branch, else in the user's local runs; of `run_ids` where given.
 
         Runs of `farm debug` are left out.
         """
@@ -135,7 +135,7 @@ class StatusReader:
         with self._database.reading() as connection:
             for names in chunks(job_ids):
                 jobs = connection.scalars(statement("status.jobs_named"), {"names": names}).all()
-                found += newest_results(connection, jobs, run_ids, line, trials_of=user)
+                found += newest_results(connection, jobs, run_ids, line, local_runs_of=user)
         return found
 
 

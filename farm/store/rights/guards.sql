@@ -29,7 +29,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION farm_guard_alert() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 BEGIN
-    IF OLD.state NOT IN ('exact', 'candidate') THEN
+    IF OLD.state NOT IN ('exact', 'suspected') THEN
         PERFORM farm_refuse('an alert that was measured is history');
     END IF;
     RETURN OLD;

@@ -301,7 +301,7 @@ class Shown:
     def _show_builds(self, progress: RunProgress) -> None:
         from farm.builds.compile.protocol import BuildReply
 
-        building = {"canary" if name.startswith(_NEEDED) else name for name in progress.building}
+        building = {"health check" if name.startswith(_NEEDED) else name for name in progress.building}
         for job_id in building - self._building:
             self._listener.build_started(job_id)
         ended = sorted(self._building - building)

@@ -179,16 +179,16 @@ class _SharedRun(RunSteps):
         from farm.store.cluster.records import NewShard
 
         planned = self._order(jobs, tools, self._rebuild)
-        canaries = self._order_canaries(jobs, tools)
+        health_checks = self._order_health_checks(jobs, tools)
         runtimes = upload_runtimes(self._config, self._request, jobs, self._wanted.classes, objects)
-        built = self._built([*canaries, *planned], objects)
-        lacking = [one for one in (*canaries, *planned) if one.key not in built]
+        built = self._built([*health_checks, *planned], objects)
+        lacking = [one for one in (*health_checks, *planned) if one.key not in built]
         width = self._width(tools) if lacking else self._config.builders
         planned = [msgspec.structs.replace(one, cached=one.key in built) for one in planned]
         most = self._request.most_devices
         devices = {soc: min(count, most or count) for soc, count in self._wanted.per_soc.items()}
         planned, stale = self._cut(planned, devices, width)
-        keys = {one.key for one in (*canaries, *planned)}
+        keys = {one.key for one in (*health_checks, *planned)}
         lacking = [one for one in lacking if one.key in keys]
         sources = upload_sources(objects, [one.job for one in lacking])
         anew = self._rebuild.keys if self._rebuild is not None else frozenset()
@@ -199,7 +199,7 @@ class _SharedRun(RunSteps):
             sessions={one.job.id: tuple(runtime_flags(one.job.target).items()) for one in planned},
             first=self._first,
         )
-        needs = {soc: tuple(one.key for one in canaries if one.job.target.soc == soc) for soc in self._wanted.socs}
+        needs = {soc: tuple(one.key for one in health_checks if one.job.target.soc == soc) for soc in self._wanted.socs}
         return RunWork(
             # A device begins only with the bundle of its health check.
             shards=[NewShard(*part, needs=needs.get(part.soc, ())) for part in parts],
@@ -208,7 +208,7 @@ class _SharedRun(RunSteps):
             manifests=manifests_of(BundleCache(self._config.cache_dir), built),
             stale=stale,
             jobs=len(planned),
-            terms=self._terms(jobs, tools, runtimes, [self._shard_job(one) for one in canaries]),
+            terms=self._terms(jobs, tools, runtimes, [self._shard_job(one) for one in health_checks]),
         )
 
     def _terms(
@@ -216,7 +216,7 @@ class _SharedRun(RunSteps):
         jobs: Sequence[Job],
         tools: Toolchain,
         runtimes: tuple[RemoteRuntime, ...],
-        canaries: Sequence[ShardJob],
+        health_checks: Sequence[ShardJob],
     ) -> WorkTerms:
         from farm.dispatch.cluster.toolchain_id import toolchain_id
 
@@ -234,7 +234,7 @@ class _SharedRun(RunSteps):
             heap=request.heap,
             seconds=request.seconds,
             runtimes=runtimes,
-            canaries=tuple(canaries),
+            health_checks=tuple(health_checks),
             budget_s=self._budget.seconds,
         )
 

@@ -92,10 +92,10 @@ class Preparer:
         every case no device and no code is at fault, and the caller puts the shard back.
         """
         terms = self._terms_of(held)
-        canaries = [one for one in terms.canaries if one.job.target.soc == device.soc]
-        builds = self._builds(held, canaries)
+        health_checks = [one for one in terms.health_checks if one.job.target.soc == device.soc]
+        builds = self._builds(held, health_checks)
         lost = self._fetch(builds)
-        plan = self._plan_of(held, terms, device, canaries, builds, lost)
+        plan = self._plan_of(held, terms, device, health_checks, builds, lost)
         return PreparedRun(plan, [self._planned(plan.folder, one, builds.get(one.key), lost) for one in held.jobs])
 
     def prefetch(self, held: HeldShard) -> None:
@@ -148,9 +148,9 @@ class Preparer:
                 self._terms[held.run_id] = terms
         return terms
 
-    def _builds(self, held: HeldShard, canaries: Sequence[ShardJob]) -> dict[str, Build]:
+    def _builds(self, held: HeldShard, health_checks: Sequence[ShardJob]) -> dict[str, Build]:
         builds = dict(held.builds)
-        wanted = (one.key for one in (*held.jobs, *canaries))
+        wanted = (one.key for one in (*held.jobs, *health_checks))
         lacking = [key for key in dict.fromkeys(wanted) if key not in builds and not self._is_here(key)]
         if lacking:
             builds |= self._build_of(lacking)
@@ -194,7 +194,7 @@ class Preparer:
         held: HeldShard,
         terms: WorkTerms,
         device: Device,
-        canaries: Sequence[ShardJob],
+        health_checks: Sequence[ShardJob],
         builds: Mapping[str, Build],
         lost: Mapping[str, str],
     ) -> RunPlan:
@@ -228,11 +228,11 @@ class Preparer:
             make_folders(folder)
             draft.prepare_folder()
             # Do not wait for a health check without a bundle: the next shard of the run will have it.
-            ended = [one for one in canaries if self._is_here(one.key) or _has_ended(builds.get(one.key))]
+            ended = [one for one in health_checks if self._is_here(one.key) or _has_ended(builds.get(one.key))]
             planned = tuple(self._planned(folder, one, builds.get(one.key), lost) for one in ended)
-            plan = msgspec.structs.replace(draft, canaries=planned)
+            plan = msgspec.structs.replace(draft, health_checks=planned)
             plan.write()
-        if len(ended) == len(canaries):
+        if len(ended) == len(health_checks):
             with self._lock:
                 self._plans[held.run_id, device.id] = plan
         return plan

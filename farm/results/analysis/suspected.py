@@ -1,4 +1,4 @@
-"""Step 1: is a run's number a candidate against the runs before it? Pure: docs/explanation/statistics.md."""
+"""Suspected changes: numbers of a run against the runs before it, step 1. Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Finding(StrEnum):
     """The number cannot be compared."""
 
 
-CANDIDATES = frozenset({Finding.REGRESSION, Finding.IMPROVEMENT, Finding.CHANGED})
+SUSPECTED = frozenset({Finding.REGRESSION, Finding.IMPROVEMENT, Finding.CHANGED})
 """Findings to confirm by interleaved pairs; findings of exact metrics need none."""
 
 
@@ -125,7 +125,7 @@ def judge(
 
 
 def may_hide_regression(series: Series, judgement: Judgement) -> bool:
-    """Return whether a number that is no candidate may be a regression hidden by noise, two sigmas too good by chance.
+    """Return whether noise of two sigmas may hide a regression of a number that is not suspected.
 
     With too few runs every number may be. Worth a confirmation where the program is known to have changed.
     """
@@ -194,7 +194,7 @@ def on_device(scale: Scale, values: Sequence[float], devices: Sequence[str], dev
 
 
 def reference(series: Series, values: Sequence[float], steps: Mapping[int, float]) -> int:
-    """Return the index of the run to confirm a candidate against, among those before the new one, oldest first.
+    """Return the index of the run to confirm a suspected change against, among those before the new one, oldest first.
 
     The oldest run of the baseline on its level is chosen, because newer ones may have the step already. `steps` as in
     `levelled`.
@@ -206,7 +206,7 @@ def reference(series: Series, values: Sequence[float], steps: Mapping[int, float
 def settled(series: Series, before: NDArray[np.float64]) -> int:
     """Return the index in `before`, on the scale, where their newest level begins, if it is a better one; else 0.
 
-    Improvements, each too small to be a candidate, would else be credit for what gets worse after them.
+    Improvements, each too small to be a suspected change, would else be credit for what gets worse after them.
     """
     if series.direction is None or not np.isfinite(before).all():
         return 0

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from farm.results.analysis.candidates import CANDIDATES, Finding, judge, may_hide_regression
 from farm.results.analysis.scale import Scale, Series, change_text, scale_of, scaled, unscaled
+from farm.results.analysis.suspected import SUSPECTED, Finding, judge, may_hide_regression
 from farm.results.attempt import Direction
 
 from .conftest import COSINE, DELEGATED, FALLBACK, LATENCY, PATIENT, SQNR, TOP1, noisy
@@ -20,7 +20,7 @@ from .conftest import COSINE, DELEGATED, FALLBACK, LATENCY, PATIENT, SQNR, TOP1,
 EVERYTHING = st.floats(allow_nan=True, allow_infinity=True)
 
 
-def test_a_run_that_is_a_tenth_slower_is_a_candidate() -> None:
+def test_a_run_that_is_a_tenth_slower_is_suspected() -> None:
     judged = judge(LATENCY, noisy(21), 1.1e6)
     assert judged.finding is Finding.REGRESSION
     assert math.exp(judged.change) == pytest.approx(1.1, rel=0.02)
@@ -230,7 +230,7 @@ def test_figures_know_how_they_are_compared() -> None:
 def test_a_value_that_flips_back_and_forth_is_news_twice_and_then_not_deterministic() -> None:
     values = [4.0, 4.0, 5.0, 4.0, 5.0, 5.0, 4.0, 6.0]
     judged = [judge(FALLBACK, values[:night], values[night]) for night in range(len(values))]
-    assert [night for night, one in enumerate(judged) if one.finding in CANDIDATES] == [2, 3, 7]
+    assert [night for night, one in enumerate(judged) if one.finding in SUSPECTED] == [2, 3, 7]
     assert judged[4].reason == "4 -> 5 count, as in 1 of 4 runs before: not deterministic"
     assert [one.flips for one in judged] == [0, 0, 0, 0, 1, 0, 2, 0], "a third value is news"
 

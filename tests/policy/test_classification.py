@@ -7,7 +7,7 @@ from itertools import product
 import msgspec
 import pytest
 
-from farm.policy.retries import MOST_DEVICES, Blame, Tried, classify, damaged, settle, tried, unfit
+from farm.policy.retries import MOST_DEVICES, Classification, Tried, classify, damaged, settle, tried, unfit
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
 
 JOB = "s/c[SM8650-htp-8a8w]"
@@ -66,21 +66,23 @@ def test_whatever_happened_the_rules_hold(others: int) -> None:
         last = causes[-1]
         opened = [cause for cause in causes if cause in OPEN]
         if last is None:
-            assert decision.blame is Blame.NOBODY, causes
+            assert decision.classification is Classification.NONE, causes
         elif last in AT_ONCE:
-            assert decision.blame is Blame.CODE, causes
+            assert decision.classification is Classification.CODE, causes
         elif last in OPEN:
-            assert (decision.blame is Blame.CODE) == (len(opened) > 1 or (len(causes) == 1 and not others)), causes
+            assert (decision.classification is Classification.CODE) == (
+                len(opened) > 1 or (len(causes) == 1 and not others)
+            ), causes
         else:
-            assert decision.blame in {Blame.FARM, Blame.UNDECIDED}, causes
+            assert decision.classification in {Classification.FARM, Classification.UNDECIDED}, causes
         if decision.repeat:
             assert others, "there has to be a device that it can be repeated on"
             assert len(causes) < MOST_DEVICES, causes
-            assert decision.blame in {Blame.FARM, Blame.UNDECIDED}, causes
+            assert decision.classification in {Classification.FARM, Classification.UNDECIDED}, causes
         final = settled(*causes, others=others)
-        infra = decision.blame in {Blame.FARM, Blame.UNDECIDED}
+        infra = decision.classification in {Classification.FARM, Classification.UNDECIDED}
         assert (final.verdict is Verdict.INFRA) == infra, causes
-        assert final.verdict is not Verdict.FAILED or decision.blame is Blame.CODE, causes
+        assert final.verdict is not Verdict.FAILED or decision.classification is Classification.CODE, causes
         assert final.cause is (last or Cause.NONE), causes
         assert "\n" not in "".join((final.reason, *final.notes)), causes
 
@@ -88,9 +90,12 @@ def test_whatever_happened_the_rules_hold(others: int) -> None:
 def test_the_order_in_which_devices_say_it_decides_nothing_about_the_code() -> None:
     for causes in histories():
         if len(causes) > 1 and all(cause in REPEATED for cause in causes):
-            blamed = {classify(history(*order), others=0).blame is Blame.CODE for order in (causes, causes[::-1])}
+            found = {
+                classify(history(*order), others=0).classification is Classification.CODE
+                for order in (causes, causes[::-1])
+            }
             # A second device with the same result ends the search, so that no third device is tried.
-            assert len(blamed) == 1 or len([cause for cause in causes if cause in OPEN]) > 1, causes
+            assert len(found) == 1 or len([cause for cause in causes if cause in OPEN]) > 1, causes
 
 
 @pytest.mark.parametrize("cause", AT_ONCE)
@@ -136,7 +141,7 @@ def test_without_another_device_it_is_the_codes_fault_and_says_that_nobody_else_
 @pytest.mark.parametrize("causes", [(Cause.CRASH, Cause.GONE), (Cause.GONE, Cause.CRASH), (Cause.NUMERICS, Cause.GONE)])
 def test_it_stays_open_when_the_other_device_could_not_say(causes: tuple[Cause, ...]) -> None:
     decision = classify(history(*causes), others=0)
-    assert (decision.blame, decision.repeat) == (Blame.UNDECIDED, False)
+    assert (decision.classification, decision.repeat) == (Classification.UNDECIDED, False)
     assert decision.evidence.endswith("it stays open whether it is the job or the device")
 
 
@@ -151,20 +156,20 @@ def test_what_the_farm_did_is_repeated_elsewhere_on_three_devices_at_most(cause:
 @pytest.mark.parametrize("cause", ALONE)
 def test_another_device_does_not_help_a_builder_that_died_or_a_full_disk_here(cause: Cause) -> None:
     decision = classify(history(cause), others=9)
-    assert (decision.blame, decision.repeat) == (Blame.FARM, False)
+    assert (decision.classification, decision.repeat) == (Classification.FARM, False)
 
 
 @pytest.mark.parametrize("cause", [Cause.NUMERICS, Cause.REFUSED])
 def test_wrong_numbers_and_refusals_that_are_no_news_need_no_second_device(cause: Cause) -> None:
     decision = classify(history(cause), others=9, failed_before=True)
-    assert (decision.blame, decision.repeat) == (Blame.CODE, False)
+    assert (decision.classification, decision.repeat) == (Classification.CODE, False)
     assert classify(history(Cause.CRASH), others=9, failed_before=True).repeat, "another run may have been unlucky"
 
 
-def test_wrong_numbers_of_a_device_whose_canary_fails_as_well_say_nothing_about_the_job() -> None:
-    spoilt = unfit(attempt(Cause.NUMERICS), "the canary did not pass: sqnr 2 dB < 20 dB")
+def test_wrong_numbers_of_a_device_whose_health_check_fails_as_well_say_nothing_about_the_job() -> None:
+    spoilt = unfit(attempt(Cause.NUMERICS), "the health check did not pass: sqnr 2 dB < 20 dB")
     assert (spoilt.verdict, spoilt.cause, spoilt.measurements) == (Verdict.INFRA, Cause.DEVICE, ())
-    assert "fails its canary as well (the canary did not pass: sqnr 2 dB < 20 dB)" in spoilt.reason
+    assert "fails its health check as well (the health check did not pass: sqnr 2 dB < 20 dB)" in spoilt.reason
     assert classify([tried(spoilt)], others=1) == classify(history(Cause.DEVICE), others=1)
 
 

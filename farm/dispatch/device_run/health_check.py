@@ -17,18 +17,18 @@ _SHAPE = (1, 3, 5, 7)
 _TOLERANCE = Tolerance(fp32=Limits(sqnr_db=25.0))
 
 
-def canary_jobs(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+def health_check_jobs(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     """Return what to compile for devices that run `jobs`: one job a SoC, backend and mode, of no suite."""
     wanted = dict.fromkeys((job.target.soc, job.target.backend, job.target.direct) for job in jobs)
-    return tuple(canary_job(soc, backend, direct=direct) for soc, backend, direct in wanted)
+    return tuple(health_check_job(soc, backend, direct=direct) for soc, backend, direct in wanted)
 
 
-def canary_job(soc: str, backend: str, *, direct: bool = False) -> Job:
-    """Return the job whose bundle is the canary of an SoC and backend, in `direct` mode or not."""
-    precision = find_backend(backend).canary_precision
+def health_check_job(soc: str, backend: str, *, direct: bool = False) -> Job:
+    """Return the job whose bundle is the health check of an SoC and backend, in `direct` mode or not."""
+    precision = find_backend(backend).health_check_precision
     case = Case(
         "farm",
-        "canary",
+        "health_check",
         module="torch.nn:ReLU",
         inputs=(InputSpec(_SHAPE),),
         precisions=(precision,),

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def confirm_candidates(config: Config, run_id: str, budget_s: float | None) -> Findings:
-    """Return the regressions of a run after measuring its candidates, in `budget_s` seconds at most; None: no limit."""
+def confirm_suspected(config: Config, run_id: str, budget_s: float | None) -> Findings:
+    """Return the regressions of a run after measuring its suspected changes within `budget_s`; None: no limit."""
     from farm.dispatch.request.resume import config_of_run
     from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.numbers.regressions.confirm_run import confirm_run
@@ -29,7 +29,9 @@ def confirm_candidates(config: Config, run_id: str, budget_s: float | None) -> F
             config = config_of_run(config, store.runs.view(run_id), "")
         except FarmError as error:
             # Results of another toolchain must not be recorded for this run, so it is judged without a measurement.
-            logger.warning("candidates of run %s are not measured, its toolchain cannot be used: %s", run_id, error)
+            logger.warning(
+                "suspected changes of run %s are not measured, its toolchain cannot be used: %s", run_id, error
+            )
             budget_s = 0.0
         found = confirm_run(config, store, run_id, PairsRequest(command="farm nightly"), budget_s=budget_s)
     for line in found.left_out:
