@@ -156,7 +156,7 @@ class Filled:
         self._cost("queue", [cluster.queue] * 5)
         runs = sorted({held.run_id for _, held in self._held})
         self._cost("progress", [lambda run=run: cluster.progress(run, 2**40) for run in draw.choices(runs, k=20)])
-        self._cost("mend", [partial(cluster.mend, ttl_s=10.0)] * 5)
+        self._cost("recover", [partial(cluster.recover, ttl_s=10.0)] * 5)
         person = Run("late", "user9", Priority.PERSON, 0.0)
         largest = max(self._night.farms.values(), key=lambda farm: len(farm.living))
         self._cost("submit 400 jobs", [lambda: self._submit(person, {largest.soc: 400})] * 3)

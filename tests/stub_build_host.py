@@ -47,7 +47,7 @@ class StubToolchains:
     def look(self, **_: Any) -> None: ...
 
 
-class StubSeat:
+class StubBuilder:
     """A builder that compiles nothing."""
 
     def __init__(self, name: str, evidence: Path, cache: BundleCache) -> None:
@@ -60,7 +60,7 @@ class StubSeat:
             file.write(f"{request.key} {self._name}\n")
         return BuildReply(request.key, ok=True, seconds=BUILD_S)
 
-    def put_away(self, key: str) -> None: ...
+    def clean_up(self, key: str) -> None: ...
 
     def abandon(self, key: str) -> None: ...
 
@@ -80,7 +80,7 @@ def main() -> None:
     leases = msgspec.structs.replace(config.leases, ttl_s=ttl_s, heartbeat_s=ttl_s / 4)
     config = msgspec.structs.replace(config, builders=builders, leases=leases)
     builds.HostToolchains = lambda *_: StubToolchains()  # type: ignore[assignment, misc]
-    builds.BuilderSeat = lambda *_, **__: StubSeat(name, evidence, BundleCache(config.cache_dir))  # type: ignore[assignment, misc]
+    builds.BuilderSlot = lambda *_, **__: StubBuilder(name, evidence, BundleCache(config.cache_dir))  # type: ignore[assignment, misc]
     with open_store(config.store_url, connections=4) as store:
         host = builds.BuildHost(config, store, open_objects(config))
         facts = AgentFacts(host=name, pid=1, version="1", protocol=PROTOCOL, toolchains=host.ids())

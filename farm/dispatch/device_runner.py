@@ -102,7 +102,7 @@ class DeviceRunner:
             self._link.start()
             self._want()
 
-    def shut(self, why: str) -> None:
+    def drain(self, why: str) -> None:
         """End the use of the device after the running job."""
         if self.is_open:
             self.is_open = False
@@ -110,7 +110,7 @@ class DeviceRunner:
             if self.phase in (Phase.WORKING, Phase.RECOVERING):
                 self._leave(why)
 
-    def hurry(self, why: str) -> None:
+    def abort(self, why: str) -> None:
         """Break off the running job, and leave the device."""
         if self.phase is not Phase.IDLE:
             self._leave(why, broken_off=True)

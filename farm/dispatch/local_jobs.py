@@ -118,7 +118,7 @@ class LocalJobs:
         self._pending.clear()
         self._pool.want_no_more()
         for runner in self._runners.values():
-            runner.shut("nothing more of the run may begin")
+            runner.drain("nothing more of the run may begin")
 
     def halt(self, reason: str) -> None:
         """Stop the run, because no device could change the reason."""
@@ -331,7 +331,7 @@ class LocalJobs:
         for runner in self._runners.values() if not self._unfinished[soc] else ():
             if runner.device.soc == soc:
                 self._pool.retire(self._number[runner.device.id])
-                runner.shut("there is nothing left to do")
+                runner.drain("there is nothing left to do")
 
     def _look_at_pool(self) -> None:
         """Tell runners of leases that were renewed, lost or are wanted by others."""

@@ -24,7 +24,7 @@ class Answers:
             self._unbroken_s = now
         self._answered_s = now
 
-    def is_settled(self, ttl_s: float) -> bool:
+    def is_stable(self, ttl_s: float) -> bool:
         """Return whether the database has answered for `ttl_s`, the lifetime of a lease, up to now."""
         # The order matters: an answer recorded meanwhile stores a gap before it closes it.
         answered_s, now = self._answered_s, now_s()

@@ -26,7 +26,7 @@ from farm.base.config.settings import load_config
 from farm.base.processes import Supervisor
 from farm.builds.bundles.cache import leftovers
 from farm.dispatch.cluster.client.upload import build_here, new_builds
-from farm.dispatch.cluster.delivery.mend import mend
+from farm.dispatch.cluster.delivery.recovery import recover
 from farm.dispatch.cluster.delivery.worker import MessageDelivery
 from farm.dispatch.cluster.files.suite_archive import upload_sources
 from farm.dispatch.request.plan import PlannedJob
@@ -70,8 +70,8 @@ def farm(server: Cluster, farm_cache: Path, tmp_path: Path, request: pytest.Fixt
 def repair(farm: BuildFarm) -> Iterator[None]:
     """Repair the farm inside the block, as the agent of a host with devices does."""
     ttl_s = load_config(farm.file).leases.ttl_s
-    mending = partial(mend, farm.store, ttl_s=ttl_s)
-    delivery = MessageDelivery(farm.store, mend=mending, ttl_s=ttl_s)
+    recovery = partial(recover, farm.store, ttl_s=ttl_s)
+    delivery = MessageDelivery(farm.store, recover=recovery, ttl_s=ttl_s)
     delivery.start()
     try:
         yield

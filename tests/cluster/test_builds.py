@@ -134,7 +134,7 @@ def test_what_nobody_wants_any_more_is_stopped(farm: BuildFarm, host: RunningHos
     await_true(mark.exists)
     assert host.host.making == tuple(run.keys)
     farm.store.cluster.cancel(run.run_id, "bob")
-    host.host.beat()
+    host.host.send_heartbeat()
     await_true(lambda: not host.host.making, 20.0)
     assert all_the_time(lambda: host.host.making == (), 0.5), "it is not claimed again"
     assert all(build.state in ("waiting", "failed") for build in farm.store.cluster.build_of(run.keys).values())

@@ -21,7 +21,7 @@ from waiting import until
 from farm.base.errors import StoreError
 from farm.dispatch.cluster.delivery import app as delivery_app
 from farm.dispatch.cluster.delivery.app import Periodic
-from farm.dispatch.cluster.delivery.mend import mend
+from farm.dispatch.cluster.delivery.recovery import recover
 from farm.dispatch.cluster.delivery.worker import MessageDelivery
 from farm.store.messages.install import needed_version
 from farm.store.store import open_store
@@ -74,8 +74,8 @@ class Heard:
         self.calls.append(("finish", run))
         self.hold.wait(30)
 
-    def mend(self) -> bool:
-        self.calls.append(("mend", ""))
+    def recover(self) -> bool:
+        self.calls.append(("recover", ""))
         return False
 
     def of(self, kind: str) -> list[str]:
@@ -84,7 +84,7 @@ class Heard:
 
 @contextmanager
 def delivering(store: Store, heard: Heard, *, patience_s: float = 5, **more: Any) -> Iterator[MessageDelivery]:
-    calls: dict[str, Any] = {"finish": heard.finish, "mend": heard.mend, **more}
+    calls: dict[str, Any] = {"finish": heard.finish, "recover": heard.recover, **more}
     delivery = MessageDelivery(store, ttl_s=30, **calls)
     delivery.start()
     try:
@@ -112,7 +112,7 @@ def test_an_agent_hears_of_ends_of_runs_and_leaves_nothing(store: Store) -> None
     defer_finish(store, "run-1")
     with delivering(store, heard):
         defer_finish(store, "run-2")
-        until(lambda: len(heard.of("finish")) == 2 and heard.of("mend"))
+        until(lambda: len(heard.of("finish")) == 2 and heard.of("recover"))
     assert sorted(heard.of("finish")) == ["run-1", "run-2"]
     assert finishes(store) == []
     assert not heard.notes
@@ -195,7 +195,7 @@ def hold_as_dead(store: Store, lock: str, *, queue: str = "farm") -> int:
     with psycopg.connect(**store.connection_arguments(), autocommit=True) as dead:
         sent = dead.execute(
             "SELECT unnest(procrastinate_defer_jobs_v1(ARRAY["
-            "ROW(%s, 'farm.mend', 0, NULL, %s, '{}'::jsonb, NULL)::procrastinate_job_to_defer_v1]))",
+            "ROW(%s, 'farm.recover', 0, NULL, %s, '{}'::jsonb, NULL)::procrastinate_job_to_defer_v1]))",
             (queue, lock),
         ).fetchone()
         worker = dead.execute("SELECT worker_id FROM procrastinate_register_worker_v1()").fetchone()
@@ -216,7 +216,7 @@ def states(store: Store) -> dict[int, str]:
 def test_duplicates_among_messages_of_dead_workers_go_and_the_others_are_put_back(store: Store) -> None:
     store.messages.require()
     # The messages of an agent that is killed and restarted repeatedly: each process holds the message of its time.
-    held = [hold_as_dead(store, "farm.mend") for _ in range(6)]
+    held = [hold_as_dead(store, "farm.recover") for _ in range(6)]
     ordinary = hold_as_dead(store, "finish:run-1")
     assert set(states(store).values()) == {"doing"}
     # The server has been up for longer than that.
@@ -231,12 +231,13 @@ def test_a_duplicate_of_a_waiting_message_keeps_no_other_from_being_put_back(sto
     import psycopg
 
     store.messages.require()
-    duplicate = hold_as_dead(store, "farm.tidy")
+    duplicate = hold_as_dead(store, "farm.remove_ended")
     other = hold_as_dead(store, "finish:run-2")
     with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
         connection.execute(
             "SELECT procrastinate_defer_jobs_v1(ARRAY["
-            "ROW('farm', 'farm.tidy', 0, NULL, 'farm.tidy', '{}'::jsonb, NULL)::procrastinate_job_to_defer_v1])"
+            "ROW('farm', 'farm.remove_ended', 0, NULL, 'farm.remove_ended', '{}'::jsonb, NULL)"
+            "::procrastinate_job_to_defer_v1])"
         )
     until(lambda: store.messages.retry(0.05) > 0)
     left = states(store)
@@ -244,11 +245,29 @@ def test_a_duplicate_of_a_waiting_message_keeps_no_other_from_being_put_back(sto
     assert left[other] == "todo"
 
 
+def test_a_job_with_a_task_name_of_an_earlier_version_is_removed_and_stops_no_worker(store: Store) -> None:
+    import psycopg
+
+    store.messages.require()
+    with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
+        connection.execute(
+            "SELECT procrastinate_defer_jobs_v1(ARRAY["
+            "ROW('farm', 'farm.mend', 100, NULL, 'farm.mend', '{\"timestamp\": 1}'::jsonb, NULL)"
+            "::procrastinate_job_to_defer_v1])"
+        )
+    heard = Heard()
+    with delivering(store, heard):
+        defer_finish(store, "run-1")
+        until(lambda: heard.of("finish"))
+        until(lambda: not states(store))
+    assert heard.notes == []
+
+
 @pytest.mark.whole
 def test_a_restarted_database_is_found_again(server: Cluster, store: Store) -> None:
     heard = Heard()
     with delivering(store, heard):
-        until(lambda: heard.of("mend"))
+        until(lambda: heard.of("recover"))
         server.stop()
         until(lambda: any("the database is away" in note or "trying again" in note for note in heard.notes))
         server.start()
@@ -257,8 +276,8 @@ def test_a_restarted_database_is_found_again(server: Cluster, store: Store) -> N
         defer_finish(store, "run-1")
         until(lambda: heard.of("finish"))
         assert time.monotonic() - back < 15
-        mends = len(heard.of("mend"))
-        until(lambda: len(heard.of("mend")) > mends)
+        recoveries = len(heard.of("recover"))
+        until(lambda: len(heard.of("recover")) > recoveries)
 
 
 def test_a_handler_that_runs_while_the_database_restarts_goes_on(server: Cluster, store: Store) -> None:
@@ -317,11 +336,11 @@ def test_three_idle_agents_ask_little(server: Cluster, store: Store) -> None:
 
     with ExitStack() as agents:
         for _ in range(3):
-            # With the real mend, and nothing else that an agent asks.
-            agents.enter_context(delivering(store, Heard(), mend=partial(mend, store, ttl_s=10)))
+            # With the real recovery, and nothing else that an agent asks.
+            agents.enter_context(delivering(store, Heard(), recover=partial(recover, store, ttl_s=10)))
         with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
             database = connection.info.dbname
-            # Agents that start connect and mend once at once.
+            # Agents that start connect and recover once at once.
             until(lambda: connection.execute(_HAS_MENDED).fetchone() == (True,))
             for setting in ("log_statement = 'all'", "log_line_prefix = '%d '"):
                 connection.execute(f"ALTER SYSTEM SET {setting}")

@@ -13,8 +13,8 @@ from waiting import until
 from farm.base.clock import now_s
 from farm.base.errors import StoreError
 from farm.dispatch.cluster.agent.claimer import Claimer
+from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
 from farm.dispatch.cluster.agent.ledger import Ledger
-from farm.dispatch.cluster.agent.minder import Minder
 from farm.store.cluster.records import AgentFacts
 from farm.store.store import open_store
 
@@ -47,8 +47,8 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
         submit(store, shards(1))
         ledger = Ledger()
         facts = AgentFacts(host="h1", pid=1, version="1", protocol=1)
-        minder = Minder(
-            store, ledger, lambda: facts, minded=lambda *_: None, hinted=lambda _: claimer.wake() or False,
+        sender = HeartbeatSender(
+            store, ledger, lambda: facts, on_reply=lambda *_: None, on_hints=lambda _: claimer.wake() or False,
             ttl_s=TTL_S, heartbeat_s=0.2,
         )  # fmt: skip
 
@@ -56,16 +56,16 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
             until_s.append(end_s)
             heard.append(held)
 
-        claimer = Claimer(store, ledger, claimed, TTL_S, minder.is_settled)
+        claimer = Claimer(store, ledger, claimed, TTL_S, sender.is_stable)
         try:
             asked_s = now_s()
             claimer.begin(one)
-            minder.begin(one)
+            sender.begin(one)
             claimer.want("h1-0", SOC, None)
             until(lambda: heard, lambda: f"the shard for its device: {notes}", 15)
         finally:
             claimer.close()
-            minder.close()
+            sender.close()
     # The process may use the device for the time of the lease, counted from before the request.
     assert TTL_S - 5 < until_s[0] - asked_s < TTL_S + 15
     assert (heard[0].id, heard[0].lease.fence) == (lost[0].id, lost[0].lease.fence + 1)

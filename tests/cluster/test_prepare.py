@@ -308,7 +308,7 @@ def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store],
         require_deletable(farm.config("desk"), store, store.runs.view(run))
     assert store.pruning.remove(run) is None
     store.cluster.cancel(run, "ada", may_others=True)
-    store.cluster.mend(ttl_s=10)
+    store.cluster.recover(ttl_s=10)
     Remains(farm.config("desk"), store.pruning).delete(run, freed := Freed())
     assert freed.runs == 1
     assert store.cluster.order(run) is None

@@ -10,8 +10,8 @@ from store_template import drop_database
 from farm.base.config.settings import load_config
 from farm.base.errors import InfraError, UsageError
 from farm.dispatch.cluster.agent.claimer import Claimer
+from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
 from farm.dispatch.cluster.agent.host_agent import HostAgent
-from farm.dispatch.cluster.agent.minder import Minder
 from farm.dispatch.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize(("part", "method"), [(Minder, "_beat"), (Claimer, "_until_undecided"), (Recorder, "_next")])
+@pytest.mark.parametrize(
+    ("part", "method"), [(HeartbeatSender, "_send"), (Claimer, "_until_undecided"), (Recorder, "_next")]
+)
 def test_an_agent_ends_with_its_thread(
     new_store: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, method: str
 ) -> None:

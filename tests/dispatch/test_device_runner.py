@@ -504,7 +504,7 @@ def test_a_shard_that_cannot_be_prepared_is_given_back_and_what_runs_goes_on(ben
 def test_what_comes_too_late_to_be_prepared_is_not_run(bench: Bench) -> None:
     bench.source.holds_preparing = True
     bench.claimed(shard(1, "a"))
-    bench.runner.shut("its agent takes no more work")
+    bench.runner.drain("its agent takes no more work")
     assert bench.source.back == [(1, ["a"])]
     assert bench.source.released == [1]
     bench.source.prepared()
@@ -524,7 +524,7 @@ def test_farms_own_fault_is_recorded_and_the_next_job_runs(bench: Bench) -> None
 def test_a_drained_device_finishes_what_runs(bench: Bench) -> None:
     bench.claimed(shard(1, "a b c d"))
     runs = bench.runs()
-    bench.runner.shut("its agent takes no more work")
+    bench.runner.drain("its agent takes no more work")
     bench.ended(runs[0])
     for run in runs[1:]:
         bench.process.answer(JobReturned(run.number, off=True))

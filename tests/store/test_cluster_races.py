@@ -21,8 +21,8 @@ from farm.policy.retries import tried
 from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
 from farm.store import schema
-from farm.store.cluster import mend, orders
-from farm.store.cluster.records import Build, Claimed, Mended, NewBuild
+from farm.store.cluster import orders, recovery
+from farm.store.cluster.records import Build, Claimed, NewBuild, Recovered
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.registry import Seen
 from farm.store.store import open_store
@@ -154,10 +154,10 @@ def test_what_was_put_back_and_is_held_elsewhere_is_not_taken_up_again(store: St
     store._database.write(let_leases_expire)
     two = agent(store, "h2")
 
-    mended = store.cluster.mend(ttl_s=0.1)
+    recovered = store.cluster.recover(ttl_s=0.1)
     [again] = store.cluster.claim(two, SOC, ["h2-0"], ttl_s=TTL_S)
 
-    assert mended.lines == ("agent h1 is not heard of: 1 of its shards wait again",)
+    assert recovered.lines == ("agent h1 is not heard of: 1 of its shards wait again",)
     assert again.id == held.id
     minded = store.cluster.heartbeat(one, None, TTL_S, [held.lease])
     assert minded.lost == ("h1-0",)
@@ -192,7 +192,7 @@ def test_a_result_after_somebody_else_had_the_device_is_refused(store: Store) ->
     refused = store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)
 
     assert refused == {0: f"the lease {held.lease.fence} of h1-0 is over"}
-    assert "waits again" in store.cluster.mend(ttl_s=0).lines[0]
+    assert "waits again" in store.cluster.recover(ttl_s=0).lines[0]
     [again] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
     assert (again.id, again.lease.fence) == (held.id, held.lease.fence + 1)
     assert list(store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)) == [0]
@@ -243,9 +243,9 @@ def test_nobody_is_dead_before_the_database_has_been_up_for_a_time_to_live(store
     store._database.write(let_leases_expire)
 
     # The case of a server started a moment ago: the time to live is longer than its uptime.
-    assert store.cluster.mend(ttl_s=1e6).lines == ()
+    assert store.cluster.recover(ttl_s=1e6).lines == ()
     # The case of a caller that stood still meanwhile.
-    assert store.cluster.mend(ttl_s=0, is_settled=lambda: False).lines == ()
+    assert store.cluster.recover(ttl_s=0, is_stable=lambda: False).lines == ()
     with pytest.raises(AgentRefusedError):
         store.cluster.register("h1", facts("h1"), 1e6, user="farm")
     wish = {"count": 1, "user": "eve", "host": "x", "pid": 1, "purpose": "shell", "priority": Priority.PERSON}
@@ -264,7 +264,7 @@ def test_an_expired_lease_is_left_by_who_knows_that_it_could_not_be_renewed(stor
     store._database.write(let_leases_expire)
     store.cluster.heartbeat(one, None, TTL_S)
     # The tests' server is up for longer than this lease would last.
-    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1, is_settled=lambda: False) == []
+    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1, is_stable=lambda: False) == []
     assert len(store.cluster.claim(one, SOC, ["h1-0"], ttl_s=0.1)) == 1
 
 
@@ -287,7 +287,7 @@ def test_a_device_counts_of_whose_agent_the_database_could_not_hear(store: Store
     assert held.others == ()
     store.cluster.put_back(one, held.id, held.lease.fence, why="again")
     store.cluster.release(one, [held.lease])
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S, is_settled=lambda: False)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S, is_stable=lambda: False)
     assert held.others == ("h2-0",)
 
 
@@ -298,7 +298,7 @@ def test_the_clock_of_a_host_decides_nothing(store: Store, monkeypatch: pytest.M
     [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
     assert store.cluster.heartbeat(one, None, TTL_S, [held.lease]).lost == ()
     assert store.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S) == {}
-    assert store.cluster.mend(ttl_s=0).lines == ()
+    assert store.cluster.recover(ttl_s=0).lines == ()
     order = store.cluster.order(run_id)
     assert order is not None
     assert not order.is_late
@@ -348,11 +348,11 @@ def test_a_hand_over_ends_when_who_waited_has_something_else(store: Store) -> No
     one = agent(store)
     store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
     submit(store, shards(1), "ada")
-    store.cluster.mend(ttl_s=0)
+    store.cluster.recover(ttl_s=0)
     assert store.cluster.heartbeat(one, None, TTL_S).wanted == {"h1-0": "ada"}
     two = agent(store, "h2")
     assert store.cluster.claim(two, SOC, ["h2-0"], ttl_s=TTL_S)[0].lease.user == "ada"
-    store.cluster.mend(ttl_s=0)
+    store.cluster.recover(ttl_s=0)
     assert store.cluster.heartbeat(one, None, TTL_S).wanted == {}
 
 
@@ -364,7 +364,7 @@ def test_a_job_that_agents_die_of_is_run_no_more(store: Store, monkeypatch: pyte
         one = agent(store)
         [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
         store._database.write(let_leases_expire)
-        lines = store.cluster.mend(ttl_s=0).lines
+        lines = store.cluster.recover(ttl_s=0).lines
     assert "is not run any more" in lines[1]
     one = store.cluster.register("h1", facts("h1"), TTL_S, user="farm", replaces=one.token)
     [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
@@ -397,7 +397,7 @@ def test_a_row_that_cannot_be_repaired_stops_no_other(store: Store) -> None:
     with store._database._writer() as connection, connection.begin():
         refuse(connection, "shard", "OLD.agent = 'h1'")
 
-    lines = store.cluster.mend(ttl_s=0).lines
+    lines = store.cluster.recover(ttl_s=0).lines
 
     assert "agent h1 is not repaired" in lines[0]
     assert "a bad row" in lines[0]
@@ -412,7 +412,7 @@ def test_a_shard_that_cannot_be_put_back_keeps_no_other_of_its_agent(store: Stor
     with store._database._writer() as connection, connection.begin():
         refuse(connection, "shard", f"OLD.id = {held[0].id}")
 
-    lines = store.cluster.mend(ttl_s=0).lines
+    lines = store.cluster.recover(ttl_s=0).lines
 
     assert any(f"shard {held[0].id} of agent h1 is not repaired" in line for line in lines), lines
     assert f"agent h1 is not heard of: shard {held[1].id} waits again" in lines
@@ -424,24 +424,24 @@ def test_a_shard_that_cannot_be_put_back_keeps_no_other_of_its_agent(store: Stor
 
 def test_of_two_passes_at_once_one_repairs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     submit(store, shards(1))
-    real, beside = mend.Mending._mend_rows, []
+    real, beside = recovery.AbandonedWork._recover_rows, []
 
-    def mend_rows(mending: mend.Mending, *arguments: Any, **named: Any) -> list[str]:
-        monkeypatch.setattr(mend.Mending, "_mend_rows", real)
-        beside.extend(one.cluster.mend(ttl_s=0) for one in (other, store))
-        return real(mending, *arguments, **named)
+    def recover_rows(work: recovery.AbandonedWork, *arguments: Any, **named: Any) -> list[str]:
+        monkeypatch.setattr(recovery.AbandonedWork, "_recover_rows", real)
+        beside.extend(one.cluster.recover(ttl_s=0) for one in (other, store))
+        return real(work, *arguments, **named)
 
     with open_store(store._database._url.render_as_string(hide_password=False)) as other:
-        monkeypatch.setattr(mend.Mending, "_mend_rows", mend_rows)
-        assert store.cluster.mend(ttl_s=0).is_busy
-        assert beside == [Mended(), Mended()]
+        monkeypatch.setattr(recovery.AbandonedWork, "_recover_rows", recover_rows)
+        assert store.cluster.recover(ttl_s=0).is_busy
+        assert beside == [Recovered(), Recovered()]
         # A pass that fails leaves the next one free.
-        monkeypatch.setattr(mend.Mending, "_mend_rows", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(recovery.AbandonedWork, "_recover_rows", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            store.cluster.mend(ttl_s=0)
-        monkeypatch.setattr(mend.Mending, "_mend_rows", real)
-        assert other.cluster.mend(ttl_s=0).is_busy
-        assert store.cluster.mend(ttl_s=0).is_busy
+            store.cluster.recover(ttl_s=0)
+        monkeypatch.setattr(recovery.AbandonedWork, "_recover_rows", real)
+        assert other.cluster.recover(ttl_s=0).is_busy
+        assert store.cluster.recover(ttl_s=0).is_busy
 
 
 def test_a_device_that_an_earlier_version_holds_under_an_address_is_not_claimed(store: Store) -> None:
@@ -463,7 +463,7 @@ def test_a_device_that_an_earlier_version_holds_under_an_address_is_not_claimed(
 def test_a_soc_that_cannot_be_repaired_stops_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for soc in ("SM8550", "SM8650"):
         submit(store, shards(1, soc=soc))
-    real = mend.mark_wanted
+    real = recovery.mark_wanted
     marked = []
 
     def mark_wanted(connection: Connection, known: KnownSoc) -> None:
@@ -472,9 +472,9 @@ def test_a_soc_that_cannot_be_repaired_stops_no_other(store: Store, monkeypatch:
             raise RowRefusedError("a bad row")
         real(connection, known)
 
-    monkeypatch.setattr(mend, "mark_wanted", mark_wanted)
-    mended = store.cluster.mend(ttl_s=0)
-    assert mended.lines == ("the work for SM8550 is not repaired: a bad row",)
+    monkeypatch.setattr(recovery, "mark_wanted", mark_wanted)
+    recovered = store.cluster.recover(ttl_s=0)
+    assert recovered.lines == ("the work for SM8550 is not repaired: a bad row",)
     assert len(marked) == 2
 
 
@@ -499,11 +499,11 @@ def test_retries_without_another_device_end(store: Store, monkeypatch: pytest.Mo
     failed = result(held, held.jobs[0], Verdict.INFRA, repeat=(tried(failed.attempts[0]),))
     store.cluster.record(one, [failed], ttl_s=TTL_S)
     store.cluster.release(one, [held.lease])
-    assert store.cluster.mend(ttl_s=0).lines == ()
+    assert store.cluster.recover(ttl_s=0).lines == ()
 
-    monkeypatch.setattr("farm.store.cluster.mend._ABANDONED_MS", 0)
+    monkeypatch.setattr("farm.store.cluster.recovery._ABANDONED_MS", 0)
     time.sleep(0.01)
-    assert "no other device" in store.cluster.mend(ttl_s=0).lines[0]
+    assert "no other device" in store.cluster.recover(ttl_s=0).lines[0]
     assert store.cluster.end_if_over(run_id)
     order = store.cluster.order(run_id)
     assert order is not None

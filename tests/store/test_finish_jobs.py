@@ -11,7 +11,7 @@ import pytest
 from shared_rows import SOC, TTL_S, agent, result, shards, submit
 from waiting import until
 
-from farm.dispatch.cluster.delivery.mend import mend
+from farm.dispatch.cluster.delivery.recovery import recover
 from farm.dispatch.cluster.ending import finish
 from farm.results.attempt import Verdict
 from farm.store.store import open_store
@@ -109,9 +109,9 @@ def test_ends_without_a_job_get_one_from_the_repair(store: Store) -> None:
     empty = submit(store, [])
     submit(store, shards(1, first=20))
     for _ in range(2):
-        mend(store, ttl_s=TTL_S)
+        recover(store, ttl_s=TTL_S)
     assert sorted(take_jobs(store)) == sorted([lost, late, empty])
     for run_id in (lost, late, empty):
         assert finish(store, run_id) is not None
-    mend(store, ttl_s=TTL_S)
+    recover(store, ttl_s=TTL_S)
     assert take_jobs(store) == []

@@ -61,7 +61,7 @@ class SetClock:
 def _old_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the server be as old as its clock is set: its real age would decide whose lease is over."""
     monkeypatch.setattr(leases_rows, "_UP_MS", "SELECT 3600000")
-    monkeypatch.setattr(Answers, "is_settled", lambda *_: True)
+    monkeypatch.setattr(Answers, "is_stable", lambda *_: True)
 
 
 @pytest.fixture

@@ -149,10 +149,10 @@ def test_a_shared_run_from_the_developer_to_its_end_by_an_agent(stores: dict[str
         assert held.lease.user == "ada"
         assert host.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S) == {}
         host.cluster.release(one, [held.lease])
-    host.cluster.mend(ttl_s=10)
+    host.cluster.recover(ttl_s=10)
     assert host.cluster.end_if_over(run_id)
     host.messages.retry(30)
-    host.messages.tidy(1)
+    host.messages.remove_ended(1)
     host.finish_run(run_id, 0)
     host.alerts.record(run_id, [])
     host.cluster.leave(one)
@@ -255,7 +255,7 @@ def test_shards_divide_by_durations_of_their_own_login(lab: Lab, stores: dict[st
         ("bob", "DELETE FROM shard_weights"),
         ("bob", "INSERT INTO shard_weights VALUES ('ada', 'x', 0, '[9]')"),
     ):
-        with refused("own login", "the shards of ada"):
+        with refused("own login", "the durations belong to ada"):
             lab.sql(login, attack)
     assert bob.selection.agree_on_seconds({"a": 5.0}, "virtual") == {"a": 5.0}
     for store in (ada, bob, stores["host1"]):
@@ -290,7 +290,7 @@ def test_a_developer_acts_as_himself_alone(lab: Lab, stores: dict[str, Store]) -
         bob.cluster.add(run_id, shards(1, first=5), jobs=[job(5), job(6)])
     with refused("ada's"):
         lab.sql("bob", "UPDATE run SET finished_ms = NULL WHERE id = %s", run_id)
-    with refused("in one's own name"):
+    with refused("your own login"):
         lab.sql("ada", "UPDATE run_order SET state = 'cancelled', cancelled_by = 'bob' WHERE run_id = %s", run_id)
     with refused("agents end it"):
         lab.sql("ada", "UPDATE run_order SET state = 'ended' WHERE run_id = %s", run_id)
@@ -313,7 +313,7 @@ def test_a_developer_writes_no_result_and_changes_no_history(
     run_id = submit(ada, shards(1), "ada")
     with refused():
         ada.record_attempt(run_id, make.attempt(job(0)))
-    with refused("recorded by agents"):
+    with refused("only agents record"):
         ada.finish_run(run_id, 0)
     one = agent(host)
     [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
@@ -339,7 +339,7 @@ def test_a_developer_writes_no_result_and_changes_no_history(
     ):
         with refused():
             lab.sql("ada", f"UPDATE {change}")
-    with refused("recorded by agents"):
+    with refused("only agents record"):
         lab.sql(
             "ada",
             "INSERT INTO run_job (run_id, job_id, case_id, position, decisive_verdict)"
@@ -363,16 +363,16 @@ def test_a_developer_leases_as_himself_and_takes_nothing_of_others(lab: Lab, sto
     lease = lease_of(ada, "left", "ada")
     ada.leases.reserve("left", "ada", 600)
     assert ada.leases.renew([lease], ttl_s=40, heartbeat_s=13).kept
-    with refused("ada's now"):
+    with refused("leased by ada"):
         bob.leases.release([lease])
-    with refused("ada's now", "reserved for ada"):
+    with refused("leased by ada", "reserved for ada"):
         bob.leases.cancel("left", "ada")
     ada.leases.release([lease])
     with refused("reserved for ada"):
         bob.leases.cancel("left", "ada")
     with pytest.raises(LeaseLostError):
         bob.leases.reserve("left", "bob", 60)
-    with refused("in one's own name"):
+    with refused("your own login"):
         lease_of(bob, "left", "ada")
     for change in (
         "reserved_for = 'bob'",
@@ -390,7 +390,7 @@ def test_a_developer_leases_as_himself_and_takes_nothing_of_others(lab: Lab, sto
     submit(ada, shards(1), "ada")
     one = agent(host)
     [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-    with refused("ada's now"):
+    with refused("leased by ada"):
         bob.leases.release([held.lease])
     with refused("farm runs cancel"):
         ada.leases.release([held.lease])
@@ -399,9 +399,9 @@ def test_a_developer_leases_as_himself_and_takes_nothing_of_others(lab: Lab, sto
     token = ada.leases.request(
         ["h1-0"], count=1, user="ada", host="desk", pid=1, purpose="farm shell", priority=Priority.PERSON, ttl_s=30
     )
-    with refused("waits for a device"):
+    with refused("the waiter belongs to"):
         bob.leases.withdraw(token)
-    with refused("own name"):
+    with refused("own login"):
         lab.sql("ada", "UPDATE waiter SET priority = 9")
 
 
@@ -417,7 +417,7 @@ def test_a_developer_sees_devices_of_his_own_and_changes_none_of_agents(
     host.devices.see([Seen(theirs, "device", None)])
     host.devices.record_health(HealthEvent(theirs.id, "health_check", "suspect", "slow"))
     ada.devices.set_service(theirs.id, False, "wobbly", "ada")
-    with refused("own name"):
+    with refused("own login"):
         ada.devices.set_service(theirs.id, True, "", "bob")
     with refused():
         ada.devices.record_health(HealthEvent(theirs.id, "health_check", "healthy", ""))
@@ -522,7 +522,7 @@ def test_a_build_host_writes_nothing_but_bundles_and_itself(lab: Lab, stores: di
         "SELECT * FROM procrastinate_fetch_job_v2(NULL, 1)",
         "SELECT farm_finish_runs('{}')",
         "SELECT farm_drop_builds('{}')",
-        "SELECT farm_settle_builds('{}')",
+        "SELECT farm_apply_builds('{}')",
         "SELECT procrastinate_finish_job_v1(1, 'failed', true)",
         "DELETE FROM procrastinate_jobs",
         "SELECT terms FROM run_order",
@@ -542,7 +542,7 @@ def test_a_build_host_writes_nothing_but_bundles_and_itself(lab: Lab, stores: di
         maker.cluster.register("h1", facts("h1", devices=0), TTL_S, user="hostc", replaces=_token_of(lab, "h1"))
     with refused("another login"):
         maker.cluster.register("c1", facts("c1", devices=0), TTL_S, user="host1")
-    with refused("have a protocol"):
+    with refused("need a protocol"):
         lab.sql("hostc", "INSERT INTO agent VALUES ('x', '', 'hostc', '{}', 0, 0, 0, false, false)")
     assert stores["ada"].cluster.progress(run_id, 0).order.state == "open"
 
@@ -557,7 +557,7 @@ def test_an_agent_changes_no_run_of_a_user_that_has_ended(lab: Lab, stores: dict
     one = agent(host, ttl_s=LONG_S)
     [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=LONG_S)
     for change in ("user_name = 'bob'", "terms = 'x'", "priority = 0"):
-        with refused("not this agent's", "permission denied"):
+        with refused("may not change these columns", "permission denied"):
             lab.sql("host1", f"UPDATE run_order SET {change} WHERE run_id = %s", run_id)
     host.cluster.record(one, [result(held, of) for of in held.jobs], ttl_s=LONG_S)
     host.cluster.release(one, [held.lease])
@@ -614,16 +614,16 @@ def test_a_viewer_reads_and_writes_nothing(lab: Lab, stores: dict[str, Store]) -
         column = next(iter(metadata.tables[table].c)).name
         with refused():
             lab.sql("vic", f"UPDATE {table} SET {column} = {column} WHERE false")
-    for call in ("farm_finish_runs('{}')", "farm_tidy_messages(0)", "farm_retry_messages(0)",
+    for call in ("farm_finish_runs('{}')", "farm_remove_ended_messages(0)", "farm_retry_messages(0)",
                  "procrastinate_fetch_job_v2('{}', 1)", "procrastinate_finish_job_v1(1, 'failed', true)"):  # fmt: skip
         with refused():
             lab.sql("vic", f"SELECT {call}")
     with refused("permission denied"):
-        vic.messages.tidy(0)
+        vic.messages.remove_ended(0)
 
 
 def test_messages_are_sent_and_taken_by_agents(lab: Lab, stores: dict[str, Store]) -> None:
-    for call in ("farm_tidy_messages(0)", "procrastinate_fetch_job_v2(NULL, 1)", "farm_finish_runs('{}')"):
+    for call in ("farm_remove_ended_messages(0)", "procrastinate_fetch_job_v2(NULL, 1)", "farm_finish_runs('{}')"):
         with refused():
             lab.sql("ada", f"SELECT {call}")
     run_id = submit(stores["ada"], [], "ada")
@@ -642,7 +642,7 @@ def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]
     ada = stores["ada"]
     notes = LogLines()
     run_id = submit(ada, shards(1), "ada")
-    delivery = MessageDelivery(stores["host1"], mend=lambda: False, ttl_s=30)
+    delivery = MessageDelivery(stores["host1"], recover=lambda: False, ttl_s=30)
     delivery.start()
     try:
         assert ada.cluster.cancel(run_id, "ada")
@@ -677,7 +677,9 @@ def test_an_upgrade_by_the_owner_gives_the_rights_of_today(lab: Lab) -> None:
         UPDATE farm_schema SET version_num = '0014'; UPDATE farm_messages SET version = replace(version, '/', '/0');
         ALTER TABLE shard_weights DROP COLUMN user_name;
         ALTER FUNCTION attempt_decides() SECURITY INVOKER; GRANT EXECUTE ON FUNCTION attempt_decides() TO PUBLIC;
-        DROP FUNCTION farm_settle_builds(text[]); DROP FUNCTION farm_take_build(bigint, text[]);
+        DROP FUNCTION farm_apply_builds(text[]); DROP FUNCTION farm_take_build(bigint, text[]);
+        ALTER FUNCTION farm_shards_released() RENAME TO farm_shards_left;
+        ALTER TRIGGER farm_shards_released ON shard RENAME TO farm_shards_left;
         GRANT UPDATE ON run_job, run_order TO gone_agent; GRANT UPDATE ON shard TO gone_developer;
         GRANT CREATE ON SCHEMA public TO PUBLIC
     """, database="old")  # fmt: skip
@@ -694,6 +696,11 @@ def test_an_upgrade_by_the_owner_gives_the_rights_of_today(lab: Lab) -> None:
                (SELECT count(*) FROM pg_trigger WHERE tgname = 'farm_guard_ended')
     """, database="old")  # fmt: skip
     assert rights == [(False, True, False, False, False, False, True, True, 9)]
+    triggers = lab.sql(
+        "lab", "SELECT tgname FROM pg_trigger WHERE tgrelid = 'shard'::regclass AND tgname LIKE 'farm_shards%'",
+        database="old",
+    )  # fmt: skip
+    assert triggers == [("farm_shards_released",)]
 
 
 def test_objects_of_others_in_the_schema_are_in_the_way_of_roles(lab: Lab) -> None:

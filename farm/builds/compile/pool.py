@@ -11,7 +11,7 @@ import msgspec
 from farm.builds.bundles.cache import BundleCache, remove_leftovers
 from farm.builds.bundles.key import source_as_of_ns
 from farm.builds.bundles.reuse import forget_pruned
-from farm.builds.compile.seat import BuilderSeat, MemoryLimits, Turns
+from farm.builds.compile.builder_slot import BuilderGate, BuilderSlot, MemoryLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,22 +51,22 @@ class BuilderPool:
         )
         self._cache, self._compiler = BundleCache(cache_root), compiler
         self._on_start, self._on_done, self._is_wanted = on_start, on_done, is_wanted
-        self._turns = Turns()
-        self._seats = [
-            BuilderSeat(
+        self._gate = BuilderGate()
+        self._slots = [
+            BuilderSlot(
                 number,
                 limits=limits,
                 cache_root=cache_root,
                 supervisor=supervisor,
                 log_folder=log_folder,
                 timeout_s=timeout_s,
-                turns=self._turns,
+                gate=self._gate,
             )
             for number in range(min(width, len(self._queue)))
         ]
         self._threads = [
-            threading.Thread(target=self._feed, args=(seat,), name=f"builder-{number}")
-            for number, seat in enumerate(self._seats)
+            threading.Thread(target=self._feed, args=(slot,), name=f"builder-{number}")
+            for number, slot in enumerate(self._slots)
         ]
         # The removal of leftovers may take a while, and only `join` waits for it.
         self._sweeper = threading.Thread(target=self._sweep, name="leftovers", daemon=True)
@@ -79,13 +79,13 @@ class BuilderPool:
 
     def stop(self) -> None:
         """End the processes at any point of their work; unpublished bundles are lost, published ones are complete."""
-        self._turns.stop()
+        self._gate.stop()
         self._queue.clear()
         for thread in self._threads:
             # A thread may have started another process after the last interrupt.
             while thread.is_alive():
-                for seat in self._seats:
-                    seat.interrupt()
+                for slot in self._slots:
+                    slot.interrupt()
                 thread.join(timeout=0.1)
 
     def join(self) -> None:
@@ -97,8 +97,8 @@ class BuilderPool:
         remove_leftovers(self._cache.root)
         forget_pruned(self._cache)
 
-    def _feed(self, seat: BuilderSeat) -> None:
-        while not self._turns.is_stopping:
+    def _feed(self, slot: BuilderSlot) -> None:
+        while not self._gate.is_stopping:
             try:
                 request = self._queue.popleft()
             except IndexError:
@@ -106,12 +106,12 @@ class BuilderPool:
             if not self._is_wanted(request.key):
                 continue
             self._on_start(request.key)
-            reply = seat.build(request, self._compiler)
-            if not self._turns.is_stopping:
+            reply = slot.build(request, self._compiler)
+            if not self._gate.is_stopping:
                 self._on_done(reply)
             # The cleanup follows the reply, so that no job waits for it.
-            seat.put_away(request.key)
-        seat.end()
+            slot.clean_up(request.key)
+        slot.end()
 
 
 def build_one(

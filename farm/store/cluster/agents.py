@@ -12,8 +12,8 @@ from sqlalchemy import text
 from farm.base.errors import AgentRefusedError
 from farm.store import values
 from farm.store.cluster.part import ClusterPart, notify
-from farm.store.cluster.records import Agent, AgentFacts, AgentId, Claimed, Minded
-from farm.store.leases.rows import is_settled
+from farm.store.cluster.records import Agent, AgentFacts, AgentId, Claimed, HeartbeatReply
+from farm.store.leases.rows import is_stable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -133,7 +133,7 @@ class Agents(ClusterPart):
             now_ms = self._clock(connection)
             if before is not None and before.token != replaces and not before.has_left:
                 left_ms = before.expires_ms - now_ms
-                if left_ms > 0 or not is_settled(connection, _ms(ttl_s)):
+                if left_ms > 0 or not is_stable(connection, _ms(ttl_s)):
                     raise AgentRefusedError(_taken(before, left_ms), may_pass=True)
             self._require_protocol(connection, key, facts.protocol, now_ms)
             agent = AgentId(key, secrets.token_hex(16), may_lease=may_lease)
@@ -171,11 +171,11 @@ class Agents(ClusterPart):
         ttl_s: float,
         leases: Collection[Lease] = (),
         claimed: Claimed | None = None,
-    ) -> Minded:
+    ) -> HeartbeatReply:
         """Keep an agent and all its leases alive for `ttl_s`, and return news for it.
 
         `facts` are given only after a change. `leases` are the leases that the agent believes to have: lost ones are in
-        `Minded.lost`. An expired lease is renewed unless another process took the device.
+        `HeartbeatReply.lost`. An expired lease is renewed unless another process took the device.
 
         With `claimed` the store takes back every lease and shard of the agent outside `leases` and `claimed`: the
         connection broke before the answer to its claim arrived. No claim may run meanwhile.
@@ -298,7 +298,7 @@ def _unanswered(row: Row[Any], leases: Iterable[Lease], claimed: Claimed) -> Hel
     return held if any(held) else None
 
 
-def _minded(row: Row[Any], leases: Iterable[Lease], claimed: Claimed | None) -> Minded:
+def _minded(row: Row[Any], leases: Iterable[Lease], claimed: Claimed | None) -> HeartbeatReply:
     kept = row.kept or {}
     lost = {lease.device for lease in leases if kept.get(lease.device) != lease.fence}
     used = [
@@ -306,7 +306,7 @@ def _minded(row: Row[Any], leases: Iterable[Lease], claimed: Claimed | None) -> 
         for id_, fence, device in row.shards or ()
         if claimed is None or (id_, fence) in claimed.shards
     ]
-    return Minded(
+    return HeartbeatReply(
         lost=tuple(sorted(lost | ({device for _, _, device in used} - kept.keys()))),
         wanted=row.wanted or {},
         cancelled=tuple(sorted(row.cancelled or ())),

@@ -67,7 +67,7 @@ _OFFER = text("""
        OR build.state = 'waiting'
     RETURNING key
 """)
-# Records the same columns as `farm_settle_builds` does for a bundle built on request.
+# Records the same columns as `farm_apply_builds` does for a bundle built on request.
 _RECORD = text("""
     UPDATE run_job SET build_seconds = CAST(manifest ->> 'seconds' AS float8), cached = true, bundle_key = build.key,
                        program_hash = nullif(left(manifest ->> 'program', 64), ''),

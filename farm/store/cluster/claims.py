@@ -85,14 +85,14 @@ class Claims(ClusterPart):
         *,
         ttl_s: float,
         keep: Mapping[str, Lease] | None = None,
-        is_settled: Callable[[], bool] = lease_rows.always_settled,
+        is_stable: Callable[[], bool] = lease_rows.always_stable,
     ) -> list[HeldShard]:
         """Return shards for idle devices of an agent, each with a lease of its device for `ttl_s`.
 
         `keep` are devices at the end of a shard: they count as free, and keep their fence for their next shard, of any
         user. Devices that are not free or that others have a better right to are left out; devices that others wait
         for are marked, and their holders learn that with the next heartbeat. Expired leases are respected while the
-        database has been up for less than `ttl_s`, or while `is_settled` returns False because it did not answer all
+        database has been up for less than `ttl_s`, or while `is_stable` returns False because it did not answer all
         the time.
         """
         kept = dict(keep or {})
@@ -109,7 +109,7 @@ class Claims(ClusterPart):
             known = read_free(connection, soc, now_ms, requests, asking=asking, keep=list(kept))
             shares = share_out(known.situation)
             place, living = msgspec.json.decode(facts, type=_HolderFacts), self._living_of(connection, soc, now_ms)
-            taking = _Taking(connection, known, living, us, place, round(ttl_s * 1000), is_settled=is_settled)
+            taking = _Taking(connection, known, living, us, place, round(ttl_s * 1000), is_stable=is_stable)
             held = taking.take(shares, asking, kept)
             if len(held) < len(asking) or not asking:
                 look_for_wanted(connection, known, shares)
@@ -151,9 +151,9 @@ class _Taking:
         place: _HolderFacts,
         ttl_ms: int,
         *,
-        is_settled: Callable[[], bool],
+        is_stable: Callable[[], bool],
     ) -> None:
-        self._is_settled = is_settled
+        self._is_stable = is_stable
         self._connection, self._known, self._living, self._us, self._place = connection, known, living, us, place
         self._ttl_ms, self._expires_ms = ttl_ms, us["now_ms"] + ttl_ms
 
@@ -172,7 +172,7 @@ class _Taking:
         rows = self._connection.execute(_FREE, asked).all()
         left = {row.device for row in rows if not row.is_free and row.device not in keep}
         # An agent that could not reach the database keeps its expired leases.
-        if left and not lease_rows.is_settled(self._connection, self._ttl_ms, self._is_settled):
+        if left and not lease_rows.is_stable(self._connection, self._ttl_ms, self._is_stable):
             return {row.device for row in rows} - left
         return {row.device for row in rows}
 
@@ -251,6 +251,6 @@ class _Taking:
         if any(len(found) <= MOST_DEVICES for found in others.values()):
             # Without another device a failure counts against the code: devices that came a moment ago count, and so do
             # devices whose heartbeat is late because the database stood still.
-            since_ms = self._us["now_ms"] if self._is_settled() else 0
+            since_ms = self._us["now_ms"] if self._is_stable() else 0
             return usable_of(read_living(self._connection, self._known.situation.soc, since_ms))
         return others

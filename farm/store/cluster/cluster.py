@@ -9,9 +9,9 @@ from farm.base.errors import UsageError
 from farm.store.cluster.agents import Agents
 from farm.store.cluster.builds import BuildWork
 from farm.store.cluster.claims import Claims
-from farm.store.cluster.mend import Mending
 from farm.store.cluster.nights import NightStarts
 from farm.store.cluster.orders import Orders
+from farm.store.cluster.recovery import AbandonedWork
 from farm.store.cluster.results import ShardResults
 from farm.store.cluster.views import Views
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from farm.store.database import Database
 
 
-class Cluster(Orders, Claims, ShardResults, BuildWork, Agents, Mending, Views):
+class Cluster(Orders, Claims, ShardResults, BuildWork, Agents, AbandonedWork, Views):
     """Store access of the clients and agents of a shared farm. Raises UsageError for a store other than PostgreSQL.
 
     Times are on the database's clock; every method is one transaction and raises StoreError if the database refuses.

@@ -248,7 +248,7 @@ class Claimed(msgspec.Struct, frozen=True):
     """Id and fence of each shard."""
 
 
-class Minded(msgspec.Struct, frozen=True):
+class HeartbeatReply(msgspec.Struct, frozen=True):
     """Answer to an agent's heartbeat."""
 
     lost: tuple[str, ...] = ()
@@ -269,7 +269,7 @@ class Minded(msgspec.Struct, frozen=True):
     """Shards of the agent that the store still counts as held."""
 
 
-class Mended(msgspec.Struct, frozen=True):
+class Recovered(msgspec.Struct, frozen=True):
     """Result of a repair pass."""
 
     lines: tuple[str, ...] = ()

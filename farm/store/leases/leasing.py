@@ -243,12 +243,12 @@ class Leases:
         # The wait for the locks may have outlasted the request: renew it.
         self._keep_place(connection, token, {}, ttl_s)
         now_ms = self._clock(connection)
-        settled = partial(self._answers.is_settled, ttl_s)
+        settled = partial(self._answers.is_stable, ttl_s)
         taken: list[Lease] = []
         for device in granted_to(connection, waiter, now_ms):
             before = lease_rows.lease_row(connection, device)
             # While the database was away holders could not renew: their leases are not lost yet.
-            if before.token and not lease_rows.is_settled(connection, _ms(ttl_s), settled):
+            if before.token and not lease_rows.is_stable(connection, _ms(ttl_s), settled):
                 continue
             if lease_rows.is_held_earlier(connection, device, now_ms):
                 continue

@@ -124,12 +124,12 @@ def wake_agents(connection: Connection, devices: Iterable[str]) -> None:
         connection.execute(_WAKE, {"devices": list(map(device_key, devices))})
 
 
-def always_settled() -> bool:
+def always_stable() -> bool:
     """Return True, for callers that do not observe the database's answers over time."""
     return True
 
 
-def is_settled(connection: Connection, ttl_ms: int, answered: Callable[[], bool] = always_settled) -> bool:
+def is_stable(connection: Connection, ttl_ms: int, answered: Callable[[], bool] = always_stable) -> bool:
     """Return whether a database has been up for the duration of a lease: before, holders may have failed to renew.
 
     `answered` returns whether it has answered the caller during all of that time.

@@ -1,16 +1,22 @@
--- What farm adds to Procrastinate's tables. {schema} is where they are.
+-- Functions and triggers of farm over Procrastinate's tables, in the schema {schema} of both.
 --
--- Every function runs as the owner of the tables, so that nobody needs the right to write them, and finds tables,
--- functions and operators nowhere but there and in PostgreSQL's own schema.
+-- Every function runs as the owner of the tables, so that no login needs the right to write them. `search_path` limits
+-- names of tables, functions and operators to that schema and PostgreSQL's own.
 
--- Defer the job that finishes a run, for each of these runs of which no shard waits or runs, or none that waits may
--- begin, unless its job waits already.
+-- Functions of earlier versions.
+DROP FUNCTION IF EXISTS farm_tidy_messages(double precision);
+DROP FUNCTION IF EXISTS farm_settle_builds(text[]);
+DROP TRIGGER IF EXISTS farm_shards_left ON shard;
+DROP FUNCTION IF EXISTS farm_shards_left();
+
+-- Defer the job that finishes a run, for each of `runs` that is over: no shard waits or runs, or the run was cancelled,
+-- has too many failures or has used up its time while shards wait. A job that waits already is not deferred twice.
 CREATE OR REPLACE FUNCTION farm_finish_runs(runs text[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 DECLARE
     one text;
 BEGIN
-    -- Of two transactions that end shards of one run, the second sees what the first wrote.
+    -- The lock lets the second of two transactions that end shards of one run see the rows of the first.
     PERFORM 1 FROM run_order WHERE run_id = ANY(runs) ORDER BY run_id FOR NO KEY UPDATE;
     FOR one IN
         SELECT run_id FROM run_order CROSS JOIN LATERAL (
@@ -31,8 +37,8 @@ BEGIN
 END;
 $$;
 
--- Runs of which a shard ended or was put back, and cancelled runs, in the transaction of the rows.
-CREATE OR REPLACE FUNCTION farm_shards_left() RETURNS trigger
+-- Check runs whose shards were released (ended or put back), and cancelled runs, in the transaction of the rows.
+CREATE OR REPLACE FUNCTION farm_shards_released() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 BEGIN
     PERFORM farm_finish_runs(ARRAY(
@@ -47,16 +53,16 @@ BEGIN
     RETURN NULL;
 END;
 $$;
-DROP TRIGGER IF EXISTS farm_shards_left ON shard;
-CREATE TRIGGER farm_shards_left AFTER UPDATE ON shard REFERENCING OLD TABLE AS before NEW TABLE AS changed
-    FOR EACH STATEMENT EXECUTE FUNCTION farm_shards_left();
+DROP TRIGGER IF EXISTS farm_shards_released ON shard;
+CREATE TRIGGER farm_shards_released AFTER UPDATE ON shard REFERENCING OLD TABLE AS before NEW TABLE AS changed
+    FOR EACH STATEMENT EXECUTE FUNCTION farm_shards_released();
 DROP TRIGGER IF EXISTS farm_run_cancelled ON run_order;
 CREATE TRIGGER farm_run_cancelled AFTER UPDATE OF state ON run_order FOR EACH ROW
     WHEN (NEW.state = 'cancelled' AND OLD.state <> 'cancelled') EXECUTE FUNCTION farm_run_cancelled();
 
--- Defer a job for each of these bundles that waits to be made and has none; return how many.
--- The more urgent go first, then users take turns: the first job of a user goes beside the first that waits, and each of
--- his next ones one turn later.
+-- Defer a build job for each bundle of `keys` that waits without a job; return the number of jobs.
+-- Urgent builds go first. Within a class users alternate: the first job of a user gets the turn of the first waiting job,
+-- and each further job of that user one turn later.
 CREATE OR REPLACE FUNCTION farm_defer_builds(keys text[]) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 DECLARE
@@ -90,12 +96,13 @@ BEGIN
 END;
 $$;
 
--- Let the shards that wait for these bundles know which of them are built and which failed, as the rows of `build` have
--- it. What is recorded of a bundle is recorded with every run that waits for it.
-CREATE OR REPLACE FUNCTION farm_settle_builds(ended text[]) RETURNS void
+-- Apply ended builds (`ended` has their keys) to the shards and runs that wait for them: remove the wants of built
+-- bundles, record their facts with every run that waits, mark the wants of failed builds, and count down
+-- `shard.lacking`. Agents are notified of shards that lack no bundle any more.
+CREATE OR REPLACE FUNCTION farm_apply_builds(ended text[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 DECLARE
-    told bigint[];
+    affected bigint[];
     socs text[];
 BEGIN
     WITH made AS (
@@ -116,15 +123,15 @@ BEGIN
         WHERE wanted.key = ANY(ended) AND failure IS NULL AND build.key = wanted.key AND state = 'failed'
         RETURNING wanted.shard
     )
-    SELECT array_agg(shard) INTO told FROM (SELECT shard FROM made UNION ALL SELECT shard FROM refused) AS waiting;
-    IF told IS NULL THEN
+    SELECT array_agg(shard) INTO affected FROM (SELECT shard FROM made UNION ALL SELECT shard FROM refused) AS waiting;
+    IF affected IS NULL THEN
         RETURN;
     END IF;
-    -- In one order everywhere, so that two transactions never wait for each other.
-    PERFORM 1 FROM shard WHERE id = ANY(told) ORDER BY id FOR UPDATE;
+    -- Lock shards by ascending id, as everywhere, so that two transactions never wait for each other.
+    PERFORM 1 FROM shard WHERE id = ANY(affected) ORDER BY id FOR UPDATE;
     WITH changed AS (
         UPDATE shard SET lacking = lacking - gone.n
-        FROM (SELECT id, count(*) AS n FROM unnest(told) AS id GROUP BY id) AS gone
+        FROM (SELECT id, count(*) AS n FROM unnest(affected) AS id GROUP BY id) AS gone
         WHERE shard.id = gone.id RETURNING soc, lacking, state
     )
     SELECT array_agg(DISTINCT soc) INTO socs FROM changed WHERE lacking = 0 AND state = 'waiting';
@@ -132,12 +139,12 @@ BEGIN
 END;
 $$;
 
--- Keep jobs, and shards that wait, as the rows of `build` that a statement wrote, in its transaction: a waiting build has
--- a job, others have none. A job that an agent is taking at the moment is left alone: the agent looks at the row.
+-- Bring jobs and waiting shards in line with the rows of `build` that a statement wrote, in its transaction: a waiting
+-- build has a job, other builds have none. A job that an agent is taking is skipped: the agent reads the row of `build`.
 CREATE OR REPLACE FUNCTION farm_queue_builds() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 BEGIN
-    PERFORM farm_settle_builds(ARRAY(SELECT key FROM changed WHERE state IN ('built', 'failed')));
+    PERFORM farm_apply_builds(ARRAY(SELECT key FROM changed WHERE state IN ('built', 'failed')));
     DELETE FROM procrastinate_jobs WHERE id IN (
         SELECT id FROM procrastinate_jobs JOIN changed ON queueing_lock = 'build:' || key
         WHERE status = 'todo' AND (state <> 'waiting'
@@ -155,7 +162,8 @@ DROP TRIGGER IF EXISTS farm_build_changed ON build;
 CREATE TRIGGER farm_build_changed AFTER UPDATE ON build REFERENCING NEW TABLE AS changed
     FOR EACH STATEMENT EXECUTE FUNCTION farm_queue_builds();
 
--- Take the first job of a bundle for these toolchains; no row where there is none. Without a task no open run wants it.
+-- Take the first build job for `toolchains`; no row without a job. The column `task` is NULL if no open run wants the
+-- bundle any more.
 CREATE OR REPLACE FUNCTION farm_take_build(worker bigint, toolchains text[])
 RETURNS TABLE (job bigint, attempt integer, key text, task text, put_back json)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
@@ -166,7 +174,7 @@ BEGIN
     taken := procrastinate_fetch_job_v2(
         ARRAY(SELECT CAST('build:' || md5(one) AS varchar) FROM unnest(toolchains) AS one), worker);
     IF taken.id IS NOT NULL THEN
-        -- No other login ends this job. Arguments of a hostile job may be no object.
+        -- The login allows no other login to end this job. The arguments of a hostile job may be no object.
         UPDATE procrastinate_jobs SET args = jsonb_build_object(
             'key', args -> 'key', 'user', args -> 'user', 'login', session_user) WHERE id = taken.id;
         SELECT build.* INTO made FROM build
@@ -179,7 +187,7 @@ BEGIN
 END;
 $$;
 
--- End a job of a bundle, or put it back; false where another worker has had it meanwhile.
+-- End a build job, or put it back if `again`; return false if another worker has taken the job meanwhile.
 CREATE OR REPLACE FUNCTION farm_end_build(job bigint, attempt integer, again boolean) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 BEGIN
@@ -198,7 +206,8 @@ BEGIN
 END;
 $$;
 
--- Whether agents can read what a client or a build host writes of a bundle; raises an error for text that is no JSON.
+-- Return whether agents can read `answer` (the reply) and `facts` (the manifest) of a build, which hosts write; raise
+-- an error for text that is no JSON.
 CREATE OR REPLACE FUNCTION farm_is_readable(answer json, facts json) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = {schema}, pg_temp AS $$
     SELECT (answer IS NULL OR (json_typeof(answer -> 'key'), json_typeof(answer -> 'ok'), json_typeof(answer -> 'seconds'),
@@ -211,7 +220,7 @@ LANGUAGE sql STABLE SET search_path = {schema}, pg_temp AS $$
                 WHERE json_typeof(value) <> 'number')))
 $$;
 
--- Record how the bundle of a job came to be, also one that no run wants, and end the job; false as `farm_end_build`.
+-- Record the outcome of a build, also without a run that wants it, and end its job; false as `farm_end_build`.
 CREATE OR REPLACE FUNCTION farm_record_build(
     job bigint, attempt integer, outcome text, content text, size bigint, answer text, printed text, facts json
 ) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
@@ -230,23 +239,23 @@ BEGIN
 END;
 $$;
 
--- The reply of a build that failed without a fault of its job.
+-- Return the reply of a build that failed without a fault of its job.
 CREATE OR REPLACE FUNCTION farm_infra_reply(key text, reason text) RETURNS text
 LANGUAGE sql STABLE SET search_path = {schema}, pg_temp AS $$
     SELECT CAST(
         json_build_object('key', key, 'ok', false, 'seconds', 0, 'reason', left(reason, 2000), 'infra', true) AS text)
 $$;
 
--- Let bundles that wait and that no run wants not be made.
-CREATE OR REPLACE FUNCTION farm_drop_builds(unwanted text[]) RETURNS void
+-- Mark the waiting builds of `keys` without a run that wants them as failed.
+CREATE OR REPLACE FUNCTION farm_drop_builds(keys text[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
     UPDATE build SET state = 'failed', reply = farm_infra_reply('', 'no run wanted it any more')
-    WHERE key = ANY(unwanted) AND state = 'waiting' AND NOT EXISTS (
+    WHERE key = ANY(keys) AND state = 'waiting' AND NOT EXISTS (
         SELECT 1 FROM build_wanted WHERE build_wanted.key = build.key AND failure IS NULL)
 $$;
 
--- Let another host make the bundle of a job; with a reason, `host` does not get it again. Without another living host of
--- its toolchain the build failed as infrastructure, for the reasons of all that tried. False as `farm_end_build`.
+-- Put a build back for another host; with a reason in `why`, `host` does not get it again. If every living host of its
+-- toolchain has put it back, the build fails as infra with all their reasons. False as `farm_end_build`.
 CREATE OR REPLACE FUNCTION farm_put_back_build(job bigint, attempt integer, host text, why text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 DECLARE
@@ -277,7 +286,7 @@ BEGIN
 END;
 $$;
 
--- Let the bundle of a job fail whose row cannot be read, and end the runs that want it; false as `farm_end_build`.
+-- Mark a build with an unreadable row as failed, and cancel the runs that want it; false as `farm_end_build`.
 CREATE OR REPLACE FUNCTION farm_refuse_build(job bigint, attempt integer, why text, refused_by text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 DECLARE
@@ -293,9 +302,10 @@ BEGIN
 END;
 $$;
 
--- Put back the messages of workers without a heartbeat for some seconds, and return how many messages those were.
--- Message by message: a duplicate of a waiting message is removed, and an error of one message concerns no other.
--- No worker is dead until the server has been up for as long. Procrastinate's own way asks the clock of the caller.
+-- Put back the messages of workers without a heartbeat for `silent_s` seconds, and return the number of messages.
+-- Messages are put back one by one: a duplicate of a waiting message is removed, and an error of one message does not
+-- stop the others. Before the server has been up for `silent_s`, no worker counts as dead. Procrastinate's own retry
+-- would use the clock of the caller.
 CREATE OR REPLACE FUNCTION farm_retry_messages(silent_s double precision) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 DECLARE
@@ -314,14 +324,14 @@ BEGIN
             PERFORM procrastinate_retry_job_v2(held.id, NULL, NULL, NULL, NULL);
         EXCEPTION
             WHEN unique_violation THEN
-                -- A message with its queueing lock waits already.
+                -- Another message with its queueing lock waits already.
                 PERFORM procrastinate_finish_job_v1(held.id, 'failed', true);
                 CONTINUE;
             WHEN data_exception OR integrity_constraint_violation OR raise_exception THEN
                 RAISE WARNING 'farm: message % stays with its dead worker: %', held.id, SQLERRM;
                 CONTINUE;
         END;
-        -- Procrastinate notifies of new messages alone.
+        -- Procrastinate notifies workers only of new messages.
         PERFORM pg_notify(
             'procrastinate_queue_v1#' || held.queue_name,
             json_build_object('type', 'job_inserted', 'job_id', held.id)::text
@@ -335,8 +345,8 @@ BEGIN
 END;
 $$;
 
--- Remove messages that ended, and return how many.
-CREATE OR REPLACE FUNCTION farm_tidy_messages(hours double precision) RETURNS bigint
+-- Remove messages that ended more than `hours` ago, and return their number.
+CREATE OR REPLACE FUNCTION farm_remove_ended_messages(hours double precision) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
     WITH gone AS (
         DELETE FROM procrastinate_jobs AS job
@@ -349,7 +359,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
     SELECT count(*) FROM gone
 $$;
 
--- Procrastinate's functions, too, run as their owner, and nobody calls any who was not allowed to.
+-- Let Procrastinate's functions, too, run as their owner, and revoke the default right of every login to call them.
 DO $$
 DECLARE
     one regprocedure;
@@ -358,9 +368,9 @@ BEGIN
         SELECT oid FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace AND prokind = 'f'
         AND (proname LIKE 'procrastinate\_%' OR proname IN (
-            'farm_finish_runs', 'farm_shards_left', 'farm_run_cancelled', 'farm_defer_builds', 'farm_settle_builds',
-            'farm_queue_builds', 'farm_take_build', 'farm_end_build', 'farm_record_build', 'farm_drop_builds', 'farm_put_back_build', 'farm_refuse_build',
-            'farm_retry_messages', 'farm_tidy_messages'
+            'farm_finish_runs', 'farm_shards_released', 'farm_run_cancelled', 'farm_defer_builds', 'farm_apply_builds',
+            'farm_queue_builds', 'farm_take_build', 'farm_end_build', 'farm_record_build',
+            'farm_drop_builds', 'farm_put_back_build', 'farm_refuse_build', 'farm_retry_messages', 'farm_remove_ended_messages'
         ))
     LOOP
         EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = %s, pg_temp', one, '{schema}');

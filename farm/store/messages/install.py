@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 # Version of functions.sql, to increase with every change of that file.
-_OWN = "8"
+_OWN = "9"
 _VERSIONS = "SELECT version FROM farm_messages ORDER BY version DESC LIMIT 1"
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import text
 
-from farm.store.leases.rows import always_settled
+from farm.store.leases.rows import always_stable
 from farm.store.messages.install import ensure_messages, require_messages
 
 if TYPE_CHECKING:
@@ -48,21 +48,21 @@ class Messages:
         self._database.write(require_messages)
         self._is_there = True
 
-    def retry(self, silent_s: float, is_settled: Callable[[], bool] = always_settled) -> int:
+    def retry(self, silent_s: float, is_stable: Callable[[], bool] = always_stable) -> int:
         """Put back the jobs of workers without a heartbeat for `silent_s`, and return their number.
 
-        `is_settled` as in `Mending.mend`. Builds and ends of runs without a job get one.
+        `is_stable` as in `AbandonedWork.recover`. Builds and ends of runs without a job get one.
         """
         self._ensure()
         [look] = self._database.at_once(_LOOK, {"silent_s": silent_s})
-        if not look.is_stalled or not is_settled():
+        if not look.is_stalled or not is_stable():
             return 0
         query = text("SELECT farm_retry_messages(:silent_s)")
         return self._send(lambda connection: int(connection.scalar(query, {"silent_s": silent_s}) or 0))
 
-    def tidy(self, hours: float) -> int:
+    def remove_ended(self, hours: float) -> int:
         """Remove messages that ended more than `hours` ago; return their number."""
-        query = text("SELECT farm_tidy_messages(:hours)")
+        query = text("SELECT farm_remove_ended_messages(:hours)")
         return self._send(lambda connection: int(connection.scalar(query, {"hours": hours}) or 0))
 
     def _send(self, action: Callable[[Connection], _T]) -> _T:

@@ -100,8 +100,9 @@ BEGIN
         FROM pg_proc
         WHERE pronamespace = '{schema}'::regnamespace AND prorettype <> 'trigger'::regtype
         AND (proname LIKE 'procrastinate\_%' OR proname IN (
-            'farm_finish_runs', 'farm_defer_builds', 'farm_take_build', 'farm_end_build', 'farm_record_build', 'farm_drop_builds',
-            'farm_put_back_build', 'farm_refuse_build', 'farm_retry_messages', 'farm_tidy_messages'
+            'farm_finish_runs', 'farm_defer_builds', 'farm_take_build', 'farm_end_build', 'farm_record_build',
+            'farm_drop_builds', 'farm_put_back_build', 'farm_refuse_build', 'farm_retry_messages',
+            'farm_remove_ended_messages'
         ))
     LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', one.name);

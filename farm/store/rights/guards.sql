@@ -30,7 +30,7 @@ $$;
 CREATE OR REPLACE FUNCTION farm_guard_alert() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 BEGIN
     IF OLD.state NOT IN ('exact', 'suspected') THEN
-        PERFORM farm_refuse('an alert that was measured is history');
+        PERFORM farm_refuse('a measured alert cannot be deleted');
     END IF;
     RETURN OLD;
 END;
@@ -65,7 +65,7 @@ BEGIN
     IF OLD.state = 'ended' THEN
         PERFORM farm_refuse(format('run %s has ended', OLD.run_id));
     ELSIF to_jsonb(NEW) - free <> to_jsonb(OLD) - free THEN
-        PERFORM farm_refuse(format('run %s is not this agent''s to change', OLD.run_id));
+        PERFORM farm_refuse(format('an agent may not change these columns of run %s', OLD.run_id));
     END IF;
     RETURN NEW;
 END;
@@ -77,7 +77,7 @@ BEGIN
         PERFORM farm_refuse(format('run %s is %s''s', OLD.id, OLD.user_name));
     END IF;
     IF NEW.finished_ms IS NOT NULL OR NEW.exit_code IS NOT NULL THEN
-        PERFORM farm_refuse('how a run ended is recorded by agents');
+        PERFORM farm_refuse('only agents record the end of a run');
     END IF;
     RETURN NEW;
 END;
@@ -87,7 +87,7 @@ CREATE OR REPLACE FUNCTION farm_guard_run_job() RETURNS trigger
 LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 BEGIN
     IF TG_OP = 'INSERT' AND (NEW.decisive_attempt_id IS NOT NULL OR NEW.decisive_verdict IS NOT NULL) THEN
-        PERFORM farm_refuse('results are recorded by agents');
+        PERFORM farm_refuse('only agents record results');
     END IF;
     IF NOT farm_is_mine(NEW.run_id) THEN
         PERFORM farm_refuse(format('run %s is not yours', NEW.run_id));
@@ -104,10 +104,10 @@ BEGIN
     END IF;
     IF NEW.priority NOT IN (0, 1) OR NEW.state NOT IN ('open', 'cancelled') AND
         (TG_OP = 'INSERT' OR NEW.state <> OLD.state) THEN
-        PERFORM farm_refuse('a run is submitted or cancelled; agents end it');
+        PERFORM farm_refuse('a run may be submitted or cancelled; only agents end it');
     END IF;
     IF NEW.cancelled_by NOT IN ('', session_user) THEN
-        PERFORM farm_refuse('a run is cancelled in one''s own name');
+        PERFORM farm_refuse('cancelled_by must be your own login');
     END IF;
     RETURN NEW;
 END;
@@ -116,7 +116,7 @@ $$;
 CREATE OR REPLACE FUNCTION farm_guard_shard() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 BEGIN
     IF NOT farm_is_mine(NEW.run_id) OR NEW.state <> 'waiting' OR NEW.token <> '' OR NEW.fence <> 0 THEN
-        PERFORM farm_refuse('a shard waits, and is of a run of one''s own');
+        PERFORM farm_refuse('a new shard must wait and belong to a run of yours');
     END IF;
     RETURN NEW;
 END;
@@ -135,11 +135,11 @@ $$;
 CREATE OR REPLACE FUNCTION farm_guard_build() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
 BEGIN
     IF NEW.user_name NOT IN ('', session_user) AND (TG_OP = 'INSERT' OR NEW.user_name <> OLD.user_name) THEN
-        PERFORM farm_refuse(format('a bundle is asked for in the name of %s', NEW.user_name));
+        PERFORM farm_refuse(format('the build is requested in the name of %s', NEW.user_name));
     END IF;
     IF NEW.priority NOT IN (0, 1) OR NEW.put_back::jsonb <> jsonb_build_object()
         AND (TG_OP = 'INSERT' OR NEW.put_back::text <> OLD.put_back::text) THEN
-        PERFORM farm_refuse('bundles are made by agents');
+        PERFORM farm_refuse('only agents make bundles');
     END IF;
     IF farm_is_readable(CAST(NEW.reply AS json), NEW.manifest) IS NOT TRUE THEN
         PERFORM farm_refuse('the outcome of a bundle cannot be read');
@@ -148,7 +148,7 @@ BEGIN
         RETURN NEW;
     END IF;
     IF NEW.key <> OLD.key OR OLD.state = 'built' AND NEW.state = 'failed' THEN
-        PERFORM farm_refuse('a bundle that is there stays');
+        PERFORM farm_refuse('a built bundle cannot be marked as failed or get another key');
     END IF;
     IF OLD.archive <> '' THEN
         -- The first archive stays, as others may run it already, also while an agent makes the bundle anew.
@@ -179,7 +179,7 @@ BEGIN
     IF NEW.user_name <> session_user OR TG_OP = 'UPDATE' AND OLD.user_name <> session_user THEN
         PERFORM farm_refuse(format('agent %s is of another login', NEW.name));
     ELSIF (CAST(NEW.facts AS jsonb) ->> 'protocol' ~ '^[0-9]{1,4}$') IS NOT TRUE THEN
-        PERFORM farm_refuse('facts of an agent have a protocol');
+        PERFORM farm_refuse('the facts of an agent need a protocol number');
     END IF;
     RETURN NEW;
 END;
@@ -200,20 +200,20 @@ DECLARE
 BEGIN
     IF TG_OP = 'INSERT' THEN
         IF NEW.token <> '' OR NEW.fence <> 0 OR NEW.reserved_for <> '' OR NEW.wanted_by <> '' THEN
-            PERFORM farm_refuse('a device is free before it is leased');
+            PERFORM farm_refuse('a new lease row must be free');
         END IF;
         RETURN NEW;
     END IF;
     IF NEW.device <> OLD.device OR NEW.fence < OLD.fence OR NEW.fence > OLD.fence + 1
         OR (NEW.token NOT IN ('', OLD.token) AND NEW.fence <> OLD.fence + 1) THEN
-        PERFORM farm_refuse('a lease is a device and its next fence');
+        PERFORM farm_refuse('a lease keeps its device, and a new owner gets the next fence');
     END IF;
     IF OLD.token <> '' AND OLD.expires_ms > now_ms THEN
         IF OLD.user_name <> session_user THEN
-            PERFORM farm_refuse(format('%s is %s''s now', OLD.device, OLD.user_name));
+            PERFORM farm_refuse(format('%s is leased by %s', OLD.device, OLD.user_name));
         END IF;
         IF EXISTS (SELECT 1 FROM agent WHERE agent.token = OLD.token AND NOT has_left) THEN
-            PERFORM farm_refuse(format('%s is in use by your run: farm runs cancel ends that', OLD.device));
+            PERFORM farm_refuse(format('%s is in use by your run: end it with farm runs cancel', OLD.device));
         END IF;
     END IF;
     IF OLD.reserved_for NOT IN ('', session_user) AND OLD.reserved_until_ms > now_ms AND (
@@ -224,7 +224,7 @@ BEGIN
     IF NEW.reserved_for NOT IN ('', session_user) AND NEW.reserved_for <> OLD.reserved_for
         OR NEW.user_name <> session_user AND NEW.user_name <> OLD.user_name
         OR NEW.token <> '' AND NEW.user_name <> session_user OR NEW.priority NOT IN (0, 1) THEN
-        PERFORM farm_refuse(format('%s is leased in one''s own name', OLD.device));
+        PERFORM farm_refuse(format('%s may be leased or reserved only for your own login', OLD.device));
     END IF;
     RETURN NEW;
 END;
@@ -235,10 +235,10 @@ BEGIN
     IF TG_OP <> 'INSERT' AND OLD.user_name <> session_user
         -- Any login may delete a waiter that died an hour ago.
         AND NOT (TG_OP = 'DELETE' AND OLD.expires_ms < farm_now_ms() - 3600000) THEN
-        PERFORM farm_refuse(format('%s waits for a device', OLD.user_name));
+        PERFORM farm_refuse(format('the waiter belongs to %s', OLD.user_name));
     END IF;
     IF TG_OP <> 'DELETE' AND (NEW.user_name <> session_user OR NEW.priority NOT IN (0, 1)) THEN
-        PERFORM farm_refuse('one waits for a device in one''s own name');
+        PERFORM farm_refuse('a waiter must have your own login');
     END IF;
     RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
 END;
@@ -250,12 +250,12 @@ CREATE OR REPLACE FUNCTION farm_guard_weights() RETURNS trigger LANGUAGE plpgsql
 BEGIN
     IF TG_OP = 'DELETE' THEN
         IF OLD.user_name <> session_user AND OLD.asked_ms > farm_now_ms() - 86400000 THEN
-            PERFORM farm_refuse(format('the shards of %s divide by it', OLD.user_name));
+            PERFORM farm_refuse(format('the durations belong to %s', OLD.user_name));
         END IF;
         RETURN OLD;
     END IF;
     IF NEW.user_name <> session_user OR TG_OP = 'UPDATE' AND OLD.user_name <> session_user THEN
-        PERFORM farm_refuse('shards divide by durations of their own login');
+        PERFORM farm_refuse('durations must have your own login');
     END IF;
     RETURN NEW;
 END;
@@ -267,20 +267,20 @@ DECLARE
 BEGIN
     IF TG_OP = 'INSERT' THEN
         IF NEW.health <> 'healthy' OR NOT NEW.in_service THEN
-            PERFORM farm_refuse(format('%s is new', NEW.id));
+            PERFORM farm_refuse(format('the new device %s must be healthy and in service', NEW.id));
         END IF;
         RETURN NEW;
     END IF;
     IF NEW.health <> OLD.health OR NEW.health_reason <> OLD.health_reason THEN
-        PERFORM farm_refuse('the health of a device is recorded by agents');
+        PERFORM farm_refuse('only agents record the health of a device');
     END IF;
     IF (NEW.in_service, NEW.service_note, NEW.service_user) IS DISTINCT FROM
         (OLD.in_service, OLD.service_note, OLD.service_user) AND NEW.service_user <> session_user THEN
-        PERFORM farm_refuse('a device is put in or out of service in one''s own name');
+        PERFORM farm_refuse('service_user must be your own login');
     END IF;
     IF to_jsonb(NEW) - service <> to_jsonb(OLD) - service
         AND EXISTS (SELECT 1 FROM agent_device WHERE device = OLD.id) THEN
-        PERFORM farm_refuse(format('%s hangs on an agent''s host', OLD.id));
+        PERFORM farm_refuse(format('%s is attached to the host of an agent, which alone may change it', OLD.id));
     END IF;
     RETURN NEW;
 END;

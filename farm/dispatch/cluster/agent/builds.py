@@ -1,8 +1,8 @@
 """Builds of `farm lab agent --build`: the agent takes build tasks, makes their bundles and uploads them.
 
-A seat is a thread with one builder process, as in the pool of a single machine, and one worker of Procrastinate. A free
-seat takes one task in one transaction, so that no task waits behind a long compile on one host while another host is
-idle. A seat is no `procrastinate.worker.Worker`: that class aborts its jobs when a connection breaks, while their
+A slot is a thread with one builder process, as in the pool of a single machine, and one worker of Procrastinate. A free
+slot takes one task in one transaction, so that no task waits behind a long compile on one host while another host is
+idle. A slot is no `procrastinate.worker.Worker`: that class aborts its jobs when a connection breaks, while their
 compiles go on. Users' code is imported in builder processes alone.
 """
 
@@ -28,8 +28,8 @@ from farm.base.processes import Supervisor
 from farm.base.publish import own_folder
 from farm.builds.bundles.cache import BundleCache, remove_leftovers
 from farm.builds.bundles.reuse import forget_pruned
+from farm.builds.compile.builder_slot import BuilderGate, BuilderSlot, MemoryLimits
 from farm.builds.compile.protocol import BuildReply
-from farm.builds.compile.seat import BuilderSeat, MemoryLimits, Turns
 from farm.dispatch.cluster.agent.build_task import RefusedBuildError, job_here, prepare_build
 from farm.dispatch.cluster.agent.host_toolchains import HostToolchains
 from farm.dispatch.cluster.bundles import failed_build, sent_build
@@ -53,7 +53,7 @@ _LEAST_FREE_BYTES = 512 * 2**20
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.5, 5.0
 # An artifact store that refuses this host looks like an unreachable one: after this time another host gets the build.
 _MOST_AWAY_S = 600.0
-_HOPELESS = (LeaseLostError, ArtifactLostError, RowRefusedError, StoreLostError)
+_NOT_RETRIED = (LeaseLostError, ArtifactLostError, RowRefusedError, StoreLostError)
 # A builder that has loaded torch has half a gigabyte.
 _IDLE_S = 600.0
 
@@ -74,16 +74,16 @@ class BuildHost:
         self._cache = BundleCache(config.cache_dir)
         self._supervisor = Supervisor()
         self._stack = contextlib.ExitStack()
-        self._turns = Turns()
+        self._gate = BuilderGate()
         self._changed = threading.Condition()
         self._due = False
-        self._beat_due = threading.Event()
+        self._heartbeat_due = threading.Event()
         self._is_closed = False
         self._problem = ""
         self._draining = False
         self._agent: AgentId | None = None
-        self._seats: list[_Seat] = []
-        self._looker: threading.Thread | None = None
+        self._slots: list[_BuildSlot] = []
+        self._toolchain_reader: threading.Thread | None = None
         self._is_full = False
 
     def look(self) -> None:
@@ -103,26 +103,26 @@ class BuildHost:
         self._agent = agent
         folder = self._stack.enter_context(own_folder(self._config.cache_dir / "build-host", agent.token[:16]))
         limits = MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb)
-        self._seats = [
-            _Seat(
+        self._slots = [
+            _BuildSlot(
                 self,
-                BuilderSeat(
+                BuilderSlot(
                     number,
                     limits=limits,
                     cache_root=self._config.cache_dir,
                     supervisor=self._supervisor,
                     log_folder=folder,
                     timeout_s=self._config.build_timeout_s,
-                    turns=self._turns,
+                    gate=self._gate,
                 ),
                 folder,
             )
             for number in range(self._config.builders)
         ]
-        for seat in self._seats:
-            seat.start()
-        self._beats = threading.Thread(target=self._keep_alive, daemon=True, name="build-heartbeats")
-        self._beats.start()
+        for slot in self._slots:
+            slot.start()
+        self._heartbeat_thread = threading.Thread(target=self._keep_alive, daemon=True, name="build-heartbeats")
+        self._heartbeat_thread.start()
         threading.Thread(target=self._sweep, name="leftovers", daemon=True).start()
         self.wake()
 
@@ -131,67 +131,67 @@ class BuildHost:
 
         A thread reads the toolchains again if the last look is half a minute old.
         """
-        if self._looker is None or not self._looker.is_alive():
-            self._looker = threading.Thread(target=self._toolchains.look, name="toolchains", daemon=True)
-            self._looker.start()
-        self._call()
+        if self._toolchain_reader is None or not self._toolchain_reader.is_alive():
+            self._toolchain_reader = threading.Thread(target=self._toolchains.look, name="toolchains", daemon=True)
+            self._toolchain_reader.start()
+        self.notify_slots()
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send a heartbeat at once, as after the hint that a run was cancelled."""
-        self._beat_due.set()
+        self._heartbeat_due.set()
 
     def _keep_alive(self) -> None:
         """Send heartbeats of the workers, stop builds that no open run wants, and look for others."""
         while not self._is_closed:
-            self._beat_due.wait(self._config.leases.heartbeat_s)
-            self._beat_due.clear()
+            self._heartbeat_due.wait(self._config.leases.heartbeat_s)
+            self._heartbeat_due.clear()
             try:
-                workers = [seat.worker for seat in self._seats if seat.worker is not None]
-                unwanted = self._store.cluster.keep_workers(workers, self.making)
+                workers = [slot.worker for slot in self._slots if slot.worker is not None]
+                abandoned = self._store.cluster.keep_workers(workers, self.making)
                 self._problem = ""
             except StoreError as error:
                 if str(error) != self._problem:
                     self._problem = str(error)
                     logger.warning("no heartbeat of builds: %s", error)
                 continue
-            for seat in self._seats:
-                if seat.key in unwanted:
-                    seat.abandon()
+            for slot in self._slots:
+                if slot.key in abandoned:
+                    slot.abandon()
             self.wake()
 
     @property
     def making(self) -> tuple[str, ...]:
         """Keys of the bundles in progress: being compiled or uploaded."""
-        return tuple(seat.key for seat in self._seats if seat.key)
+        return tuple(slot.key for slot in self._slots if slot.key)
 
     def drain(self) -> None:
         """Stop claiming, and return once all bundles in progress have been uploaded."""
         with self._changed:
             self._draining = True
             self._changed.notify_all()
-        for seat in self._seats:
-            seat.join()
+        for slot in self._slots:
+            slot.join()
         self._close()
 
     def stop(self, *, put_back: bool = True) -> None:
         """End all builders at once; with `put_back` (not after the agent was replaced) others get their builds."""
         with self._changed:
             self._draining = True
-            self._turns.stop()
+            self._gate.stop()
             self._changed.notify_all()
         if not put_back:
             self._agent = None
-        for seat in self._seats:
-            seat.end()
+        for slot in self._slots:
+            slot.end()
         self._close()
 
     def _close(self) -> None:
         self._is_closed = True
-        self._beat_due.set()
-        for seat in self._seats:
-            if seat.worker is not None:
+        self._heartbeat_due.set()
+        for slot in self._slots:
+            if slot.worker is not None:
                 with contextlib.suppress(StoreError):
-                    self._store.cluster.end_worker(seat.worker)
+                    self._store.cluster.end_worker(slot.worker)
         self._supervisor.close()
         self._stack.close()
 
@@ -199,44 +199,41 @@ class BuildHost:
         remove_leftovers(self._cache.root)
         forget_pruned(self._cache)
 
-    def next_build(self, seat: _Seat) -> HeldBuild | None:
+    def next_build(self, slot: _BuildSlot) -> HeldBuild | None:
         """Wait until there may be a build to take, and return the next one; None when the host drains."""
         while True:
             with self._changed:
-                if not self._changed.wait_for(self._is_called, timeout=_IDLE_S):
-                    seat.builder.end()
-                    self._changed.wait_for(self._is_called)
+                if not self._changed.wait_for(self._has_news, timeout=_IDLE_S):
+                    slot.builder.end()
+                    self._changed.wait_for(self._has_news)
                 if self._draining:
                     return None
                 self._due = False
-            held = self._take(seat)
+            held = self._take(slot)
             if held is not None:
-                # There may be more, for another seat.
-                self._call()
+                # There may be more, for another slot.
+                self.notify_slots()
                 return held
 
-    def wake_again(self) -> None:
-        """Claim the next build at once: a seat is free."""
-        self._call()
-
-    def _is_called(self) -> bool:
+    def _has_news(self) -> bool:
         return self._due or self._draining
 
-    def _call(self) -> None:
+    def notify_slots(self) -> None:
+        """Let a free slot look for the next build."""
         with self._changed:
             self._due = True
             self._changed.notify()
 
-    def _take(self, seat: _Seat) -> HeldBuild | None:
+    def _take(self, slot: _BuildSlot) -> HeldBuild | None:
         if self._agent is None or not self._toolchains.ids or not self._has_room():
             return None
         try:
-            if seat.worker is None:
-                seat.worker = self._store.cluster.begin_worker()
-            return self._store.cluster.take_build(seat.worker, self._agent.name, self._toolchains.ids)
+            if slot.worker is None:
+                slot.worker = self._store.cluster.begin_worker()
+            return self._store.cluster.take_build(slot.worker, self._agent.name, self._toolchains.ids)
         except StoreError as error:
             # The answer with a task may have been lost. Without further heartbeats of this worker other hosts get it.
-            seat.worker = None
+            slot.worker = None
             logger.warning("no build can be taken: %s", error)
             return None
 
@@ -258,9 +255,9 @@ class BuildHost:
         self._is_full = is_full
         return not is_full
 
-    def make(self, held: HeldBuild, seat: _Seat) -> None:
+    def make(self, held: HeldBuild, slot: _BuildSlot) -> None:
         """Make a bundle and report the outcome: bundle, failure or return to the queue."""
-        log = seat.folder / f"{held.task.key}.log"
+        log = slot.folder / f"{held.task.key}.log"
         try:
             tools = self._toolchains.find(held.task.toolchain)
             if tools is None:
@@ -271,16 +268,16 @@ class BuildHost:
             bundle = None if request.anew else self._cache.lookup(request.key)
             reply = BuildReply(request.key, ok=True, seconds=0.0)
             if bundle is None:
-                reply = seat.builder.build(request, tools.compiler)
+                reply = slot.builder.build(request, tools.compiler)
                 bundle = self._cache.lookup(request.key) if reply.ok else None
-            if seat.is_stopped and not reply.ok:
+            if slot.is_stopped and not reply.ok:
                 self._put_back(held, "stopped", tried=False)
             elif bundle is not None:
                 self._send(held, bundle, reply)
             elif reply.infra or reply.ok:
                 self._fail_here(held, reply)
             else:
-                self._tell(lambda _: self._store.cluster.failed(held, failed_build(reply, log)))
+                self._record(lambda _: self._store.cluster.failed(held, failed_build(reply, log)))
         except FarmError as error:
             self._put_back(held, str(error), tried=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, others are to have the build
@@ -288,16 +285,16 @@ class BuildHost:
             self._put_back(held, f"{type(error).__name__}: {error}", tried=True)
         finally:
             log.unlink(missing_ok=True)
-            seat.builder.put_away(held.task.key)
+            slot.builder.clean_up(held.task.key)
 
     def _unpack(self, source: str, job: Job) -> Job:
         from farm.dispatch.cluster.files.suite_archive import unpack_source
 
-        return self._patiently(lambda: unpack_source(self._objects, self._config.cache_dir, source, job))
+        return self._retry_while_away(lambda: unpack_source(self._objects, self._config.cache_dir, source, job))
 
     def _send(self, held: HeldBuild, bundle: Bundle, reply: BuildReply) -> None:
-        build = self._patiently(lambda: sent_build(self._objects, bundle, reply))
-        self._tell(lambda _: self._store.cluster.built(held, build, bundle.manifest))
+        build = self._retry_while_away(lambda: sent_build(self._objects, bundle, reply))
+        self._record(lambda _: self._store.cluster.built(held, build, bundle.manifest))
 
     def _fail_here(self, held: HeldBuild, reply: BuildReply) -> None:
         """Put a build back for another host; a full disk does not exclude this host from another try."""
@@ -310,30 +307,30 @@ class BuildHost:
 
     def _put_back(self, held: HeldBuild, why: str, *, tried: bool) -> None:
         """Put a build back: with `tried` this host does not get it again, and without another host it has failed."""
-        self._tell(lambda agent: self._store.cluster.put_back_build(held, agent.name, why=why, tried=tried))
+        self._record(lambda agent: self._store.cluster.put_back_build(held, agent.name, why=why, tried=tried))
 
-    def _tell(self, say: Callable[[AgentId], object]) -> None:
-        """Record an outcome by `say`, waiting for the store; a build that another host has by now is left alone."""
+    def _record(self, write: Callable[[AgentId], object]) -> None:
+        """Record an outcome by `write`, waiting for the store; a build that another host has by now is left alone."""
         agent = self._agent
         if agent is not None:
             try:
-                self._patiently(lambda: say(agent))
+                self._retry_while_away(lambda: write(agent))
             except LeaseLostError as error:
                 logger.warning("not recorded: %s", error)
             except StoreError as error:
                 # The heartbeats of this worker end, and the store puts the build back for others.
                 logger.warning("%s", error)
 
-    def _patiently(self, act: Callable[[], _T]) -> _T:
+    def _retry_while_away(self, act: Callable[[], _T]) -> _T:
         """Return the result of `act`, called again while a store is away. Raises all other errors of `act`."""
         wait_s, was_noted, end_s = _FIRST_WAIT_S, False, time.monotonic() + _MOST_AWAY_S
         while True:
             try:
                 return act()
-            except _HOPELESS:
+            except _NOT_RETRIED:
                 raise
             except StoreError as error:
-                if self._turns.is_stopping or (isinstance(error, ArtifactsError) and time.monotonic() > end_s):
+                if self._gate.is_stopping or (isinstance(error, ArtifactsError) and time.monotonic() > end_s):
                     raise
                 if not was_noted:
                     logger.warning("waiting: %s", error)
@@ -342,10 +339,10 @@ class BuildHost:
             wait_s = min(2 * wait_s, _MOST_WAIT_S)
 
 
-class _Seat:
+class _BuildSlot:
     """Thread with a builder, which makes one bundle after the other."""
 
-    def __init__(self, host: BuildHost, builder: BuilderSeat, folder: Path) -> None:
+    def __init__(self, host: BuildHost, builder: BuilderSlot, folder: Path) -> None:
         self._host, self.builder, self.folder = host, builder, folder
         self.key = ""
         """Key of the bundle in progress; empty while idle."""
@@ -353,7 +350,7 @@ class _Seat:
         """Worker of Procrastinate; None before the first job, and after an error of the database."""
         self.is_stopped = False
         """True once the bundle in progress is no longer needed."""
-        self._thread = threading.Thread(target=self._work, name="build-seat")
+        self._thread = threading.Thread(target=self._work, name="build-slot")
 
     def start(self) -> None:
         """Claim and make bundles until the host drains."""
@@ -384,5 +381,5 @@ class _Seat:
                 self._host.make(held, self)
             finally:
                 self.key = ""
-            self._host.wake_again()
+            self._host.notify_slots()
         self.builder.end()

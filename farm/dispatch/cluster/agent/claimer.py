@@ -48,13 +48,13 @@ class Claimer:
         ledger: Ledger,
         claimed: Callable[[HeldShard, float], None],
         ttl_s: float,
-        is_settled: Callable[[], bool],
+        is_stable: Callable[[], bool],
     ) -> None:
         """`claimed` receives every shard and the end of its lease, on the clock of `now_s`.
 
-        `is_settled` as in `Claims.claim`.
+        `is_stable` as in `Claims.claim`.
         """
-        self._is_settled = is_settled
+        self._is_stable = is_stable
         self._store, self._ledger, self._claimed, self._ttl_s = store, ledger, claimed, ttl_s
         self._agent: AgentId | None = None
         self._wishes: dict[str, _Wish] = {}
@@ -145,7 +145,7 @@ class Claimer:
         try:
             with self._ledger.changing():
                 found = self._store.cluster.claim(
-                    agent, soc, list(wishes), ttl_s=self._ttl_s, keep=keep, is_settled=self._is_settled
+                    agent, soc, list(wishes), ttl_s=self._ttl_s, keep=keep, is_stable=self._is_stable
                 )
                 self._take(found, wishes, until_s)
         except FarmError as error:

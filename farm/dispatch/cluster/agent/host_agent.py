@@ -1,8 +1,8 @@
 """`farm lab agent`: host registration, shards on the host's devices, and builds for other hosts, until it is stopped.
 
 A single thread makes all decisions about devices (`HostAgent.run`), in the order of events. Other threads do slow work
-and send it their results: claims (`claimer.py`), heartbeats and hints (`minder.py`), results (`recorder.py`), bundles
-and runtimes (`prepare.py`), the slots, scans for attached devices (`host_devices.py`), builds (`builds.py`) and
+and send it their results: claims (`claimer.py`), heartbeats and hints (`heartbeats.py`), results (`recorder.py`),
+bundles and runtimes (`prepare.py`), scans for attached devices (`host_devices.py`), builds (`builds.py`) and
 messages (`farm.dispatch.cluster.delivery`).
 """
 
@@ -23,15 +23,15 @@ from farm.base.errors import AgentRefusedError, FarmError, InfraError
 from farm.base.log_setup import JsonFormatter, logged_to
 from farm.base.private import hide_environment
 from farm.base.threads import noticing_deaths
+from farm.dispatch.cluster.agent.agent_folder import AgentFolder, register_when_free
 from farm.dispatch.cluster.agent.claimer import Claimer
+from farm.dispatch.cluster.agent.device_runners import DeviceRunners
+from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
 from farm.dispatch.cluster.agent.host_devices import HostDevices
 from farm.dispatch.cluster.agent.ledger import Ledger
-from farm.dispatch.cluster.agent.life import Life, once_name_is_free
-from farm.dispatch.cluster.agent.minder import Minder
 from farm.dispatch.cluster.agent.shared_jobs import SharedJobs, SharedParts
 from farm.dispatch.cluster.agent.shared_records import SharedRecords
 from farm.dispatch.cluster.agent.timing import Timing
-from farm.dispatch.cluster.agent.works import Works
 from farm.dispatch.cluster.files.prepare import Preparer
 from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.fork_server import ForkServer
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from farm.dispatch.cluster.delivery.worker import MessageDelivery
     from farm.dispatch.cluster.nights import NightStarter
     from farm.dispatch.messages import DeviceProcess
-    from farm.store.cluster.records import AgentId, HeldShard, Minded
+    from farm.store.cluster.records import AgentId, HeartbeatReply, HeldShard
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -89,18 +89,20 @@ class HostAgent:
         self._dispatcher = Dispatcher(processes or self._device_process)
         self._jobs = SharedJobs(
             self._dispatcher,
-            lambda device: self._works.get(device).device.called,
-            lambda device: self._works.get(device).device.soc,
+            lambda device: self._runners.get(device).device.called,
+            lambda device: self._runners.get(device).device.soc,
             self._changed,
         )
-        self._works = Works(self._jobs, self._dispatcher, lambda work: self._jobs.aside(work.close), timing)
+        self._runners = DeviceRunners(
+            self._jobs, self._dispatcher, lambda runner: self._jobs.aside(runner.close), timing
+        )
         self._forks: ForkServer | None = None
         self._is_draining = False
         self._drainer = threading.Thread(target=self._drain_others, daemon=True, name="drain")
         self._ended_by: FarmError | None = None
         self._is_replaced = False
         """True once another agent has the name."""
-        self._is_hurried = threading.Event()
+        self._is_aborting = threading.Event()
         self._patience_s = float("inf")
         self._ending = threading.Event()
         self._stack = contextlib.ExitStack()
@@ -131,13 +133,13 @@ class HostAgent:
                     "or let the login be a member of the group of agents (docs/guides/three_hosts.md, 'Roles')"
                 )
             self._supervisor = self._stack.enter_context(Supervisor())
-            self._life = self._stack.enter_context(Life(self._config.state_dir / "agent" / self.name))
-            log = self._life.folder / LOG_NAME
+            self._folder = self._stack.enter_context(AgentFolder(self._config.state_dir / "agent" / self.name))
+            log = self._folder.path / LOG_NAME
             self._stack.enter_context(logged_to(log, JsonFormatter(agent=self.name)))
             self._open_parts()
             self._look_at_devices(is_first=True)
             self._agent = self._register()
-            self._life.remember(self._agent.token)
+            self._folder.write_token(self._agent.token)
             try:
                 self._begin()
                 self._dispatcher.run(self._is_over, self._tick, _TICK_SECONDS)
@@ -149,7 +151,7 @@ class HostAgent:
     def stop(self) -> None:
         """Finish running jobs, put back the rest, and end; a second call breaks off running jobs. Safe in a signal."""
         if self._ending.is_set():
-            self._is_hurried.set()
+            self._is_aborting.set()
         self._ending.set()
         self._dispatcher.post(self._drain)
 
@@ -161,7 +163,7 @@ class HostAgent:
     def _open_parts(self) -> None:
         from farm.store.objects.objects import open_objects
 
-        ttl_s, folder = self._config.leases.ttl_s, self._life.folder
+        ttl_s, folder = self._config.leases.ttl_s, self._folder.path
         objects = open_objects(self._config, patience_s=self._timing.fetch_s)
         preparer = Preparer(
             self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.files.lose_bundle
@@ -171,16 +173,16 @@ class HostAgent:
         ledger = Ledger()
         self._records = SharedRecords(self._store, ledger, ttl_s)
         self._recorder = Recorder(self._records, self._log, preparer)
-        self._minder = Minder(
+        self._heartbeats = HeartbeatSender(
             self._store,
             ledger,
             self.facts,
-            minded=lambda minded, until_s: self._dispatcher.post(partial(self._minded, minded, until_s)),
-            hinted=self._hinted,
+            on_reply=lambda reply, until_s: self._dispatcher.post(partial(self._apply_reply, reply, until_s)),
+            on_hints=self._apply_hints,
             ttl_s=ttl_s,
             heartbeat_s=self._config.leases.heartbeat_s,
         )
-        self._claimer = Claimer(self._store, ledger, self._claimed, ttl_s, self._minder.is_settled)
+        self._claimer = Claimer(self._store, ledger, self._claimed, ttl_s, self._heartbeats.is_stable)
         self._jobs.open(SharedParts(self._store, self._recorder, self._claimer, preparer))
         self._announcer = Announcer(self._config, self._store)
         self._host_devices = HostDevices(self._config, self._store, self._supervisor, self._find)
@@ -195,12 +197,12 @@ class HostAgent:
             self._build_host.look()
 
     def _claimed(self, held: HeldShard, until_s: float) -> None:
-        self._dispatcher.post(partial(self._works.claimed, held, until_s))
+        self._dispatcher.post(partial(self._runners.claimed, held, until_s))
 
     def _register(self) -> AgentId:
-        ttl_s, who = self._config.leases.ttl_s, {"user": self._store.user, "replaces": self._life.former}
+        ttl_s, who = self._config.leases.ttl_s, {"user": self._store.user, "replaces": self._folder.previous_token}
         register = partial(self._store.cluster.register, self.name, self.facts(), ttl_s, **who)
-        return once_name_is_free(register, ttl_s, self._ending)
+        return register_when_free(register, ttl_s, self._ending)
 
     def _begin(self) -> None:
         agent = self._agent
@@ -208,66 +210,66 @@ class HostAgent:
         self._recorder.begin()
         self._store.cluster.begun(agent)
         self._claimer.begin(agent)
-        self._minder.begin(agent)
+        self._heartbeats.begin(agent)
         if self._build_host is not None:
             self._build_host.begin(agent)
         if self._nights is not None:
             self._nights.begin(agent)
         if agent.may_lease:
             self._begin_delivery()
-        kinds = f"{len(self._works)} devices" if self._has_devices else "no devices"
+        kinds = f"{len(self._runners)} devices" if self._has_devices else "no devices"
         compiles = f", compiles with {len(self.facts().toolchains)} toolchains" if self._build_host is not None else ""
         logger.info("agent %s of %s is there: %s%s", self.name, self._store.user, kinds, compiles)
         if self._has_devices:
             threading.Thread(target=self._keep_looking, daemon=True, name="attached").start()
-        self._works.open()
+        self._runners.open()
 
     def _begin_delivery(self) -> None:
-        from farm.dispatch.cluster.delivery.mend import mend
+        from farm.dispatch.cluster.delivery.recovery import recover
         from farm.dispatch.cluster.delivery.worker import MessageDelivery
 
         periodic = self._nights.periodic() if self._nights is not None else ()
-        ttl_s, is_settled = self._config.leases.ttl_s, self._minder.is_settled
-        mending = partial(mend, self._store, ttl_s=ttl_s, is_settled=is_settled)
-        self._delivery = MessageDelivery(self._store, mend=mending, ttl_s=ttl_s, periodic=periodic)
+        ttl_s, is_stable = self._config.leases.ttl_s, self._heartbeats.is_stable
+        recover_work = partial(recover, self._store, ttl_s=ttl_s, is_stable=is_stable)
+        self._delivery = MessageDelivery(self._store, recover=recover_work, ttl_s=ttl_s, periodic=periodic)
         self._delivery.start()
 
     def _device_process(self, device: Device) -> ForkedProcess:
         if self._forks is None:
             self._forks = ForkServer(self._supervisor)
-        return ForkedProcess(self._forks, self._life.folder / "logs" / f"{device.id.replace('/', '_')}.log")
+        return ForkedProcess(self._forks, self._folder.path / "logs" / f"{device.id.replace('/', '_')}.log")
 
     # The decision thread.
 
     def _tick(self) -> None:
-        for work in self._works.all():
-            work.tick()
+        for runner in self._runners.all():
+            runner.tick()
 
-    def _hurry(self) -> None:
-        self._is_hurried.clear()
+    def _abort(self) -> None:
+        self._is_aborting.clear()
         # The store may be away: leases end by themselves then.
         self._patience_s = time.monotonic() + _LAST_SECONDS
-        for work in self._works.all():
-            work.hurry("the agent ends")
+        for runner in self._runners.all():
+            runner.abort("the agent ends")
         if self._build_host is not None:
             self._build_host.stop()
 
     def _is_over(self) -> bool:
-        if self._is_hurried.is_set():
-            self._hurry()
+        if self._is_aborting.is_set():
+            self._abort()
         if self._ended_by is not None or time.monotonic() > self._patience_s:
             return True
         if not self._is_draining or self._drainer.is_alive():
             return False
-        return self._works.are_free
+        return self._runners.are_free
 
     def _drain(self) -> None:
         if self._is_draining:
             return
         self._is_draining = True
         logger.info("finishing what runs; nothing else begins")
-        self._works.shut("its agent takes no more work")
-        self._minder.wake()
+        self._runners.drain("its agent takes no more work")
+        self._heartbeats.wake()
         self._drainer.start()
 
     def _drain_others(self) -> None:
@@ -277,35 +279,37 @@ class HostAgent:
             self._build_host.drain()
         self._dispatcher.post(lambda: None)
 
-    def _minded(self, minded: Minded, until_s: float) -> None:
-        if minded.replaced:
+    def _apply_reply(self, reply: HeartbeatReply, until_s: float) -> None:
+        if reply.replaced:
             self._is_replaced = True
             self._ended_by = InfraError(f"another agent is called {self.name} by now: this one ends")
             return
-        self._works.minded(minded, until_s)
-        for soc in minded.claimable:
+        self._runners.apply(reply, until_s)
+        for soc in reply.claimable:
             self._claimer.wake(soc)
-        if minded.drain:
+        if reply.drain:
             self._ending.set()
             self._drain()
 
-    def _hinted(self, hints: set[str]) -> bool:
-        """Apply hints, and return whether a heartbeat should follow at once. Called in the minder's thread."""
-        works = self._works.all()
+    def _apply_hints(self, hints: set[str]) -> bool:
+        """Apply hints, and return whether a heartbeat should follow at once. Called in the heartbeat thread."""
+        runners = self._runners.all()
         is_urgent = False
         for hint in hints:
             word, _, name = hint.partition(" ")
             if word == "work":
-                self._claimer.wake(name, also_busy=self._works.has(name))
+                self._claimer.wake(name, also_busy=self._runners.has(name))
             elif word == "build" and self._build_host is not None:
                 self._build_host.wake()
             elif word == "cancel":
-                is_urgent = is_urgent or any(name in work.runs for work in works)
+                is_urgent = is_urgent or any(name in runner.runs for runner in runners)
                 if self._build_host is not None:
-                    self._build_host.beat()
+                    self._build_host.send_heartbeat()
             elif word == "wanted":
                 self._claimer.decided(name)
-                is_urgent = is_urgent or any(work.device.soc == name and work.lease is not None for work in works)
+                is_urgent = is_urgent or any(
+                    runner.device.soc == name and runner.lease is not None for runner in runners
+                )
             elif word == "ended":
                 self._dispatcher.post(partial(self._forget_run, name))
             elif word == "drain":
@@ -325,23 +329,23 @@ class HostAgent:
         if not self._has_devices:
             return
         try:
-            look = self._host_devices.look(self._works.busy())
+            look = self._host_devices.look(self._runners.busy())
         except FarmError as error:
             if is_first:
                 raise
             logger.warning("what is attached cannot be seen: %s", error)
             return
         if is_first:
-            self._looked(look)
+            self._update_devices(look)
         else:
-            self._dispatcher.post(partial(self._looked, look))
+            self._dispatcher.post(partial(self._update_devices, look))
 
-    def _looked(self, look: Attachments) -> None:
-        if self._works.looked(look):
+    def _update_devices(self, look: Attachments) -> None:
+        if self._runners.update(look):
             self._changed()
 
     def _forget_run(self, run_id: str) -> None:
-        if self._works.forget_run(run_id):
+        if self._runners.forget_run(run_id):
             self._jobs.forget_run(run_id)
 
     def facts(self) -> AgentFacts:
@@ -353,7 +357,7 @@ class HostAgent:
             version=__version__,
             protocol=PROTOCOL,
             draining=self._is_draining,
-            devices=self._works.facts(),
+            devices=self._runners.facts(),
             toolchains=host.ids() if host is not None else (),
             offered=host.offered() if host is not None else (),
         )
@@ -361,14 +365,14 @@ class HostAgent:
     def _changed(self) -> None:
         """Send the agent's changed facts to the store at once."""
         if self._delivery is not None:
-            self._minder.wake()
+            self._heartbeats.wake()
 
     def _end(self) -> None:
         """End all parts of the agent, and then its registration, unless another agent has the name by now."""
         self._ending.set()
         self._claimer.close()
         is_replaced = self._is_replaced
-        closing = [threading.Thread(target=work.close) for work in self._works.all()]
+        closing = [threading.Thread(target=runner.close) for runner in self._runners.all()]
         for thread in closing:
             thread.start()
         if self._build_host is not None:
@@ -386,11 +390,11 @@ class HostAgent:
         elif self._jobs.has_quarantined:
             self._announcer.close()
         self._log.close()
-        self._minder.close()
+        self._heartbeats.close()
         if not is_replaced:
             with contextlib.suppress(FarmError):
                 self._store.cluster.leave(self._agent)
-                self._life.forget()
+                self._folder.remove_token()
 
 
 def stop_by_signal(agent: HostAgent) -> None:

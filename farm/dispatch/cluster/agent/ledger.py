@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from farm.policy.situation import Lease
-    from farm.store.cluster.records import HeldShard, Minded
+    from farm.store.cluster.records import HeartbeatReply, HeldShard
 
 
 class Ledger:
@@ -52,8 +52,8 @@ class Ledger:
         for lease in leases:
             self._leases.pop(lease.device, None)
 
-    def minded(self, minded: Minded) -> None:
+    def apply(self, reply: HeartbeatReply) -> None:
         """Remove the leases that a heartbeat found lost; take over the shards that the store has for this agent."""
-        for device in minded.lost:
+        for device in reply.lost:
             self._leases.pop(device, None)
-        self._claimed = minded.claimed
+        self._claimed = reply.claimed

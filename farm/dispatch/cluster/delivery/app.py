@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
 SERVICE_QUEUE = "farm"
-"""Queue of the tasks for any agent: ends of runs, mending."""
+"""Queue of the tasks for any agent: ends of runs, recovery of abandoned work."""
 MOST_CONNECTIONS = 2
 """Most connections of an app beside the listening one."""
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
@@ -54,10 +54,10 @@ class Handler(Protocol):
     async def finish(self, run: str) -> None:
         """Record the end of a run whose work is over."""
 
-    async def mend(self) -> None:
+    async def recover(self) -> None:
         """Repair the rows and messages of dead agents."""
 
-    async def tidy(self) -> None:
+    async def remove_ended(self) -> None:
         """Remove ended messages."""
 
     async def call(self, periodic: Periodic) -> None:
@@ -108,16 +108,16 @@ def make_app(arguments: Mapping[str, Any], handler: Handler, periodic: Sequence[
 
     # No lock: the message of a dead worker would keep it, and with it this task, which puts such messages back.
     @app.periodic(cron=_EVERY_10_S)
-    @app.task(name="farm.mend", queue=SERVICE_QUEUE, queueing_lock="farm.mend", priority=100)
-    async def mend(timestamp: int) -> None:
+    @app.task(name="farm.recover", queue=SERVICE_QUEUE, queueing_lock="farm.recover", priority=100)
+    async def recover(timestamp: int) -> None:
         del timestamp
-        await handler.mend()
+        await handler.recover()
 
     @app.periodic(cron=_EVERY_HOUR)
-    @app.task(name="farm.tidy", queue=SERVICE_QUEUE, queueing_lock="farm.tidy")
-    async def tidy(timestamp: int) -> None:
+    @app.task(name="farm.remove_ended", queue=SERVICE_QUEUE, queueing_lock="farm.remove_ended")
+    async def remove_ended(timestamp: int) -> None:
         del timestamp
-        await handler.tidy()
+        await handler.remove_ended()
 
     for one in periodic:
         _add_periodic(app, one, handler)

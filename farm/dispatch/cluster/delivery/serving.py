@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MEND_AGAIN_S = 5.0
+REPEAT_S = 5.0
 SERVICES = 4
 """Handlers that run at once."""
 
@@ -26,9 +26,9 @@ class Calls:
 
     finish: Callable[[str], object]
     """Called with a run whose work is over."""
-    mend: Callable[[], bool]
+    recover: Callable[[], bool]
     """Returns whether any run goes on."""
-    tidy: Callable[[], object]
+    remove_ended: Callable[[], object]
 
 
 class Serving:
@@ -43,15 +43,15 @@ class Serving:
         """Record the end of a run."""
         await self._call(f"the end of run {run}", lambda: self._calls.finish(run))
 
-    async def mend(self) -> None:
+    async def recover(self) -> None:
         """Repair rows of dead agents, once more after a pause while runs go on: an idle farm asks half as often."""
-        if await self._call("mending", self._calls.mend):
-            await asyncio.sleep(MEND_AGAIN_S)
-            await self._call("mending", self._calls.mend)
+        if await self._call("recovery", self._calls.recover):
+            await asyncio.sleep(REPEAT_S)
+            await self._call("recovery", self._calls.recover)
 
-    async def tidy(self) -> None:
+    async def remove_ended(self) -> None:
         """Remove ended jobs."""
-        await self._call("old messages", self._calls.tidy)
+        await self._call("old messages", self._calls.remove_ended)
 
     async def call(self, periodic: Periodic) -> None:
         """Call a periodic callable."""

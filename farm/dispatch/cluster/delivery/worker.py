@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from farm.dispatch.cluster.delivery import mend as mending
+from farm.dispatch.cluster.delivery import recovery
 from farm.dispatch.cluster.delivery.serving import SERVICES, Calls, Serving
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Interval of looks without a notification, which may be lost. Every mend task sends one, so that looks are rare.
+# Interval of looks without a notification, which may be lost. Every recovery job sends one, so that looks are rare.
 _LOOK_S = 12.0
 _CONNECT_EVERY_S = 1.0
 # Wait for handlers after the database went away; the rest of them goes on in threads.
@@ -42,14 +42,14 @@ class MessageDelivery:
         store: Store,
         *,
         finish: Callable[[str], object] | None = None,
-        mend: Callable[[], bool],
+        recover: Callable[[], bool],
         ttl_s: float,
         periodic: Sequence[Periodic] = (),
     ) -> None:
         self._store, self._periodic = store, tuple(periodic)
         self._ttl_s = ttl_s
-        tidy = partial(mending.tidy, store)
-        self._serving = Serving(Calls(finish or self._finish_run, mend, tidy))
+        remove_ended = partial(recovery.remove_ended, store)
+        self._serving = Serving(Calls(finish or self._finish_run, recover, remove_ended))
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = asyncio.Event()

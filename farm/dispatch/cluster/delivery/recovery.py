@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from farm.store.leases.rows import always_settled
+from farm.store.leases.rows import always_stable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,19 +17,19 @@ logger = logging.getLogger(__name__)
 _KEPT_HOURS = 1.0
 
 
-def mend(store: Store, *, ttl_s: float, is_settled: Callable[[], bool] = always_settled) -> bool:
+def recover(store: Store, *, ttl_s: float, is_stable: Callable[[], bool] = always_stable) -> bool:
     """Put back the shards and builds of dead agents and workers, and defer jobs that are missing.
 
-    Any number of agents may mend at once. Returns whether any run goes on. `ttl_s` and `is_settled` as in
-    `Mending.mend`. Raises StoreError.
+    Any number of agents may mend at once. Returns whether any run goes on. `ttl_s` and `is_stable` as in
+    `AbandonedWork.recover`. Raises StoreError.
     """
-    mended = store.cluster.mend(ttl_s=ttl_s, is_settled=is_settled)
-    store.messages.retry(ttl_s, is_settled)
-    for line in mended.lines:
+    recovered = store.cluster.recover(ttl_s=ttl_s, is_stable=is_stable)
+    store.messages.retry(ttl_s, is_stable)
+    for line in recovered.lines:
         logger.info(line)
-    return mended.is_busy
+    return recovered.is_busy
 
 
-def tidy(store: Store) -> None:
+def remove_ended(store: Store) -> None:
     """Remove ended messages that were kept because of their outcome, after an hour. Raises StoreError."""
-    store.messages.tidy(_KEPT_HOURS)
+    store.messages.remove_ended(_KEPT_HOURS)

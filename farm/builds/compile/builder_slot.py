@@ -1,4 +1,4 @@
-"""Place of a builder process, which builds one bundle after the other and is replaced if it dies or grows."""
+"""Slot for a builder process, which builds one bundle after the other and is replaced if it dies or grows."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class MemoryLimits(NamedTuple):
     """Limit above which the builder gets no other job: a fresh builder takes its place."""
 
 
-class _Again(enum.Enum):
+class _Retry(enum.Enum):
     NO = enum.auto()
     BESIDE = enum.auto()
     ALONE = enum.auto()
     """While no other builder works."""
 
 
-class BuilderSeat:
-    """Place of one builder process at a time, used by one thread; other threads may call `stop`."""
+class BuilderSlot:
+    """Slot for one builder process at a time, used by one thread; other threads may call `stop`."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class BuilderSeat:
         supervisor: Supervisor,
         log_folder: Path,
         timeout_s: float,
-        turns: Turns,
+        gate: BuilderGate,
     ) -> None:
         self._number, self._limits, self._timeout_s = number, limits, timeout_s
         self._cache, self._supervisor, self._log_folder = BundleCache(cache_root), supervisor, log_folder
-        self._turns = turns
+        self._gate = gate
         self._builder: BuilderProcess | None = None
         self._compiler: Compiler | None = None
         self._abandoned = ""
@@ -71,10 +71,10 @@ class BuilderSeat:
         After a fault of the machine the request is tried a second time, unless `abandon` was called meanwhile.
         """
         self._abandoned = ""
-        reply, again = BuildReply(request.key, ok=False, seconds=0.0, reason="not tried", infra=True), _Again.BESIDE
+        reply, again = BuildReply(request.key, ok=False, seconds=0.0, reason="not tried", infra=True), _Retry.BESIDE
         for _ in range(_TRIES):
-            with self._turns.take(alone=again is _Again.ALONE):
-                if self._turns.is_stopping or self._abandoned == request.key:
+            with self._gate.admit(alone=again is _Retry.ALONE):
+                if self._gate.is_stopping or self._abandoned == request.key:
                     break
                 try:
                     reply, again = self._ask(request, compiler)
@@ -82,14 +82,14 @@ class BuilderSeat:
                     # The process may still answer this request, and the next request would get that answer.
                     self.end()
                     reply = BuildReply(request.key, ok=False, seconds=0.0, reason=f"no builder: {error}", infra=True)
-                    again = _Again.BESIDE
-            if again is _Again.NO:
+                    again = _Retry.BESIDE
+            if again is _Retry.NO:
                 break
         if reply.ok:
             self._remember(request, compiler)
         return reply
 
-    def put_away(self, key: str) -> None:
+    def clean_up(self, key: str) -> None:
         """Remove the unfinished folders of a bundle, and a process that has ended."""
         if self._builder is not None and not self._builder.is_alive:
             self.end()
@@ -124,17 +124,17 @@ class BuilderSeat:
                 base = base_key(request.job, request.versions, developed)
                 remember_traced(self._cache.root, base, request.key)
 
-    def _ask(self, request: BuildRequest, compiler: Compiler) -> tuple[BuildReply, _Again]:
+    def _ask(self, request: BuildRequest, compiler: Compiler) -> tuple[BuildReply, _Retry]:
         builder = self._process(compiler)
         fresh = builder.is_fresh
         answer = builder.ask(request, self._timeout_s, self._limits.most_mb)
         if isinstance(answer, BuildReply):
-            return answer, _Again.BESIDE if answer.infra else _Again.NO
+            return answer, _Retry.BESIDE if answer.infra else _Retry.NO
         return self._without_reply(request, answer, builder.log, fresh=fresh)
 
     def _without_reply(
         self, request: BuildRequest, ended: CompilerEnding, log: Path, *, fresh: bool
-    ) -> tuple[BuildReply, _Again]:
+    ) -> tuple[BuildReply, _Retry]:
         node = take_node(Path(request.log))
 
         def failed(reason: str, *, seconds: float = 0.0, infra: bool = False) -> BuildReply:
@@ -147,16 +147,16 @@ class BuilderSeat:
                 "if the case needs them, raise build.memory_mb in farm.toml"
             )
             # Leftovers of earlier jobs may be a part of the memory, so that a used builder gets a second attempt.
-            return failed(reason), _Again.NO if fresh else _Again.BESIDE
+            return failed(reason), _Retry.NO if fresh else _Retry.BESIDE
         if reason := ended.compiler_reason(self._timeout_s):
-            return failed(reason, seconds=self._timeout_s if ended.overdue else 0.0), _Again.NO
+            return failed(reason, seconds=self._timeout_s if ended.overdue else 0.0), _Retry.NO
         if -ended.code == signal.SIGKILL:
             reason = (
                 "the builder process was killed (signal 9), most likely as the machine ran out of memory: "
                 f"set build.builders or build.memory_mb lower in farm.toml (log: {log})"
             )
-            return failed(reason, infra=True), _Again.ALONE
-        return failed(f"the builder process ended with {ending(ended.code)}: see {log}", infra=True), _Again.BESIDE
+            return failed(reason, infra=True), _Retry.ALONE
+        return failed(f"the builder process ended with {ending(ended.code)}: see {log}", infra=True), _Retry.BESIDE
 
     def _process(self, compiler: Compiler) -> BuilderProcess:
         """Return the process; a fresh one if it has ended, has grown too much or belongs to another toolchain."""
@@ -176,8 +176,8 @@ class BuilderSeat:
         return self._builder
 
 
-class Turns:
-    """Turns of builders: many at the same time, or one alone. A request to work alone precedes later requests."""
+class BuilderGate:
+    """Admission of builders: many at the same time, or one alone. A request to work alone precedes later requests."""
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
@@ -187,16 +187,16 @@ class Turns:
 
     @property
     def is_stopping(self) -> bool:
-        """True after `stop`: all waits for a turn end at once."""
+        """True after `stop`: all waits for admission end at once."""
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """End every wait for a turn; no further work begins."""
+        """End every wait for admission; no further work begins."""
         self._stopping.set()
 
     @contextmanager
-    def take(self, *, alone: bool) -> Iterator[None]:
-        """Wait for a turn and have it while the body runs; the wait ends with `stop`."""
+    def admit(self, *, alone: bool) -> Iterator[None]:
+        """Wait for admission and keep it while the body runs; the wait ends with `stop`."""
         with self._changed:
             if alone:
                 self._alone += 1

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.dispatch.cluster.agent.ledger import Ledger
-    from farm.store.cluster.records import AgentFacts, AgentId, Minded
+    from farm.store.cluster.records import AgentFacts, AgentId, HeartbeatReply
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 """Seconds between two tries while the database is away."""
 
 
-class Minder:
+class HeartbeatSender:
     """Thread that sends heartbeats and listens for hints."""
 
     def __init__(
@@ -36,24 +36,30 @@ class Minder:
         ledger: Ledger,
         facts: Callable[[], AgentFacts],
         *,
-        minded: Callable[[Minded, float], None],
-        hinted: Callable[[set[str]], bool],
+        on_reply: Callable[[HeartbeatReply, float], None],
+        on_hints: Callable[[set[str]], bool],
         ttl_s: float,
         heartbeat_s: float,
     ) -> None:
-        """`minded` receives the answer to every heartbeat and the end of the leases, on the clock of `now_s`.
+        """`on_reply` receives the answer to every heartbeat and the end of the leases, on the clock of `now_s`.
 
-        `hinted` receives notifications, and returns whether a heartbeat should follow at once.
+        `on_hints` receives notifications, and returns whether a heartbeat should follow at once.
         """
-        self._store, self._ledger, self._facts, self._minded, self._hinted = store, ledger, facts, minded, hinted
+        self._store, self._ledger, self._facts, self._on_reply, self._on_hints = (
+            store,
+            ledger,
+            facts,
+            on_reply,
+            on_hints,
+        )
         self._ttl_s, self._heartbeat_s = ttl_s, heartbeat_s
         self._agent: AgentId | None = None
         self._sent: AgentFacts | None = None
         self._problem = ""
         self._answers = Answers()
-        self._ear, self._mouth = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._is_ending = False
-        self._thread = threading.Thread(target=self._run, daemon=True, name="minder")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeats")
 
     def begin(self, agent: AgentId) -> None:
         """Start heartbeats for `agent`, whose facts the store has from its registration."""
@@ -61,14 +67,14 @@ class Minder:
         self._answers.begin()
         self._thread.start()
 
-    def is_settled(self) -> bool:
+    def is_stable(self) -> bool:
         """Return whether the store has answered for one lease duration: an agent without a heartbeat is dead then."""
-        return self._answers.is_settled(self._ttl_s)
+        return self._answers.is_stable(self._ttl_s)
 
     def wake(self) -> None:
         """Send a heartbeat at once: the facts of the agent have changed."""
         with contextlib.suppress(OSError):
-            os.write(self._mouth, b".")
+            os.write(self._wake_write, b".")
 
     def close(self) -> None:
         """End the thread, waiting at most 5 s for it."""
@@ -77,39 +83,39 @@ class Minder:
         if self._thread.ident is not None:
             self._thread.join(5.0)
         if not self._thread.is_alive():
-            os.close(self._ear)
-            os.close(self._mouth)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
     def _run(self) -> None:
         due_s = time.monotonic()
         with Hints(self._store) as hints:
             while not self._is_ending:
-                heard = hints.wait(max(0.0, due_s - time.monotonic()), self._ear)
-                is_called = self._is_called()
-                is_urgent = bool(heard) and self._hinted(heard)
-                if is_called or is_urgent or time.monotonic() >= due_s:
-                    is_well = self._beat()
-                    due_s = time.monotonic() + (self._heartbeat_s if is_well else _AGAIN_SECONDS)
+                received = hints.wait(max(0.0, due_s - time.monotonic()), self._wake_read)
+                was_woken = self._was_woken()
+                is_urgent = bool(received) and self._on_hints(received)
+                if was_woken or is_urgent or time.monotonic() >= due_s:
+                    was_answered = self._send()
+                    due_s = time.monotonic() + (self._heartbeat_s if was_answered else _RETRY_SECONDS)
 
-    def _is_called(self) -> bool:
+    def _was_woken(self) -> bool:
         try:
-            return bool(os.read(self._ear, 1024))
+            return bool(os.read(self._wake_read, 1024))
         except BlockingIOError:
             return False
 
-    def _beat(self) -> bool:
+    def _send(self) -> bool:
         if self._agent is None:
             return False
         facts = self._facts()
         # The answer may take any time: count the lease from the request, not from the answer.
         until_s = now_s() + self._ttl_s
-        news = None if facts == self._sent else facts
+        changed_facts = None if facts == self._sent else facts
         try:
             with self._ledger.changing():
                 held, claimed = self._ledger.held(), self._ledger.claimed()
-                minded = self._store.cluster.heartbeat(self._agent, news, self._ttl_s, held, claimed)
-                self._ledger.minded(minded)
-                self._minded(minded, until_s)
+                reply = self._store.cluster.heartbeat(self._agent, changed_facts, self._ttl_s, held, claimed)
+                self._ledger.apply(reply)
+                self._on_reply(reply, until_s)
         except FarmError as error:
             if str(error) != self._problem:
                 self._problem = str(error)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from farm.base.errors import StoreError
-from farm.dispatch.cluster.agent import minder as minding
+from farm.dispatch.cluster.agent import heartbeats
+from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
 from farm.dispatch.cluster.agent.ledger import Ledger
-from farm.dispatch.cluster.agent.minder import Minder
 from farm.store import answers
-from farm.store.cluster.records import AgentId, Minded
+from farm.store.cluster.records import AgentId, HeartbeatReply
 
 _TTL_S, _HEARTBEAT_S = 10.0, 3.0
 
@@ -22,34 +22,34 @@ class Slow:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.late_s, self.is_away = 1000.0, 0.0, False
         self.asked: list[bool] = []
-        for module in (minding, answers):
+        for module in (heartbeats, answers):
             monkeypatch.setattr(module, "now_s", lambda: self.now_s)
-        monkeypatch.setattr(Minder, "_run", lambda _: None)
+        monkeypatch.setattr(HeartbeatSender, "_run", lambda _: None)
         facts: Any = object()
         store: Any = self
-        self.minder = Minder(
-            store, Ledger(), lambda: facts, minded=lambda *_: None, hinted=lambda _: False,
+        self.sender = HeartbeatSender(
+            store, Ledger(), lambda: facts, on_reply=lambda *_: None, on_hints=lambda _: False,
             ttl_s=_TTL_S, heartbeat_s=_HEARTBEAT_S,
         )  # fmt: skip
-        self.minder.begin(AgentId("h1", "token"))
+        self.sender.begin(AgentId("h1", "token"))
 
     @property
     def cluster(self) -> Slow:
         return self
 
-    def heartbeat(self, *_: Any) -> Minded:
+    def heartbeat(self, *_: Any) -> HeartbeatReply:
         self.now_s += self.late_s
         # A repair pass that waits at the same time, and is answered first, asks for this.
-        self.asked.append(self.minder.is_settled())
+        self.asked.append(self.sender.is_stable())
         if self.is_away:
             raise StoreError("no answer")
-        return Minded()
+        return HeartbeatReply()
 
     def beat(self, times: int = 1) -> bool:
         for _ in range(times):
             self.now_s += _HEARTBEAT_S
-            self.minder._beat()
-        return self.minder.is_settled()
+            self.sender._send()
+        return self.sender.is_stable()
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Slow:
 
 
 def test_after_a_time_to_live_with_answers(store: Slow) -> None:
-    assert not store.minder.is_settled()
+    assert not store.sender.is_stable()
     assert not store.beat(3)
     assert store.beat()
     assert store.beat(100)

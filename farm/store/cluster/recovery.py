@@ -15,7 +15,7 @@ from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store import rows
 from farm.store.cluster.agents import Held, put_back_held
 from farm.store.cluster.part import ClusterPart
-from farm.store.cluster.records import Mended
+from farm.store.cluster.records import Recovered
 from farm.store.cluster.shard_rows import decode_names, encode_names, jobs_left
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.situations import read_situation
@@ -38,8 +38,8 @@ _MOST_DEATHS = 3
 _FORGOTTEN_MS = 86_400_000
 
 # A lock of the session, as a pass has many transactions; PostgreSQL releases it when the connection ends.
-_LOCK = text("SELECT pg_try_advisory_lock(hashtext('farm mend'))")
-_UNLOCK = text("SELECT pg_advisory_unlock(hashtext('farm mend'))")
+_LOCK = text("SELECT pg_try_advisory_lock(hashtext('farm recover'))")
+_UNLOCK = text("SELECT pg_advisory_unlock(hashtext('farm recover'))")
 _LOOK = text("""
     WITH now AS (SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint) AS ms)
     SELECT now.ms AS now_ms,
@@ -101,7 +101,7 @@ _ABANDON = text("""
 """)
 
 
-class Mending(ClusterPart):
+class AbandonedWork(ClusterPart):
     """Repair pass that a single agent at a time does every few seconds."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
@@ -109,15 +109,15 @@ class Mending(ClusterPart):
         # The session lock does not exclude other threads that use the same session.
         self._passing = threading.Lock()
 
-    def mend(self, *, ttl_s: float, is_settled: Callable[[], bool] = lease_rows.always_settled) -> Mended:
+    def recover(self, *, ttl_s: float, is_stable: Callable[[], bool] = lease_rows.always_stable) -> Recovered:
         """Repair rows of dead agents and workers, and return the repairs.
 
         Return without repairs while another pass runs. Agents count as dead or forgotten, and retries as abandoned,
-        only after the database has been up for `ttl_s`, and only if `is_settled` returns True: the database answered
-        the caller all that time. `is_settled` is called after the database has answered, which may take a while.
+        only after the database has been up for `ttl_s`, and only if `is_stable` returns True: the database answered
+        the caller all that time. `is_stable` is called after the database has answered, which may take a while.
         """
         with self._alone() as is_alone:
-            return self._pass(round(ttl_s * 1000), is_settled) if is_alone else Mended()
+            return self._pass(round(ttl_s * 1000), is_stable) if is_alone else Recovered()
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -137,34 +137,34 @@ class Mending(ClusterPart):
         finally:
             self._passing.release()
 
-    def _pass(self, ttl_ms: int, is_settled: Callable[[], bool]) -> Mended:
-        row, settled = self._database.write(partial(self._look, ttl_ms=ttl_ms, is_settled=is_settled))
-        lines = self._mend_rows(row, settled=settled)
+    def _pass(self, ttl_ms: int, is_stable: Callable[[], bool]) -> Recovered:
+        row, settled = self._database.write(partial(self._look, ttl_ms=ttl_ms, is_stable=is_stable))
+        lines = self._recover_rows(row, settled=settled)
         for soc in sorted(row.ready or ()):
             has_old_retries = settled and bool(row.retries)
-            mend_soc = partial(self._mend_soc, soc=soc, has_old_retries=has_old_retries)
-            lines += self._one(f"the work for {soc}", mend_soc)
-        return Mended(tuple(lines), is_busy=row.is_busy)
+            recover_soc = partial(self._recover_soc, soc=soc, has_old_retries=has_old_retries)
+            lines += self._one(f"the work for {soc}", recover_soc)
+        return Recovered(tuple(lines), is_busy=row.is_busy)
 
-    def _look(self, connection: Connection, *, ttl_ms: int, is_settled: Callable[[], bool]) -> tuple[Row[Any], bool]:
+    def _look(self, connection: Connection, *, ttl_ms: int, is_stable: Callable[[], bool]) -> tuple[Row[Any], bool]:
         """Return the rows to repair, and True if silent agents count as dead."""
         asked = {"abandoned_ms": _ABANDONED_MS, "forgotten_ms": _FORGOTTEN_MS, "most_deaths": _MOST_DEATHS}
         row = connection.execute(_LOOK, asked).one()
         is_asked = bool(row.dead or row.forgotten or row.retries)
-        return row, is_asked and lease_rows.is_settled(connection, ttl_ms, is_settled)
+        return row, is_asked and lease_rows.is_stable(connection, ttl_ms, is_stable)
 
-    def _mend_rows(self, row: Row[Any], *, settled: bool) -> list[str]:
+    def _recover_rows(self, row: Row[Any], *, settled: bool) -> list[str]:
         """Repair each agent and shard in a transaction of its own, and return the lines.
 
         Each statement checks its row again, which agents and clients may have changed since the look.
         """
         lines: list[str] = []
         for name, token in sorted(row.dead or ()) if settled else ():
-            bury = partial(self._bury, name=name, token=token, now_ms=row.now_ms)
+            bury = partial(self._release_dead, name=name, token=token, now_ms=row.now_ms)
             try:
                 lines += self._database.write(bury)
             except RowRefusedError:
-                lines += self._bury_by_row(name, token, bury)
+                lines += self._release_row_by_row(name, token, bury)
         for shard in sorted(row.orphans or ()):
             lines += self._one(f"shard {shard}", partial(_free_orphan, shard=shard))
         if row.deadly or lines:
@@ -181,7 +181,7 @@ class Mending(ClusterPart):
         except RowRefusedError as error:
             return [f"{subject} is not repaired: {error}"]
 
-    def _bury(
+    def _release_dead(
         self, connection: Connection, *, name: str, token: str, now_ms: int, only: Held | None = None
     ) -> list[str]:
         if connection.scalar(_STILL_DEAD, {"name": name, "token": token, "now_ms": now_ms}) is None:
@@ -192,14 +192,14 @@ class Mending(ClusterPart):
             return [f"agent {name} is not heard of: {count} of its shards wait again"]
         return [f"agent {name} is not heard of: shard {shard} waits again" for shard in only.shards if count]
 
-    def _bury_by_row(self, name: str, token: str, bury: Callable[..., list[str]]) -> list[str]:
+    def _release_row_by_row(self, name: str, token: str, bury: Callable[..., list[str]]) -> list[str]:
         """Put back each row of a dead agent in a transaction of its own, after the database refused any of them."""
         held = self._database.write(lambda connection: connection.execute(_HELD, {"token": token}).one())
         rows = [(f"shard {one}", Held([], [one])) for one in held.shards]
         rows += [(f"device {one}", Held([one], [])) for one in held.devices]
         return [line for row, only in rows for line in self._one(f"{row} of agent {name}", partial(bury, only=only))]
 
-    def _mend_soc(self, connection: Connection, *, soc: str, has_old_retries: bool) -> list[str]:
+    def _recover_soc(self, connection: Connection, *, soc: str, has_old_retries: bool) -> list[str]:
         """Mark devices to hand over, and end retries without a device left to try them."""
         lease_rows.lock_soc(connection, soc)
         now_ms = self._clock(connection)
