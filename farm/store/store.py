@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from farm.store.pruning import Pruning
     from farm.store.queries.alerts import Alerts
     from farm.store.queries.browse import Browse
+    from farm.store.queries.grid import GridReader
     from farm.store.queries.history import HistoryReader
     from farm.store.queries.profiles import ProfileReader
     from farm.store.queries.runs import RunReader
@@ -109,6 +110,13 @@ class Store(Recording):
         from farm.store.queries.status import StatusReader
 
         return StatusReader(self._database)
+
+    @cached_property
+    def grid(self) -> GridReader:
+        """Results of jobs in nightly runs."""
+        from farm.store.queries.grid import GridReader
+
+        return GridReader(self._database)
 
     @cached_property
     def history(self) -> HistoryReader:

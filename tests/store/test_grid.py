@@ -1,0 +1,76 @@
+"""Results of jobs in nightly runs, on both databases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.results.attempt import Stage, Verdict
+from farm.store.queries.grid import JobFilter
+from farm.store.records import RunRecord
+from farm.store.rows import now_ms
+from farm.store.view import RunToolchain, Stale
+
+if TYPE_CHECKING:
+    from conftest import Make
+
+    from farm.store.store import Store
+
+DAY = 86_400_000
+
+
+def night(store: Store, make: Make, days_ago: int, name: str, line: str = "", **verdicts: str) -> str:
+    """Record a nightly run; a verdict is a word, `known` or `stale`."""
+    record = RunRecord(
+        "farm run", "ada", "bench", {"qnn": f"2.{50 - days_ago}", "device_kind": "virtual"}, now_ms() - days_ago * DAY,
+        priority="nightly", night=name, toolchain=RunToolchain(line=line),
+    )  # fmt: skip
+    run_id = store.begin_run(record)
+    jobs = {case: make.job(case) for case in verdicts}
+    store.plan_jobs(run_id, list(jobs.values()))
+    store.record_device(run_id, make.device())
+    for case, word in verdicts.items():
+        if word == "stale":
+            store.mark_stale(run_id, {jobs[case].id: Stale("no time")})
+        elif word:
+            verdict = Verdict.FAILED if word == "known" else Verdict(word)
+            issue = "#12" if word == "known" else ""
+            ended = {"verdict": verdict, "stage": Stage.NUMERICS, "known_issue": issue, "reason": "it ended so"}
+            store.record_attempt(run_id, make.attempt(jobs[case], **ended))
+    store.finish_run(run_id, 0)
+    return run_id
+
+
+def test_each_night_is_a_column_and_the_newest_run_of_a_job_counts(store: Store, make: Make) -> None:
+    night(store, make, 2, "n1", add="passed", relu="passed", conv="infra", pad="skipped")
+    first = night(store, make, 1, "n2", add="failed", relu="known", conv="", pad="stale")
+    second = night(store, make, 1, "n2", add="passed")
+    night(store, make, 1, "other", line="release", add="passed")
+    nights = store.grid.nights("", 10)
+    assert [one.id for one in nights] == ["n2", "n1"]
+    assert [run.run_id for run in nights[0].runs] == [first, second]
+    assert nights[1].facts["qnn"] == "2.48"
+    cells = {job.case: job.cells for job in store.grid.jobs(nights, JobFilter())}
+    assert cells == {"add": "pp", "relu": "kp", "conv": "ni", "pad": "ss"}
+    assert [one.id for one in store.grid.nights("", 1)] == ["n2"]
+    assert [one.id for one in store.grid.nights(None, 10)] == ["other", "n2", "n1"]
+    assert [one.id for one in store.grid.nights("", 10, before_ms=nights[0].started_ms)] == ["n1"]
+    found = store.grid.night("n2")
+    assert found == nights[0]
+    assert store.grid.night("n' OR 1=1 --\0") is None
+
+
+def test_jobs_are_filtered_by_target_and_by_words(store: Store, make: Make) -> None:
+    night(store, make, 1, "n1", add="passed", conv_1="passed", conv12="failed")
+    nights = store.grid.nights("", 10)
+
+    def cases(**wanted: str) -> list[str]:
+        return [job.case for job in store.grid.jobs(nights, JobFilter(**wanted))]
+
+    assert cases() == ["add", "conv12", "conv_1"]
+    assert cases(text="CONV") == ["conv12", "conv_1"]
+    assert cases(text="v_1 SM8650") == ["conv_1"]
+    assert cases(soc="SM8750") == cases(suite="' OR 1=1 --\0") == []
+    assert cases(soc="SM8650", suite="quantized_ops", backend="htp", precision="8a8w") == cases()
+    targets = store.grid.targets()
+    assert (targets.socs, targets.suites, targets.precisions) == (("SM8650",), ("quantized_ops",), ("8a8w",))
+    assert store.grid.jobs([], JobFilter()) == []
