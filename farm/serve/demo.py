@@ -398,7 +398,7 @@ class _Demo:
         self._database.write(lambda connection: plan_rows(connection, run_id, [one.job for one in parts], versions))
         self._store.record_device(run_id, device)
         for place, usual in enumerate(parts[:15]):
-            self._store.record_build(run_id, part.job.id, seconds=3.1, cached=False, bundle_key="d" * 64)
+            self._store.record_build(run_id, usual.job.id, seconds=3.1, cached=False, bundle_key="d" * 64)
             part = usual._replace(latency_ns=self._latency(self._size.nights - 1, usual))
             attempt = _detailed(part, device, began_ms + place * 20_000, wrong=place in (1, 4))
             self._store.record_attempt(run_id, attempt, device, artifacts=_files(artifacts) if place < 5 else ())
