@@ -145,7 +145,11 @@ class BuildFarm:
     def await_builds(self, keys: Sequence[str], *states: str, timeout_s: float = 300.0) -> dict[str, Build]:
         """Return the builds of `keys` as soon as each is in any of `states`."""
         wanted = states or ("built", "failed")
-        return await_true(lambda: self._in(keys, wanted), timeout_s, lambda: str(self.store.cluster.build_of(keys)))
+        return await_true(lambda: self._in(keys, wanted), timeout_s, lambda: self._progress(keys))
+
+    def _progress(self, keys: Sequence[str]) -> str:
+        logs = (f"{path.name}: {path.read_text()}" for path in sorted(self.file.parent.glob("*.log")))
+        return "\n".join((str(self.store.cluster.build_of(keys)), *logs))
 
     def _in(self, keys: Sequence[str], states: Sequence[str]) -> dict[str, Build] | None:
         found = self.store.cluster.build_of(keys)

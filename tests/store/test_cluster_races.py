@@ -632,3 +632,23 @@ def test_a_host_that_cannot_make_a_bundle_leaves_it_to_others_until_none_is_left
     assert found.state == "failed"
     assert found.reply is not None
     assert (found.reply.infra, found.reply.reason) == (True, "b1: no room 0; b2: no room 1")
+
+
+def test_a_bundle_fails_once_the_last_host_that_has_not_tried_it_is_dead(store: Store) -> None:
+    submit(store, shards(1, jobs=1), builds=[NewBuild(key(0), "tool", job(0), {})])
+    dying, _ = (
+        store.cluster.register(name, facts(name, 0, toolchains=("tool",)), TTL_S, user="farm") for name in ("b1", "b2")
+    )
+    worker = store.cluster.begin_worker()
+    made = store.cluster.take_build(worker, "b2", ["tool"])
+    assert made is not None
+    store.cluster.put_back_build(made, "b2", why="no room")
+    assert store.cluster.take_build(worker, "b2", ["tool"]) is None
+    assert store.cluster.build_of([key(0)])[key(0)].state == "waiting", "b1 may make it"
+
+    store.cluster.leave(dying)
+
+    assert store.cluster.take_build(worker, "b2", ["tool"]) is None
+    found = store.cluster.build_of([key(0)])[key(0)]
+    assert found.reply is not None
+    assert (found.state, found.reply.infra, found.reply.reason) == ("failed", True, "b2: no room")

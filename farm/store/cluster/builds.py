@@ -36,7 +36,7 @@ _UNWANTED = text("""
         SELECT 1 FROM build_wanted JOIN run_order USING (run_id)
         WHERE build_wanted.key = made.key AND failure IS NULL AND run_order.state = 'open')
 """)
-_END_JOB = text("SELECT farm_end_build(:job, :attempt, :again)")
+_END_JOB = text("SELECT farm_end_build(:job, :attempt, false)")
 _RECORD = text("""
     SELECT farm_record_build(:job, :attempt, :state, :archive, :nbytes, :reply, :log, CAST(:manifest AS json))
 """)
@@ -81,16 +81,16 @@ class BuildWork(ClusterPart):
             while found is None and (row := connection.execute(_TAKE, asked).first()) is not None:
                 job = {"job": row.job, "attempt": row.attempt}
                 if row.task is None:
-                    connection.execute(_END_JOB, {**job, "again": False})
+                    connection.execute(_END_JOB, job)
                 elif host in row.put_back:
-                    refused.append({**job, "again": True})
+                    refused.append({**job, "host": host, "why": row.put_back[host]})
                 else:
                     try:
                         found = HeldBuild(_read_task(row.key, row.task), row.job, row.attempt)
                     except UnreadableRowError as error:
                         connection.execute(_REFUSE, {**job, "why": str(error), "refused_by": REFUSED_BY})
             for job in refused:
-                connection.execute(_END_JOB, job)
+                connection.execute(_PUT_BACK, job)
             return found
 
         return self._database.write(take)

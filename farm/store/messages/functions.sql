@@ -256,6 +256,8 @@ $$;
 
 -- Put a build back for another host; with a reason in `why`, `host` does not get it again. If every living host of its
 -- toolchain has put it back, the build fails as infra with all their reasons. False as `farm_end_build`.
+-- A host that takes the build once more calls this function again, as the other hosts may have died meanwhile. Only its
+-- first call notifies: a later notification would wake the same host at once.
 CREATE OR REPLACE FUNCTION farm_put_back_build(job bigint, attempt integer, host text, why text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 DECLARE
@@ -276,7 +278,9 @@ BEGIN
     UPDATE build SET put_back = CAST(tried AS json) WHERE key = made.key;
     IF again THEN
         PERFORM farm_drop_builds(ARRAY[made.key]);
-        PERFORM pg_notify('farm', 'build ' || made.toolchain);
+        IF NOT jsonb_exists(CAST(made.put_back AS jsonb), host) THEN
+            PERFORM pg_notify('farm', 'build ' || made.toolchain);
+        END IF;
     ELSE
         UPDATE build SET state = 'failed', reply = farm_infra_reply(key, (
             SELECT string_agg(one.key || ': ' || one.value, '; ' ORDER BY one.key) FROM jsonb_each_text(tried) AS one))
