@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.store.records import STEPS, AlertState, NewAlert
+from farm.store.standing import Standing, standing
 from farm.suites.figures import VERIFICATION_TIME, counter_of, is_host_time
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ TIMES = ("htp_cycles", "latency")
 """Metrics of a program's time, the most informative first."""
 TEXT_RATES = ("prefill_rate",)
 """Further rates of text generation, whose latency is the time of decode steps."""
+COMPILER = ("executorch", "torch", "torchao", "qnn")
+"""Facts that name the compiler of a program."""
 _OF_ITS_SHARE, _LEFT = "htp_cycles", "fallback_ops"
 
 
@@ -42,6 +45,8 @@ class ComparedSeries(msgspec.Struct, frozen=True):
     """Index of the first run on a new level, and the change."""
     known_findings: frozenset[str] = frozenset()
     """Findings that newer runs gave, as a step that came with this run or with one near it."""
+    standing: Standing = Standing()
+    """Distance from the accepted level, and the open alert, before the newest run."""
 
     @property
     def key(self) -> tuple[int, str]:
@@ -82,7 +87,7 @@ class LookBack(msgspec.Struct, frozen=True):
         if flipping := [self.compared[index] for index in self.night.flipping]:
             names = ", ".join(f"{one.series.series.metric} of {one.past.job_id}" for one in flipping[:_NAMED])
             more = f" and {len(flipping) - _NAMED} more" if len(flipping) > _NAMED else ""
-            lines.append(f"not deterministic, so that what changes as it did before is no news: {names}{more}")
+            lines.append(f"not deterministic, one alert each: {names}{more}")
         if looks:
             what = "number looks" if looks == 1 else "numbers look"
             again = f"farm perf confirm --run {self.private}" if self.private else "farm perf confirm"
@@ -129,6 +134,7 @@ def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]
                 _levelled(one),
                 one.values[-1],
                 [point.device for point in one.points[:-1]],
+                is_open=one.standing.alert is not None,
             )
             for one in compared
         ],
@@ -152,6 +158,7 @@ def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[Aler
     # Runs are comparable or not for all numbers of a job alike.
     comparable = {point.run_id for point in split(past.runs).comparable()}
     indices = [index for index, run in enumerate(past.runs) if run.run_id in comparable]
+    started_ms = {run.run_id: run.started_ms for run in past.runs}
     left = next((one.values for one in past.series if one.series.metric == _LEFT), None)
     for one in past.series:
         if math.isnan(one.values[-1]) or not is_judged(past, one):
@@ -165,7 +172,8 @@ def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[Aler
         alerts = [alert for alert in known.get((one.id, past.runs[-1].device_kind), ()) if alert.state in STEPS]
         newest = points[-1].run_id
         found = frozenset(alert.finding for alert in alerts if alert.last_good < newest < alert.first_bad)
-        yield ComparedSeries(past, one, points, values, _steps(points, alerts), found)
+        before = standing((alert for alert in alerts if alert.first_bad < newest), started_ms)
+        yield ComparedSeries(past, one, points, values, _steps(points, alerts), found, before)
 
 
 def changed_programs(looked: LookBack, measured: Mapping[tuple[int, str], Collection[str]]) -> list[ComparedSeries]:
@@ -235,6 +243,8 @@ def _levelled(one: ComparedSeries) -> list[float]:
 
 
 def _alert(looked: LookBack, index: int, state: AlertState) -> NewAlert:
+    from farm.results.analysis.suspected import TURNS
+
     one, judgement = looked.compared[index], looked.night.judgements[index]
     exact = state is AlertState.EXACT
     good = one.points[-2 if exact else one.first]
@@ -249,5 +259,10 @@ def _alert(looked: LookBack, index: int, state: AlertState) -> NewAlert:
         low=judgement.change if exact else math.nan,
         high=judgement.change if exact else math.nan,
         p_value=judgement.p_value,
-        reason=judgement.reason,
+        reason=judgement.reason + (f" with {_compiler(one.points[-1])}" if judgement.turns >= TURNS else ""),
     )
+
+
+def _compiler(point: Point) -> str:
+    """Return the versions that compiled the program of a run."""
+    return ", ".join(f"{name} {point.facts[name]}" for name in COMPILER if name in point.facts) or "an unknown compiler"

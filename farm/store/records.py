@@ -373,6 +373,8 @@ class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Branch of the run; unset for the default one."""
     private: bool | msgspec.UnsetType = msgspec.UNSET
     """True for a local run, which only its own user has to look at."""
+    newest: int | msgspec.UnsetType = msgspec.UNSET
+    """Id of the newest step of an open alert that grew after its first one."""
 
     @property
     def owner(self) -> str:

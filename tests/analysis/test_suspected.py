@@ -227,12 +227,14 @@ def test_figures_know_how_they_are_compared() -> None:
     assert np.diff(scaled(Scale.COSINE, [0.96, 0.99]))[0] == pytest.approx(6.02, abs=0.01)
 
 
-def test_a_value_that_flips_back_and_forth_is_news_twice_and_then_not_deterministic() -> None:
-    values = [4.0, 4.0, 5.0, 4.0, 5.0, 5.0, 4.0, 6.0]
+def test_a_value_that_flips_is_not_deterministic_from_its_third_turn_on() -> None:
+    values = [4.0, 4.0, 5.0, 4.0, 5.0, 5.0, 4.0, 5.0, 6.0]
     judged = [judge(FALLBACK, values[:night], values[night]) for night in range(len(values))]
-    assert [night for night, one in enumerate(judged) if one.finding in SUSPECTED] == [2, 3, 7]
-    assert judged[4].reason == "4 -> 5 count, as in 1 of 4 runs before: not deterministic"
-    assert [one.flips for one in judged] == [0, 0, 0, 0, 1, 0, 2, 0], "a third value is news"
+    way_of = {night: one.finding for night, one in enumerate(judged) if one.finding in SUSPECTED}
+    worse, better, known = Finding.REGRESSION, Finding.IMPROVEMENT, Finding.CHANGED
+    assert way_of == {2: worse, 3: better, 4: worse, 6: better, 7: known, 8: worse}, "the worst so far is news"
+    assert judged[6].reason == "5 -> 4 count, the change of direction number 3 in 7 runs: not deterministic"
+    assert [one.turns for one in judged] == [0, 0, 0, 1, 2, 0, 3, 4, 4]
 
 
 def test_a_time_that_repeats_to_the_tick_may_hide_what_is_below_it() -> None:

@@ -38,6 +38,8 @@ class Claim(NamedTuple):
 
     series: Series
     up: bool
+    base: float = 0.0
+    """Known change from the good side, beyond which the claim is."""
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -136,7 +138,7 @@ def compare(
     unknown. Raises InfraError for trouble of farm and device, UsageError for a pruned bundle.
     """
     was, now = (bench.side(one) if isinstance(one, StoredResult) else one for one in (good, new))
-    numerics = any(_is_of_outputs(series) for series, _ in claims)
+    numerics = any(_is_of_outputs(claim.series) for claim in claims)
     since = len(bench.turns)
     found: dict[str, list[Pair]] = {}
     compared: list[Compared] = []
@@ -264,7 +266,7 @@ def _probe(
 
 def _compared(claim: Claim, found: dict[str, list[Pair]], gate: float | None, level: float, looks: int) -> Compared:
     pairs = found.get(claim.series.metric, [])
-    confirmation = confirm(claim.series.scale, pairs, up=claim.up, gate=gate, level=level, looks=looks)
+    confirmation = confirm(claim.series.scale, pairs, up=claim.up, gate=gate, level=level, looks=looks, base=claim.base)
     return Compared(claim.series, confirmation, _whole(pairs))
 
 
@@ -276,7 +278,7 @@ def _needs_again(one: Compared) -> bool:
 def _compared_again(claim: Claim, one: Compared, found: dict[str, list[Pair]], gate: float | None) -> Compared:
     scale, pairs = claim.series.scale, found.get(claim.series.metric, [])
     gate = GATES[scale].confirmed if gate is None else gate
-    confirmation = confirmed_again(scale, one.confirmation, pairs, up=claim.up, gate=gate)
+    confirmation = confirmed_again(scale, one.confirmation, pairs, up=claim.up, gate=gate, base=claim.base)
     return Compared(claim.series, confirmation, (*one.pairs, *_whole(pairs)))
 
 

@@ -18,6 +18,7 @@ from farm.replay.stored_result import Results
 from farm.results.analysis.confirmation import P_CONFIRMED, Answer, Confirmation, alone_level
 from farm.results.analysis.factors import Factor
 from farm.results.analysis.first_bad import Bracket
+from farm.results.analysis.scale import GATES
 from farm.results.analysis.sequential import inferences_for
 from farm.results.analysis.suspected import levelled
 from farm.store.records import AlertState
@@ -106,16 +107,17 @@ class Remeasurement:
         points, first, new = number.points, number.first, len(number.points) - 1
         good = self.good(number)
         result = RemeasuredSeries(points, unknown("no bundle of the runs before is there any more"), good or first, new)
-        if points[first].bundle and points[first].bundle == points[new].bundle:
-            was, now = (self._results.of(number.past.job_id, points[index].run_id) for index in (first, new))
-            result.confirmation = of_one_bundle(was, now)
+        home = self._home(number) if step is None else None
+        origin, base = (good, 0.0) if home is None else (home, number.standing.level)
+        if same := self._of_one_program(number, home, base, up=up):
+            result.confirmation = same
             return result
-        if good is None:
+        if origin is None:
             return result
         try:
-            was, now = (self._results.of(number.past.job_id, points[index].run_id) for index in (good, new))
+            was, now = (self._results.of(number.past.job_id, points[index].run_id) for index in (origin, new))
             bench = self._benches.of(now)
-            claim = Claim(number.series.series, up)
+            claim = Claim(number.series.series, up, base)
             [compared] = compare(
                 bench, [claim], was, now, pairs, self._inferences(number),
                 level=level, first_level=alone_level(family), early=True,
@@ -131,9 +133,25 @@ class Remeasurement:
             self._benches.give_up(now, reason_line(str(error)))
             return None
         result.confirmation, result.pairs, result.device = compared.confirmation, compared.pairs, bench.device.serial
+        is_step = bool(base) and result.confirmation.answer is Answer.CONFIRMED
+        if is_step and abs(base + result.confirmation.change) <= GATES[claim.series.scale].confirmed:
+            # The level before the first step has returned, and the alert ends.
+            result.confirmation = msgspec.structs.replace(result.confirmation, change=-base)
         if attribute and step is None and result.confirmation.answer is Answer.CONFIRMED:
             self._try_to_attribute(number, result)
         return result
+
+    def _of_one_program(
+        self, number: ComparedSeries, home: int | None, base: float, *, up: bool
+    ) -> Confirmation | None:
+        """Return the answer for a program that was there before, which needs no pairs; None for a new one."""
+        points, first, new = number.points, number.first, number.points[-1]
+        if home is not None and points[home].bundle == new.bundle and up == (base < 0.0):
+            reason = f"the program is that of {points[home].run_id} again"
+            return Confirmation(Answer.CONFIRMED, reason, 0, -base, -base, -base, 0.0)
+        if not points[first].bundle or points[first].bundle != new.bundle:
+            return None
+        return of_one_bundle(*(self._results.of(number.past.job_id, one.run_id) for one in (points[first], new)))
 
     def attribute_as(self, number: ComparedSeries, result: RemeasuredSeries, of: Sequence[RemeasuredSeries]) -> None:
         """Add the first bad run of series that stepped together, where they have one, else look for it."""
@@ -166,6 +184,20 @@ class Remeasurement:
             if bundle and bundle != new.bundle and self._factory.has_bundle(bundle):
                 return index
         return None
+
+    def _home(self, number: ComparedSeries) -> int | None:
+        """Return the last good run of an open alert, whose program still measures the whole distance; None for none."""
+        if number.standing.alert is None or not math.isfinite(number.standing.level):
+            return None
+        good = number.standing.alert.last_good
+        return next(
+            (
+                index
+                for index, point in enumerate(number.points)
+                if point.run_id == good and point.bundle and self._factory.has_bundle(point.bundle)
+            ),
+            None,
+        )
 
     def _inferences(self, number: ComparedSeries) -> int:
         """Return how many inferences a side has in a pair."""

@@ -89,18 +89,20 @@ def confirm(
     gate: float | None = None,
     level: float = P_CONFIRMED,
     looks: int = 1,
+    base: float = 0.0,
 ) -> Confirmation:
     """Return whether the new bundle's values are higher (`up`), or lower, than the good one's by more than `gate`.
 
-    `gate` is on `scale`. Confirmed: Wilcoxon's signed-rank test of the pairs' differences has p < `level`, and the
-    estimate is beyond the gate. Refuted: the same test of the differences' shortfalls from the gate has p < P_REFUTED.
-    Everything else is unknown. `looks` is the number of looks at the pairs, this one included: p holds for any of them,
+    `gate` is on `scale`, and so is `base`: the known difference of both bundles, beyond which the change is measured.
+    Confirmed: Wilcoxon's signed-rank test of the pairs' differences has p < `level`, and the estimate is beyond the
+    gate. Refuted: the same test of the differences' shortfalls from the gate has p < P_REFUTED. Everything else is
+    unknown. `looks` is the number of looks at the pairs, this one included: p holds for any of them,
     and with 0 the pairs can only refute.
     """
     gate = GATES[scale].confirmed if gate is None else gate
     tick = _tick(scale, pairs)
     differences = _without_order(_differences(scale, pairs, tick))
-    differences = differences[~np.isnan(differences)]
+    differences = differences[~np.isnan(differences)] - base
     count = len(differences)
     if not count:
         return Confirmation(Answer.UNKNOWN, "no pair could be compared", 0, math.nan, -math.inf, math.inf, 1.0)

@@ -11,7 +11,7 @@ import numpy as np
 from farm.results.analysis.confirmation import Answer, Confirmation
 from farm.results.analysis.robust import NORMAL, difference, median, median_and_mad
 from farm.results.analysis.scale import GATES, Gates, Scale, Series, change_text, scaled
-from farm.results.analysis.suspected import SUSPECTED, Judgement, judge, on_device
+from farm.results.analysis.suspected import SUSPECTED, TURNS, Judgement, judge, on_device
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,6 +38,8 @@ class Observation(msgspec.Struct, frozen=True):
     value: float
     devices: Sequence[str] = ()
     """Device of each value in the history; empty if all are from `device`."""
+    is_open: bool = False
+    """True for a series with an open alert."""
 
     @property
     def past(self) -> Sequence[float]:
@@ -74,7 +76,7 @@ class NightJudgement(msgspec.Struct, frozen=True):
     exact: tuple[int, ...]
     """Exact metrics that changed: they need no confirmation."""
     flipping: tuple[int, ...] = ()
-    """Exact metrics that turn out not to be deterministic tonight: for the first time one changed as it did before."""
+    """Exact metrics that turn out not to be deterministic tonight."""
 
 
 def judge_night(
@@ -92,7 +94,9 @@ def judge_night(
     pasts = {id(one): one.past for one in observations}
 
     def judged(one: Observation, shift: float = 0.0) -> Judgement:
-        return judge(one.series, pasts[id(one)], one.value, shift=shift, gates=gates[one.series.scale])
+        return judge(
+            one.series, pasts[id(one)], one.value, shift=shift, gates=gates[one.series.scale], is_open=one.is_open
+        )
 
     judgements = [judged(one) for one in observations]
     groups: dict[tuple[str, str], list[int]] = {}
@@ -112,7 +116,7 @@ def judge_night(
     exact = tuple(index for index in found if observations[index].series.exact)
     noisy = [index for index in found if not observations[index].series.exact]
     noisy.sort(key=lambda index: (judgements[index].p_value, observations[index].series.id))
-    flipping = tuple(index for index, judgement in enumerate(judgements) if judgement.flips == 1)
+    flipping = tuple(index for index, judgement in enumerate(judgements) if judgement.turns == TURNS)
     return NightJudgement(tuple(judgements), tuple(shifts), tuple(noisy), exact, flipping)
 
 

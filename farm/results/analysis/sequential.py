@@ -103,12 +103,14 @@ def add_pairs(known: list[Pair], begin: int, more: Sequence[Pair]) -> None:
     known += more
 
 
-def confirmed_again(scale: Scale, first: Confirmation, pairs: Sequence[Pair], *, up: bool, gate: float) -> Confirmation:
+def confirmed_again(
+    scale: Scale, first: Confirmation, pairs: Sequence[Pair], *, up: bool, gate: float, base: float = 0.0
+) -> Confirmation:
     """Return a confirmed claim after further `pairs` with new processes each, with the size from these pairs.
 
     A program may be slow by chance for the life of its process, which pairs of one process cannot show.
     """
-    again = confirm(scale, pairs, up=up, gate=gate, level=P_AGAIN)
+    again = confirm(scale, pairs, up=up, gate=gate, level=P_AGAIN, base=base)
     if not again.pairs:
         return first
     if again.answer is Answer.CONFIRMED:

@@ -29,6 +29,9 @@ LEAST_BASELINE = 8
 SETTLED = 4
 """Newest runs that a run is compared with where the level got better before them."""
 
+TURNS = 3
+"""Changes of direction from which on an exact metric is not deterministic, and the alerts of a series are one."""
+
 # So many of the newest runs, or twice as many, have to be better than those before by that many standard errors.
 _SETTLED_ERRORS = 1.5
 _LEAST_OLD = 3
@@ -74,17 +77,23 @@ class Judgement(msgspec.Struct, frozen=True):
     """Variation of the history on the scale of the series; NaN for too few values."""
     p_value: float = 1.0
     """Two-sided probability of the change by chance alone."""
-    flips: int = 0
-    """Earlier occurrences of the new value of an exact metric."""
+    turns: int = 0
+    """Changes of direction of an exact metric, this one included."""
 
 
 def judge(
-    series: Series, history: Sequence[float], value: float, *, shift: float = 0.0, gates: Gates | None = None
+    series: Series,
+    history: Sequence[float],
+    value: float,
+    *,
+    shift: float = 0.0,
+    gates: Gates | None = None,
+    is_open: bool = False,
 ) -> Judgement:
     """Compare `value` with the values of comparable runs before it, oldest first.
 
     `shift`, on the scale of the series, is subtracted from the change: the shift of the whole nightly run
-    (`farm.results.analysis.nights`).
+    (`farm.results.analysis.nights`). A series with an alert that `is_open` has one gate for both directions.
     """
     if series.exact:
         return _judge_exact(series, history, value)
@@ -108,7 +117,7 @@ def judge(
     sigmas = change / sigma if sigma else math.copysign(math.inf, change) if change else 0.0
     finding = way(series.direction, change)
     many, always = gates.sigmas, gates.always
-    if finding is Finding.IMPROVEMENT:
+    if finding is Finding.IMPROVEMENT and not is_open:
         many, always = gates.better_sigmas, gates.better_always
     if abs(change) <= gates.change or (abs(sigmas) <= many and abs(change) <= always):
         finding = Finding.UNCHANGED
@@ -235,19 +244,16 @@ def _judge_exact(series: Series, history: Sequence[float], value: float) -> Judg
         return Judgement(Finding.UNCHANGED, f"{value:.15g}, as before", count, last, 0.0, 0.0, 0.0)
     reason = f"{last:.15g} -> {value:.15g}{'' if series.unit == '1' else f' {series.unit}'}"
     was, now = scaled(series.scale, [last, value])
-    change = difference(float(now), float(was))
-    if (last, value) in pairwise(before):
-        often = f"as in {before.count(value)} of {count} runs before: not deterministic"
-        flips = _repeated_changes([*before, value])
-        return Judgement(Finding.UNCHANGED, f"{reason}, {often}", count, last, change, sigma=0.0, flips=flips)
+    steps = [after - one for one, after in pairwise([*before, value]) if after != one]
+    turns = sum(one * after < 0.0 for one, after in pairwise(steps))
+    if turns >= TURNS:
+        reason += f", the change of direction number {turns} in {count + 1} runs: not deterministic"
     sigmas = math.copysign(math.inf, value - last)
-    return Judgement(way(series.direction, value - last), reason, count, last, change, sigmas, 0.0, 0.0)
-
-
-def _repeated_changes(values: Sequence[float]) -> int:
-    """Return how many changes, from one value to another, were there before."""
-    changes = [change for change in pairwise(values) if change[0] != change[1]]
-    return len(changes) - len(set(changes))
+    change = difference(float(now), float(was))
+    # After that only a value beyond all others is news.
+    is_known = turns > TURNS and min(before) <= value <= max(before)
+    finding = Finding.CHANGED if is_known else way(series.direction, value - last)
+    return Judgement(finding, reason, count, last, change, sigmas, 0.0, 0.0, turns)
 
 
 def _reason(scale: Scale, change: float, sigmas: float, count: int) -> str:

@@ -10,7 +10,8 @@ from sqlalchemy import String, bindparam, cast, delete, insert, select, update
 
 from farm.base.errors import UnknownNameError
 from farm.store import rows, schema, values
-from farm.store.records import AlertRecord, AlertState, NewAlert, Remark, RemarkState
+from farm.store.records import STEPS, AlertRecord, AlertState, NewAlert, Remark, RemarkState
+from farm.store.standing import standing
 from farm.store.statements import chunks
 
 if TYPE_CHECKING:
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection, Row
 
     from farm.store.database import Database
-
-_TOLD = (AlertState.CONFIRMED, AlertState.EXACT)
-"""States of established changes."""
-_SETTLED = (RemarkState.ACCEPTED, RemarkState.FIXED)
 
 
 class Alerts:
@@ -134,9 +131,9 @@ class Alerts:
         return [one for one in found if device_kind in (None, one.device_kind) and line in (None, one.line or "")]
 
     def remark(self, subject: str, remark: Remark) -> None:
-        """Record a remark on a subject, `alert:12` or `job:` and its id."""
+        """Record a remark on a subject, `alert:12` or `job:` and its id; of a grown alert also on its newest step."""
+        grown = [f"alert:{one.newest}" for one in self.open() if one.newest and subject == f"alert:{one.id}"]
         row = {
-            "subject": values.clean(subject, 576),
             "state": remark.state,
             "user_name": values.clean(remark.user, values.NAME_LIMIT),
             "owner": values.clean(remark.owner, values.NAME_LIMIT),
@@ -144,7 +141,8 @@ class Alerts:
             "time_ms": remark.time_ms or rows.now_ms(),
             "until_ms": remark.until_ms,
         }
-        self._database.write(lambda connection: connection.execute(insert(schema.triage), [row]))
+        found = [{**row, "subject": values.clean(one, 576)} for one in (subject, *grown)]
+        self._database.write(lambda connection: connection.execute(insert(schema.triage), found))
 
     def remarks(self, subjects: Collection[str]) -> dict[str, list[Remark]]:
         """Return the remarks on subjects, oldest first."""
@@ -179,50 +177,27 @@ class Alerts:
 
 
 def open_alerts(connection: Connection) -> list[AlertRecord]:
-    """Return the unsettled regressions that are confirmed or of deterministic metrics.
+    """Return the alerts of series that are worse than their accepted level, by `farm.store.standing`.
 
-    Settled are alerts that a user accepted or marked as fixed, and those after which the number got better again.
     Metrics without a better direction and findings of local runs are left out.
     """
-    found = _find(connection, schema.alert.c.state.in_(_TOLD) & ~schema.alert.c.alert_private)
-    undone = _undone(found)
-    return [
-        one
-        for one in found
-        if one.finding == "regression"
-        and one.state in _TOLD
-        and one.id not in undone
-        and not (one.remark and one.remark.state in _SETTLED)
-    ]
+    found = _find(connection, schema.alert.c.state.in_(STEPS) & ~schema.alert.c.alert_private)
+    started: dict[str, int] = {}
+    run = schema.run.c
+    for part in chunks(sorted({one.first_bad for one in found})):
+        rows_of_runs = connection.execute(select(run.id, run.started_ms).where(run.id.in_(part)))
+        started |= {row.id: row.started_ms for row in rows_of_runs}
+    steps: dict[tuple[int, str, str], list[AlertRecord]] = {}
+    for one in found:
+        steps.setdefault((one.series_id, one.device_kind, one.line or ""), []).append(one)
+    alerts = [alert for of_series in steps.values() if (alert := standing(of_series, started).alert)]
+    return sorted(alerts, key=lambda one: (one.first_bad, one.id))
 
 
 def not_remarked() -> ColumnElement[bool]:
     """Return the condition that an alert has no remark."""
     subject = "alert:" + cast(schema.alert.c.id, String)
     return ~select(schema.triage.c.id).where(schema.triage.c.subject == subject).correlate(schema.alert).exists()
-
-
-def _undone(found: Iterable[AlertRecord]) -> set[int]:
-    """Return the ids in `found`, oldest first, whose step was undone by at least half by a step the other way.
-
-    Each step back undoes the greatest step that it can, and with its rest the next one.
-    """
-    undone: set[int] = set()
-    before: dict[tuple[int, str, str], list[AlertRecord]] = {}
-    for one in found:
-        steps = before.setdefault(_series(one), [])
-        left = _size(one)
-        for step in sorted(steps, key=_size, reverse=True):
-            opposite = (step.change > 0) != (one.change > 0)
-            if opposite and step.id not in undone and step.finding != "improvement" and _size(step) <= 2 * left:
-                undone.add(step.id)
-                left -= _size(step)
-        steps.append(one)
-    return undone
-
-
-def _size(one: AlertRecord) -> float:
-    return 0.0 if math.isnan(one.change) else abs(one.change)
 
 
 def _find(connection: Connection, condition: Any) -> list[AlertRecord]:
@@ -315,10 +290,6 @@ def _figures(one: NewAlert) -> Mapping[str, float | None]:
 def _finite(value: float) -> float | None:
     # JSON knows neither NaN nor infinity.
     return value if math.isfinite(value) else None
-
-
-def _series(one: AlertRecord) -> tuple[int, str, str]:
-    return one.series_id, one.device_kind, one.line or ""
 
 
 def _in_line(line: str) -> ColumnElement[bool]:
