@@ -17,7 +17,7 @@ from farm.store.records import (
     TrendPoint,
     TrendSeries,
 )
-from farm.store.view import RunView, Stale
+from farm.store.view import RunView, SkipReason
 
 DAY_MS = 86_400_000
 FACTS = {
@@ -26,11 +26,11 @@ FACTS = {
 }
 
 
-def with_stale(view: RunView) -> RunView:
+def with_skipped(view: RunView) -> RunView:
     """Return a run whose seventh job was left out."""
-    stale = Stale("no time left of the budget of 2 min", view.started_ms - 5 * DAY_MS, "passed", "r20")
+    skipped = SkipReason("no time left of the budget of 2 min", view.started_ms - 5 * DAY_MS, "passed", "r20")
     jobs = list(view.jobs)
-    jobs[6] = msgspec.structs.replace(jobs[6], attempts=(), decisive_attempt=0, stale=stale)
+    jobs[6] = msgspec.structs.replace(jobs[6], attempts=(), decisive_attempt=0, skipped=skipped)
     return msgspec.structs.replace(view, jobs=tuple(jobs))
 
 
@@ -73,7 +73,7 @@ def status(view: RunView, *, failed_before: str = "") -> RunStatus:
         jobs.append(
             JobStatus(job.id, last.verdict, last.known_issue, last.stage, last.reason, before=before)
             if last
-            else JobStatus(job.id, "", "", "", "", stale=job.stale is not None, before=before)
+            else JobStatus(job.id, "", "", "", "", skipped=job.skipped is not None, before=before)
         )
     return RunStatus(
         view.id, view.command, view.user, view.priority, "virtual", view.started_ms, view.finished_ms, view.exit_code,

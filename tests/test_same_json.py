@@ -2,7 +2,7 @@
 
 `golden/store.sql` is a small store of schema 0008. Its last night has every outcome: passed, failed, infra, skipped, a
 known issue, a failed build, a crash, a flaky job, attempts `[failed, infra]` and the other way round. Eight nights
-before it are the history. Other runs add one shape each: killed, without an end, stale jobs, both kinds of device,
+before it are the history. Other runs add one shape each: killed, without an end, skipped jobs, both kinds of device,
 `farm debug`, `farm exec`, `farm pytest`, `farm jobs rerun`, a detailed profile. Alerts, remarks, devices and leases are
 there in every state. farm migrates the store, and `golden/commands.py` runs every command over it in one process.
 

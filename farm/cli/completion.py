@@ -239,7 +239,7 @@ _OPTIONS = {
     "--label": _labels,
     "--toolchain": _toolchains,
     "--qnn": _sdks,
-    "--line": _lines,
+    "--branch": _lines,
     "--backend": _backends,
     "--precision": _precisions,
     "--metric": _metrics,

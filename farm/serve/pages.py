@@ -49,7 +49,7 @@ def status_page(store: Store, address: Address) -> PageAnswer:
     """Return the state of the farm and its results, as `farm status`."""
     limit = address.number("limit", 20, 1, 1000)
     run = address.text("run")
-    status = read_status(store, store.runs.resolve(run, own=False) if run else None, address.text("line") or None)
+    status = read_status(store, store.runs.resolve(run, own=False) if run else None, address.text("branch") or None)
     groups = []
     for standing, title in TITLES.items():
         if jobs := status.jobs(standing):
@@ -81,7 +81,7 @@ def status_page(store: Store, address: Address) -> PageAnswer:
         "lines": list(map(line_text, store.status.lines())),
         "shown": sorted({line_text(one.run.toolchain.line if one.run.toolchain else "") for one in status.runs}),
     }
-    return PageAnswer("status.html.j2", values, lambda: {"schema": 2, "status": status})
+    return PageAnswer("status.html.j2", values, lambda: {"schema": 3, "status": status})
 
 
 def runs_page(store: Store, address: Address) -> PageAnswer:
@@ -92,7 +92,7 @@ def runs_page(store: Store, address: Address) -> PageAnswer:
         soc=address.text("soc"),
         suite=address.text("suite"),
         state=address.one_of("state", STATES),
-        line=address.text("line"),
+        line=address.text("branch"),
     )
     limit = address.number("limit", 25, 1, 100)
     number = address.number("page", 1, 1, _MOST_PAGE)
@@ -109,7 +109,7 @@ def runs_page(store: Store, address: Address) -> PageAnswer:
         "pages": max(1, -(-total // limit)),
         "progress_text": progress_text,
     }
-    return PageAnswer("runs.html.j2", values, lambda: {"runs": found, "total": total})
+    return PageAnswer("runs.html.j2", values, lambda: {"schema": 2, "runs": found, "total": total})
 
 
 def files_page(store: Store, address: Address, run: str) -> PageAnswer:
@@ -188,7 +188,7 @@ def history_page(store: Store, address: Address) -> PageAnswer:
     metrics = tuple(one.strip() for one in address.text("metric").split(",") if one.strip())
     limit = address.number("limit", 20, 1, 200)
     number = address.number("page", 1, 1, _MOST_PAGE)
-    line = store.status.line_to_show(address.text("line") or None)
+    line = store.status.line_to_show(address.text("branch") or None)
     values: dict[str, Any] = {
         "pattern": pattern,
         "soc": soc,
@@ -261,7 +261,7 @@ def progress_text(progress: Progress) -> str:
     """Return the progress of a run in words: `12 of 40 jobs: 11 passed, 1 failed`."""
     words = {"known": "known issues", "failed": "failed", "passed": "passed", "infra": "infra", "skipped": "skipped"}
     parts = [f"{progress.counts[key]} {word}" for key, word in words.items() if progress.counts.get(key)]
-    parts += [f"{progress.stale} stale"] if progress.stale else []
+    parts += [f"{progress.skipped} skipped"] if progress.skipped else []
     jobs = f"{progress.done} of {progress.planned} jobs"
     return f"{jobs}: {', '.join(parts)}" if parts else jobs
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.store.clock import Clock
     from farm.store.database import Database
     from farm.store.records import ArtifactRecord, RunRecord
-    from farm.store.view import Stale
+    from farm.store.view import SkipReason
     from farm.suites.suite import Job
 
 ENDED_EARLY = (2, 4, 130)
@@ -134,10 +134,10 @@ class Recording:
 
         self._database.write(insert)
 
-    def mark_stale(self, run_id: str, stale: Mapping[str, Stale | None]) -> None:
+    def mark_skipped(self, run_id: str, skipped: Mapping[str, SkipReason | None]) -> None:
         """Record the reasons of skipped planned jobs of a run, by job id; None takes a reason back."""
 
-        self._database.write(lambda connection: mark_stale_rows(connection, run_id, stale))
+        self._database.write(lambda connection: mark_skipped_rows(connection, run_id, skipped))
 
     def finish_run(self, run_id: str, exit_code: int, *, once: bool = False) -> None:
         """Record the end of a run with its exit code; a run that ended early without an attempt never began.
@@ -175,9 +175,9 @@ def plan_rows(connection: Connection, run_id: str, jobs: Sequence[Job], versions
     connection.execute(update(schema.run).where(run.id == run_id, ~run.run_began).values(run_began=True))
 
 
-def mark_stale_rows(connection: Connection, run_id: str, stale: Mapping[str, Stale | None]) -> None:
-    """Write the columns of `Recording.mark_stale`."""
-    for job_id, why in stale.items():
+def mark_skipped_rows(connection: Connection, run_id: str, skipped: Mapping[str, SkipReason | None]) -> None:
+    """Write the columns of `Recording.mark_skipped`."""
+    for job_id, why in skipped.items():
         run_job_id, *_ = rows.find_planned(connection, run_id, job_id)
         kept = None if why is None else msgspec.structs.replace(why, reason=values.clean(why.reason))
         row = update(schema.run_job).where(schema.run_job.c.id == run_job_id)

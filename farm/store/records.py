@@ -201,7 +201,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     stage: str
     reason: str
     """Reason in one line; of a skipped job the reason for that."""
-    stale: bool = False
+    skipped: bool = False
     before: Before | None = None
     """Earlier verdict on this kind of device; None for a job without one."""
 
@@ -334,7 +334,7 @@ class NewAlert(msgspec.Struct, frozen=True, kw_only=True):
     likely_cause: str = msgspec.field(default="", name="guilt")
 
 
-class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
+class AlertRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"line": "branch"}):
     """Recorded alert with its state, cause and newest remark."""
 
     id: int

@@ -58,7 +58,7 @@ class CaseResult(msgspec.Struct, frozen=True):
         return self.attempt.started_ms or self.run_started_ms
 
 
-class Stale(msgspec.Struct, frozen=True):
+class SkipReason(msgspec.Struct, frozen=True):
     """Reason to skip a planned job of a run, with its last result at that time."""
 
     reason: str
@@ -131,7 +131,7 @@ class JobView(msgspec.Struct, frozen=True):
     """Hash of the definition of the case."""
     elsewhere: tuple[CaseResult, ...] = ()
     """For a failed job: results of the case in this precision on other SoCs, and in other precisions on this SoC."""
-    stale: Stale | None = None
+    skipped: SkipReason | None = None
     """Reason for a job skipped for lack of time; meaningful only without an attempt."""
     program: str | msgspec.UnsetType = msgspec.UNSET
     """Hash of the program without the timestamps of QNN; unset if unknown."""

@@ -121,7 +121,7 @@ def test_the_table_has_every_builder_and_what_is_known_of_it(home: FarmHome, sto
     assert {job["job_id"]: job["state"] for job in document["jobs"]}[CONV] == "not_run"
 
 
-def test_a_case_that_was_changed_is_stale_until_it_has_run(home: FarmHome, store: Store, suite: Path) -> None:
+def test_a_case_that_was_changed_is_skipped_until_it_has_run(home: FarmHome, store: Store, suite: Path) -> None:
     with store:
         run_id = record(store, suite, 0, {RELU: Verdict.PASSED})
         (suite / "suite.toml").write_text(MANIFEST.replace("shape = [1, 3] ", "shape = [1, 4] "))

@@ -50,41 +50,41 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
             store, 1, RunToolchain("main", "main", private=True, commit=NEW, dirty=True), verdict=Verdict.FAILED
         )
         pages = {
-            "status": status_page(store, Address("/", {"line": "main"})),
-            "history": history_page(store, Address("/history", {"job": "s/c", "line": "main"})),
+            "status": status_page(store, Address("/", {"branch": "main"})),
+            "history": history_page(store, Address("/history", {"job": "s/c", "branch": "main"})),
             "runs": runs_page(store, Address("/runs", {})),
         }
         shown = {
             name: render(page.template, None, address=Address("/", {}), link=link, **page.values)
             for name, page in pages.items()
         }
-        assert runs_page(store, Address("/runs", {"line": "main"})).answer()["total"] == 2
+        assert runs_page(store, Address("/runs", {"branch": "main"})).answer()["total"] == 2
     assert f'href="https://git.example/executorch/commit/{NEW}"' in shown["history"]
     assert '<span class="tag">local run</span>' in shown["history"]
     assert main in shown["status"]
     assert mine in shown["runs"]
     assert "<td>local</td>" in shown["runs"]
 
-    done = home.farm("history", "s/c", "--line", "main")
+    done = home.farm("history", "s/c", "--branch", "main")
     assert (done.returncode, "farm: line main" in done.stderr) == (0, True), done.stderr
     assert "commits aaaaaaaaaa..bbbbbbbbbb" in done.stdout
     assert f"https://git.example/executorch/compare/{OLD}...{NEW}" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines() if "https" not in line) <= 80
-    answer = json.loads(home.farm("history", "s/c", "--line", "main", "--json").stdout)
-    assert answer["line"] == "main"
+    answer = json.loads(home.farm("history", "s/c", "--branch", "main", "--json").stdout)
+    assert answer["branch"] == "main"
     points = {(point["run_id"], point["commit"]) for point in answer["points"]}
     assert points == {(before, OLD), (main, NEW), (mine, NEW)}
     plain = json.loads(home.farm("history", "s/c", "--json").stdout)
-    assert "line" not in plain
+    assert "branch" not in plain
     assert {point["run_id"] for point in plain["points"]} == {default}
 
-    status = home.farm("status", "--line", "main").stdout
-    assert status.splitlines()[:2] == ["line main", status.splitlines()[1]]
+    status = home.farm("status", "--branch", "main").stdout
+    assert status.splitlines()[:2] == ["branch main", status.splitlines()[1]]
     assert status.splitlines()[1].startswith(main)
     assert json.loads(home.farm("status", "--json").stdout)["status"]["runs"][0]["run"]["run_id"] == default
     own = home.farm("status", mine).stdout
     assert "compared with line main, a toolchain's runs, and changes nothing there" in own
     assert "NEW FAILURES" in own
-    assert "main" in home.farm("alerts", "list", "--line", "mian", code=2).stderr
+    assert "main" in home.farm("alerts", "list", "--branch", "mian", code=2).stderr
     assert json.loads(home.farm("report", "latest@main", "--json").stdout)["id"] == main
     assert json.loads(home.farm("report", "--json").stdout)["id"] == mine

@@ -130,7 +130,7 @@ def test_cells_of_other_lines_and_nightly_runs_of_cron_are_of_the_night(home: Fa
     runs = answer(home, "status")["status"]["runs"]  # type: ignore[index]
     assert [one["run"]["run_id"] for one in runs] == [red, fine]
     assert not {before, again} & {one["run"]["run_id"] for one in runs}
-    of_line = answer(home, "status", "--line", "main")["status"]["runs"]  # type: ignore[index]
+    of_line = answer(home, "status", "--branch", "main")["status"]["runs"]  # type: ignore[index]
     assert [one["run"]["run_id"] for one in of_line] == [red]
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from chromium import look, see, start, violations
 from compare.made import everything
-from report_context import context, with_stale
+from report_context import context, with_skipped
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
@@ -38,7 +38,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
 def page(inside_run: RunView, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A job of each kind is enough, and axe takes long for a large page.
     odd = [job for job in inside_run.jobs[9:] if len(job.attempts) > 1 or job.attempts[0].verdict is not Verdict.PASSED]
-    view = with_stale(msgspec.structs.replace(inside_run, jobs=(*inside_run.jobs[:9], *odd)))
+    view = with_skipped(msgspec.structs.replace(inside_run, jobs=(*inside_run.jobs[:9], *odd)))
     path = tmp_path_factory.mktemp("pages") / "report.html"
     write_html(view, path, context(view))
     return path

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from chromium import flaws, keep_screenshot, look, requested, start
 from compare.made import everything
-from report_context import context, with_stale
+from report_context import context, with_skipped
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
@@ -50,7 +50,7 @@ def pages(
         found[name] = folder / f"{name}.html"
         write_html(view, found[name])
     found["known"] = folder / "known.html"
-    known = with_stale(example_run)
+    known = with_skipped(example_run)
     write_html(known, found["known"], context(known))
     made = {
         "compare": render_compare(everything()),
@@ -326,7 +326,7 @@ def test_the_first_screen_of_a_laptop_has_the_verdict_and_the_first_of_each_kind
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     groups = browser.find_elements(By.CSS_SELECTOR, ".triage section")
     assert [group.find_element(By.TAG_NAME, "h2").text for group in groups] == [
-        "New failures 1", "Still failing 1", "Confirmed regressions 1", "Stale 1", "Infrastructure trouble 2",
+        "New failures 1", "Still failing 1", "Confirmed regressions 1", "Skipped 1", "Infrastructure trouble 2",
     ]  # fmt: skip
     for one in [browser.find_element(By.TAG_NAME, "h1"), *(group.find_element(By.TAG_NAME, "li") for group in groups)]:
         assert one.is_displayed()
@@ -394,7 +394,7 @@ def test_printed_it_is_the_first_screen_the_failures_and_the_matrix(open_page: O
         if one.is_displayed()
     }
     assert shown == {
-        "failures", "regressions", "stale", "known", "infra", "notes", "matrix", "devices", "fingerprint",
+        "failures", "regressions", "skipped", "known", "infra", "notes", "matrix", "devices", "fingerprint",
     }  # fmt: skip
     assert browser.find_element(By.CSS_SELECTOR, ".triage").is_displayed()
     for control in ("#theme", ".copy", "#toolbar", "#help", ".bar"):

@@ -92,7 +92,7 @@ def test_an_operator_that_no_job_is_about_passes_where_one_of_them_does() -> Non
 
 
 def test_a_cell_has_the_worst_of_its_jobs_and_how_many_are_so() -> None:
-    order = [Outcome.PASSED, Outcome.KNOWN, Outcome.NOT_RUN, Outcome.STALE, Outcome.INFRA, Outcome.FAILED]
+    order = [Outcome.PASSED, Outcome.KNOWN, Outcome.NOT_RUN, Outcome.NOT_TESTED, Outcome.INFRA, Outcome.FAILED]
     items = []
     for n, state in enumerate(order):
         items.append(item(f"relu{n}", state, RELU))
@@ -131,17 +131,17 @@ def test_operators_are_the_jobs_own_else_of_other_precisions_else_as_the_suite_s
             "does not compile: needs V73",
         ),
         (result(job("a"), Verdict.INFRA, stage=Stage.PUSH, reason="cable"), "1", Outcome.INFRA, "cable"),
-        (result(job("a")), "2", Outcome.STALE, "passed, but the case has changed since"),
-        (result(job("a"), newer_run="r2"), "1", Outcome.STALE, "passed, but a newer run did not come to it"),
+        (result(job("a")), "2", Outcome.NOT_TESTED, "passed, but the case has changed since"),
+        (result(job("a"), newer_run="r2"), "1", Outcome.NOT_TESTED, "passed, but a newer run did not come to it"),
         (
             result(job("a"), Verdict.FAILED, known="so", newer_run="r2"),
             "1",
-            Outcome.STALE,
+            Outcome.NOT_TESTED,
             "was a known issue, but a newer run did not come to it",
         ),
     ],
 )
-def test_a_result_is_stale_when_something_has_come_after_it(
+def test_a_result_is_skipped_when_something_has_come_after_it(
     found: JobResult | None, version: str, state: Outcome, reason: str
 ) -> None:
     made = one_item(job("a"), found, version)

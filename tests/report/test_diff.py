@@ -11,7 +11,7 @@ from farm.report.model.diff import DiffGroup, JobDiff, RunDiff, diff_runs
 from farm.report.terminal.diff import diff_lines
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.results.measurements import counted
-from farm.store.view import DeviceView, JobView, RunView, Stale
+from farm.store.view import DeviceView, JobView, RunView, SkipReason
 
 DEVICE = "virtual-SM8650-0"
 
@@ -92,10 +92,10 @@ def test_a_job_that_is_gone_is_missing_and_comes_last() -> None:
     ]  # fmt: skip
 
 
-def test_a_stale_job_is_missing_and_says_why() -> None:
-    stale = job("a", stale=Stale("no time was left"))
-    one = only(diff(run(job("a", attempt())), run(stale)))
-    assert (one.group, one.after) == (DiffGroup.MISSING, "stale")
+def test_a_skipped_job_is_missing_and_says_why() -> None:
+    skipped = job("a", skipped=SkipReason("no time was left"))
+    one = only(diff(run(job("a", attempt())), run(skipped)))
+    assert (one.group, one.after) == (DiffGroup.MISSING, "not_tested")
     assert "no time was left" in one.reason
 
 

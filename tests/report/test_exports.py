@@ -17,7 +17,7 @@ from farm.report.formats.ctrf import render_ctrf
 from farm.report.formats.hud import render_hud
 from farm.report.formats.junit import render_junit
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
-from farm.store.view import DeviceView, RunView, Stale
+from farm.store.view import DeviceView, RunView, SkipReason
 
 
 def ctrf(view: RunView) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def one(verdict: Verdict, **more: Any) -> Attempt:
 
 @pytest.fixture
 def outcomes(run_of: Callable[..., RunView]) -> RunView:
-    """A finished run with a job of every outcome: passed, failed, known, infra, skipped, stale, not run."""
+    """A finished run with a job of every outcome: passed, failed, known, infra, skipped, skipped, not run."""
     view = run_of(
         (one(Verdict.PASSED),),
         (one(Verdict.FAILED, cause=Cause.CRASH, log="segmentation fault\n"),),
@@ -68,8 +68,8 @@ def outcomes(run_of: Callable[..., RunView]) -> RunView:
         (),
         (),
     )
-    stale = msgspec.structs.replace(view.jobs[5], stale=Stale("no time was left"))
-    return msgspec.structs.replace(view, jobs=(*view.jobs[:5], stale, view.jobs[6]))
+    skipped = msgspec.structs.replace(view.jobs[5], skipped=SkipReason("no time was left"))
+    return msgspec.structs.replace(view, jobs=(*view.jobs[:5], skipped, view.jobs[6]))
 
 
 @pytest.mark.parametrize("render", [ctrf, hud, junit])
@@ -99,7 +99,7 @@ def test_ctrf_says_of_every_outcome_what_is_so(outcomes: RunView) -> None:
         ("other", "known"),
         ("other", "infra"),
         ("skipped", "skipped"),
-        ("skipped", "stale"),
+        ("skipped", "not_tested"),
         ("pending", "not_run"),
     ]
     counts = {name: results["summary"][name] for name in ("tests", "passed", "failed", "skipped", "pending", "other")}

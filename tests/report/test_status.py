@@ -40,7 +40,7 @@ def run(*jobs: JobStatus) -> RunStatus:
         ("passed", "passed", Standing.PASSED),
         ("passed", None, Standing.PASSED),
         ("infra", "failed", Standing.INFRA),
-        ("", "passed", Standing.STALE),
+        ("", "passed", Standing.NOT_TESTED),
     ],
 )
 def test_how_a_job_stands(now: str, before: str | None, stands: Standing) -> None:
@@ -55,7 +55,7 @@ def test_the_text_has_what_needs_a_look_first_and_fits_80_columns() -> None:
     jobs = [job("passed", "passed", name=f"ops/p{n}") for n in range(20)]
     jobs += [job("failed", "passed", name=f"ops/{'new' * 40}{n}") for n in range(12)]
     jobs += [
-        job("", "passed", name="ops/stale"),
+        job("", "passed", name="ops/skipped"),
         job("infra", name="ops/infra"),
         job("passed", "failed", name="ops/ok"),
     ]
@@ -78,7 +78,7 @@ def test_the_text_has_what_needs_a_look_first_and_fits_80_columns() -> None:
     assert "unfinished: the-run" not in text
 
 
-@pytest.mark.parametrize(("line", "called"), [("", "the default line"), ("nightly-qnn", "line nightly-qnn")])
+@pytest.mark.parametrize(("line", "called"), [("", "the default branch"), ("nightly-qnn", "branch nightly-qnn")])
 def test_a_job_that_is_new_to_a_line_is_said_to_be_new_to_that_line(line: str, called: str) -> None:
     told = msgspec.structs.replace(run(job("failed")), toolchain=RunToolchain(line=line))
     lines = status_lines(status_of([run_standing(told)], [], []), NOW, limit=10)

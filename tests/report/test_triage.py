@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import msgspec
-from report_context import alert, context, status, with_stale
+from report_context import alert, context, status, with_skipped
 from report_pages import unpacked
 
 from farm.report.html.context import ReportContext, artifact_links
@@ -29,7 +29,7 @@ def test_failures_are_new_where_the_job_did_not_fail_before(example_run: RunView
         "Still failing": ["quantized_ops/index_select[SM8750-htp-16a8w]"],
         "Infrastructure trouble": ["quantized_ops/sdpa[SM8750-htp-8a8w]", "quantized_ops/softmax[SM8650-htp-16a8w]"],
     }
-    assert triage(summarize(example_run), known).quiet == ("stale",)
+    assert triage(summarize(example_run), known).quiet == ("skipped",)
 
 
 def test_a_job_that_is_new_to_a_line_is_said_to_be_new_to_that_line(example_run: RunView) -> None:
@@ -48,9 +48,9 @@ def test_without_a_store_no_failure_is_called_new(example_run: RunView) -> None:
 
 
 def test_all_of_it_in_one_sentence(example_run: RunView) -> None:
-    view = with_stale(example_run)
+    view = with_skipped(example_run)
     assert triage(summarize(view), context(view)).sentence == (
-        "1 new failure, 1 job still fails, 1 confirmed regression, 1 job is stale, 1 job could not be judged, "
+        "1 new failure, 1 job still fails, 1 confirmed regression, 1 job was skipped, 1 job could not be judged, "
         "1 job needed another attempt and 3 jobs are fixed."
     )
 
@@ -78,7 +78,7 @@ def test_a_regression_that_is_confirmed_or_exact_is_on_the_first_screen_and_othe
     assert section.index("confirmed regression") < section.index("suspected regression")
     assert "<strong>runtime</strong>" in section
     assert "Regression, confirmed:" in unpacked(html)[1]
-    assert triage(summarize(example_run), ReportContext(alerts=())).quiet == ("confirmed regressions", "stale")
+    assert triage(summarize(example_run), ReportContext(alerts=())).quiet == ("confirmed regressions", "skipped")
     assert alert_change(alert(example_run, "j", change=math.nan)) == ""
 
 

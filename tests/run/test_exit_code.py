@@ -6,23 +6,23 @@ import pytest
 
 from farm.dispatch.request.ending import exit_code_of
 from farm.results.attempt import Attempt, Stage, Verdict
-from farm.store.view import JobView, RunView, Stale
+from farm.store.view import JobView, RunView, SkipReason
 
 PASSED = Attempt("j", Verdict.PASSED, Stage.DONE, "")
 FAILED = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong")
 KNOWN = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong", known_issue="understood")
 INFRA = Attempt("j", Verdict.INFRA, Stage.PUSH, "cable")
-STALE = Stale("no time")
+NO_TIME = SkipReason("no time")
 
 
-def view(*jobs: tuple[Attempt, ...] | Stale) -> RunView:
+def view(*jobs: tuple[Attempt, ...] | SkipReason) -> RunView:
     # Judged before the run is recorded as finished.
     return RunView(
         id="r", command="farm run", started_ms=1, finished_ms=None, exit_code=None, user="u", host="h", fingerprint={},
         devices=(),
         jobs=tuple(
-            JobView(f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", (), stale=found)
-            if isinstance(found, Stale)
+            JobView(f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", (), skipped=found)
+            if isinstance(found, SkipReason)
             else JobView(
                 f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", found,
                 decisive_attempt=1 if found == (FAILED, INFRA) else len(found),
@@ -44,12 +44,12 @@ def view(*jobs: tuple[Attempt, ...] | Stale) -> RunView:
         ([(INFRA, PASSED), (PASSED,)], 0),
         ([(FAILED, INFRA)], 1),
         # Jobs skipped for the budget are no failures; but a run that executed no job is no success.
-        ([(PASSED,), STALE], 0),
-        ([(FAILED,), STALE], 1),
-        ([(), STALE], 4),
-        ([STALE, STALE], 5),
+        ([(PASSED,), NO_TIME], 0),
+        ([(FAILED,), NO_TIME], 1),
+        ([(), NO_TIME], 4),
+        ([NO_TIME, NO_TIME], 5),
         ([], 0),
     ],
 )
-def test_the_worst_job_decides_whatever_the_order(jobs: list[tuple[Attempt, ...] | Stale], code: int) -> None:
+def test_the_worst_job_decides_whatever_the_order(jobs: list[tuple[Attempt, ...] | SkipReason], code: int) -> None:
     assert {exit_code_of(view(*order)) for order in itertools.permutations(jobs)} == {code}

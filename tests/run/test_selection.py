@@ -195,16 +195,16 @@ def test_more_time_leaves_nothing_out_that_less_time_had(
     assert small <= large
 
 
-def test_what_does_not_fit_is_stale_with_what_was_known_of_it() -> None:
+def test_what_does_not_fit_is_skipped_with_what_was_known_of_it() -> None:
     every = [planned(name) for name in ("old", "recent", "endless", "new")]
     took = {"old": 3000.0, "recent": 3000.0, "endless": 90_000.0}
     known = {one.job.id: past(n + 1, run_seconds=took[one.job.case.name]) for n, one in enumerate(every[:3])}
 
-    fitting, stale = Budget(7200).cut(every, known, devices={"SM8650": 1}, builders=1)
+    fitting, skipped = Budget(7200).cut(every, known, devices={"SM8650": 1}, builders=1)
 
     # No job has the bundle or the limits of its last verdict, so that all are changed; `new` was never run.
     assert [one.job.case.name for one in fitting] == ["new", "old"]
-    reasons = {job_id.partition("/")[2].partition("[")[0]: one for job_id, one in stale.items()}
+    reasons = {job_id.partition("/")[2].partition("[")[0]: one for job_id, one in skipped.items()}
     assert reasons["recent"].reason == "did not fit into the budget of 2 h 00 min"
     assert (reasons["recent"].last_ms, reasons["recent"].last_outcome, reasons["recent"].last_run_id) == (
         2,
@@ -267,24 +267,24 @@ def test_selecting_by_what_was_run_before(stub_home: StubHome) -> None:
     left_out = home.farm(*mine, "--ff", "--budget", "0.001s", "--json", timeout_s=300)
     view = json.loads(left_out.stdout)
     assert left_out.returncode == view["exit_code"] == 5
-    assert view["summary"]["counts"]["stale"] == 2
+    assert view["summary"]["counts"]["not_tested"] == 2
     for job, outcome in zip(view["jobs"], ("passed", "failed"), strict=True):
         assert job["attempts"] == []
-        assert "budget" in job["stale"]["reason"]
-        assert (job["stale"]["last_run_id"], job["stale"]["last_outcome"]) == (run_id, outcome)
+        assert "budget" in job["skipped"]["reason"]
+        assert (job["skipped"]["last_run_id"], job["skipped"]["last_outcome"]) == (run_id, outcome)
     assert listed("--lf") == ["wrong"]
 
     # The report lists skipped jobs later, and a resumed run executes them, failed ones first.
-    assert "2 STALE" in home.farm("report", view["id"], "--junitxml", "j.xml").stdout
-    assert (home.cwd / "j.xml").read_text().count('type="stale"') == 2
+    assert "2 SKIPPED" in home.farm("report", view["id"], "--junitxml", "j.xml").stdout
+    assert (home.cwd / "j.xml").read_text().count('type="skipped"') == 2
     resumed = home.farm("run", "--resume", view["id"], "--budget", "1h", timeout_s=300, code=1)
     assert "[1/2] FAILED mine/wrong" in resumed.stderr
     assert "1 passed, 1 failed" in resumed.stdout
-    assert "STALE" not in resumed.stdout
+    assert "SKIPPED" not in resumed.stdout
 
 
 @pytest.mark.whole
-def test_what_has_not_begun_when_the_time_is_over_is_stale(stub_home: StubHome) -> None:
+def test_what_has_not_begun_when_the_time_is_over_is_skipped(stub_home: StubHome) -> None:
     write_stub_suite(stub_home, "mine", {"good": 20, "slow": 20}, {"slow": 600.0})
 
     # The long budget is for a machine that does much else.
@@ -297,10 +297,10 @@ def test_what_has_not_begun_when_the_time_is_over_is_stale(stub_home: StubHome) 
     assert done.returncode == view["exit_code"] == 0, done.stderr
     assert view["summary"]["outcomes"] == {
         "mine/good[SM8650-htp-8a8w]": "passed",
-        "mine/slow[SM8650-htp-8a8w]": "stale",
+        "mine/slow[SM8650-htp-8a8w]": "not_tested",
     }
-    assert view["summary"]["tone"] == "stale"
-    assert "1 passed, 0 failed, 0 known issues, 0 infra, 1 STALE" in view["summary"]["verdict_line"]
+    assert view["summary"]["tone"] == "not_tested"
+    assert "1 passed, 0 failed, 0 known issues, 0 infra, 1 SKIPPED" in view["summary"]["verdict_line"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from farm.store.queries.browse import RunFilter
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import open_store
-from farm.store.view import Stale
+from farm.store.view import SkipReason
 
 if TYPE_CHECKING:
     from conftest import Make
@@ -72,10 +72,10 @@ def test_progress_counts_the_attempt_that_decides(store: Store, make: Make) -> N
             store.record_attempt(run_id, make.attempt(make.job(case), verdict=verdict, started_ms=number + 1))
     known = make.attempt(make.job("e"), verdict=Verdict.FAILED, known_issue="wrong scale")
     store.record_attempt(run_id, known)
-    store.mark_stale(run_id, {make.job("f").id: Stale("no time")})
+    store.mark_skipped(run_id, {make.job("f").id: SkipReason("no time")})
     (progress,) = store.browse.progress()
     assert progress.counts == {"failed": 1, "infra": 1, "known": 1, "passed": 1, "skipped": 1}
-    assert (progress.planned, progress.done, progress.stale, progress.exit_code) == (6, 5, 1, None)
+    assert (progress.planned, progress.done, progress.skipped, progress.exit_code) == (6, 5, 1, None)
     assert abs(progress.last_ms - now_ms()) < HOUR
     store.finish_run(run_id, 1)
     assert store.browse.progress()[0].exit_code == 1

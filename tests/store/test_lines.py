@@ -139,7 +139,7 @@ def test_commits_of_a_line_are_one_series_and_a_regression_is_of_the_line(store:
     done = accept(store, job.id, None, (), None, user="ada", note="a better rounding", line="main")
     assert {one.metric for one in done} == {"latency", "pte_size"}
     assert store.alerts.open() == []
-    with pytest.raises(UsageError, match=f"run {worse} is of line main: --line main"):
+    with pytest.raises(UsageError, match=f"run {worse} is of branch main: name it with --branch main"):
         accept(store, job.id, None, (), worse, user="ada", note="x")
 
 

@@ -11,7 +11,7 @@ from farm.results.attempt import Verdict
 from farm.store import schema
 from farm.store.records import RunRecord
 from farm.store.values import judged_by
-from farm.store.view import Stale
+from farm.store.view import SkipReason
 from farm.suites.suite import Limits, Tolerance
 
 if TYPE_CHECKING:
@@ -123,11 +123,11 @@ def test_shards_agree_on_what_the_first_of_them_knew(address: str) -> None:
 def test_what_was_left_out_is_told_until_it_is_not(store: Store, make: type[Make]) -> None:
     job, other = make.job(), make.job("other")
     run_id = begin(store, job, other)
-    why = Stale("no time", 1_790_000_000_000, "passed", "an earlier run")
+    why = SkipReason("no time", 1_790_000_000_000, "passed", "an earlier run")
 
-    store.mark_stale(run_id, {job.id: why, other.id: None})
-    assert [one.stale for one in store.runs.view(run_id).jobs] == [why, None]
+    store.mark_skipped(run_id, {job.id: why, other.id: None})
+    assert [one.skipped for one in store.runs.view(run_id).jobs] == [why, None]
 
-    store.mark_stale(run_id, {job.id: None})
-    store.mark_stale(run_id, {})
-    assert [one.stale for one in store.runs.view(run_id).jobs] == [None, None]
+    store.mark_skipped(run_id, {job.id: None})
+    store.mark_skipped(run_id, {})
+    assert [one.skipped for one in store.runs.view(run_id).jobs] == [None, None]

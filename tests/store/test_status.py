@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from farm.results.attempt import Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms
-from farm.store.view import Stale
+from farm.store.view import SkipReason
 
 if TYPE_CHECKING:
     from conftest import Make
@@ -85,10 +85,10 @@ def test_trouble_takes_no_verdict_back(store: Store, make: Make) -> None:
 def test_a_job_that_was_left_out_says_why(store: Store, make: Make) -> None:
     a, b = make.job("a"), make.job("b")
     run_id = run(store, make, 9, (a, None), (b, None))
-    store.mark_stale(run_id, {a.id: Stale("no time was left")})
+    store.mark_skipped(run_id, {a.id: SkipReason("no time was left")})
     found = by_case(store, run_id)
-    assert (found["a"].verdict, found["a"].stale, found["a"].reason) == ("", True, "no time was left")
-    assert (found["b"].verdict, found["b"].stale) == ("", False)
+    assert (found["a"].verdict, found["a"].skipped, found["a"].reason) == ("", True, "no time was left")
+    assert (found["b"].verdict, found["b"].skipped) == ("", False)
 
 
 def test_the_run_to_show_is_the_newest_nightly_one_of_late_or_the_newest(store: Store, make: Make) -> None:

@@ -28,7 +28,7 @@ from farm.store.store import open_store
 from farm.store.transfer.line_files import LineFile, import_runs, runs_in
 from farm.store.transfer.lines import encode
 from farm.store.values import jsonable
-from farm.store.view import Stale
+from farm.store.view import SkipReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,7 +89,7 @@ def everything(store: Store, make: type[Make]) -> list[str]:
         operators={"aten.relu.default": 1},
     )  # fmt: skip
     store.record_build(run_id, conv.id, seconds=0.0, cached=True, bundle_key="c" * 64, fallback_ops={})
-    store.mark_stale(run_id, {late.id: Stale("no time", NIGHT - DAY, "passed", "20260101-000000-abcdef")})
+    store.mark_skipped(run_id, {late.id: SkipReason("no time", NIGHT - DAY, "passed", "20260101-000000-abcdef")})
     hang = make.attempt(
         relu, verdict=Verdict.INFRA, stage=Stage.PUSH, cause=Cause.GONE, reason="cable pulled", measurements=(),
         log="one\ntwo ✓ \x1b[1m", started_ms=0, seconds=0.1,

@@ -75,7 +75,7 @@ def _command(
     for option, values in (("--suite", suites), ("--run", runs)):
         for value in values:
             words += [option, value]
-    words += [] if line is None else ["--line", line]
+    words += [] if line is None else ["--branch", line]
     return shlex.join([*words, "--markdown", str(markdown)])
 
 

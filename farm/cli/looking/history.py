@@ -71,9 +71,9 @@ def history_command(
         print_json(history_answer(points, records, steps, shown))
         return
     if shown:
-        notice(f"line {shown}")
+        notice(f"branch {shown}")
     if not points:
-        lacks = f"no attempt in line {shown}" if shown else "no attempt that counts: 'farm runs list' lists the runs"
+        lacks = f"no attempt in branch {shown}" if shown else "no attempt that counts: 'farm runs list' lists the runs"
         notice(f"{job} has no history yet: {lacks}")
     elif all(point.local for point in points):
         notice("only your local runs are listed: numbers are judged once there are runs with --purpose nightly")

@@ -47,7 +47,7 @@ def status_command(run: str | None, line: str | None, limit: int, config_file: P
     with opened(config_file, readonly=True) as (_, store):
         status = read_status(store, run, line)
     now_ms = time.time_ns() // 1_000_000
-    show({"schema": 2, "status": status}, status_lines(status, now_ms, limit, width()), as_json=as_json)
+    show({"schema": 3, "status": status}, status_lines(status, now_ms, limit, width()), as_json=as_json)
 
 
 @click.command("list")
@@ -154,9 +154,9 @@ def _list(store: Store, asked: str | None, limit: int, *, as_json: bool) -> None
             for one, job in red
         ]
         runs = [one.run.run_id for one in status.runs]
-        print_json({"schema": 2, "alerts": alerts, "runs": runs, "jobs": jobs, **({"line": line} if line else {})})
+        print_json({"schema": 3, "alerts": alerts, "runs": runs, "jobs": jobs, **({"branch": line} if line else {})})
         return
-    lines = [f"line {line}"] if line else []
+    lines = [f"branch {line}"] if line else []
     lines += [f"REGRESSIONS: {len(alerts)}", *alert_lines(alerts, limit)] if alerts else []
     for one in status.runs:
         jobs_lines = [

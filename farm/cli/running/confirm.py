@@ -136,7 +136,7 @@ def _confirm_run(
         line = line_of(config, toolchain_of(config, toolchain)) if toolchain else store.status.line_to_show(None)
         run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show(line, own=not toolchain)
         if run_id is None:
-            where = f"line {line}" if line else "the store"
+            where = f"branch {line}" if line else "the store"
             raise UsageError(f"{where} has no run yet: '{FIRST_RUN}' makes one")
         try:
             selected = config_of_run(config, store.runs.view(run_id), toolchain)

@@ -93,7 +93,7 @@ def delete_command(run: str, config_file: Path | None, *, yes: bool, as_json: bo
             echo(f"{view.id}{f' {view.name}' if view.name else ''}: {view.purpose} of {view.user}", err=True)
             echo(f"  {view.command}", err=True)
             if not private:
-                echo(f"  its numbers leave the history and the baselines of line {line or 'default'}", err=True)
+                echo(f"  its numbers leave the history and the baselines of branch {line or 'default'}", err=True)
             if not click.confirm("Delete it?", default=False, err=True):
                 raise click.Abort
         freed = delete_run(config, store, view.id)

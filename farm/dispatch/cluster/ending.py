@@ -40,7 +40,7 @@ def finish(store: Store, run_id: str) -> int | None:
     if view.finished_ms is not None:
         return view.exit_code
     if not order.cancelled_by:
-        _mark_stale(store, view, order)
+        _mark_skipped(store, view, order)
         view = store.runs.view(run_id)
     code = INTERRUPTED if order.cancelled_by else exit_code_of(view)
     if order.cancelled_by == REFUSED_BY:
@@ -56,17 +56,17 @@ def finish(store: Store, run_id: str) -> int | None:
     return code
 
 
-def _mark_stale(store: Store, view: RunView, order: Order) -> None:
+def _mark_skipped(store: Store, view: RunView, order: Order) -> None:
     """Mark the jobs that the budget kept from starting as skipped."""
     try:
         terms = decode_terms(order.terms)
     except msgspec.MsgspecError:
         # An order of another version of farm.
         return
-    left = [job.id for job in view.jobs if not job.attempts and job.stale is None]
+    left = [job.id for job in view.jobs if not job.attempts and job.skipped is None]
     if terms.budget_s is None or not left or not order.is_late:
         return
     line, private = store.runs.line(view.id)
     kind = view.fingerprint.get("device_kind", "hardware")
     past = store.selection.expected(left, kind, line, local_runs_of=view.user if private else "")
-    store.mark_stale(view.id, dict(Budget(terms.budget_s).unbegun(left, past)))
+    store.mark_skipped(view.id, dict(Budget(terms.budget_s).unbegun(left, past)))

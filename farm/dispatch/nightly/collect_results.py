@@ -59,7 +59,7 @@ def collect_results(config: Config, plan: Plan, folder: Path, cell: CellResult) 
         still_failing=notes(Standing.STILL_FAILING),
         fixed=tuple(job.job_id for job in by_kind[Standing.FIXED]),
         infra=notes(Standing.INFRA),
-        not_tested=len(by_kind[Standing.STALE]),
+        not_tested=len(by_kind[Standing.NOT_TESTED]),
         report=page.name,
         exports=tuple(map(str, exports.values())),
     )
@@ -89,7 +89,7 @@ def _without_device(view: RunView) -> str:
     """Return a line about the SoCs that had no device in a finished run; empty for none."""
     if view.finished_ms is None or view.exit_code != InfraError.exit_code:
         return ""
-    left = [job for job in view.jobs if not job.attempts and job.stale is None]
+    left = [job for job in view.jobs if not job.attempts and job.skipped is None]
     socs = sorted({job.soc for job in left} - {job.soc for job in view.jobs if job.attempts})
     were = "1 job was" if len(left) == 1 else f"{len(left)} jobs were"
     return f"no device of {', '.join(socs)}: {were} not run" if socs else ""

@@ -200,8 +200,8 @@ def night_code(cells: tuple[CellResult, ...], *, interrupted: bool) -> int:
 
 def counted(counts: Mapping[str, int]) -> str:
     """Return jobs by outcome in words."""
-    words = {"stale": "NOT TESTED", "not_run": "NOT RUN", "known": "known issues"}
-    order = ("failed", "infra", "passed", "known", "skipped", "stale", "not_run")
+    words = {"not_tested": "SKIPPED", "not_run": "NOT RUN", "known": "known issues"}
+    order = ("failed", "infra", "passed", "known", "skipped", "not_tested", "not_run")
     return ", ".join(f"{counts[one]} {words.get(one, one)}" for one in order if counts.get(one)) or "no jobs"
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEAST_WIDTH = 40
 _LINES, _ROWS, _PAGE_JOBS, _PAGE_NIGHTS = 10, 200, 100, 30
-_TONES = {0: "passed", 1: "failed", 3: "failed", 4: "infra", 5: "stale"}
+_TONES = {0: "passed", 1: "failed", 3: "failed", 4: "infra", 5: "not_tested"}
 
 
 def night_lines(night: Night, width: int = 80) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from farm.dispatch.request.selection import Version, by_value, costs, schedule
 from farm.report.model.format import duration
 from farm.store.values import judged_by
-from farm.store.view import Stale
+from farm.store.view import SkipReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ class Budget:
         devices: Mapping[str, int],
         builders: int,
         first: Collection[str] = (),
-    ) -> tuple[list[PlannedJob], dict[str, Stale]]:
+    ) -> tuple[list[PlannedJob], dict[str, SkipReason]]:
         """Return the jobs that fit, in the order to begin them, and the others with the reason.
 
         The most valuable fit first (`selection.by_value`); `devices` is how many there are of each SoC.
@@ -65,19 +65,19 @@ class Budget:
         ends = schedule([cost for cost in expected if cost.job_id not in too_long], devices=devices, builders=builders)
         fitting = [by_id[job_id] for job_id, end in ends.items() if end <= left]
         kept = {one.job.id for one in fitting}
-        stale = {}
+        skipped = {}
         for job_id in by_id.keys() - kept:
             reason = f"did not fit into {self._words}"
             if left <= 0:
                 reason = f"{self._words} was over before anything could begin"
             elif job_id in too_long:
                 reason = f"takes about {duration(too_long[job_id])}, more than what is left of {self._words}"
-            stale[job_id] = _stale(reason, past.get(job_id))
-        return fitting, stale
+            skipped[job_id] = _skipped(reason, past.get(job_id))
+        return fitting, skipped
 
-    def unbegun(self, job_ids: Iterable[str], past: Mapping[str, ExpectedJob]) -> dict[str, Stale]:
+    def unbegun(self, job_ids: Iterable[str], past: Mapping[str, ExpectedJob]) -> dict[str, SkipReason]:
         """Return why jobs had not begun at the end."""
-        return {job_id: _stale(f"had not begun when {self._words} was over", past.get(job_id)) for job_id in job_ids}
+        return {job_id: _skipped(f"had not begun when {self._words} was over", past.get(job_id)) for job_id in job_ids}
 
     @contextmanager
     def watched(self, stop: Callable[[], None]) -> Iterator[None]:
@@ -100,8 +100,8 @@ class Budget:
             timer.cancel()
 
 
-def _stale(reason: str, past: ExpectedJob | None) -> Stale:
+def _skipped(reason: str, past: ExpectedJob | None) -> SkipReason:
     """Return the reason of a skipped job, with its last known result."""
     if past is None:
-        return Stale(reason)
-    return Stale(reason, past.last.time_ms, past.last.outcome, past.last.run_id)
+        return SkipReason(reason)
+    return SkipReason(reason, past.last.time_ms, past.last.outcome, past.last.run_id)

@@ -70,4 +70,4 @@ def exit_code_of(view: RunView) -> int:
         return 1
     if counts[Outcome.INFRA] or counts[Outcome.NOT_RUN]:
         return InfraError.exit_code
-    return NothingSelectedError.exit_code if counts[Outcome.STALE] == len(view.jobs) > 0 else 0
+    return NothingSelectedError.exit_code if counts[Outcome.NOT_TESTED] == len(view.jobs) > 0 else 0

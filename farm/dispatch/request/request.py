@@ -58,7 +58,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     failed_first: bool = False
     """True to run failed jobs before all others."""
     budget_s: float | None = None
-    """How long the run may take; what does not fit is stale."""
+    """How long the run may take; what does not fit is skipped."""
     toolchain: str = ""
     """Toolchain as `--toolchain` takes it; empty for the environment of farm."""
     rebuild: bool = False

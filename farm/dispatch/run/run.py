@@ -234,10 +234,10 @@ class _Run(RunSteps):
         """Return the jobs that there is time for, and note the others; `devices` are counted by SoC."""
         if not self._budget.is_limited:
             return planned
-        planned, stale = self._cut(planned, devices, self._config.builders)
+        planned, skipped = self._cut(planned, devices, self._config.builders)
         # Jobs skipped at the earlier end of the run are planned again now.
-        self._store.mark_stale(run_id, {**dict.fromkeys(one.job.id for one in planned), **stale})
-        self._say_stale(len(stale), len(stale) + len(planned))
+        self._store.mark_skipped(run_id, {**dict.fromkeys(one.job.id for one in planned), **skipped})
+        self._log_skipped(len(skipped), len(skipped) + len(planned))
         return planned
 
     def _terms(self) -> LeaseTerms:
@@ -287,5 +287,5 @@ class _Run(RunSteps):
             return
         jobs = self._store.runs.view(run_id).jobs
         due = [job for job in jobs if job.soc not in self._given_up]
-        left = [job.id for job in due if not job.attempts and job.stale is None and job.id not in abandoned]
-        self._store.mark_stale(run_id, self._budget.unbegun(left, self._past))
+        left = [job.id for job in due if not job.attempts and job.skipped is None and job.id not in abandoned]
+        self._store.mark_skipped(run_id, self._budget.unbegun(left, self._past))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from farm.dispatch.request.request import RunRequest
     from farm.store.records import ExpectedJob
     from farm.store.store import Store
-    from farm.store.view import RunView, Stale
+    from farm.store.view import RunView, SkipReason
     from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
@@ -192,16 +192,16 @@ class RunSteps:
 
     def _cut(
         self, planned: list[PlannedJob], devices: Mapping[str, int], builders: int
-    ) -> tuple[list[PlannedJob], dict[str, Stale]]:
+    ) -> tuple[list[PlannedJob], dict[str, SkipReason]]:
         """Return the jobs that there is time for, and why the others are left out; `devices` are counted by SoC."""
         if not self._budget.is_limited:
             return planned, {}
         return self._budget.cut(planned, self._past, devices=devices, builders=builders, first=self._first)
 
-    def _say_stale(self, stale: int, of: int) -> None:
+    def _log_skipped(self, skipped: int, of: int) -> None:
         """Note how many jobs are left out."""
-        if stale:
-            logger.info("%s of %s jobs do not fit into the budget: stale", stale, of)
+        if skipped:
+            logger.info("%s of %s jobs do not fit into the budget: skipped", skipped, of)
 
     def _outcome(self, run_id: str, exit_code: int) -> RunOutcome:
         """Write the report of a run that is over, and return how it ended."""

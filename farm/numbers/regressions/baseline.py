@@ -136,10 +136,10 @@ def _require_in_line(store: Store, run_id: str, line: str) -> None:
     of_run, private = store.runs.line(run_id)
     if private:
         raise UsageError(
-            f"run {run_id} was only compared with line {line_text(of_run)}: its numbers are in nobody's baseline"
+            f"run {run_id} was only compared with branch {line_text(of_run)}: its numbers are in no baseline"
         )
     if of_run != line:
-        raise UsageError(f"run {run_id} is of line {line_text(of_run)}: --line {line_text(of_run)} means that one")
+        raise UsageError(f"run {run_id} is of branch {line_text(of_run)}: name it with --branch {line_text(of_run)}")
 
 
 def _step(

@@ -76,7 +76,7 @@ def run_markdown(view: RunView) -> str:
         parts.append(f"**{STUBBED}**.\n")
     elif summary.virtual_devices:
         parts.append("Virtual devices: times are those of a simulator.\n")
-    for title, outcome in (("Failed", Outcome.FAILED), ("Infra", Outcome.INFRA), ("Stale", Outcome.STALE)):
+    for title, outcome in (("Failed", Outcome.FAILED), ("Infra", Outcome.INFRA), ("Skipped", Outcome.NOT_TESTED)):
         jobs = summary.having(outcome)
         if jobs:
             parts.append(f"#### {title}: {len(jobs)}\n\n" + table(["job", "why"], _shown(jobs)))

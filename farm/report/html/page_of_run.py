@@ -80,15 +80,15 @@ STYLES, EARLY_SCRIPT, SCRIPTS = ("report.css",), "theme.js", ("report.js",)
 # Jobs in one pack: unpacking as many is too fast to notice.
 _AT_ONCE = 64
 
-SHOWN_STALE = 200
-"""Stale jobs that are listed by name; the table has all."""
+SHOWN_SKIPPED = 200
+"""Skipped jobs that are listed by name; the table has all."""
 
 SHOWN_OPEN = 12
 """Failures that are unfolded when the page opens; the others are one click away."""
 
 # Words for the narrow cells of the matrix; outcomes that need attention are in capitals.
 _CELL_WORDS = {
-    Outcome.PASSED: "pass", Outcome.FAILED: "FAIL", Outcome.KNOWN: "known", Outcome.STALE: "STALE",
+    Outcome.PASSED: "pass", Outcome.FAILED: "FAIL", Outcome.KNOWN: "known", Outcome.NOT_TESTED: "SKIPPED",
     Outcome.SKIPPED: "skip",
 }  # fmt: skip
 
@@ -96,7 +96,7 @@ _TONES = {
     Tone.PASSED: "✓ passed",
     Tone.FAILED: "✗ failed",
     Tone.INFRA: "△ infra trouble",
-    Tone.STALE: "◷ stale",
+    Tone.NOT_TESTED: "◷ skipped",
     Tone.UNFINISHED: "… unfinished",
     Tone.EMPTY: "○ empty",
 }
@@ -164,7 +164,7 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
         outcomes=list(Outcome),
         log_limit=_log_limit(summary),
         shown_open=SHOWN_OPEN,
-        shown_stale=SHOWN_STALE,
+        shown_skipped=SHOWN_SKIPPED,
         shown_steps=SHOWN_STEPS,
         alerts=alerts,
         places={job.job.id: job.index for job in summary.jobs},
@@ -356,7 +356,7 @@ def _share(summary: RunSummary) -> list[tuple[Outcome, str, str]]:
         Outcome.NOT_RUN,
         Outcome.KNOWN,
         Outcome.INFRA,
-        Outcome.STALE,
+        Outcome.NOT_TESTED,
         Outcome.FAILED,
     )
     parts = []

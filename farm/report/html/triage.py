@@ -91,7 +91,7 @@ def _groups(
             for alert in worse
         ]
         yield TriageGroup("regressions", "Confirmed regressions", tuple(entries[:SHOWN]), len(entries), "regressions")
-    yield _of_jobs("stale", "Stale", run.having(Outcome.STALE), "stale")
+    yield _of_jobs("not_tested", "Skipped", run.having(Outcome.NOT_TESTED), "skipped")
     if run.view.finished_ms is not None and run.counts[Outcome.NOT_RUN]:
         yield _of_jobs("not_run", "Not run", run.having(Outcome.NOT_RUN), "jobs")
     trouble = (*run.having(Outcome.INFRA), *run.recovered)
@@ -112,7 +112,7 @@ def _sentence(groups: Sequence[TriageGroup], fixed: int, run: RunSummary) -> str
         "still": ("job still fails", "jobs still fail"),
         "failed": ("failure", "failures"),
         "regressions": ("confirmed regression", "confirmed regressions"),
-        "stale": ("job is stale", "jobs are stale"),
+        "not_tested": ("job was skipped", "jobs were skipped"),
         "not_run": ("job was not run", "jobs were not run"),
         "infra": ("job could not be judged", "jobs could not be judged"),
         "recovered": ("job needed another attempt", "jobs needed another attempt"),

@@ -63,7 +63,7 @@ def toolchain_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
 
 def line_name(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     """Return the branch of a run for a sentence."""
-    return f"line {toolchain.line}" if toolchain and toolchain.line else "the default line"
+    return f"branch {toolchain.line}" if toolchain and toolchain.line else "the default branch"
 
 
 def standing_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:

@@ -45,7 +45,7 @@ class DiffGroup(StrEnum):
     NEW_FAILURE = "new_failure"
     """Failed now, and did not fail before or was absent."""
     MISSING = "missing"
-    """Judged before, and now absent, stale, not run, or ended as infra."""
+    """Judged before, and now absent, skipped, not run, or ended as infra."""
     FIXED = "fixed"
     STILL_FAILING = "still_failing"
     ADDED = "added"

@@ -24,7 +24,7 @@ class Standing(StrEnum):
     NEW_FAILURE = "new_failure"
     """Failed now; passed at the previous verdict, or never had one."""
     STILL_FAILING = "still_failing"
-    STALE = "stale"
+    NOT_TESTED = "not_tested"
     """Skipped for lack of time, or not run: the last result is old."""
     INFRA = "infra"
     """Not judged because of trouble with the farm or a device."""
@@ -37,7 +37,7 @@ class Standing(StrEnum):
 TITLES = {
     Standing.NEW_FAILURE: "New failures",
     Standing.STILL_FAILING: "Still failing",
-    Standing.STALE: "Not tested",
+    Standing.NOT_TESTED: "Not tested",
     Standing.INFRA: "Infra",
     Standing.FIXED: "Fixed",
 }
@@ -79,7 +79,7 @@ class RunStanding(msgspec.Struct, frozen=True):
         return [job for job in self.run.jobs if self.jobs[job.job_id] in kinds]
 
 
-class Status(msgspec.Struct, frozen=True):
+class Status(msgspec.Struct, frozen=True, rename={"line": "branch"}):
     """State of the farm's results and devices."""
 
     runs: tuple[RunStanding, ...]
@@ -178,7 +178,7 @@ def standing(job: JobStatus) -> Standing:
             return Standing.KNOWN
         return Standing.STILL_FAILING if failed_before else Standing.NEW_FAILURE
     if not job.verdict:
-        return Standing.STALE
+        return Standing.NOT_TESTED
     if job.verdict == _PASSED and before is not None and before.verdict == _FAILED:
         return Standing.FIXED
     return Standing.PASSED
@@ -206,7 +206,12 @@ def counts(runs: Sequence[RunStanding]) -> str:
     total = sum(found.values())
     found[Standing.PASSED] += found.pop(Standing.FIXED)
     failed = found.pop(Standing.NEW_FAILURE) + found.pop(Standing.STILL_FAILING)
-    words = {Standing.PASSED: "passed", Standing.KNOWN: "known", Standing.INFRA: "infra", Standing.STALE: "NOT TESTED"}
+    words = {
+        Standing.PASSED: "passed",
+        Standing.KNOWN: "known",
+        Standing.INFRA: "infra",
+        Standing.NOT_TESTED: "NOT TESTED",
+    }
     parts = [f"{failed} failed", *(f"{found[kind]} {word}" for kind, word in words.items() if found[kind])]
     return f"{fmt.plural(total, 'job')}: {', '.join(parts)}"
 
@@ -233,12 +238,12 @@ def reasons_of(job: JobStatus, run: RunStatus, now_ms: int) -> list[str]:
     return [*lines, f"before: {verdict} in {job.before.run_id}, {ago(job.before.time_ms, now_ms)}"]
 
 
-def exit_meaning(code: int | None, stale: int = 0) -> str:
-    """Return the meaning of an exit code of `farm run`; `stale` is the number of jobs skipped for lack of time."""
+def exit_meaning(code: int | None, skipped: int = 0) -> str:
+    """Return the meaning of an exit code of `farm run`; `skipped` is the number of jobs skipped for lack of time."""
     if code is None:
         return "none yet: the run has not finished"
-    if stale and code in {0, 5}:
-        return "nothing that ran failed, stale jobs aside" if code == 0 else "no job was run, all are stale"
+    if skipped and code in {0, 5}:
+        return "nothing that ran failed, skipped jobs aside" if code == 0 else "no job was run, all are skipped"
     meanings = {
         0: "all passed",
         1: "a job failed",

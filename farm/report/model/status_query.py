@@ -81,7 +81,7 @@ def history_answer(
     """Return histories as `--json` prints them, with the branch if it has a name."""
     listed = [{"job_id": job, "device_kind": kind, "record": one} for (job, kind), one in records.items()]
     answer: dict[str, object] = {"schema": 2, "points": points, "reliability": listed, "alerts": steps}
-    return {**answer, "line": line} if line else answer
+    return {**answer, "branch": line} if line else answer
 
 
 def _sick(store: Store) -> list[SickDevice]:

@@ -24,7 +24,7 @@ from farm.suites.figures import COMPARED, LOAD_TIMES, figure_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from farm.store.view import Stale
+    from farm.store.view import SkipReason
 
 
 class Outcome(StrEnum):
@@ -34,8 +34,8 @@ class Outcome(StrEnum):
     KNOWN = "known"
     """Failed as a known issue predicts: shown, without turning the run red."""
     INFRA = "infra"
-    STALE = "stale"
-    """Without an attempt, as the run had no time for it: the last result is old."""
+    NOT_TESTED = "not_tested"
+    """Skipped: without an attempt, as the run had no time for it. In coverage: an outdated result."""
     PASSED = "passed"
     SKIPPED = "skipped"
     NOT_RUN = "not_run"
@@ -43,7 +43,10 @@ class Outcome(StrEnum):
 
 
 GLYPHS = dict(zip(Outcome, "✗◇△◷✓○·", strict=True))
-WORDS = {one: {"known": "known issue", "not_run": "not run"}.get(one.value, one.value) for one in Outcome}
+WORDS = {
+    one: {"known": "known issue", "not_run": "not run", "not_tested": "not tested"}.get(one.value, one.value)
+    for one in Outcome
+}
 
 
 class Tone(StrEnum):
@@ -53,7 +56,7 @@ class Tone(StrEnum):
     FAILED = "failed"
     INFRA = "infra"
     """No failure of the code, but some jobs could not be judged."""
-    STALE = "stale"
+    NOT_TESTED = "not_tested"
     """No executed job needs attention, but some jobs were skipped for lack of time."""
     UNFINISHED = "unfinished"
     EMPTY = "empty"
@@ -119,8 +122,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     """Backend options in the name of the job, "" when it has none."""
     rerun: str
     """Command that runs this job alone, quoted for a shell."""
-    stale: str = ""
-    """Reason for skipping a stale job with its last result and age; "" for other jobs."""
+    skipped: str = ""
+    """Reason for skipping the job, with its last result and age; "" for other jobs."""
     stub: str = ""
     """Product name of the stub in place of QNN's libraries; "" for Qualcomm's, and on the CPU."""
 
@@ -128,7 +131,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     def reason(self) -> str:
         """Return why the job did not pass; "" when it did."""
         if self.attempt is None:
-            return self.stale or "no attempt was made"
+            return self.skipped or "no attempt was made"
         return self.attempt.reason
 
     @property
@@ -251,7 +254,7 @@ def summarize(view: RunView) -> RunSummary:
             JobSummary(
                 index=index,
                 job=job,
-                outcome=Outcome.STALE if attempt is None and job.stale is not None else outcome_of(attempt),
+                outcome=Outcome.NOT_TESTED if attempt is None and job.skipped is not None else outcome_of(attempt),
                 attempt=attempt,
                 numbers=key_numbers(job, attempt),
                 kind=kind,
@@ -263,14 +266,14 @@ def summarize(view: RunView) -> RunSummary:
                     run_command=view.command,
                     toolchain=view.toolchain.name if view.toolchain else "",
                 ),
-                stale=stale_words(job.stale, view.started_ms) if attempt is None and job.stale is not None else "",
+                skipped=skip_words(job.skipped, view.started_ms) if attempt is None and job.skipped is not None else "",
                 stub="" if runs_on_cpu(job.backend) else stub,
             )
         )
     counted = Counter(job.outcome for job in jobs)
     counts = {outcome: counted[outcome] for outcome in Outcome}
     finished = view.finished_ms is not None
-    attention = sum(counts[outcome] for outcome in (Outcome.FAILED, Outcome.INFRA, Outcome.STALE))
+    attention = sum(counts[outcome] for outcome in (Outcome.FAILED, Outcome.INFRA, Outcome.NOT_TESTED))
     attention += counts[Outcome.NOT_RUN] if finished else 0
     return RunSummary(
         view=view,
@@ -282,15 +285,15 @@ def summarize(view: RunView) -> RunSummary:
     )
 
 
-def stale_words(stale: Stale, now_ms: int) -> str:
-    """Return age and reason of a stale job's last result: `last run 3 days before, passed; ...`.
+def skip_words(skipped: SkipReason, now_ms: int) -> str:
+    """Return age and reason of a skipped job's last result: `last run 3 days before, passed; ...`.
 
     `now_ms` is the start of the run that skipped the job, so that the text does not depend on the time of reading.
     """
-    if not stale.last_ms:
-        return f"never run before; {stale.reason}"
-    age = fmt.days((now_ms - stale.last_ms) / 1000)
-    return f"last run {age} before, {stale.last_outcome or 'unknown'}; {stale.reason}"
+    if not skipped.last_ms:
+        return f"never run before; {skipped.reason}"
+    age = fmt.days((now_ms - skipped.last_ms) / 1000)
+    return f"last run {age} before, {skipped.last_outcome or 'unknown'}; {skipped.reason}"
 
 
 def outcome_of(attempt: Attempt | None) -> Outcome:
@@ -390,8 +393,8 @@ def _tone(counts: dict[Outcome, int], *, finished: bool, attention: int) -> Tone
         return Tone.UNFINISHED
     if not sum(counts.values()):
         return Tone.EMPTY
-    if attention == counts[Outcome.STALE]:
-        return Tone.STALE if attention else Tone.PASSED
+    if attention == counts[Outcome.NOT_TESTED]:
+        return Tone.NOT_TESTED if attention else Tone.PASSED
     return Tone.INFRA
 
 
@@ -405,7 +408,7 @@ def _verdict_line(counts: dict[Outcome, int], *, finished: bool, attention: int)
         fmt.plural(counts[Outcome.KNOWN], "known issue"),
         f"{counts[Outcome.INFRA]} infra",
     ]
-    parts += [f"{counts[Outcome.STALE]} STALE"] if counts[Outcome.STALE] else []
+    parts += [f"{counts[Outcome.NOT_TESTED]} SKIPPED"] if counts[Outcome.NOT_TESTED] else []
     parts += [f"{counts[Outcome.SKIPPED]} skipped"] if counts[Outcome.SKIPPED] else []
     parts += [f"{counts[Outcome.NOT_RUN]} not run{'' if finished else ' yet'}"] if counts[Outcome.NOT_RUN] else []
     jobs = fmt.plural(total, "job")

@@ -20,7 +20,7 @@ NO_CASE, NOT_FOR = "–", "n/a"  # noqa: RUF001 - an en dash is what a table sho
 _STYLES = {
     Outcome.FAILED: "bold red",
     Outcome.INFRA: "bold yellow",
-    Outcome.STALE: "bold yellow",
+    Outcome.NOT_TESTED: "bold yellow",
     Outcome.NOT_RUN: "bold yellow",
     Outcome.SKIPPED: "",
     Outcome.KNOWN: "cyan",
@@ -119,7 +119,7 @@ def _head(table: Coverage, about: Sequence[str]) -> list[tuple[str, str]]:
     counts = table.counts
     listed = [state for state in WORST_FIRST if counts[state] or state in {Outcome.FAILED, Outcome.KNOWN}]
     uncovered = len(table.uncovered)
-    bad = counts[Outcome.FAILED] + counts[Outcome.INFRA] + counts[Outcome.STALE] + counts[Outcome.NOT_RUN]
+    bad = counts[Outcome.FAILED] + counts[Outcome.INFRA] + counts[Outcome.NOT_TESTED] + counts[Outcome.NOT_RUN]
     jobs = fmt.plural(len(table.items), "job")
     counted = ", ".join(_counted(counts[state], state) for state in reversed(listed))
     covered = f"{len(table.rows) - uncovered} of {len(table.rows)} builders are in the program of a job"

@@ -35,7 +35,7 @@ _STYLES = {
     Tone.PASSED: "bold green",
     Tone.FAILED: "bold red",
     Tone.INFRA: "bold yellow",
-    Tone.STALE: "bold red",
+    Tone.NOT_TESTED: "bold red",
     Tone.UNFINISHED: "bold yellow",
     Tone.EMPTY: "bold",
 }
@@ -90,7 +90,11 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     if len(details) > room:
         details[room - 1 :] = [Text(f"and {len(details) - room + 1} lines more in the report")]
     lines += details
-    kinds = (("FAILED", Outcome.FAILED, "red"), ("STALE", Outcome.STALE, "red"), ("INFRA", Outcome.INFRA, "yellow"))
+    kinds = (
+        ("FAILED", Outcome.FAILED, "red"),
+        ("SKIPPED", Outcome.NOT_TESTED, "red"),
+        ("INFRA", Outcome.INFRA, "yellow"),
+    )
     for title, outcome, style in kinds:
         lines += _named(title, summary.having(outcome), style, width, found)
     failed = summary.having(Outcome.FAILED, Outcome.INFRA)

@@ -57,7 +57,7 @@ def _alert(one: AlertRecord) -> list[str]:
 
 
 def _runs(status: Status, now_ms: int, limit: int) -> list[str]:
-    lines = [f"line {status.line}"] if status.line else []
+    lines = [f"branch {status.line}"] if status.line else []
     if len(status.runs) > 1:
         lines += [f"the night: {len(status.runs)} runs, {counts(status.runs)}"]
     lines += [line for one in status.runs for line in _run(one, now_ms)]

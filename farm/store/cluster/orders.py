@@ -13,7 +13,7 @@ from farm.store.cluster.build_rows import want_builds, want_no_more
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import NewOrder, Order
 from farm.store.cluster.shard_rows import insert_shards, keys_of
-from farm.store.recording import case_versions, mark_stale_rows, plan_rows
+from farm.store.recording import case_versions, mark_skipped_rows, plan_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from farm.builds.bundles.bundle import Manifest
     from farm.store.cluster.records import Build, NewBuild, NewShard
-    from farm.store.view import Stale
+    from farm.store.view import SkipReason
     from farm.suites.suite import Job
 
 _COUNTED = """
@@ -79,12 +79,12 @@ class Orders(ClusterPart):
         built: Sequence[Build] = (),
         *,
         jobs: Sequence[Job] = (),
-        stale: Mapping[str, Stale | None] | None = None,
+        skipped: Mapping[str, SkipReason | None] | None = None,
         manifests: Mapping[str, Manifest] | None = None,
     ) -> None:
         """Submit a begun run with all its jobs, shards and missing bundles in one transaction.
 
-        `jobs` are planned as by `Recording.plan_jobs`, `stale` marked as by `Recording.mark_stale`. Build hosts make
+        `jobs` are planned by `Recording.plan_jobs`, `skipped` marked by `Recording.mark_skipped`. Build hosts make
         the missing ones of `builds`; `built` are in the artifacts' store, with `manifests` of the new ones. Raises
         StoreError for a run submitted before.
         """
@@ -92,7 +92,7 @@ class Orders(ClusterPart):
 
         def insert(connection: Connection) -> None:
             rows.require_run(connection, order.run_id)
-            self._plan(connection, order.run_id, jobs, versions, stale)
+            self._plan(connection, order.run_id, jobs, versions, skipped)
             if rows.insert_new(connection, schema.run_order, self._row(connection, order)) is None:
                 raise StoreError(f"run {order.run_id} was submitted before")
             self._insert_shards(connection, order.run_id, shards, builds, built, manifests or {})
@@ -108,7 +108,7 @@ class Orders(ClusterPart):
         *,
         order: NewOrder | None = None,
         jobs: Sequence[Job] = (),
-        stale: Mapping[str, Stale | None] | None = None,
+        skipped: Mapping[str, SkipReason | None] | None = None,
         manifests: Mapping[str, Manifest] | None = None,
     ) -> None:
         """Add shards to a submitted run, like `submit`, and open its order again.
@@ -129,7 +129,7 @@ class Orders(ClusterPart):
                 raise StoreError(f"run {run_id} was never submitted")
             anew = update(schema.run).where(schema.run.c.id == run_id).values(finished_ms=None, exit_code=None)
             connection.execute(anew)
-            self._plan(connection, run_id, jobs, versions, stale)
+            self._plan(connection, run_id, jobs, versions, skipped)
             self._insert_shards(connection, run_id, shards, builds, built, manifests or {})
 
         self._database.write(insert)
@@ -165,12 +165,12 @@ class Orders(ClusterPart):
         run_id: str,
         jobs: Sequence[Job],
         versions: Mapping[str, str],
-        stale: Mapping[str, Stale | None] | None,
+        skipped: Mapping[str, SkipReason | None] | None,
     ) -> None:
         if jobs:
             plan_rows(connection, run_id, jobs, versions)
-        if stale:
-            mark_stale_rows(connection, run_id, stale)
+        if skipped:
+            mark_skipped_rows(connection, run_id, skipped)
 
     def _row(self, connection: Connection, order: NewOrder) -> dict[str, Any]:
         now_ms = self._clock(connection)

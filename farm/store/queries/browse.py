@@ -51,7 +51,7 @@ class Progress(msgspec.Struct, frozen=True):
     run_id: str
     planned: int
     """Jobs."""
-    stale: int
+    skipped: int
     """Jobs skipped for lack of time."""
     counts: dict[str, int]
     """Jobs that have an attempt, by the verdict that decides; `known` are failures that are understood."""
@@ -256,7 +256,7 @@ def _progress(connection: Connection, run_ids: Sequence[str]) -> list[Progress]:
         Progress(
             run_id=run_id,
             planned=planned[run_id].jobs if run_id in planned else 0,
-            stale=planned[run_id].stale_jobs if run_id in planned else 0,
+            skipped=planned[run_id].skipped_jobs if run_id in planned else 0,
             counts=dict(sorted(counts.get(run_id, {}).items())),
             last_ms=last.get(run_id, 0),
             finished_ms=ends[run_id].finished_ms,

@@ -18,7 +18,7 @@ from farm.store.queries.coverage import with_elsewhere
 from farm.store.records import JobFile, LastVerdict, ListedJob
 from farm.store.statements import statement
 from farm.store.toolchains import DEFAULT_LINE, line_text, of_line, purpose_of, toolchain_of
-from farm.store.view import DeviceView, JobView, Purpose, RunView, Stale
+from farm.store.view import DeviceView, JobView, Purpose, RunView, SkipReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -130,7 +130,7 @@ def resolve_run(
 
 
 def find_line(connection: Connection, name: str) -> str:
-    """Return the line of a name; `default` is the one without a name, unless one is called so.
+    """Return the branch of a name; `default` is the one without a name, unless one is called so.
 
     Raises UnknownNameError.
     """
@@ -139,7 +139,7 @@ def find_line(connection: Connection, name: str) -> str:
         return name
     if name == DEFAULT_LINE:
         return ""
-    raise UnknownNameError("line", name, map(line_text, known), "" if known else "(the store has no run yet)")
+    raise UnknownNameError("branch", name, map(line_text, known), "" if known else "(the store has no run yet)")
 
 
 def _latest_of(connection: Connection, name: str | None, own: bool) -> tuple[str, dict[str, Any]]:
@@ -153,7 +153,7 @@ def _latest_of(connection: Connection, name: str | None, own: bool) -> tuple[str
     if name == Purpose.NIGHTLY and name not in connection.scalars(statement("status.lines")).all():
         return "of nightly runs the store has", {**_ANY, "priority": Purpose.NIGHTLY}
     line = find_line(connection, name)
-    return f"line {line_text(line)} has", {**_ANY, **of_line(line)}
+    return f"branch {line_text(line)} has", {**_ANY, **of_line(line)}
 
 
 def _back(connection: Connection, ref: str, steps: int, whose: tuple[str, dict[str, Any]], unbegun: bool) -> str:
@@ -242,7 +242,7 @@ def _job_views(jobs: Iterable[Row[Any]], attempts: Iterable[tuple[Row[Any], Atte
             case_module=row.module,
             options=row.options,
             case_version=row.version,
-            stale=msgspec.convert(row.stale, Stale | None),
+            skipped=msgspec.convert(row.stale, SkipReason | None),
             program=row.program_hash or msgspec.UNSET,
             decisive_attempt=numbers.get(row.decisive_attempt_id, 0),
         )

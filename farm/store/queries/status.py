@@ -150,6 +150,6 @@ def _before(connection: Connection, run_job_ids: Collection[int]) -> dict[int, B
 
 def _job_status(row: Row[Any], before: Before | None) -> JobStatus:
     if row.verdict is None:
-        stale = row.stale or {}
-        return JobStatus(row.name, "", "", "", stale.get("reason", ""), stale=bool(stale), before=before)
+        skipped = row.stale or {}
+        return JobStatus(row.name, "", "", "", skipped.get("reason", ""), skipped=bool(skipped), before=before)
     return JobStatus(row.name, row.verdict, row.known_issue, row.stage, row.reason, before=before)

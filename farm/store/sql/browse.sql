@@ -7,7 +7,7 @@ WHERE started_ms > :since_ms AND (finished_ms IS NULL OR finished_ms > :ended_ms
 ORDER BY started_ms DESC LIMIT :most;
 
 -- name: planned
-SELECT run_id, count(*) AS jobs, sum(CASE WHEN stale IS NOT NULL THEN 1 ELSE 0 END) AS stale_jobs
+SELECT run_id, count(*) AS jobs, sum(CASE WHEN stale IS NOT NULL THEN 1 ELSE 0 END) AS skipped_jobs
 FROM run_job WHERE run_id IN :runs GROUP BY run_id;
 
 -- Number of jobs with an attempt by their result; `known` are failures with a known issue.

@@ -89,7 +89,7 @@ class ToolchainLine(Row, frozen=True, omit_defaults=True):
 
 
 class StaleLine(Row, frozen=True):
-    """Reason to skip a job, as `farm.store.view.Stale`."""
+    """Reason to skip a job, as `farm.store.view.SkipReason`."""
 
     reason: Text
     last_ms: Time

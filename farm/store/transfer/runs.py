@@ -28,7 +28,7 @@ from farm.store.transfer.lines import (
     RunLine,
     encode,
 )
-from farm.store.view import RunToolchain, Stale
+from farm.store.view import RunToolchain, SkipReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -173,7 +173,7 @@ def _lines(recorded: _RecordedRun | None) -> Iterator[bytes]:
     }
     yield encode(RunLine, facts)
     for job in jobs:
-        stale = msgspec.to_builtins(msgspec.convert(job.stale, Stale | None))
+        stale = msgspec.to_builtins(msgspec.convert(job.stale, SkipReason | None))
         facts = {**job._mapping, "id": job.name, "case": values.case_of(job.name), "stale": stale}  # noqa: SLF001 - as above
         yield encode(JobLine, facts)
     places = {row.id: place for place, row in enumerate(devices)}

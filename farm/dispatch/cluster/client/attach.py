@@ -36,7 +36,7 @@ def attach(
         ending = FollowEnd.FINISHED
         if not first.finished:
             view = store.runs.view(run_id)
-            jobs = sum(job.stale is None or bool(job.attempts) for job in view.jobs)
+            jobs = sum(job.skipped is None or bool(job.attempts) for job in view.jobs)
             listener.begin(jobs=jobs, to_build=first.to_build - first.built, devices=sorted(first.running))
             ending = follower_of(store, run_id, listener, built=first.built, ask=ask).follow(first)
         view = store.runs.view(run_id)

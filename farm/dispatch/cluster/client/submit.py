@@ -139,7 +139,7 @@ class _SharedRun(RunSteps):
         before = self._store.runs.view(run_id) if run_id else None
         then = before.fingerprint if before is not None else {}
         # Jobs that an earlier end of the run skipped are due again.
-        was_stale = [job.id for job in before.jobs if job.stale is not None] if before is not None else []
+        was_skipped = [job.id for job in before.jobs if job.skipped is not None] if before is not None else []
         kind = self._wanted.kind or then.get("device_kind", "hardware")
         tools = prepare(self._config, virtual=kind == "virtual")
         fingerprint = self._fingerprint(tools, kind)
@@ -155,20 +155,20 @@ class _SharedRun(RunSteps):
         elif not run_id:
             run_id = self._begin(jobs, tools, fingerprint)
         order = self._order_of(run_id, work)
-        stale = {**dict.fromkeys(was_stale), **work.stale}
+        skipped = {**dict.fromkeys(was_skipped), **work.skipped}
         # From here on Ctrl-C may concern a submitted run: note it, for the follower to ask the user.
         with Signals() if self._interrupts is None else nullcontext() as signals:
             if was_submitted:
                 self._store.cluster.add(
                     run_id, work.shards, work.to_build, work.built,
-                    order=order, jobs=jobs, stale=stale, manifests=work.manifests,
+                    order=order, jobs=jobs, skipped=skipped, manifests=work.manifests,
                 )  # fmt: skip
             else:
                 self._store.cluster.submit(
-                    order, work.shards, work.to_build, work.built, jobs=jobs, stale=stale, manifests=work.manifests
+                    order, work.shards, work.to_build, work.built, jobs=jobs, skipped=skipped, manifests=work.manifests
                 )
             begun(run_id)
-            self._say_stale(len(work.stale), len(jobs))
+            self._log_skipped(len(work.skipped), len(jobs))
             return self._followed(run_id, (after, made_before), work, tools, objects, signals)
 
     def _work(self, jobs: Sequence[Job], tools: Toolchain, objects: Objects) -> RunWork:
@@ -187,7 +187,7 @@ class _SharedRun(RunSteps):
         planned = [msgspec.structs.replace(one, cached=one.key in built) for one in planned]
         most = self._request.most_devices
         devices = {soc: min(count, most or count) for soc, count in self._wanted.per_soc.items()}
-        planned, stale = self._cut(planned, devices, width)
+        planned, skipped = self._cut(planned, devices, width)
         keys = {one.key for one in (*health_checks, *planned)}
         lacking = [one for one in lacking if one.key in keys]
         sources = upload_sources(objects, [one.job for one in lacking])
@@ -206,7 +206,7 @@ class _SharedRun(RunSteps):
             to_build=new_builds(lacking, tools, self._request.backend, sources, anew),
             built=[one for key, one in built.items() if key in keys],
             manifests=manifests_of(BundleCache(self._config.cache_dir), built),
-            stale=stale,
+            skipped=skipped,
             jobs=len(planned),
             terms=self._terms(jobs, tools, runtimes, [self._shard_job(one) for one in health_checks]),
         )

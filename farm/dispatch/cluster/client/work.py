@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farm.dispatch.request.request import RunRequest
     from farm.store.cluster.records import Build, NewBuild, NewShard
     from farm.store.objects.objects import Objects
-    from farm.store.view import Stale
+    from farm.store.view import SkipReason
     from farm.suites.suite import Job
 
 
@@ -32,7 +32,7 @@ class RunWork(NamedTuple):
     """Bundles that exist already."""
     manifests: Mapping[str, Manifest]
     """Manifests of the bundles in this machine's cache, by key."""
-    stale: Mapping[str, Stale]
+    skipped: Mapping[str, SkipReason]
     """Reasons of jobs that are left out, by job id."""
     jobs: int
     """Number of jobs to run."""

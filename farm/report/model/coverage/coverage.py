@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 WORST_FIRST = (
-    Outcome.FAILED, Outcome.INFRA, Outcome.STALE, Outcome.NOT_RUN, Outcome.SKIPPED, Outcome.KNOWN, Outcome.PASSED
+    Outcome.FAILED, Outcome.INFRA, Outcome.NOT_TESTED, Outcome.NOT_RUN, Outcome.SKIPPED, Outcome.KNOWN, Outcome.PASSED
 )  # fmt: skip
 """States of a job, the worst first.
 
-A result is stale as well when its case has changed since, or when a newer run did not execute the job.
+A result is outdated when its case has changed since, or when a newer run did not execute the job.
 """
 
 
@@ -35,7 +35,7 @@ class CoveredJob(msgspec.Struct, frozen=True):
     precision: str
     state: Outcome
     reason: str
-    """Reason why the job did not pass or is stale; "" when it passed."""
+    """Reason why the job did not pass or its result is outdated; "" when it passed."""
     operators: tuple[str, ...] | None
     """Operators that the backend builds for the job; None when they are not known."""
     run_id: str = ""
@@ -252,9 +252,9 @@ def _state(result: JobResult, version: str | None) -> tuple[Outcome, str]:
     outcome = outcome_of(attempt)
     was = "was a known issue" if outcome is Outcome.KNOWN else outcome.value
     if result.newer_run:
-        return Outcome.STALE, f"{was}, but a newer run did not come to it"
+        return Outcome.NOT_TESTED, f"{was}, but a newer run did not come to it"
     if version is not None and version != result.result.case_version:
-        return Outcome.STALE, f"{was}, but the case has changed since"
+        return Outcome.NOT_TESTED, f"{was}, but the case has changed since"
     reason = attempt.known_issue or attempt.reason
     if attempt.verdict != "passed" and attempt.stage is Stage.BUILD:
         reason = f"does not compile: {reason}"

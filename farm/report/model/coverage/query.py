@@ -86,7 +86,7 @@ def read_coverage(
     untested = tuple(name for name in missing if name not in {found.name for found in elsewhere})
     table = msgspec.structs.replace(table, tested=tested, made_of_others=elsewhere, untested=untested)
     about = facts(table.items, tools.values())
-    return table, [*about, f"line {chosen}"] if chosen and not run_ids else about
+    return table, [*about, f"branch {chosen}"] if chosen and not run_ids else about
 
 
 def _only_soc(store: Store, folders: Sequence[Path], backend: str, names: Sequence[str], run_ids: Sequence[str]) -> str:
