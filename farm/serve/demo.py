@@ -34,7 +34,7 @@ from farm.store.leases.registry import Seen
 from farm.store.recording import plan_rows
 from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
 from farm.store.toolchains import toolchain_columns
-from farm.store.view import RunCommit, RunToolchain, Stale
+from farm.store.view import RunCommit, RunToolchain, SkipReason
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class _Demo:
             run_job = self._next("run_job")
             stale = None
             if place % 97 == 11 and night % 9 == 4:
-                why = Stale("no time was left: --budget 90m", started_ms - DAY_MS, "passed")
+                why = SkipReason("no time was left: --budget 90m", started_ms - DAY_MS, "passed")
                 stale = msgspec.json.encode(why).decode()
             found.planned.append({
                 "id": run_job, "run_id": run_id, "job_id": part.id, "case_id": part.case_row, "position": place,
@@ -334,7 +334,7 @@ class _Demo:
             soc = part.job.target.soc
             good, bad = self._runs[at - 1][soc], self._runs[at][soc]
             change = math.log(1.18) + number * 0.003
-            state = "candidate" if number == 7 else "confirmed"
+            state = "suspected" if number == 7 else "confirmed"
             new = NewAlert(
                 series_id=part.first_series, device_kind="hardware", finding="regression", state=state, last_good=good,
                 first_bad=bad, change=change, low=change - 0.02, high=change + 0.02, p_value=0.0004,
@@ -360,10 +360,10 @@ class _Demo:
         for device, _ in seen:
             slow = 1.0 + 0.08 * (device.serial.endswith("86501"))
             for number in range(20):
-                canary_ns = 1.9e6 * self._draw.gauss(1, 0.01) * (slow if number > 12 else 1)
+                health_check_ns = 1.9e6 * self._draw.gauss(1, 0.01) * (slow if number > 12 else 1)
                 when_ms = self._last_ms - (19 - number) * DAY_MS
                 self._store.devices.record_health(
-                    HealthEvent(device.id, "canary_ok", "healthy", "", {}, (canary_ns,) * 3, when_ms)
+                    HealthEvent(device.id, "check_passed", "healthy", "", {}, (health_check_ns,) * 3, when_ms)
                 )
         broken = next((device for device, _ in seen if device.serial == _BROKEN), None)
         if broken is None:

@@ -159,7 +159,7 @@ class RunView(msgspec.Struct, frozen=True):
     """All conditions of the numbers, name to value: executorch, qnn, runner hash, device kind, ..."""
     devices: tuple[DeviceView, ...]
     jobs: tuple[JobView, ...]
-    schema: int = 1
+    schema: int = 2
     """Version of this layout, for readers of the JSON."""
     priority: str = "person"
     """Priority of the run: `person` or `nightly`."""

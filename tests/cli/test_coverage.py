@@ -110,7 +110,7 @@ def test_the_table_has_every_builder_and_what_is_known_of_it(home: FarmHome, sto
     assert "* rand: it has no reference" in page
 
     document = json.loads(of_run.stdout)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     said = " ".join(done.stdout.split())
     count = len(document["aten"]["tested"])
     assert f"2 of {count} ATen operators that ExecuTorch's own tests name are in a case; not" in said

@@ -66,7 +66,7 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
     assert "<td>local</td>" in shown["runs"]
 
     done = home.farm("history", "s/c", "--branch", "main")
-    assert (done.returncode, "farm: line main" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, "farm: branch main" in done.stderr) == (0, True), done.stderr
     assert "commits aaaaaaaaaa..bbbbbbbbbb" in done.stdout
     assert f"https://git.example/executorch/compare/{OLD}...{NEW}" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines() if "https" not in line) <= 80
@@ -83,7 +83,7 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
     assert status.splitlines()[1].startswith(main)
     assert json.loads(home.farm("status", "--json").stdout)["status"]["runs"][0]["run"]["run_id"] == default
     own = home.farm("status", mine).stdout
-    assert "compared with line main, a toolchain's runs, and changes nothing there" in own
+    assert "compared with branch main and not part of it" in own
     assert "NEW FAILURES" in own
     assert "main" in home.farm("alerts", "list", "--branch", "mian", code=2).stderr
     assert json.loads(home.farm("report", "latest@main", "--json").stdout)["id"] == main

@@ -81,7 +81,7 @@ def test_json_keeps_infinity_apart_from_does_not_apply(run_of: Callable[..., Run
 
 def test_json_carries_the_counts_and_its_version(example_run: RunView) -> None:
     document = json.loads(render_json(example_run))
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["summary"]["counts"]["failed"] == 2
     assert document["summary"]["outcomes"]["quantized_ops/sdpa[SM8750-htp-8a8w]"] == "infra"
 

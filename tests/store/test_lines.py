@@ -99,7 +99,7 @@ def test_two_lines_are_two_histories(store: Store, make: type[Make]) -> None:
     assert store.runs.resolve("latest~1@main") == main[-2]
     with pytest.raises(UnknownNameError, match=r"mian.*main"):
         store.runs.resolve("latest@mian")
-    with pytest.raises(UsageError, match="latest~10@main: line main has 10 runs"):
+    with pytest.raises(UsageError, match="latest~10@main: branch main has 10 runs"):
         store.runs.resolve("latest~10@main")
 
     assert store.status.of_run(main[-1]).jobs[0].before.run_id == main[-2]  # type: ignore[union-attr]
@@ -169,7 +169,7 @@ def test_a_private_run_is_compared_with_its_line_and_raises_no_alert(store: Stor
     assert store.alerts.open() == store.alerts.open(line="main") == []
     assert [point.run_id for point in store.history.background(mine).trends[job.id][0].points] == [*main, mine]
     assert store.status.of_run(mine).jobs[0].before.run_id == main[-1]  # type: ignore[union-attr]
-    with pytest.raises(UsageError, match=f"run {mine} was only compared with line main"):
+    with pytest.raises(UsageError, match=f"run {mine} was only compared with branch main"):
         accept(store, job.id, None, (), mine, user="ada", note="x", line="main")
     # A job's last failure in a local run is reported to the user of that run alone.
     night(store, make, 0.5, MINE, (job, Verdict.FAILED, 1.5), user="ada")

@@ -59,7 +59,7 @@ def command(
             markdown, coverage_markdown(table, about, _command(soc or table.soc, backend, suites, runs, line, markdown))
         )
     if as_json:
-        print_json(_as_json(table, about))
+        print_json({"schema": 2, **_as_json(table, about)})
         return
     columns = max(_LEAST_WIDTH, min(_MOST_WIDTH, width()))
     echo_coloured(rendered(coverage_lines(table, about, columns), columns, color=sys.stdout.isatty()))

@@ -48,8 +48,7 @@ def range_link(template: str, good: str, bad: str) -> str:
 
 
 def toolchain_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
-    """Return the toolchain of a run: `main, commit 1a2b3c4d5e (dirty) on branch x: Fix pad`; "" without one.
-    one."""
+    """Return the toolchain of a run: `main, commit 1a2b3c4d5e (dirty) on branch x: Fix pad`; "" without one."""
     if not toolchain or not toolchain.is_told:
         return ""
     state = f"commit {short(toolchain.commit)}" if toolchain.commit else ""
@@ -70,7 +69,7 @@ def standing_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     """Return the use of a local run's numbers; "" for a run that belongs to its branch."""
     if not toolchain or not toolchain.private:
         return ""
-    return f"compared with {line_name(toolchain)}, a toolchain's runs, and changes nothing there"
+    return f"compared with {line_name(toolchain)} and not part of it"
 
 
 def since_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
