@@ -77,7 +77,7 @@ def test_the_page_of_a_run_names_its_commit_and_those_since_the_line_s_run_befor
     mine = msgspec.structs.replace(MAIN, private=True, dirty=True)
     page = render_html(msgspec.structs.replace(run_view(), toolchain=mine))
     assert "PRIVATE" in page
-    assert "Compared with branch main, a toolchain&#39;s runs, and changes nothing there" in page
+    assert "Compared with branch main and not part of it" in page
     assert "<strong>dirty</strong>" in page
 
 

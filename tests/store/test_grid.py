@@ -8,7 +8,7 @@ from farm.results.attempt import Stage, Verdict
 from farm.store.queries.grid import JobFilter
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms
-from farm.store.view import RunToolchain, Stale
+from farm.store.view import RunToolchain, SkipReason
 
 if TYPE_CHECKING:
     from conftest import Make
@@ -19,7 +19,7 @@ DAY = 86_400_000
 
 
 def night(store: Store, make: Make, days_ago: int, name: str, line: str = "", **verdicts: str) -> str:
-    """Record a nightly run; a verdict is a word, `known` or `stale`."""
+    """Record a nightly run; a verdict is a word, `known` or `skipped`."""
     record = RunRecord(
         "farm run", "ada", "bench", {"qnn": f"2.{50 - days_ago}", "device_kind": "virtual"}, now_ms() - days_ago * DAY,
         priority="nightly", night=name, toolchain=RunToolchain(line=line),
@@ -29,8 +29,8 @@ def night(store: Store, make: Make, days_ago: int, name: str, line: str = "", **
     store.plan_jobs(run_id, list(jobs.values()))
     store.record_device(run_id, make.device())
     for case, word in verdicts.items():
-        if word == "stale":
-            store.mark_stale(run_id, {jobs[case].id: Stale("no time")})
+        if word == "skipped":
+            store.mark_skipped(run_id, {jobs[case].id: SkipReason("no time")})
         elif word:
             verdict = Verdict.FAILED if word == "known" else Verdict(word)
             issue = "#12" if word == "known" else ""
@@ -42,7 +42,7 @@ def night(store: Store, make: Make, days_ago: int, name: str, line: str = "", **
 
 def test_each_night_is_a_column_and_the_newest_run_of_a_job_counts(store: Store, make: Make) -> None:
     night(store, make, 2, "n1", add="passed", relu="passed", conv="infra", pad="skipped")
-    first = night(store, make, 1, "n2", add="failed", relu="known", conv="", pad="stale")
+    first = night(store, make, 1, "n2", add="failed", relu="known", conv="", pad="skipped")
     second = night(store, make, 1, "n2", add="passed")
     night(store, make, 1, "other", line="release", add="passed")
     nights = store.grid.nights("", 10)
