@@ -18,7 +18,6 @@
   const shownDevices = new Map([...document.querySelectorAll("[data-device]")].map((one) => [one.dataset.device, one]));
   const healthWords = { healthy: ["passed", "✓ healthy"], suspect: ["infra", "△ suspect"], quarantined: ["failed", "✗ quarantined"] };
   const seen = { runs: null, devices: null };
-  let tag = "";
   let waitMs = everyMs;
   let timer = 0;
 
@@ -89,21 +88,17 @@
     timer = 0;
     if (document.hidden) return;
     try {
-      const headers = tag ? { "If-None-Match": tag } : {};
-      const answer = await fetch("/api/progress", { headers, cache: "no-store", signal: AbortSignal.timeout(10000) });
+      const answer = await fetch("/api/v1/progress", { cache: "no-store", signal: AbortSignal.timeout(10000) });
       if (answer.status === 401) {
         put(note, "Live updates have ended: log in again.");
         return;
       }
-      if (answer.status !== 304) {
-        if (!answer.ok) throw new Error(String(answer.status));
-        const found = await answer.json();
-        tag = answer.headers.get("ETag") || "";
-        found.runs.forEach(showRun);
-        found.devices.forEach(showDevice);
-        const said = changes(found);
-        if (said.length) say(`${said.slice(0, 3).join(", ")}${said.length > 3 ? `, and ${said.length - 3} more` : ""}. Reload to see all.`);
-      }
+      if (!answer.ok) throw new Error(String(answer.status));
+      const found = await answer.json();
+      found.runs.forEach(showRun);
+      found.devices.forEach(showDevice);
+      const said = changes(found);
+      if (said.length) say(`${said.slice(0, 3).join(", ")}${said.length > 3 ? `, and ${said.length - 3} more` : ""}. Reload to see all.`);
       waitMs = everyMs;
       put(note, "Live.");
     } catch (error) {

@@ -1,215 +1,164 @@
-"""Routes of the server; all of them are read-only."""
+"""Routes of the server, made of the pages in `farm/serve/pages`."""
 
 from __future__ import annotations
 
-import hashlib
-import threading
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
+import asyncio
+import inspect
+import traceback
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import FileResponse, RedirectResponse, Response
-from starlette.routing import Route
+from litestar import Litestar, MediaType, Request, Response, Router, get
+from litestar.concurrency import sync_to_thread
+from litestar.config.compression import CompressionConfig
+from litestar.exceptions import HTTPException, NotAuthorizedException, NotFoundException, ValidationException
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.params import FromPath, PathParameter, QueryParameter
+from litestar.response import File, Redirect
 
+from farm import __version__
 from farm.base.errors import FarmError, StoreError, UnknownNameError, UsageError
-from farm.base.resources import data_folder
-from farm.base.text import json_document
 from farm.dispatch.request.ending import report_context
 from farm.report.formats.run_json import render_json
-from farm.report.html.page import PAGE_SCRIPTS, PAGE_STYLES, Served, render
-from farm.report.html.page_of_run import EARLY_SCRIPT, assets, render_html
-from farm.serve import pages
-from farm.serve.address import Address, link
-from farm.serve.gate import LOGIN, Gate, address_of
-from farm.serve.kept import Content, KeptPages, hashed
-from farm.serve.security import COOKIE, SESSION_S, Sessions, is_loopback, local_path
+from farm.report.html.page_of_run import assets, render_html
+from farm.serve.access import Access
+from farm.serve.address import link
+from farm.serve.pages import PAGES
+from farm.serve.render import API, Renderer, wants_json
+from farm.serve.security import HEADERS
+from farm.serve.stores import StoreHolder
 from farm.store.artifacts import open_artifacts
-from farm.store.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
+
+    from litestar.handlers import HTTPRouteHandler
+    from litestar.types import Message, Scope
 
     from farm.base.config.settings import Config
-    from farm.store.records import Background
-    from farm.store.store import Store
+    from farm.serve.page import Page
 
+API_VERSION = f"{API}v1"
+# Litestar gives `state`, `query` and other names a meaning of its own.
+_ASKED = "asked_"
 _FOREVER = "public, max-age=31536000, immutable"
-_LONGEST_BODY = 8192
+_LONGEST_BODY = 1 << 20
+# A report takes about 100 MB while it is rendered.
+_REPORTS_AT_ONCE = 2
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 _TITLES = {404: "Not found", 400: "Invalid request", 405: "Method not allowed", 503: "No answer from the store"}
 
 
-def create_app(config: Config, host: str, token: str) -> Gate:
-    """Return the server as an ASGI application that listens on `host`."""
-    return _App(config, host, token).gate
+def create_app(config: Config, access: Access) -> Litestar:
+    """Return the server as an ASGI application."""
+    server = _Server(config)
+    handlers = [server.handler(page) for page in PAGES]
+    shown = [handler for page, handler in zip(PAGES, handlers, strict=True) if page.facts.template]
+    shown += [*server.files(), *access.handlers(server.renderer)]
+    return Litestar(
+        [
+            Router("/", route_handlers=shown, include_in_schema=False),
+            Router(API_VERSION, route_handlers=handlers),
+        ],
+        middleware=access.middleware,
+        csrf_config=access.csrf,
+        compression_config=CompressionConfig("gzip", minimum_size=1000),
+        before_send=[_add_headers],
+        exception_handlers={
+            FarmError: server.refuse,
+            HTTPException: server.refuse_http,
+            Exception: server.report_bug,
+        },
+        openapi_config=OpenAPIConfig(
+            title="farm", version="1", description=f"API of farm {__version__}.", path=f"{API_VERSION}/openapi",
+            render_plugins=[JsonRenderPlugin(path="/")],
+        ),
+        request_max_body_size=_LONGEST_BODY,
+        logging_config=None,
+        debug=False,
+    )  # fmt: skip
 
 
-class _App:
-    def __init__(self, config: Config, host: str, token: str) -> None:
-        self._store = _StoreHolder(config.store_url)
-        self._artifacts = open_artifacts(config)
-        self._sessions = Sessions(token) if token else None
-        self._kept = KeptPages(config.cache_dir / "serve")
-        self._assets = _read_assets()
-        names = {name.partition(".")[0] + name[name.rindex(".") :]: name for name in self._assets}
-        self._served = Served(
-            styles=tuple(f"/assets/{names[name]}" for name in PAGE_STYLES),
-            early_script=f"/assets/{names[EARLY_SCRIPT]}",
-            scripts=tuple(f"/assets/{names[name]}" for name in PAGE_SCRIPTS),
-            session=self._sessions is not None,
-        )
-        routes = [
-            Route("/", self._page(pages.status_page)),
-            Route("/runs", self._page(pages.runs_page)),
-            Route("/runs/{run}/files", self._page(pages.files_page)),
-            Route("/runs/{run}", self._run),
-            Route("/diff", self._page(pages.diff_page)),
-            Route("/devices", self._page(pages.devices_page)),
-            Route("/devices/{device:path}", self._page(pages.device_page)),
-            Route("/history", self._page(pages.history_page)),
-            Route("/artifacts/{sha256}", self._artifact),
-            Route("/api/progress", self._progress),
-            Route("/assets/{name}", self._asset),
-            Route(LOGIN, self._login, methods=["GET"]),
-            Route(LOGIN, self._log_in, methods=["POST"]),
-            Route("/logout", self._log_out, methods=["POST"]),
-        ]
-        handlers: dict[Any, Callable[[Request, Any], Response]] = {
-            FarmError: self._refuse,
-            HTTPException: self._refuse_http,
-            Exception: self._broken,
-        }
-        self.gate = Gate(
-            Starlette(routes=routes, exception_handlers=handlers), host, self._sessions, loopback=is_loopback(host)
-        )
+class _Server:
+    """Store, files and templates behind the routes."""
 
-    def _page(self, make: Callable[..., pages.PageAnswer]) -> Callable[[Request], Response]:
-        def answer(request: Request) -> Response:
-            address = Address(request.scope["path"], request.query_params)
-            with self._store.opened() as store:
-                page = make(store, address, **request.path_params)
-                if _wants_json(request):
-                    return _json(page.answer())
-            return self._html(page.template, address, **page.values)
+    def __init__(self, config: Config) -> None:
+        self.renderer = Renderer()
+        self._stores, self._artifacts = StoreHolder(config.store_url), open_artifacts(config)
+        self._reports = asyncio.Semaphore(_REPORTS_AT_ONCE)
 
-        return answer
+    def handler(self, page: Page) -> HTTPRouteHandler:
+        """Return the route of a page; its parameters are the fields of the page's query."""
 
-    def _html(self, template: str, address: Address, code: int = 200, **values: Any) -> Response:
-        text = render(template, self._served, address=address, link=link, **values)
-        return Response(text, code, media_type="text/html")
+        def answer(request: Request[Any, Any, Any], **values: Any) -> Response[bytes]:
+            query = page.query(**{name.removeprefix(_ASKED): _plain(value) for name, value in values.items()})
+            with self._stores.opened() as store:
+                facts = page.make(store, query)
+            return self.renderer.facts(request, facts)
 
-    async def _run(self, request: Request) -> Response:
-        run_id = await run_in_threadpool(self._run_id, request.path_params["run"])
-        if _wants_json(request):
-            headers = {"content-type": "application/json"}
-            read = partial(self._run_json, run_id)
-            return await self._kept.answer(request, f"{run_id}.json", self._version, read, headers)
-        policy = f"{assets()['policy']}; frame-ancestors 'none'"
-        headers = {"content-type": "text/html; charset=utf-8", "content-security-policy": policy}
-        return await self._kept.answer(request, run_id, self._version, partial(self._run_page, run_id), headers)
+        # Litestar reads parameters and the schema of the answer from the signature.
+        fields = [_parameter(page, field) for field in msgspec.structs.fields(page.query)]
+        asked = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)
+        returned = Response[page.facts]  # type: ignore[name-defined]
+        answer.__signature__ = inspect.Signature([asked, *fields], return_annotation=returned)  # type: ignore[attr-defined]
+        answer.__annotations__ = {one.name: one.annotation for one in (asked, *fields)} | {"return": returned}
+        answer.__name__ = page.make.__name__
+        answer.__doc__ = page.make.__doc__
+        return get(page.path, sync_to_thread=True)(answer)
 
-    def _run_id(self, ref: str) -> str:
-        with self._store.opened() as store:
+    def files(self) -> list[HTTPRouteHandler]:
+        """Return the routes of reports, artifacts, style sheets and scripts."""
+
+        @get(["/runs/{run:str}", "/runs/{run:str}/report"])
+        async def report(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[bytes]:
+            """Return the report of a run in one file, or the run as `farm report --json`."""
+            async with self._reports:
+                return await sync_to_thread(self._report, request, run)
+
+        @get("/artifacts/{sha256:str}", sync_to_thread=True)
+        def artifact(sha256: FromPath[str]) -> File:
+            return self._artifact(sha256)
+
+        @get("/assets/{name:str}", sync_to_thread=False, opt={"open": True})
+        def asset(name: FromPath[str]) -> Response[bytes]:
+            content = self.renderer.assets.get(name)
+            if content is None:
+                raise NotFoundException("no such file: reload the page")
+            kind = _TYPES[name.rpartition(".")[2]]
+            return Response(content, headers={"cache-control": _FOREVER}, media_type=kind)
+
+        return [report, artifact, asset]
+
+    def _report(self, request: Request[Any, Any, Any], run: FromPath[str]) -> Response[bytes]:
+        with self._stores.opened() as store:
             # The viewer of a page is another user than the owner of the server process.
-            return store.runs.resolve(ref, own=False)
-
-    def _version(self) -> object:
-        with self._store.opened() as store:
-            # A new store object may hold another database, so the object is part of the version.
-            return store, store.browse.version()
-
-    def _run_json(self, run_id: str) -> Content:
-        with self._store.opened() as store:
-            view = store.runs.view(run_id)
-        return Content(hashed(msgspec.msgpack.encode(view)), lambda: render_json(view).encode(), lambda: True)
-
-    def _run_page(self, run_id: str) -> Content:
-        with self._store.opened() as store:
-            view = store.runs.view(run_id)
-            context = report_context(store, view, self._artifacts, lambda known: self._links(_hashes(known)))
-        # The closures keep hashes and links alone, so that a kept page does not hold its whole context in memory.
-        hashes, links = _hashes(context.background), context.links
-        return Content(
-            hashed(msgspec.msgpack.encode(view), msgspec.msgpack.encode(context)),
-            lambda: render_html(view, context, home="/").encode(),
-            lambda: self._links(hashes) == links,
-        )
+            view = store.runs.view(store.runs.resolve(run, own=False))
+            if wants_json(request):
+                return Response(render_json(view).encode(), media_type=MediaType.JSON)
+            context = report_context(store, view, self._artifacts, lambda known: self._links(
+                record.sha256 for records in known.artifacts.values() for record in records
+            ))  # fmt: skip
+        policy = f"{assets()['policy']}; frame-ancestors 'none'"
+        page = render_html(view, context, home="/").encode("utf-8", "replace")
+        return Response(page, media_type=MediaType.HTML, headers={"content-security-policy": policy})
 
     def _links(self, hashes: Iterable[str]) -> dict[str, str]:
-        return {sha256: link("artifacts", sha256) for sha256 in hashes if self._artifacts.may_find(sha256)}
+        return {sha256: link("artifacts", sha256) for sha256 in set(hashes) if self._artifacts.may_find(sha256)}
 
-    def _artifact(self, request: Request) -> Response:
-        sha256 = request.path_params["sha256"]
-        with self._store.opened() as store:
+    def _artifact(self, sha256: str) -> File:
+        with self._stores.opened() as store:
             kind = store.browse.file_kind(sha256)
         if kind is None:
-            raise HTTPException(404, "no attempt has an artifact with this hash")
+            raise NotFoundException("no attempt has an artifact with this hash")
         path = self._artifacts.find(sha256)
         if path is None:
-            raise HTTPException(404, "the artifact is not here: it was pruned, or is on another machine")
+            raise NotFoundException("the artifact is not here: it was pruned, or is on another machine")
         name = "".join(c if c.isascii() and c.isalnum() else "-" for c in kind) or "artifact"
-        return FileResponse(path, media_type="application/octet-stream", filename=f"{name}-{sha256[:12]}.bin")
+        return File(path, media_type="application/octet-stream", filename=f"{name}-{sha256[:12]}.bin")
 
-    def _progress(self, request: Request) -> Response:
-        with self._store.opened() as store:
-            body = _encoded(pages.progress_answer(store))
-        tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers={"etag": tag})
-        return Response(body, media_type="application/json", headers={"etag": tag})
-
-    def _asset(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in self._assets:
-            raise HTTPException(404, "no such file: reload the page")
-        kind = _TYPES[name.rpartition(".")[2]]
-        return Response(self._assets[name], headers={"cache-control": _FOREVER, "content-type": kind})
-
-    def _login(self, request: Request) -> Response:
-        if self._sessions is None:
-            return RedirectResponse("/", 303)
-        return self._login_page(request, local_path(request.query_params.get("next", "/")), "", 200)
-
-    async def _log_in(self, request: Request) -> Response:
-        if self._sessions is None:
-            return RedirectResponse("/", 303)
-        fields = parse_qs((await _body(request)).decode("utf-8", "replace"), max_num_fields=8)
-        token, path = (fields.get(name, [""])[0] for name in ("token", "next"))
-        path, who = local_path(path), address_of(request.scope)
-        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return self._login_page(request, "/", "Log in from this page.", 403)
-        wait_s = self.gate.attempts.wait_s(who)
-        if wait_s:
-            page = self._login_page(request, path, f"Too many wrong tokens: wait {wait_s} s.", 429)
-            page.headers["retry-after"] = str(wait_s)
-            return page
-        if not self._sessions.is_token(token.strip()):
-            self.gate.attempts.wrong(who)
-            return self._login_page(request, path, "This is not the token.", 401)
-        answer = RedirectResponse(path, 303)
-        secure = request.scope["scheme"] == "https"
-        answer.set_cookie(
-            COOKIE, self._sessions.new(), max_age=SESSION_S, httponly=True, samesite="strict", secure=secure
-        )
-        return answer
-
-    def _login_page(self, request: Request, path: str, problem: str, status: int) -> Response:
-        address = Address(request.scope["path"], {})
-        return self._html("login.html.j2", address, status, next=path, problem=problem, anonymous=True)
-
-    def _log_out(self, request: Request) -> Response:
-        del request
-        answer = RedirectResponse(LOGIN, 303)
-        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
-        return answer
-
-    def _refuse(self, request: Request, error: FarmError) -> Response:
+    def refuse(self, request: Request[Any, Any, Any], error: FarmError) -> Response[bytes]:
+        """Return the answer to an error of farm."""
         if isinstance(error, UnknownNameError):
             status = 404
         elif isinstance(error, UsageError):
@@ -218,81 +167,60 @@ class _App:
             status = 503 if isinstance(error, StoreError) else 500
         return self._error(request, status, str(error))
 
-    def _refuse_http(self, request: Request, error: HTTPException) -> Response:
-        answer = self._error(request, error.status_code, error.detail)
-        for name, value in (error.headers or {}).items():
-            answer.headers[name] = value
+    def refuse_http(self, request: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
+        """Return the answer to an error of HTTP."""
+        if isinstance(error, NotAuthorizedException) and not wants_json(request):
+            path, asked = request.scope["path"], request.scope["query_string"].decode("latin-1")
+            return Redirect(link("login", next=f"{path}?{asked}" if asked else path), status_code=303)
+        problem = error.detail
+        if isinstance(error, ValidationException) and isinstance(error.extra, list):
+            problem = "; ".join(
+                f"{one.get('key', '').removeprefix(_ASKED)}: {one.get('message', '')}" for one in error.extra
+            )
+        answer = self._error(request, error.status_code, problem)
+        answer.headers.update(error.headers or {})
         return answer
 
-    def _broken(self, request: Request, error: Exception) -> Response:
-        # The traceback goes to the server's output, which only the operator reads.
+    def report_bug(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        """Return the answer to an unexpected error, whose traceback goes to the server's output."""
+        traceback.print_exception(error)
         return self._error(
             request, 500, f"{type(error).__name__}: this is a bug in farm; the server's output has the traceback"
         )
 
-    def _error(self, request: Request, status: int, problem: str) -> Response:
-        if _wants_json(request) or request.scope["path"].startswith("/api/"):
-            return _json({"error": problem}, status)
-        address = Address(request.scope["path"], {})
-        title = _TITLES.get(status, "Something went wrong")
-        anonymous = self._sessions is not None and request.scope["path"] == LOGIN
-        return self._html("error.html.j2", address, status, title=title, problem=problem, anonymous=anonymous)
+    def _error(self, request: Request[Any, Any, Any], status: int, problem: str) -> Response[bytes]:
+        return self.renderer.error(request, status, _TITLES.get(status, "Something went wrong"), problem)
 
 
-class _StoreHolder:
-    """Store that is opened on first use and again after an error, since a database may appear or be replaced."""
-
-    def __init__(self, url: str) -> None:
-        self._url, self._lock = url, threading.Lock()
-        self._store: Store | None = None
-
-    @contextmanager
-    def opened(self) -> Iterator[Store]:
-        with self._lock:
-            if self._store is None:
-                self._store = open_store(self._url, readonly=True)
-            store = self._store
-        try:
-            yield store
-        except StoreError:
-            with self._lock:
-                if self._store is store:
-                    self._store = None
-            store.close()
-            raise
+def _parameter(page: Page, field: msgspec.structs.FieldInfo) -> inspect.Parameter:
+    """Return a field of a query as a parameter of a handler, with its limits for the API's description."""
+    kind = field.type
+    limits: dict[str, Any] = {}
+    for one in getattr(kind, "__metadata__", ()):
+        names = ("ge", "le", "max_length", "pattern", "description")
+        limits |= {limit: value for limit in names if (value := getattr(one, limit, None)) is not None}
+    name = field.name
+    if f"{{{name}:" in page.path:
+        kind = Annotated[getattr(kind, "__origin__", kind), PathParameter(**limits)]
+    else:
+        name = f"{_ASKED}{name}"
+        kind = Annotated[
+            getattr(kind, "__origin__", kind) if limits else kind, QueryParameter(name=field.name, **limits)
+        ]
+    default = inspect.Parameter.empty if field.required else field.default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
-def _hashes(known: Background) -> frozenset[str]:
-    return frozenset(record.sha256 for records in known.artifacts.values() for record in records)
+def _plain(value: Any) -> Any:
+    """Return a parameter without blanks around it; Litestar begins a path with `/`."""
+    return value.strip().removeprefix("/") if isinstance(value, str) else value
 
 
-def _read_assets() -> dict[str, bytes]:
-    """Return style sheets and scripts by a name with their hash: `report.0123456789abcdef.css`."""
-    found = {}
-    for name in (*PAGE_STYLES, EARLY_SCRIPT, *PAGE_SCRIPTS):
-        content = (data_folder("reports") / name).read_bytes()
-        stem, _, kind = name.rpartition(".")
-        found[f"{stem}.{hashlib.sha256(content).hexdigest()[:16]}.{kind}"] = content
-    return found
-
-
-async def _body(request: Request) -> bytes:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _LONGEST_BODY:
-            raise HTTPException(413, "this is too long for a token")
-    return body
-
-
-def _wants_json(request: Request) -> bool:
-    asked, accept = request.query_params.get("format", ""), request.headers.get("accept", "")
-    return asked == "json" or (not asked and "application/json" in accept and "text/html" not in accept)
-
-
-def _json(answer: dict[str, Any], status: int = 200) -> Response:
-    return Response(_encoded(answer), status, media_type="application/json")
-
-
-def _encoded(answer: dict[str, Any]) -> bytes:
-    return json_document({"schema": 1, **answer})
+async def _add_headers(message: Message, scope: Scope) -> None:
+    """Add the headers of every response that does not set them itself."""
+    del scope
+    if message["type"] == "http.response.start":
+        headers = list(message["headers"])
+        known = {name.lower() for name, _ in headers}
+        headers += [(name, value) for name, value in HEADERS if name not in known]
+        message["headers"] = headers

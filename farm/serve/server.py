@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from farm.base.errors import UsageError
+from farm.base.text import one_line
 
 if TYPE_CHECKING:
     import uvicorn
+    from litestar.types import ASGIApp
 
     from farm.base.config.settings import Config
 
+# Pages poll it.
+_QUIET = "/api/v1/progress"
+# Open connections and requests, beyond which a request gets 503.
+_CONNECTIONS = 512
+# Threads of queries and templates.
+_THREADS = 16
 # Time for responses in progress after Ctrl-C.
 _LAST_ANSWERS_S = 2
 _INTERRUPTED = 130
@@ -62,21 +74,24 @@ def serve(config: Config, host: str, token: str, bound: socket.socket) -> None:
 
 
 def settings(config: Config, host: str, token: str) -> uvicorn.Config:
-    """Return the uvicorn settings; `farm.serve.limits` sets the limits that are absent here."""
+    """Return the uvicorn settings."""
     import uvicorn
+    from litestar.concurrency import set_asyncio_executor
 
     from farm.base.structs import prepare_decoders
+    from farm.serve.access import Access
     from farm.serve.app import create_app
-    from farm.serve.limits import LimitedProtocol
 
     # Several threads render pages, so the decoders are prepared before the first request.
-    app = create_app(config, host, token)
+    app = create_app(config, Access(token, host))
     prepare_decoders()
+    # Not asyncio's own executor, for which the end of the event loop would wait.
+    set_asyncio_executor(ThreadPoolExecutor(_THREADS, "farm-serve"))
     return uvicorn.Config(
-        app,
+        logged(app),
         lifespan="off",
         loop="asyncio",
-        http=LimitedProtocol,
+        http="h11",
         ws="none",
         interface="asgi3",
         log_config=None,
@@ -84,8 +99,39 @@ def settings(config: Config, host: str, token: str) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=_LAST_ANSWERS_S,
     )
+
+
+def logged(app: ASGIApp) -> ASGIApp:
+    """Return the application with a line on standard error for each response."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        began, status = time.monotonic(), 0
+
+        async def sent(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await app(scope, receive, sent)
+        except asyncio.CancelledError:
+            # The server is stopping and cancelled this request.
+            if not status:
+                await sent({"type": "http.response.start", "status": 503, "headers": []})
+                await sent({"type": "http.response.body", "body": b"the server is ending\n"})
+        finally:
+            if scope["path"] != _QUIET or status >= 400:
+                # Without the query, which may contain secrets of a user.
+                path = one_line(scope.get("raw_path", b"").decode("latin-1"), 120)
+                client, ms = (scope.get("client") or ("",))[0], 1000 * (time.monotonic() - began)
+                # The reader of the log may have closed the pipe.
+                with suppress(OSError):
+                    sys.stderr.write(f"{client} {scope['method']} {path} {status or 'aborted'} {ms:.0f} ms\n")
+
+    return answer
 
 
 def _explain(host: str, port: int, error: OSError) -> str:

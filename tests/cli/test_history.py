@@ -258,7 +258,7 @@ def test_asking_the_store_loads_nothing_that_takes_long(home: FarmHome, store: S
     script = (
         "import sys\nfrom farm.cli.main import cli\n"
         "cli(sys.argv[1:], standalone_mode=False)\n"
-        "heavy = {'sqlalchemy.orm', 'alembic', 'numpy', 'scipy', 'torch', 'jinja2', 'rich', 'pytest', 'starlette'}\n"
+        "heavy = {'sqlalchemy.orm', 'alembic', 'numpy', 'scipy', 'torch', 'jinja2', 'rich', 'pytest', 'litestar'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     for arguments in (["history", "s/c"], ["status"], ["alerts", "list"]):

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from farm.base.user import user_name
 from farm.devices.device import AdbAddress, Device
-from farm.report.html.page import render
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
-from farm.serve.address import Address, link
-from farm.serve.pages import history_page, runs_page, status_page
+from farm.serve.address import Address
+from farm.serve.page import html_of
+from farm.serve.pages.history import HistoryQuery, history_page
+from farm.serve.pages.runs import RunsQuery, runs_page
+from farm.serve.pages.status import StatusQuery, status_page
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
@@ -50,15 +52,12 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
             store, 1, RunToolchain("main", "main", private=True, commit=NEW, dirty=True), verdict=Verdict.FAILED
         )
         pages = {
-            "status": status_page(store, Address("/", {"branch": "main"})),
-            "history": history_page(store, Address("/history", {"job": "s/c", "branch": "main"})),
-            "runs": runs_page(store, Address("/runs", {})),
+            "status": status_page(store, StatusQuery(branch="main")),
+            "history": history_page(store, HistoryQuery(job="s/c", branch="main")),
+            "runs": runs_page(store, RunsQuery()),
         }
-        shown = {
-            name: render(page.template, None, address=Address("/", {}), link=link, **page.values)
-            for name, page in pages.items()
-        }
-        assert runs_page(store, Address("/runs", {"branch": "main"})).answer()["total"] == 2
+        shown = {name: html_of(facts, None, Address("/", {})) for name, facts in pages.items()}
+        assert runs_page(store, RunsQuery(branch="main")).total == 2
     assert f'href="https://git.example/executorch/commit/{NEW}"' in shown["history"]
     assert '<span class="tag">local run</span>' in shown["history"]
     assert main in shown["status"]

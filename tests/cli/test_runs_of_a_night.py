@@ -15,10 +15,10 @@ from farm.base.user import user_name
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
 from farm.devices.device import AdbAddress, Device
 from farm.dispatch.request.recording import run_record
-from farm.report.html.page import render
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
-from farm.serve.address import Address, link
-from farm.serve.pages import status_page
+from farm.serve.address import Address
+from farm.serve.page import html_of
+from farm.serve.pages.status import StatusQuery, status_page
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.rows import now_ms
@@ -94,8 +94,7 @@ def test_a_night_is_red_where_its_first_cell_was(home: FarmHome, store: Store) -
         green = record(store, 2, GREEN, name="phones/cpu", night="n2")
         absent = record(store, 1, name="phones/gpu", night="n2")
         tried = record(store, 0.5, GREEN, purpose="local", name="mine")
-        page = status_page(store, Address("/", {}))
-        html = render(page.template, None, address=Address("/", {}), link=link, **page.values)
+        html = html_of(status_page(store, StatusQuery()), None, Address("/", {}))
 
     shown = home.farm("status").stdout
     lines = shown.splitlines()

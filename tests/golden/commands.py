@@ -136,7 +136,7 @@ PAGES = [
     "/devices/R5CX2",
     "/history?job=quantized_ops/conv2d&limit=2",
     "/history?job=*/c*&metric=pte_size&soc=SM8650&limit=1",
-    "/api/progress",
+    "/api/v1/progress",
     "/runs/20200101",
 ]
 NIGHTLY = """\

@@ -142,6 +142,7 @@ class Answer:
     headers: dict[str, str]
     """Names in small letters."""
     body: bytes
+    cookies: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -170,7 +171,8 @@ class Server:
             connection.request(method, path, body, {"Accept": "text/html", **named})
             found = connection.getresponse()
             pairs = {name.lower(): value for name, value in found.getheaders()}
-            return Answer(found.status, pairs, found.read())
+            cookies = tuple(value for name, value in found.getheaders() if name.lower() == "set-cookie")
+            return Answer(found.status, pairs, found.read(), cookies)
 
     def json(self, path: str) -> Any:
         """Return the answer of a path as JSON."""

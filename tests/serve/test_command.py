@@ -45,8 +45,9 @@ def test_it_says_where_answers_and_ends_with_ctrl_c_while_somebody_is_connected(
 def test_ctrl_c_does_not_wait_for_a_page_that_takes_long(home: FarmHome, filled: Filled) -> None:
     assert filled.live
     code = (
-        "import sys, time\nfrom farm.serve import pages\nfrom farm.cli.main import main\n"
-        "pages.runs_page = lambda *_: (print('begun', flush=True), time.sleep(300))\n"
+        "import sys, time\nfrom farm.serve.pages import PAGES\nfrom farm.cli.main import main\n"
+        "[runs] = [page for page in PAGES if page.path == '/runs']\n"
+        "runs.make = lambda *_: (print('begun', flush=True), time.sleep(300))\n"
         "sys.argv = ['farm', 'serve', '--port', '0', '--json']\nmain()\n"
     )
     process = subprocess.Popen(
@@ -118,7 +119,7 @@ def test_nothing_else_loads_the_server(home: FarmHome, filled: Filled, arguments
         "import sys\nfrom farm.cli.main import main\n"
         f"sys.argv = ['farm', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code, ended.code\n"
-        "assert not {'starlette', 'uvicorn', 'anyio', 'torch'} & set(sys.modules)\n"
+        "assert not {'litestar', 'uvicorn', 'anyio', 'torch'} & set(sys.modules)\n"
     )
     run_program([sys.executable, "-c", code], env=home.env, cwd=home.cwd)
 

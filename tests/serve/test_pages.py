@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
+from recipe import recipe_code
 
 from farm.policy.situation import Priority
 from farm.report.formats.run_json import parse_json
+from farm.serve import app, pages
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -80,7 +83,6 @@ def test_runs_are_filtered_and_paged_by_the_address(server_of_unchanged: Server,
     assert ids("state=unfinished") == [unchanged.live]
     assert ids("soc=SM8750&suite=quantized_ops&state=passed") == newest_first[2:]
     assert ids("soc=SM8550") == []
-    assert ids("limit=99999999999999999999&page=-7") == newest_first
     page = server_of_unchanged.get("/runs?user=ada&limit=1").text
     assert 'href="/runs?user=ada&amp;limit=1&amp;page=2"' in page
     assert '<option value="ada" selected>' in page
@@ -95,19 +97,16 @@ def test_how_far_a_run_is(server_of_unchanged: Server) -> None:
     assert failed["counts"] == {"failed": 2, "infra": 2, "passed": 4}
 
 
-def test_progress_is_not_sent_again_while_nothing_changes(server: Server, filled: Filled) -> None:
-    first = server.get("/api/progress")
+def test_the_progress_of_runs_and_the_state_of_devices_are_polled(server: Server, filled: Filled) -> None:
+    first = server.get("/api/v1/progress")
     (run,) = (run for run in first.json["runs"] if run["run_id"] == filled.live)
     assert (run["done"], run["told"]) == (1, "1 of 8 jobs: 1 passed")
     assert {device["id"]: device["state"] for device in first.json["devices"]} == {
         "R5CX1": "idle", "R5CX2": "quarantined", "R5CX3": "out",
     }  # fmt: skip
-    again = server.get("/api/progress", If_None_Match=first.headers["etag"])
-    assert (again.status, again.body) == (304, b"")
     filled.finish_one()
-    changed = server.get("/api/progress", If_None_Match=first.headers["etag"])
-    assert changed.status == 200
-    assert [run["done"] for run in changed.json["runs"] if run["run_id"] == filled.live] == [2]
+    changed = server.get("/api/v1/progress").json
+    assert [run["done"] for run in changed["runs"] if run["run_id"] == filled.live] == [2]
 
 
 def test_two_runs_are_compared_and_what_is_told_is_chosen(server_of_unchanged: Server, unchanged: Filled) -> None:
@@ -202,9 +201,11 @@ def test_files_are_served_by_hash_and_only_those_that_the_store_knows(
         ("/devices/pixel-lift", 404, "pixel-left"),
         ("/history?job=quantized_ops/conv3d", 404, "quantized_ops/conv2d"),
         ("/history?job=relu*&soc=SM1", 404, "unknown job"),
-        ("/runs?limit=many", 400, "expected one from 1 to 100"),
+        ("/runs?limit=many", 400, "limit: Expected `int`, got `str`"),
+        ("/runs?limit=101", 400, "limit: Expected `int`"),
+        ("/runs?page=-7", 400, "page: Expected `int`"),
         ("/runs?state=green", 400, "unfinished"),
-        ("/runs?user=" + "u" * 600, 400, "longer"),
+        ("/runs?user=" + "u" * 600, 400, "user: Expected `str` of length"),
         ("/diff?a=latest~99", 400, "the store has 5 runs"),
         ("/diff?a=%00%ff%F0%9F", 404, "unknown run"),
         (f"/history?job={quote('<script>')}", 404, "&lt;script&gt;"),
@@ -225,9 +226,25 @@ def test_what_cannot_be_is_said_as_a_page_and_as_json(
     assert isinstance(answer.json["error"], str)
 
 
+@pytest.mark.parametrize("path", PAGES)
+def test_the_api_returns_the_facts_of_the_page(server_of_unchanged: Server, path: str) -> None:
+    facts = server_of_unchanged.json(path)
+    if path != "/runs/latest":
+        assert facts == server_of_unchanged.json(f"/api/v1{path}")
+        title = server_of_unchanged.get(path).text.partition("<title>")[2].partition("</title>")[0]
+        assert html.unescape(title) == f"{facts['title']} · farm"
+
+
+def test_the_api_is_described(server_of_unchanged: Server) -> None:
+    described = json.loads(server_of_unchanged.get("/api/v1/openapi").body)
+    assert set(described["paths"]) >= {"/api/v1", "/api/v1/runs", "/api/v1/devices/{device}"}
+    limit = next(one for one in described["paths"]["/api/v1/runs"]["get"]["parameters"] if one["name"] == "limit")
+    assert (limit["schema"]["minimum"], limit["schema"]["maximum"]) == (1, 100)
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_can_be_changed(server_of_unchanged: Server, unchanged: Filled, method: str) -> None:
-    for path in ("/", "/runs/latest", "/devices/pixel-left", "/api/progress", f"/artifacts/{unchanged.sha256}"):
+    for path in ("/", "/runs/latest", "/devices/pixel-left", "/api/v1/progress", f"/artifacts/{unchanged.sha256}"):
         assert server_of_unchanged.get(path, method=method).status == 405
 
 
@@ -236,7 +253,7 @@ def test_without_a_store_it_says_what_makes_one_and_finds_it_when_it_is_there(st
         missing = server.get("/")
         assert missing.status == 503
         assert "there is no store yet" in missing.text.replace("&#39;", "'")
-        assert server.get("/api/progress").status == 503
+        assert server.get("/api/v1/progress").status == 503
         with open_store(config.store_url):
             page = server.get("/")
         assert page.status == 200
@@ -244,3 +261,14 @@ def test_without_a_store_it_says_what_makes_one_and_finds_it_when_it_is_there(st
         for path in ("/runs", "/devices", "/history"):
             assert server.get(path).status == 200
         assert server.get("/diff").status == 400
+
+
+def test_the_recipe_for_a_page(start: object, filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PAGES", [*pages.PAGES])
+    [code] = recipe_code("developers/recipes.md", "Adding a page")
+    exec(compile(code, "recipe", "exec", dont_inherit=True), {"__name__": "recipe"})  # noqa: S102 -- the documentation's own
+    monkeypatch.setattr(app, "PAGES", pages.PAGES)
+    assert filled.live
+    with start() as server:  # type: ignore[operator]
+        assert server.json("/api/v1/hosts/nobody") == {"schema": 1, "title": "nobody", "host": "nobody", "devices": []}
+        assert server.get("/api/v1/hosts/nobody?limit=0").status == 400

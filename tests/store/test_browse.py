@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from farm.base.errors import StoreError, UnknownNameError
-from farm.report.html.page import Served, render
 from farm.results.attempt import Verdict
-from farm.serve import pages
-from farm.serve.address import Address, link
+from farm.serve.address import Address
+from farm.serve.page import html_of
+from farm.serve.pages import PAGES
+from farm.serve.pages.devices import DeviceQuery, device_page
+from farm.serve.pages.progress import ProgressQuery, progress_page
 from farm.store.queries.browse import RunFilter
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.rows import now_ms
@@ -137,17 +140,18 @@ def test_every_page_is_made_of_either_database(store: Store, make: Make) -> None
         store.record_attempt(run_id, make.attempt(make.job("a"), started_ms=hours_ago))
         failed = make.attempt(make.job("b"), verdict=Verdict.FAILED, reason="sqnr", started_ms=hours_ago)
         store.record_attempt(run_id, failed)
-    served = Served(styles=(), early_script="", scripts=(), session=False)
-    for make_page, path, query, shown in (
-        (pages.status_page, "/", {}, "New failures"),
-        (pages.runs_page, "/runs", {"soc": "SM8650", "suite": "quantized_ops", "state": "unfinished"}, run_id),
-        (pages.diff_page, "/diff", {}, "ended as before"),
-        (pages.devices_page, "/devices", {}, device.id),
-        (pages.history_page, "/history", {"job": "quantized_ops/a"}, "latency"),
+    known = {page.path.partition("{")[0]: page for page in PAGES if "files" not in page.path}
+    for path, query, shown in (
+        ("/", {}, "New failures"),
+        ("/runs", {"soc": "SM8650", "suite": "quantized_ops", "state": "unfinished"}, run_id),
+        ("/diff", {}, "ended as before"),
+        ("/devices", {}, device.id),
+        ("/devices/", {"device": device.id}, device.id),
+        ("/history", {"job": "quantized_ops/a"}, "latency"),
     ):
-        page = make_page(store, Address(path, query))
-        assert shown in render(page.template, served, address=Address(path, query), link=link, **page.values)
-        assert page.answer()
-    page = pages.device_page(store, Address("/devices/x", {}), device.id)
-    assert len(page.answer()["attempts"]) == 6
-    assert pages.progress_answer(store)["runs"][0]["told"] == "2 of 2 jobs: 1 failed, 1 passed"
+        page = known[path]
+        facts = page.make(store, page.query(**query))
+        assert shown in html_of(facts, None, Address(path, query))
+        assert msgspec.json.encode(facts)
+    assert len(device_page(store, DeviceQuery(device=device.id)).attempts) == 6
+    assert progress_page(store, ProgressQuery()).runs[0].told == "2 of 2 jobs: 1 failed, 1 passed"

@@ -20,14 +20,12 @@ PAGE_SCRIPTS = (*SCRIPTS, "pages.js")
 
 
 class Served(msgspec.Struct, frozen=True):
-    """Addresses and state of the server that a page needs."""
+    """Addresses of the server that a page needs."""
 
     styles: tuple[str, ...]
     """Addresses of the style sheets."""
     early_script: str
     scripts: tuple[str, ...]
-    session: bool
-    """True when the user has logged in, so that the page offers to log out."""
 
 
 def render(template: str, served: Served | None, **values: Any) -> str:

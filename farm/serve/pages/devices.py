@@ -1,0 +1,119 @@
+"""Devices, and one device with its health, drift and attempts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+
+from farm.devices.health import HealthEvent
+from farm.dispatch.pool.inventory import DeviceRow, remembered, resolve_device, wanted_of
+from farm.policy.situation import Lease, Waiting
+from farm.report.model.drift import Drift, drift_of, health_check_chart, health_check_p50
+from farm.serve.page import Facts, Text
+from farm.serve.pages.progress import device_rows
+from farm.store.leases.registry import Registered
+from farm.store.queries.browse import DeviceAttempt
+
+if TYPE_CHECKING:
+    from farm.store.store import Store
+
+_EVENTS, _ATTEMPTS = 200, 1000
+
+
+class DevicesQuery(msgspec.Struct, frozen=True):
+    """Filter of devices."""
+
+    soc: Text = ""
+    state: Text = ""
+    health: Text = ""
+    q: Text = ""
+    """Words of name, id, product and labels."""
+
+
+class DevicesFacts(Facts, frozen=True, kw_only=True):
+    """Devices in the store, and commands that wait for one."""
+
+    template: ClassVar[str] = "devices.html.j2"
+    devices: list[DeviceRow]
+    total: int
+    waiting: list[Waiting]
+    wanted: list[str]
+    """Target of each waiting command in words."""
+    socs: list[str]
+    states: list[str]
+
+
+class DeviceQuery(msgspec.Struct, frozen=True):
+    """A device and the number of its attempts."""
+
+    device: Text
+    limit: Annotated[int, msgspec.Meta(ge=1, le=_ATTEMPTS, description="Attempts.")] = 40
+
+
+class DeviceFacts(Facts, frozen=True, kw_only=True):
+    """Device with its health, drift and attempts."""
+
+    template: ClassVar[str] = "device.html.j2"
+    schema: int = 2
+    device: Registered
+    events: list[HealthEvent]
+    now: DeviceRow
+    attempts: list[DeviceAttempt]
+    looked_at: int
+    """Attempts that the drift is made of."""
+    drift: Drift
+    leased_ms: int | None
+    """Time since which a process has the device."""
+    leased_on: str = ""
+    """Host of that process."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return the chart of the health check."""
+        shared = self.device.kind == "virtual" and self.device.id != self.device.serial
+        return {"chart": health_check_chart(self.events), "health_check_p50": health_check_p50, "host_shared": shared}
+
+
+def devices_page(store: Store, query: DevicesQuery) -> DevicesFacts:
+    """Return every device in the store, without contacting it."""
+    found = device_rows(store)
+    words = query.q.casefold().split()
+    rows = [
+        row
+        for row in found
+        if query.soc in ("", row.soc)
+        and query.state in ("", row.state)
+        and query.health in ("", row.health)
+        and all(word in f"{row.name} {row.id} {row.product} {' '.join(row.labels)}".casefold() for word in words)
+    ]
+    waiting, known = store.leases.waiting(), {row.id: row for row in found}
+    return DevicesFacts(
+        title="Devices",
+        devices=rows,
+        total=len(found),
+        waiting=waiting,
+        wanted=[wanted_of(one, known) for one in waiting],
+        socs=sorted({row.soc for row in found}),
+        states=sorted({row.state for row in found}),
+    )
+
+
+def device_page(store: Store, query: DeviceQuery) -> DeviceFacts:
+    """Return one device, as `farm devices show`, with its recent attempts and its drift."""
+    known = resolve_device(store, query.device, forgotten=True)
+    events = store.devices.health_events(known.id, _EVENTS)
+    lease: Lease | None = next((lease for lease in store.leases.all() if lease.device == known.id), None)
+    attempts = store.browse.on_device(known.serial, known.kind, _ATTEMPTS) if known.serial else []
+    # The token of a lease is a secret: who has it can end the lease.
+    held = lease is not None and bool(lease.token)
+    return DeviceFacts(
+        title=known.name or known.id,
+        device=known,
+        events=events,
+        now=remembered(known, lease),
+        attempts=attempts[: query.limit],
+        looked_at=len(attempts),
+        drift=drift_of(events, attempts),
+        leased_ms=lease.acquired_ms if lease is not None and held else None,
+        leased_on=lease.host if lease is not None and held else "",
+    )

@@ -1,0 +1,120 @@
+"""Numbers run by run, as `farm history`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+
+from farm.report.model import format as fmt
+from farm.report.model.alerts import change_of, word_of
+from farm.report.model.history import USUAL, tables
+from farm.report.model.status_query import records_of, steps_of
+from farm.results.analysis.flakiness import Record
+from farm.serve.page import Facts, PageNumber, Text
+from farm.store.records import AlertRecord, HistoryPoint
+from farm.store.toolchains import line_text
+
+if TYPE_CHECKING:
+    from farm.store.store import Store
+
+_MOST_CASES = 1000
+
+
+class HistoryQuery(msgspec.Struct, frozen=True):
+    """Jobs and metrics of a history."""
+
+    job: Text = ""
+    """Pattern of jobs."""
+    soc: Text = ""
+    metric: Text = ""
+    """Metrics, separated by commas; empty for all."""
+    branch: Text = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200, description="Attempts of a job.")] = 20
+    jobs: Annotated[int, msgspec.Meta(ge=1, le=200, description="Jobs of a page.")] = 8
+    page: PageNumber = 1
+
+
+class Reliability(msgspec.Struct, frozen=True):
+    """Record of passes and failures of a job on one kind of device."""
+
+    job_id: str
+    device_kind: str
+    record: Record
+
+
+class HistoryFacts(Facts, frozen=True, kw_only=True):
+    """Histories of the jobs of a page."""
+
+    template: ClassVar[str] = "history.html.j2"
+    points: list[HistoryPoint]
+    reliability: list[Reliability]
+    alerts: list[AlertRecord]
+    line: str
+    query: HistoryQuery
+    jobs: int
+    """Jobs that match."""
+    number: int
+    pages: int
+    metrics: dict[str, list[str]]
+    """All metrics of each job."""
+    fingerprints: dict[str, dict[str, str]]
+    commit_url: str
+    lines: list[str]
+    cases: list[str]
+    socs: list[str]
+
+    def shown(self) -> dict[str, Any]:
+        """Return the tables of the page."""
+        asked = self.query
+        chosen = tuple(one.strip() for one in asked.metric.split(",") if one.strip())
+        return {
+            "pattern": asked.job,
+            "soc": asked.soc,
+            "metric": ", ".join(chosen),
+            "limit": asked.limit,
+            "line": line_text(self.line),
+            "tables": tables(self.points, chosen or USUAL, self.fingerprints),
+            "records": {(one.job_id, one.device_kind): one.record for one in self.reliability},
+            "steps": self.alerts,
+            "record_text": fmt.record,
+            "change_of": change_of,
+            "word_of": word_of,
+        }
+
+
+def history_page(store: Store, query: HistoryQuery) -> HistoryFacts:
+    """Return numbers run by run, as `farm history`."""
+    line = store.status.line_to_show(query.branch or None)
+    names: list[str] = store.history.job_names(query.job, query.soc or None) if query.job else []
+    shown = names[(query.page - 1) * query.jobs : query.page * query.jobs]
+    found = [point for name in shown for point in _points(store, name, None, query, line)]
+    metrics = {name: sorted({point.metric for point in found if point.job_id == name} - {""}) for name in shown}
+    chosen = tuple(one.strip() for one in query.metric.split(",") if one.strip())
+    points = found
+    if chosen:
+        # The pattern and not the names: a metric is unknown when no job of the pattern has it.
+        of_metric = [_points(store, query.job, metric, query, line) for metric in chosen]
+        points = [point for part in of_metric for point in part if point.job_id in shown]
+    return HistoryFacts(
+        title=f"History of {query.job}" if query.job else "History",
+        points=points,
+        reliability=[Reliability(job, kind, one) for (job, kind), one in records_of(store, points, line).items()],
+        alerts=steps_of(store, points, chosen, line),
+        line=line,
+        query=query,
+        jobs=len(names),
+        number=query.page,
+        pages=max(1, -(-len(names) // query.jobs)),
+        metrics=metrics,
+        fingerprints=store.history.fingerprints(point.fingerprint for point in points),
+        commit_url=store.status.newest_toolchain(line).commit_url,
+        lines=list(map(line_text, store.status.lines())),
+        cases=store.browse.cases(_MOST_CASES),
+        socs=list(store.browse.known().socs),
+    )
+
+
+def _points(store: Store, pattern: str, metric: str | None, query: HistoryQuery, line: str) -> list[HistoryPoint]:
+    """Return points of a branch and the local runs of the user of this server process."""
+    return store.history.points(pattern, metric, query.soc or None, query.limit, line, local_runs_of=store.user)

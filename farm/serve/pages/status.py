@@ -1,0 +1,82 @@
+"""State of the farm and its results, as `farm status`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+
+from farm.report.model import format as fmt
+from farm.report.model.alerts import by_range, change_of, remark_text, word_of
+from farm.report.model.status import TITLES, Status, counts, ended_text, purpose_text, reasons_of, unsure_lines
+from farm.report.model.status_query import read_status
+from farm.serve.page import Facts, Text
+from farm.serve.pages.progress import progress_text
+from farm.store.queries.browse import Progress
+from farm.store.toolchains import line_text
+
+if TYPE_CHECKING:
+    from farm.store.store import Store
+
+
+class StatusQuery(msgspec.Struct, frozen=True):
+    """Parameters of the status page."""
+
+    run: Text = ""
+    """Run instead of the newest nightly run."""
+    branch: Text = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Rows of each list.")] = 20
+
+
+class StatusFacts(Facts, frozen=True, kw_only=True):
+    """State of the farm."""
+
+    template: ClassVar[str] = "status.html.j2"
+    schema: int = 3
+    status: Status
+    progress: dict[str, Progress]
+    """Progress of the last day's runs by run id."""
+    known: int
+    """Devices in the store."""
+    lines: list[str]
+    limit: int
+
+    def shown(self) -> dict[str, Any]:
+        """Return the groups of the page and the words of its template."""
+        status, limit = self.status, self.limit
+        found = [(str(standing), title, status.jobs(standing)) for standing, title in TITLES.items()]
+        changed = (
+            ("flaky", "Newly flaky", status.records("newly_flaky")),
+            ("healed", "Healed", status.records("healed")),
+        )
+        ranges = by_range(status.regressions)[:limit]
+        return {
+            "groups": [(key, title, jobs[:limit], len(jobs)) for key, title, jobs in found if jobs],
+            "reliability": [(key, title, jobs[:limit], len(jobs)) for key, title, jobs in changed if jobs],
+            "ranges": [(good, bad, alerts[:limit], len(alerts)) for good, bad, alerts in ranges],
+            "shown": sorted({line_text(one.run.toolchain.line if one.run.toolchain else "") for one in status.runs}),
+            "unsure": unsure_lines(status),
+            "counts": counts,
+            "ended_text": ended_text,
+            "purpose_text": purpose_text,
+            "reasons_of": reasons_of,
+            "record_text": fmt.record,
+            "remark_text": remark_text,
+            "word_of": word_of,
+            "change_of": change_of,
+            "progress_text": progress_text,
+        }
+
+
+def status_page(store: Store, query: StatusQuery) -> StatusFacts:
+    """Return the state of the farm and its results, as `farm status`."""
+    # The viewer of a page is another user than the owner of the server process.
+    run_id = store.runs.resolve(query.run, own=False) if query.run else None
+    return StatusFacts(
+        title="Status",
+        status=read_status(store, run_id, query.branch or None),
+        progress={one.run_id: one for one in store.browse.progress()},
+        known=len(store.devices.all()),
+        lines=list(map(line_text, store.status.lines())),
+        limit=query.limit,
+    )

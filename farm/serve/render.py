@@ -1,0 +1,89 @@
+"""Answer of a page: facts as HTML by their template, or as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from litestar import MediaType, Response
+from litestar.template.base import csrf_token
+
+from farm.base.resources import data_folder
+from farm.base.text import json_document
+from farm.report.html.page import PAGE_SCRIPTS, PAGE_STYLES, Served, render
+from farm.report.html.page_of_run import EARLY_SCRIPT
+from farm.serve.address import Address, link
+from farm.serve.page import html_of
+
+if TYPE_CHECKING:
+    from litestar import Request
+
+    from farm.serve.page import Facts
+
+API = "/api/"
+
+
+class Renderer:
+    """Templates, style sheets and scripts of the server's pages."""
+
+    def __init__(self) -> None:
+        self.assets = _read_assets()
+        names = {name.partition(".")[0] + name[name.rindex(".") :]: name for name in self.assets}
+        self._served = Served(
+            styles=tuple(f"/assets/{names[name]}" for name in PAGE_STYLES),
+            early_script=f"/assets/{names[EARLY_SCRIPT]}",
+            scripts=tuple(f"/assets/{names[name]}" for name in PAGE_SCRIPTS),
+        )
+
+    def facts(self, request: Request[Any, Any, Any], facts: Facts) -> Response[bytes]:
+        """Return facts in the format that the request asks for."""
+        if wants_json(request):
+            return json_answer(facts)
+        return _html(html_of(facts, self._served, _address(request), **_who(request)))
+
+    def html(self, request: Request[Any, Any, Any], template: str, status: int, **values: Any) -> Response[bytes]:
+        """Return a template of reports/ as a page of the server."""
+        page = render(template, self._served, address=_address(request), link=link, **_who(request), **values)
+        return _html(page, status)
+
+    def error(self, request: Request[Any, Any, Any], status: int, title: str, problem: str) -> Response[bytes]:
+        """Return an error as a page or as JSON."""
+        if wants_json(request):
+            return json_answer({"schema": 1, "error": problem}, status)
+        return self.html(request, "error.html.j2", status, title=title, problem=problem)
+
+
+def _html(page: str, status: int = 200) -> Response[bytes]:
+    return Response(page.encode("utf-8", "replace"), status_code=status, media_type=MediaType.HTML)
+
+
+def _address(request: Request[Any, Any, Any]) -> Address:
+    return Address(request.scope["path"], dict(request.query_params))
+
+
+def _who(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    """Return the template values of the user of a request."""
+    return {"user": request.scope.get("user"), "csrf": csrf_token({"request": request})}
+
+
+def wants_json(request: Request[Any, Any, Any]) -> bool:
+    """Return True for the API, `?format=json` and programs that accept JSON and no HTML."""
+    if request.scope["path"].startswith(API):
+        return True
+    asked, accept = request.query_params.get("format", ""), request.headers.get("accept", "")
+    return asked == "json" or (not asked and "application/json" in accept and "text/html" not in accept)
+
+
+def json_answer(answer: Any, status: int = 200) -> Response[bytes]:
+    """Return a JSON document that a terminal can show."""
+    return Response(json_document(answer), status_code=status, media_type=MediaType.JSON)
+
+
+def _read_assets() -> dict[str, bytes]:
+    """Return style sheets and scripts by a name with their hash: `report.0123456789abcdef.css`."""
+    found = {}
+    for name in (*PAGE_STYLES, EARLY_SCRIPT, *PAGE_SCRIPTS):
+        content = (data_folder("reports") / name).read_bytes()
+        stem, _, kind = name.rpartition(".")
+        found[f"{stem}.{hashlib.sha256(content).hexdigest()[:16]}.{kind}"] = content
+    return found

@@ -1,0 +1,39 @@
+"""Store of the server, opened on first use."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from farm.base.errors import StoreError
+from farm.store.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm.store.store import Store
+
+
+class StoreHolder:
+    """Store that is opened on first use and again after an error, since a database may appear or be replaced."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._lock = url, threading.Lock()
+        self._store: Store | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[Store]:
+        """Lend the store; after a StoreError the next caller gets a new one."""
+        with self._lock:
+            if self._store is None:
+                self._store = open_store(self._url, readonly=True)
+            store = self._store
+        try:
+            yield store
+        except StoreError:
+            with self._lock:
+                if self._store is store:
+                    self._store = None
+            store.close()
+            raise
