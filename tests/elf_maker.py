@@ -16,7 +16,12 @@ _SIGNATURE = b"stub of a hash table and a certificate chain"
 
 
 def make_elf(
-    machine: int, flags: int = 0, *, wide: bool = False, segments: tuple[tuple[int, int], ...] = UNSIGNED
+    machine: int,
+    flags: int = 0,
+    *,
+    wide: bool = False,
+    segments: tuple[tuple[int, int], ...] = UNSIGNED,
+    align: int = 0,
 ) -> bytes:
     """A header and program headers; a segment of hashes has bytes behind it, the others have none."""
     ident = b"\x7fELF" + bytes([2 if wide else 1, 1, 1]) + bytes(9)
@@ -29,9 +34,9 @@ def make_elf(
     for kind, segment_flags in segments:
         offset, nbytes = (end, len(_SIGNATURE)) if (kind, segment_flags) == HASH else (0, 0)
         fields = (
-            (kind, segment_flags, offset, 0, 0, nbytes, 0, 0)
+            (kind, segment_flags, offset, 0, 0, nbytes, 0, align)
             if wide
-            else (kind, offset, 0, 0, nbytes, 0, segment_flags, 0)
+            else (kind, offset, 0, 0, nbytes, 0, segment_flags, align)
         )
         table += struct.pack("<II6Q" if wide else "<8I", *fields)
     return ident + header + table + (_SIGNATURE if HASH in segments else b"")

@@ -60,7 +60,7 @@ _IN_GROUPS = {
         "shell": ("devices.shell:command", "Open a shell on a device."),
         "adb": ("devices.adb:command", "Run your own adb on a device."),
         "connect": ("devices.connect:command", "Connect a device to your adb: scrcpy, Android Studio."),
-        "check": ("devices.device:check_command", "Run the health check of devices now."),
+        "check": ("devices.device:check_command", "Check the properties of devices now."),
         "enable": ("devices.device:enable_command", "Put a device into service again."),
         "disable": ("devices.device:disable_command", "Take a device out of service."),
         "unquarantine": ("devices.device:unquarantine_command", "End the quarantine of a device."),

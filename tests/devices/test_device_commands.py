@@ -24,6 +24,7 @@ from farm.devices.execution.content_store import ContentStore, differing, expect
 from farm.devices.execution.shell import shell_script
 from farm.devices.execution.takeover import take_over
 from farm.devices.identity import identify
+from farm.devices.platform_facts import read_platform
 from farm.devices.recovery import TELL_BOOT, TELL_STATE
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.status import read_status
@@ -95,6 +96,13 @@ def test_status(device: Device, transport: Transport) -> None:
     assert status.free_bytes
     assert status.clock_offset_ms is not None
     assert abs(status.clock_offset_ms) < 60_000
+
+
+def test_page_size_and_selinux(transport: Transport) -> None:
+    facts = read_platform(transport)
+    assert facts.page_bytes >= 4096
+    assert facts.page_bytes & (facts.page_bytes - 1) == 0
+    assert facts.selinux in {"", "Disabled", "Permissive", "Enforcing"}
 
 
 def test_boot_and_state(transport: Transport) -> None:

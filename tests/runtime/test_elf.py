@@ -52,7 +52,9 @@ def test_a_real_skel_is_for_its_architecture_and_unsigned_as_another_reader_says
         assert header.flags == theirs.header.e_flags
         assert theirs.header.e_machine == "EM_QDSP6"
         raw = [segment.header for segment in theirs.iter_segments()]
-    assert [one[1:] for one in header.segments] == [(one.p_flags, one.p_offset, one.p_filesz) for one in raw]
+    assert [one[1:] for one in header.segments] == [
+        (one.p_flags, one.p_offset, one.p_filesz, one.p_align) for one in raw
+    ]
 
 
 @pytest.mark.parametrize("name", ["libQnnHtp.so", "libQnnHtpV75Stub.so", "libQnnSystem.so", "libQnnGpu.so"])

@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.base.text import one_line
-from farm.cli.options import config_option, duration, json_option, limit_option
+from farm.cli.options import OUTPUT_FILE, config_option, duration, json_option, limit_option
 from farm.cli.output import echo, opened, show, width
-from farm.report.terminal.layout import columns
+from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from farm.devices.health import HealthEvent
+    from farm.replay.check import CheckedDevice
     from farm.store.leases.registry import Registered
     from farm.store.store import Store
+
+
+_TEXT_COLUMN = 25
 
 
 @click.command("name")
@@ -79,36 +83,62 @@ def unquarantine_command(*, device: str, config_file: Path | None) -> None:
         echo(f"{known.called} is {state}: {reason}")
 
 
-@click.command("check", short_help="Run the health check on devices now.")
+@click.command("check", short_help="Check the properties of devices, with a health check.")
 @click.argument("names", nargs=-1, metavar="[DEVICE]...")
 @click.option("--wait", "wait_s", metavar="TIME", callback=duration,
               help="Longest wait for a device that another command uses.")  # fmt: skip
+@click.option("--save", type=OUTPUT_FILE, metavar="FILE.zip",
+              help="Write a transcript for a bug report, without serials, accounts and paths.")  # fmt: skip
 @json_option()
-def check_command(*, names: tuple[str, ...], wait_s: float | None, as_json: bool, config_file: Path | None) -> int:
-    """Run the health check on devices now, all attached ones without a name.
+def check_command(
+    *, names: tuple[str, ...], wait_s: float | None, save: Path | None, as_json: bool, config_file: Path | None
+) -> int:
+    """Check devices now, all attached ones without a name: one line per property.
 
-    Each device is leased meanwhile, and the result is its health from then on.
-    The exit code is 4 if a device is not fit, if a named device could not be
-    checked, or if no device could.
+    ok, a warning with the next step, or an error: identity, SoC profile, free
+    space, root, temperature, page size, SELinux, DSP, health check (a small
+    program), push speed, spread of its latencies. Each device is leased
+    meanwhile, and the health check decides its health from then on. The exit
+    code is 4 if a device is not fit, if a named device could not be checked, or
+    if no device could.
     """
     from farm.base.errors import InfraError
-    from farm.cli.output import notice
+    from farm.cli.output import notice, written
     from farm.dispatch.pool.announce import announcing
     from farm.replay.check import CheckOutcome, check_devices
 
     with opened(config_file) as (config, store), announcing(config, store):
         found = check_devices(config, store, names, wait_s or 0.0)
-    rows = [
-        (one_line(one.name), one.soc, str(one.outcome), f"{one.latency_ms:.3f} ms" if one.latency_ms else "",
-         one_line(one.reason))
-        for one in found
-    ]  # fmt: skip
-    show({"devices": found}, [row[: width()] for row in columns(rows)] if rows else [], as_json=as_json)
-    outcomes = {one.outcome for one in found}
+    lines = [line for report in found for line in _check_lines(report.checked)]
+    if save is not None:
+        from farm.replay.transcript import transcript
+
+        with written(save) as file:
+            file.write(transcript(config, found, lines))
+        notice(f"wrote {save}: look through it before you publish it")
+    shown = (short for line in lines for short in _folded(line))
+    show({"devices": [one.checked for one in found]}, shown, as_json=as_json)
+    outcomes = {one.checked.outcome for one in found}
     if not outcomes:
         notice("no device is attached: 'farm devices' shows the devices, and why others cannot be used")
     good = {CheckOutcome.FIT} if names else {CheckOutcome.FIT, CheckOutcome.NOT_CHECKED}
     return 0 if CheckOutcome.FIT in outcomes and outcomes <= good else InfraError.exit_code
+
+
+def _check_lines(checked: CheckedDevice) -> Iterator[str]:
+    reason = f": {one_line(checked.reason)}" if checked.outcome == "not checked" else ""
+    yield f"{one_line(checked.name)}: {checked.soc or 'SoC unknown'} {checked.kind}, {checked.outcome}{reason}"
+    for one in checked.properties:
+        yield f"  {one.level:<8} {one.name:<13} {one_line(one.line)}"
+
+
+def _folded(line: str) -> list[str]:
+    """Return a line of the check in lines of the terminal's width, the text in its column."""
+    if len(line) <= width():
+        return [line]
+    head, text = line[:_TEXT_COLUMN], line[_TEXT_COLUMN:]
+    first, *others = wrapped(text, max(20, width() - _TEXT_COLUMN), "", whole_words=False)
+    return [head + first, *(" " * _TEXT_COLUMN + one for one in others)]
 
 
 @click.command("forget", short_help="Leave a device that is gone out of every list.")

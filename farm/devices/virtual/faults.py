@@ -60,6 +60,9 @@ class FaultKind(StrEnum):
     HANG_RUNNER = "hang_runner", "answer", "the runner stops, by SIGSTOP, before its next answer"
     WRONG_NUMBERS = "wrong_numbers", "answer", "outputs with more than after_bytes bytes are computed wrong"
     CLOCK_SKEW = "clock_skew", "shell", "date and the times of files are off by seconds"
+    PAGE_SIZE = "page_size", "shell", "getconf names memory pages of code (16) KiB"
+    SELINUX_DENIAL = "selinux_denial", "shell", "SELinux is enforcing, and the log has a denial of farm's runner"
+    UNEVEN_TIMES = "uneven_times", "shell", "a runner that takes jobs stands still for most of the time"
     HOSTILE_NAMES = "hostile_names", "shell", "names that shells and terminals trip over are in its folders"
     ENDLESS_OUTPUT = "endless_output", f"{_COMMANDS} list", "a command, or a listing, repeats text without end"
 
@@ -83,6 +86,9 @@ CONDITIONS = frozenset(
         FaultKind.OVERHEATED,
         FaultKind.LOW_BATTERY,
         FaultKind.CLOCK_SKEW,
+        FaultKind.PAGE_SIZE,
+        FaultKind.SELINUX_DENIAL,
+        FaultKind.UNEVEN_TIMES,
         FaultKind.HOSTILE_NAMES,
     }
 )

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.devices.virtual.faults import CONDITIONS, DRAWN, LINK_KINDS, LOG, Fault, FaultKind
-from farm.devices.virtual.tools import FAULTY_TOOLS, HEALTHY_CELSIUS, HEALTHY_LEVEL, HOSTILE_FOLDERS, HOSTILE_NAMES
+from farm.devices.virtual.tools import (
+    DENIAL,
+    FAULTY_TOOLS,
+    HEALTHY_CELSIUS,
+    HEALTHY_LEVEL,
+    HOSTILE_FOLDERS,
+    HOSTILE_NAMES,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +37,17 @@ SOC_PROPERTY = "ro.soc.model"
 _SLOW = 100_000
 _HOT_CELSIUS = 60
 _LOW_PERCENT = 5
+_PAGE_KIB = 16
 _OTHER_SOCS = ("SM8550", "SM8650")
+
+# Property of the device during a condition, and its value; the page size is computed.
+_PROPERTIES = {
+    FaultKind.PAGE_SIZE: ("farm.page_bytes", ""),
+    FaultKind.SELINUX_DENIAL: ("farm.selinux", "Enforcing"),
+    FaultKind.UNEVEN_TIMES: ("farm.uneven_times", "1"),
+}
+
+_HEALTHY_BODY = {FaultKind.OVERHEATED: {"celsius": HEALTHY_CELSIUS}, FaultKind.LOW_BATTERY: {"level": HEALTHY_LEVEL}}
 
 _OUTPUTS = "data/local/tmp/farm/run-*/*/output_*.raw"
 
@@ -135,6 +152,16 @@ class Injection:
         if self._hit(fault, _DRAWN_SECONDS[1] if skewed else fault.seconds) is not None:
             await asyncio.Event().wait()
 
+    @property
+    def uneven(self) -> bool:
+        """True while runners stand still again and again."""
+        return _PROPERTIES[FaultKind.UNEVEN_TIMES][0] in self._tree.properties
+
+    def begin_runner(self) -> None:
+        """Log the denial of a runner that starts, where SELinux denies it something."""
+        if _PROPERTIES[FaultKind.SELINUX_DENIAL][0] in self._tree.properties:
+            self._tree.log("auditd", DENIAL)
+
     def use_space(self, size: int) -> bool:
         """Take room for `size` bytes that are pushed; False when there is none."""
         if self.free_bytes is None:
@@ -198,6 +225,11 @@ class Injection:
             tree.set_property("farm.clock_skew_s", str(self.skew_s))
             self._add_tool("date")
             self._add_tool("stat")
+        elif kind in _PROPERTIES:
+            name, value = _PROPERTIES[kind]
+            tree.set_property(name, value or str((fault.code or _PAGE_KIB) * 1024))
+            if kind is FaultKind.PAGE_SIZE:
+                self._add_tool("getconf")
         elif kind is FaultKind.HOSTILE_NAMES:
             self.hostile = True
             self._make_hostile_files()
@@ -216,21 +248,19 @@ class Injection:
             tree.set_property("farm.free_bytes", None)
         elif kind is FaultKind.WRONG_SOC and tree.properties[SOC_PROPERTY] != self._soc:
             tree.set_property(SOC_PROPERTY, self._soc)
-        elif kind is FaultKind.OVERHEATED:
-            self._set_body(celsius=HEALTHY_CELSIUS)
-        elif kind is FaultKind.LOW_BATTERY:
-            self._set_body(level=HEALTHY_LEVEL)
+        elif kind in _HEALTHY_BODY:
+            self._set_body(**_HEALTHY_BODY[kind])
         elif kind is FaultKind.CLOCK_SKEW and self.skew_s:
             self.skew_s = 0
             for name in ("date", "stat"):
                 tree.remove(f"system/bin/{name}")
             tree.set_property("farm.clock_skew_s", None)
-        elif kind is FaultKind.HOSTILE_NAMES and self.hostile:
-            self.hostile = False
-            made, self._made = self._made, []
-            for place in made:
-                with contextlib.suppress(OSError):
-                    os.unlink(place)
+        elif kind in _PROPERTIES:
+            tree.set_property(_PROPERTIES[kind][0], None)
+            if kind is FaultKind.PAGE_SIZE:
+                tree.remove("system/bin/getconf")
+        elif kind is FaultKind.HOSTILE_NAMES:
+            self._remove_hostile_files()
         elif kind is FaultKind.UNAUTHORIZED and self.unauthorized:
             self.unauthorized = False
             self._machine.trust()
@@ -253,6 +283,13 @@ class Injection:
                 with contextlib.suppress(OSError):
                     os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
                     self._made.append(place)
+
+    def _remove_hostile_files(self) -> None:
+        self.hostile = False
+        made, self._made = self._made, []
+        for place in made:
+            with contextlib.suppress(OSError):
+                os.unlink(place)
 
     def _waiting_for(self, operation: str, subject: str) -> Fault | None:
         for number, (fault, pattern, left) in enumerate(self._waiting):

@@ -114,6 +114,11 @@ if "error" in answer:
     sys.exit("reboot: " + answer["error"])
 """
 
+_GETENFORCE = """#!/bin/sh
+# getenforce, as on Android. A virtual device has no SELinux.
+exec "${0%/getenforce}/getprop" farm.selinux Disabled
+"""
+
 TOOLS = {
     "getprop": _GETPROP,
     "id": _ID,
@@ -122,6 +127,7 @@ TOOLS = {
     "log": _LOG,
     "remount": _REMOUNT,
     "reboot": _REBOOT,
+    "getenforce": _GETENFORCE,
 }
 """Scripts that are always in /system/bin."""
 
@@ -163,7 +169,21 @@ sys.stdout.buffer.write(shown)
 sys.exit(done.returncode)
 """
 
-FAULTY_TOOLS = {"df": _DF, "date": _DATE, "stat": _STAT}
+_GETCONF = """#!/bin/sh
+# getconf of a device with larger memory pages.
+case "$*" in
+    PAGE_SIZE | PAGESIZE) exec "${0%/getconf}/getprop" farm.page_bytes ;;
+    *) PATH=/usr/bin:/bin exec getconf "$@" ;;
+esac
+"""
+
+DENIAL = (
+    'avc:  denied  { read } for comm="farm_runner" name="fastrpc-cdsp" dev="tmpfs" '
+    "scontext=u:r:shell:s0 tcontext=u:object_r:vendor_qdsp_device:s0 tclass=chr_file permissive=0"
+)
+"""Line of the log about a program that SELinux stops, as Android's auditd writes it."""
+
+FAULTY_TOOLS = {"df": _DF, "date": _DATE, "stat": _STAT, "getconf": _GETCONF}
 """Scripts that replace this machine's tools during a fault, as those would show true values."""
 
 BATTERY = "system/battery"

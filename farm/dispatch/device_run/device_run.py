@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Enough for a median; together they take less than one job.
-_HEALTH_CHECK_INFERENCES = 10
+# Enough for a median and its spread; together they take less than one job.
+_HEALTH_CHECK_INFERENCES = 20
 _HEALTH_CHECK_SECONDS = 60.0
 # A battery and a case change by less than a degree meanwhile.
 _STATUS_SECONDS = 15.0

@@ -22,6 +22,7 @@ AARCH64 = 183
 X86_64 = 62
 
 _PT_NULL = 0
+_PT_LOAD = 1
 # Bits of e_flags that name the architecture: LLVM, EF_HEXAGON_MACH without the variant bit of the tiny cores.
 _HEXAGON_ARCH = 0x3FF
 # Bits of p_flags for the type of a segment in Qualcomm's signed images: Linux, drivers/soc/qcom/mdt_loader.c.
@@ -34,12 +35,13 @@ _MOST_SEGMENTS = 512
 
 
 class ElfSegment(NamedTuple):
-    """Program header: type and flags of a segment, and its bytes in the file."""
+    """Program header: type, flags and alignment of a segment, and its bytes in the file."""
 
     kind: int
     flags: int
     offset: int
     nbytes: int
+    align: int
 
 
 class ElfHeader(msgspec.Struct, frozen=True):
@@ -60,6 +62,11 @@ class ElfHeader(msgspec.Struct, frozen=True):
         """Hexagon architecture in its usual notation: 75 for V75, with e_flags 0x75."""
         text = f"{self.flags & _HEXAGON_ARCH:x}"
         return int(text) if text.isdecimal() else 0
+
+    @property
+    def page_bytes(self) -> int:
+        """Largest size of memory pages that the file can be loaded with; 0 for a file without loadable segments."""
+        return min((one.align for one in self.segments if one.kind == _PT_LOAD), default=0)
 
     @property
     def signed(self) -> bool:
@@ -101,10 +108,10 @@ def read_elf(path: Path) -> ElfHeader:
 
 def _segment(headers: bytes, start: int, *, wide: bool) -> ElfSegment:
     if wide:
-        kind, flags, offset, _, _, nbytes = struct.unpack_from("<II4Q", headers, start)
+        kind, flags, offset, _, _, nbytes, _, align = struct.unpack_from("<II6Q", headers, start)
     else:
-        kind, offset, _, _, nbytes, _, flags = struct.unpack_from("<7I", headers, start)
-    return ElfSegment(kind, flags, offset, nbytes)
+        kind, offset, _, _, nbytes, _, flags, align = struct.unpack_from("<8I", headers, start)
+    return ElfSegment(kind, flags, offset, nbytes, align)
 
 
 def required_versions(files: Iterable[Path]) -> dict[str, str]:

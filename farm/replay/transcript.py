@@ -1,0 +1,129 @@
+"""Transcript of `farm devices check` for a bug report: lines, answers, versions; no names."""
+
+from __future__ import annotations
+
+import getpass
+import io
+import os
+import platform
+import re
+import socket
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farm import __version__
+from farm.base.text import json_document, visible
+from farm.builds.runtime.packages import package_version
+from farm.devices.device import AdbAddress, SshAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from farm.base.config.settings import Config
+    from farm.devices.device import Device
+    from farm.replay.check import CheckReport
+
+# Folders of this machine, and of Linux devices, in which names of accounts and projects are.
+_BELOW = r"(?:/[^\s'\":;,)]*)?"
+_PATH = re.compile(rf"(?<![\w/.-])/(?:home|Users|root|tmp|var|opt|work|mnt|media|srv|run){_BELOW}")
+_ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?(?![\d.])")
+_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+# Account of every machine, and a word of the lines.
+_COMMON = frozenset({"root", "shell", ""})
+_PACKAGES = ("executorch", "torch", "onnxruntime-qnn")
+
+
+class Anonymizer:
+    """Replacement of names in texts: devices, hosts, accounts, paths, addresses."""
+
+    def __init__(self, config: Config, reports: Sequence[CheckReport]) -> None:
+        words: dict[str, str] = {}
+        for number, report in enumerate(reports):
+            words |= dict.fromkeys(_names(report), f"<device {number}>")
+            if report.device is not None:
+                words |= dict.fromkeys(_hosts(report.device), "<host>")
+                words |= dict.fromkeys(_accounts(report.device), "<account>")
+        words[socket.gethostname()] = "<host>"
+        accounts = (getpass.getuser(), os.environ.get("USER", ""), os.environ.get("LOGNAME", ""))
+        words |= dict.fromkeys(accounts, "<account>")
+        folders = (config.state_dir, config.cache_dir, config.sdk_root, config.file, Path.cwd(), Path.home())
+        paths = {str(folder) for folder in (*folders, sys.prefix) if folder is not None} - {"/"}
+        self._words = {word: place for word, place in words.items() if word not in _COMMON}
+        # Names as whole words, and paths with all that is below them.
+        alternatives = (
+            rf"{re.escape(one)}{_BELOW}" if one in paths else rf"(?<![A-Za-z0-9]){re.escape(one)}(?![A-Za-z0-9])"
+            for one in sorted((*paths, *self._words), key=len, reverse=True)
+        )
+        self._pattern = re.compile("|".join(alternatives) or r"(?!)")
+
+    def text(self, text: str) -> str:
+        """Return `text` without names."""
+        text = self._pattern.sub(lambda found: self._words.get(found[0], "<path>"), visible(text))
+        for pattern, place in ((_EMAIL, "<account>"), (_PATH, "<path>"), (_ADDRESS, "<address>")):
+            text = pattern.sub(place, text)
+        return text
+
+    def value(self, value: Any) -> Any:
+        """Return a value of JSON without names, also in its keys."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list | tuple):
+            return [self.value(one) for one in value]
+        if isinstance(value, dict):
+            return {self.text(str(key)): self.value(one) for key, one in value.items()}
+        return value
+
+
+def transcript(config: Config, reports: Sequence[CheckReport], lines: Iterable[str]) -> bytes:
+    """Return the zip file with `lines` as the command prints them, and the answers behind them, without names."""
+    import msgspec
+
+    hide = Anonymizer(config, reports)
+    versions = {name: package_version(name) for name in _PACKAGES}
+    about = {"farm": __version__, "python": platform.python_version(), "system": platform.system(), **versions}
+    files = {"check.txt": "\n".join(hide.text(line) for line in lines).encode() + b"\n"}
+    devices = []
+    for number, report in enumerate(reports):
+        checked = msgspec.to_builtins(report.checked)
+        devices.append({"checked": checked, "facts": _without_boot(report.facts), "build": _build(report)})
+        files |= {f"device-{number}/{kind}.txt": hide.text(text).encode() for kind, text in report.logs.items()}
+    files["check.json"] = json_document({"schema": 1, "versions": about, "devices": hide.value(devices)})
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in files.items():
+            file.writestr(name, data)
+    return archive.getvalue()
+
+
+def _build(report: CheckReport) -> str:
+    return report.device.build if report.device is not None else ""
+
+
+def _without_boot(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts without the boot id and other names of the device."""
+    left_out = ("boot_id", "addresses")
+    return {
+        name: {key: one for key, one in value.items() if key not in left_out} if isinstance(value, dict) else value
+        for name, value in facts.items()
+    }
+
+
+def _names(report: CheckReport) -> Iterator[str]:
+    yield from (report.checked.id, report.checked.name)
+    if (device := report.device) is not None:
+        yield from (device.serial, device.serialno, device.name, *device.known_as, *device.labels)
+
+
+def _hosts(device: Device) -> Iterator[str]:
+    yield from (device.host, device.address.place)
+    if isinstance(device.address, AdbAddress):
+        yield from (device.address.host, device.address.tunnel)
+    if isinstance(device.address, SshAddress):
+        yield from (device.address.host, device.address.alias)
+
+
+def _accounts(device: Device) -> Iterator[str]:
+    if isinstance(device.address, SshAddress):
+        yield device.address.user

@@ -1,0 +1,255 @@
+"""`farm devices check`: a line for each property of a device, and a transcript without names."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import socket
+import time
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from attached import Attached, attach
+from elf_maker import make_elf
+from farm_home import FarmHome
+from waiting import until
+
+from farm.base.config.devices import HealthConfig
+from farm.builds.runtime.native.elf import AARCH64, HEXAGON, read_elf
+from farm.devices.device import AdbAddress, Device
+from farm.devices.platform_facts import PlatformFacts, parse_platform
+from farm.devices.status import DeviceStatus
+from farm.devices.virtual.faults import Fault, clear, inject
+from farm.replay import properties
+from farm.replay.properties import HealthCheckResult, Level, Property
+from farm.results.attempt import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SERIAL = "virtual-SM8650-0"
+PHONE = Device("R5CT1", "SM8650", "hardware", "vendor/phone/1", AdbAddress(5037), "Phone", serialno="R5CT1")
+STATUS = DeviceStatus(True, 80, 30.0, 50 << 30, "", 1.0, 0)
+DSP = PlatformFacts(4096, "Enforcing", ("/dev/fastrpc-cdsp",), (), ("/vendor/lib64/libcdsprpc.so",))
+MISMATCH = "<E> Stub lib id mismatch: expected (v2.5), detected (v2.4)"
+LATENCIES = tuple(1e6 + 1e3 * number for number in range(20))
+
+
+@pytest.fixture(scope="module")
+def phone(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
+    folder = tmp_path_factory.mktemp("check")
+    (folder / "cwd").mkdir()
+    with attach(FarmHome(farm_cache, folder / "state", folder / "cwd"), folder, ["SM8650"]) as attached:
+        # The first check compiles the program of the health check.
+        attached.farm("devices", "check", SERIAL, code=0)
+        yield attached
+
+
+@pytest.fixture(autouse=True)
+def _healthy(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "phone" in request.fixturenames:
+        attached: Attached = request.getfixturevalue("phone")
+        clear(attached.root(0))
+        until(lambda: attached.json("devices", "list", SERIAL)["devices"][0]["state"] == "ready")
+
+
+def check(phone: Attached, code: int) -> dict[str, dict[str, str]]:
+    """Return the lines of the device by property; the check ends with `code`."""
+    answer = phone.home.json("devices", "check", SERIAL, env=phone.env, code=code)
+    [device] = answer["devices"]
+    return {line["name"]: line for line in device["properties"]}
+
+
+def levels(lines: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Return the properties that are not ok; latencies of a machine with other tests are anything."""
+    return {name: line["level"] for name, line in lines.items() if line["level"] != "ok" and name != "latencies"}
+
+
+def test_a_healthy_device_has_a_line_for_each_property_in_less_than_twenty_seconds(phone: Attached) -> None:
+    begin = time.monotonic()
+    done = phone.farm("devices", "check", SERIAL, code=0)
+    assert time.monotonic() - begin < 20
+    head, *lines = done.stdout.splitlines()
+    assert head == f"{SERIAL}: SM8650 virtual, fit"
+    named = [line for line in lines if re.match(r"  (ok|warning|error) ", line)]
+    assert [line[11:24].strip() for line in named] == [str(name) for name in Property]
+    assert max(map(len, lines)) <= 80
+    assert not levels(check(phone, 0))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("fault", "name", "level", "said"),
+    [
+        (Fault("disk_full", after_bytes=1000), "free space", "error", "remove files"),
+        (Fault("overheated"), "temperature", "warning", "at 60.0 C, limit 45.0 C"),
+        (Fault("low_battery"), "temperature", "warning", "at 5 % of battery"),
+        (Fault("page_size"), "page size", "error", "16 KB pages, and these files are aligned for smaller ones: farm_"),
+        (Fault("selinux_denial"), "SELinux", "error", 'denies: avc: denied { read } for comm="farm_runner"'),
+        (
+            Fault("exit_code", text="Error 0x8000054f: open failed", match="--serve", times=0),
+            "unsigned PD",
+            "error",
+            "refuses a process domain of this user (0x8000054f)",
+        ),
+        (
+            Fault("exit_code", text=MISMATCH, match="--serve", times=0),
+            "skel",
+            "error",
+            "stub and skel are of two QNN SDKs (expected v2.5, found v2.4)",
+        ),
+        (Fault("wrong_numbers", times=0), "health check", "error", "the health check did not pass"),
+        (Fault("slow_link", bytes_per_s=200_000), "push speed", "warning", "0.2 MB/s: the runtime alone takes"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Fault) else "",
+)  # fmt: skip
+def test_a_missing_property_has_its_line(phone: Attached, fault: Fault, name: str, level: str, said: str) -> None:
+    inject(phone.root(0), fault)
+    begin = time.monotonic()
+    warned = fault.kind in ("overheated", "low_battery")
+    lines = check(phone, 0 if warned else 4)
+    assert time.monotonic() - begin < 20
+    assert lines[name]["level"] == level
+    line = f"{lines[name]['text']}: {lines[name]['next_step']}"
+    assert said in line
+    # The health check fails with a fault that it meets, and has no line of its own for it.
+    followers = {"health check", "push speed", "free space"} if fault.kind in ("disk_full", "slow_link") else set()
+    followers |= {"health check"} if name in ("unsigned PD", "skel") else set()
+    assert levels(lines).keys() - {name} <= followers
+
+
+def test_another_soc_than_before_and_one_without_a_profile_are_errors_of_identity_and_profile(phone: Attached) -> None:
+    inject(phone.root(0), Fault("wrong_soc", text="ABC1"))
+    lines = check(phone, 4)
+    assert "reports the SoC ABC1, and reported SM8650 before" in lines["identity"]["text"]
+    assert lines["SoC profile"]["level"] == "error"
+    assert "[soc.ABC1]" in lines["SoC profile"]["next_step"]
+    clear(phone.root(0))
+    check(phone, 4)
+    assert not levels(check(phone, 0))
+
+
+def test_a_device_that_trusts_nobody_is_an_error_of_identity(phone: Attached) -> None:
+    inject(phone.root(0), Fault("unauthorized"))
+    assert "accept 'Allow USB debugging'" in check(phone, 4)["identity"]["next_step"]
+
+
+@pytest.mark.whole
+def test_uneven_latencies_are_a_warning(phone: Attached) -> None:
+    inject(phone.root(0), Fault("uneven_times"))
+    lines = check(phone, 0)
+    assert lines["latencies"]["level"] == "warning", lines["latencies"]
+    assert "of 20, 8 of 10 within" in lines["latencies"]["text"]
+
+
+@pytest.mark.whole
+def test_a_production_build_is_a_warning_about_root(farm_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "cwd").mkdir()
+    with attach(FarmHome(farm_cache, tmp_path / "state", tmp_path / "cwd"), tmp_path, ["SM8650"], build="user") as user:
+        lines = check(user, 0)
+    assert lines["root"]["level"] == "warning"
+    assert "production build" in lines["root"]["text"]
+
+
+def test_the_transcript_has_no_serial_account_or_path(phone: Attached, tmp_path: Path) -> None:
+    phone.farm("devices", "name", SERIAL, "adas-phone", code=0)
+    # The text of the fault has names of each kind: device, account, path, address.
+    text = f"Error 0x8000054f: {SERIAL} of ada.lovelace@example.org at {phone.home.state}/x and 192.168.7.9:5555, root"
+    inject(phone.root(0), Fault("exit_code", text=text, match="--serve", times=0))
+    saved = tmp_path / "check.zip"
+    done = phone.home.farm(
+        "devices", "check", "adas-phone", "--save", str(saved), env={**phone.env, "USER": "lovelace-a"}, code=4
+    )
+    phone.farm("devices", "name", SERIAL, "", code=0)
+    assert f"wrote {saved}" in done.stderr
+    with zipfile.ZipFile(saved) as archive:
+        names = archive.namelist()
+        contents = {name: archive.read(name).decode() for name in names}
+    assert {"check.txt", "check.json"} <= set(names)
+    everything = "\n".join((*names, *contents.values()))
+    hidden = [SERIAL, "adas-phone", "lovelace-a", "ada.lovelace", socket.gethostname(), "192.168.7.9", "127.0.0.1:"]
+    hidden += [str(phone.home.state), str(phone.home.cache), str(tmp_path), str(phone.folder)]
+    hidden += [getpass.getuser()] if getpass.getuser() != "root" else ["/root"]
+    assert [word for word in hidden if word in everything] == []
+    answer = json.loads(contents["check.json"])
+    [device] = answer["devices"]
+    assert answer["versions"]["executorch"]
+    assert device["facts"]["platform"]["page_bytes"] == 4096
+    assert device["facts"]["runtime"]["files"]["farm_runner"]["page_bytes"] >= 4096
+    assert {line["name"] for line in device["checked"]["properties"]} == {str(name) for name in Property}
+    assert "error    unsigned PD" in contents["check.txt"]
+
+
+def test_facts_of_a_system_are_read_from_hostile_answers() -> None:
+    facts = parse_platform(["page=16384", "selinux=1", "node=/dev/fastrpc-cdsp", "closed=/dev/adsprpc-smd", "x", "=y"])
+    assert facts == PlatformFacts(16384, "Enforcing", ("/dev/fastrpc-cdsp",), ("/dev/adsprpc-smd",), ())
+    assert parse_platform(["page=4097", "selinux=Permissive"]) == PlatformFacts(0, "Permissive")
+    assert parse_platform(["page=" + "9" * 40]).page_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "said"),
+    [
+        (DSP, Level.WARNING, "did not get so far"),
+        (msgspec.structs.replace(DSP, nodes=(), closed_nodes=("/dev/fastrpc-cdsp",)), Level.ERROR, "may not be opened"),
+        (msgspec.structs.replace(DSP, nodes=()), Level.ERROR, "no FastRPC node"),
+        (msgspec.structs.replace(DSP, fastrpc=()), Level.ERROR, "libcdsprpc.so"),
+    ],
+)
+def test_a_phone_whose_dsp_cannot_be_reached_has_the_reason(facts: PlatformFacts, level: Level, said: str) -> None:
+    failed = HealthCheckResult("the runner is missing: build it", skipped=True)
+    line = properties.domain(PHONE, facts, failed)
+    assert (line.level, said in line.text) == (level, True)
+    passed = properties.domain(PHONE, facts, HealthCheckResult(latency_ns=LATENCIES))
+    assert passed.level is Level.OK
+
+
+def test_a_phone_without_a_runtime_has_the_missing_files_in_the_line_of_the_skel() -> None:
+    missing = "SM8650 htp needs a file that is missing: libQnnHtpV75Skel.so: set QNN_SDK_ROOT to a QNN SDK"
+    line = properties.skel(PHONE, {}, HealthCheckResult("the runtime is incomplete", skipped=True), missing)
+    assert (line.level, line.next_step) == (Level.ERROR, "set QNN_SDK_ROOT to a QNN SDK")
+
+
+def test_the_skel_and_the_alignment_come_from_elf_headers(tmp_path: Path) -> None:
+    (tmp_path / "skel").write_bytes(make_elf(HEXAGON, flags=0x75))
+    (tmp_path / "old").write_bytes(make_elf(AARCH64, align=4096))
+    (tmp_path / "new").write_bytes(make_elf(AARCH64, align=16384))
+    headers = {name: read_elf(tmp_path / name) for name in ("skel", "old", "new")}
+    loaded = properties.skel(PHONE, headers, HealthCheckResult(latency_ns=LATENCIES), "")
+    assert (loaded.level, loaded.text) == (Level.OK, "skel for V75 was loaded")
+    assert properties.page_size(DSP, headers).level is Level.OK
+    wrong = properties.page_size(msgspec.structs.replace(DSP, page_bytes=16384), headers)
+    assert wrong.level is Level.ERROR
+    assert "old (4 KB)" in wrong.text
+    assert "new" not in wrong.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "level"),
+    [
+        ({"free_bytes": None}, Property.ROOM, Level.WARNING),
+        ({"free_bytes": 1 << 20}, Property.ROOM, Level.ERROR),
+        ({"free_bytes": 300 << 20}, Property.ROOM, Level.WARNING),
+        ({"temperature_c": None}, Property.TEMPERATURE, Level.WARNING),
+    ],
+)
+def test_unreported_and_small_values_are_warnings(changes: dict[str, Any], name: Property, level: Level) -> None:
+    status = msgspec.structs.replace(STATUS, **changes)
+    lines = {properties.room(status, 200 << 20), properties.temperature(status, HealthConfig())}
+    assert {line.name: line.level for line in lines}[name] is level
+
+
+def test_a_phone_without_a_serial_is_a_warning() -> None:
+    assert properties.identity(PHONE, "SM8650").level is Level.OK
+    assert properties.identity(msgspec.structs.replace(PHONE, serialno=""), "").level is Level.WARNING
+
+
+def test_the_reason_of_a_refused_health_check_is_in_one_line() -> None:
+    refused = HealthCheckResult("the health check did not pass: no skel: take another", Cause.RUNTIME)
+    assert properties.health(refused).text == "failed: see skel"
+    assert properties.skel(PHONE, {}, refused, "").next_step == "take another"
