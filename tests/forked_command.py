@@ -52,7 +52,7 @@ PRELOADED = (
     "farm.builds.compile.pool",
     "farm.devices.adb.transport",
     "farm.dispatch.pool.device_pool",
-    "farm.dispatch.look_back",
+    "farm.dispatch.history_comparison",
     "farm.report.html.layer_graph",
     "farm.report.html.page_of_run",
     "farm.report.terminal.run",

@@ -124,7 +124,7 @@ class Relay:
         """Carry it again."""
         self._loop.call_soon_threadsafe(self._holds.set)
 
-    def break_off(self, *, always: bool) -> None:
+    def abort(self, *, always: bool) -> None:
         """Reset each connection at its first sent byte, or end this behaviour."""
         self._breaks = 1.0 if always else 0.0
 

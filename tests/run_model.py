@@ -210,7 +210,7 @@ class Process:
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number, self.is_alive, self.is_stopped = world, number, True, False
         self._answer: Callable[[FromDevice], None] = lambda _: None
-        self._loop = DeviceLoop(self._tell, self._make)
+        self._loop = DeviceLoop(self._send, self._make)
 
     def start(self, answer: Callable[[FromDevice], None]) -> None:
         self._answer = answer
@@ -245,7 +245,7 @@ class Process:
         except Killed:
             self.end("killed")
 
-    def _tell(self, message: FromDevice) -> None:
+    def _send(self, message: FromDevice) -> None:
         self.world.point(self)
         self._answer(message)
         self.world.point(self)
@@ -254,8 +254,8 @@ class Process:
         del plan
         return Worker(self.world.plan, number, grant, **facts, parts=self._parts)
 
-    def _parts(self, plan: RunPlan, number: int, unwanted: Any) -> Parts:
-        device: Any = ScriptedDevice(self.world, self, unwanted)
+    def _parts(self, plan: RunPlan, number: int, must_leave: Any) -> Parts:
+        device: Any = ScriptedDevice(self.world, self, must_leave)
         return Parts(device, device)
 
 
@@ -264,13 +264,13 @@ class ScriptedDevice:
 
     is_open = given_up = False
 
-    def __init__(self, world: World, process: Process, unwanted: Any) -> None:
-        self.world, self.process, self.number, self._unwanted = world, process, process.number, unwanted
+    def __init__(self, world: World, process: Process, must_leave: Any) -> None:
+        self.world, self.process, self.number, self._must_leave = world, process, process.number, must_leave
         self._doubt = False
 
     def begin(self) -> None: ...
+    def end_session(self) -> None: ...
     def close(self) -> None: ...
-    def shut(self) -> None: ...
     def await_health_check(self) -> None: ...
     def forget(self) -> None: ...
     def finish(self) -> None: ...
@@ -297,7 +297,7 @@ class ScriptedDevice:
         for _ in range(3):
             self.world.point(self.process)
             self._need_room()
-            if self._unwanted():
+            if self._must_leave():
                 return "nobody waits for it"
         while self.world.script.lacks_server(self.world.points):
             self.world.point(self.process)

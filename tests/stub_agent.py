@@ -30,9 +30,10 @@ from farm.devices.device import AdbAddress, Device
 from farm.dispatch.cluster.agent.host_agent import HostAgent
 from farm.dispatch.cluster.agent.timing import Timing
 from farm.dispatch.messages import (
-    SETTLED,
+    GRANT_APPLIED,
+    Abort,
+    ApplyGrant,
     Begin,
-    Break,
     End,
     Grant,
     JobEnded,
@@ -40,7 +41,6 @@ from farm.dispatch.messages import (
     ProcessEnded,
     RunJob,
     SetGrant,
-    Settle,
     ToDevice,
 )
 from farm.dispatch.request.plan import read_plan
@@ -77,7 +77,7 @@ class StubProcess:
         for message in messages:
             if isinstance(message, SetGrant):
                 self._grant, self._holds_back = message.grant, False
-            elif isinstance(message, Break):
+            elif isinstance(message, Abort):
                 self._broken.set()
             else:
                 if isinstance(message, End):
@@ -106,8 +106,8 @@ class StubProcess:
             if isinstance(message, Begin):
                 self._run_id = read_plan(Path(message.plan)).run_id
                 self._broken.clear()
-            elif isinstance(message, Settle):
-                self._answer(JobReturned(SETTLED, off=True))
+            elif isinstance(message, ApplyGrant):
+                self._answer(JobReturned(GRANT_APPLIED, off=True))
             elif isinstance(message, RunJob) and not self._dead:
                 self._answer(self._run(message))
         self._evidence.close()

@@ -16,9 +16,10 @@ from farm.devices.device import AdbAddress, Device
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.messages import (
-    SETTLED,
+    GRANT_APPLIED,
+    Abort,
+    ApplyGrant,
     Begin,
-    Break,
     FromDevice,
     Grant,
     JobBegun,
@@ -27,7 +28,6 @@ from farm.dispatch.messages import (
     ProcessEnded,
     RunJob,
     SetGrant,
-    Settle,
     ToDevice,
 )
 from farm.dispatch.pool.device_pool import DevicePool
@@ -83,7 +83,7 @@ class StubProcess:
         self.has_session = False
         """A run has left something on the device."""
         self._queue: deque[ToDevice] = deque()
-        self._returns_all = self._is_broken_off = False
+        self._returns_all = self._is_aborted = False
         self._answer: Callable[[FromDevice], None] = lambda _: None
 
     def start(self, answer: Callable[[FromDevice], None]) -> None:
@@ -93,8 +93,8 @@ class StubProcess:
         for message in messages if self.is_alive else ():
             if isinstance(message, SetGrant):
                 self.grant, self._returns_all = message.grant, False
-            elif isinstance(message, Break):
-                self._is_broken_off = True
+            elif isinstance(message, Abort):
+                self._is_aborted = True
             else:
                 self._queue.append(message)
 
@@ -125,7 +125,7 @@ class StubProcess:
         if self.running is not None:
             run, self.running = self.running, None
             broken = JobReturned(run.number, off=True)
-            answer = broken if self._is_broken_off else self.bench.act(self, run)
+            answer = broken if self._is_aborted else self.bench.act(self, run)
             if answer is not None and self.is_alive:
                 self._tell(answer)
             return True
@@ -139,10 +139,10 @@ class StubProcess:
                 self.running = message
                 self._tell(JobBegun(message.number))
                 self.bench.ran.append((self.device.serial, message.planned.job.case.name))
-        elif isinstance(message, Settle):
+        elif isinstance(message, ApplyGrant):
             self._tell(self.bench.settle(self))
         elif isinstance(message, Begin):
-            self._is_broken_off, self.has_session = False, True
+            self._is_aborted, self.has_session = False, True
         return True
 
     def _tell(self, answer: FromDevice) -> None:
@@ -216,7 +216,7 @@ class Bench:
         self.acts: dict[str, Any] = {}
         """Act by name of a job, for all its attempts; other jobs pass."""
         self.settles: dict[str, list[JobReturned]] = {}
-        """Next answers to Settle where the device is to be recovered, by serial; others are recovered at once."""
+        """Next answers to ApplyGrant where the device is to be recovered, by serial; others are recovered at once."""
         self.timers: list[Callable[[], None]] = []
         self._actions: deque[Callable[[], None]] = deque()
         self.jobs = LocalJobs(self.plan, self.pool, self, self.front, most_failures)
@@ -322,9 +322,9 @@ class Bench:
 
     def settle(self, process: StubProcess) -> JobReturned:
         if not process.grant.recover:
-            return JobReturned(SETTLED, off=True)
+            return JobReturned(GRANT_APPLIED, off=True)
         answers = self.settles.get(process.device.serial)
-        return answers.pop(0) if answers else JobReturned(SETTLED, recovered=True)
+        return answers.pop(0) if answers else JobReturned(GRANT_APPLIED, recovered=True)
 
     # Results.
 

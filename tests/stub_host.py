@@ -114,7 +114,7 @@ class StubHost(threading.Thread):
                 worked = True
                 self._run_shard(store, agent, held)
                 finish(store, held.run_id)
-        store.cluster.mend(ttl_s=10)
+        store.cluster.recover(ttl_s=10)
         for order in store.cluster.queue().orders:
             finish(store, order.run_id)
         return worked
@@ -152,9 +152,9 @@ class StubHost(threading.Thread):
         """Take the time of a job, as an agent whose slot is busy: it receives requests meanwhile."""
         end_s = time.monotonic() + self._seconds
         while True:
-            minded = store.cluster.heartbeat(agent, None, TTL_S)
-            ended = {*minded.cancelled, *minded.stopped}
-            if held.run_id in ended or held.lease.device in minded.wanted or self._over.is_set():
+            reply = store.cluster.heartbeat(agent, None, TTL_S)
+            ended = {*reply.cancelled, *reply.stopped}
+            if held.run_id in ended or held.lease.device in reply.wanted or self._over.is_set():
                 store.cluster.put_back(agent, held.id, held.lease.fence, why="handed over")
                 return False
             if time.monotonic() >= end_s and self._may.acquire(timeout=0.1):

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
 
-_SAYING_SECONDS = 5.0
+_LOGGING_SECONDS = 5.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -34,7 +34,7 @@ class InterruptHandler:
         self._soft = (signal.SIGINT, signal.SIGTERM) if term else (signal.SIGINT,)
         self._kept: dict[int, Any] = {}
         self._finish: Callable[[], None] | None = None
-        self._heard: SimpleQueue[bool] = SimpleQueue()
+        self._signalled: SimpleQueue[bool] = SimpleQueue()
         self.was_interrupted = False
         """Ctrl-C came, and what ran was let finish."""
 
@@ -44,23 +44,23 @@ class InterruptHandler:
 
         `lines` are logged then, in another thread, because the interrupted code may hold the locks of the display.
         """
-        heard = self._heard = SimpleQueue()
+        signalled = self._signalled = SimpleQueue()
         # The thread exists before, because a handler runs in the middle of this thread's code.
 
-        def speak() -> None:
-            if heard.get():
+        def log_lines() -> None:
+            if signalled.get():
                 for line in lines:
                     logger.info(line)
 
-        speaker = threading.Thread(target=speak, name="ctrl-c", daemon=True)
-        speaker.start()
+        logging_thread = threading.Thread(target=log_lines, name="ctrl-c", daemon=True)
+        logging_thread.start()
         self._finish = finish
         try:
             yield
         finally:
             self._finish = None
-            heard.put(False)
-            speaker.join(_SAYING_SECONDS)
+            signalled.put(False)
+            logging_thread.join(_LOGGING_SECONDS)
 
     def __enter__(self) -> InterruptHandler:
         if threading.current_thread() is threading.main_thread():
@@ -82,7 +82,7 @@ class InterruptHandler:
         if self._finish is not None:
             self._finish()
         # Python's documentation: may be called in the middle of itself.
-        self._heard.put(True)
+        self._signalled.put(True)
 
 
 @contextmanager
@@ -92,20 +92,20 @@ def postponed(wanted: bool) -> Iterator[None]:
     An exception in the middle of a library's own clean-up would leave a transaction open in a connection without
     references, and the next write of this process would wait for that.
     """
-    came: list[tuple[int, FrameType | None]] = []
+    received: list[tuple[int, FrameType | None]] = []
     kept: dict[int, Any] = {}
     number: int
     if wanted and threading.current_thread() is threading.main_thread():
         for number in _ENDING:
             if callable(handler := signal.getsignal(number)):
                 kept[number] = handler
-                signal.signal(number, lambda number, frame: came.append((number, frame)))
+                signal.signal(number, lambda number, frame: received.append((number, frame)))
     try:
         yield
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
-        for number, frame in came:
+        for number, frame in received:
             kept[number](number, frame)
 
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError
-from farm.dispatch.messages import SETTLED, JobReturned, ProcessEnded, Settle
+from farm.dispatch.messages import GRANT_APPLIED, ApplyGrant, JobReturned, ProcessEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 class DeviceLink:
     """Belongs to the decision thread, but for `close`."""
 
-    def __init__(self, device: Device, host: Host, heard: Callable[[FromDevice], None]) -> None:
-        """`heard` gets the messages of the present process, in the decision thread."""
-        self._device, self._host, self._heard = device, host, heard
+    def __init__(self, device: Device, host: Host, on_message: Callable[[FromDevice], None]) -> None:
+        """`on_message` gets the messages of the present process, in the decision thread."""
+        self._device, self._host, self._on_message = device, host, on_message
         self._process: DeviceProcess | None = None
-        self._life = 0
+        self._generation = 0
         """Number of the process: messages of an earlier process are dropped."""
-        self._settling = 0
-        """Number of Settle messages without an answer."""
+        self._grants_unanswered = 0
+        """Number of ApplyGrant messages without an answer."""
         self.sign_s = time.monotonic()
         """Time of its last message."""
 
     @property
-    def is_settling(self) -> bool:
-        """True if the answer to a Settle is due."""
-        return self._process is not None and self._settling > 0
+    def is_applying_grant(self) -> bool:
+        """True if the answer to an ApplyGrant is due."""
+        return self._process is not None and self._grants_unanswered > 0
 
     @property
     def is_stopped(self) -> bool:
@@ -44,16 +44,16 @@ class DeviceLink:
         """Start a process if there is none."""
         if self._process is not None:
             return
-        self._life += 1
-        life = self._life
+        self._generation += 1
+        generation = self._generation
         process = self._host.process(self._device)
         try:
-            process.start(lambda message: self._host.post(lambda: self._take(life, message)))
+            process.start(lambda message: self._host.post(lambda: self._take(generation, message)))
         except FarmError as error:
             reason = str(error)
-            self._host.post(lambda: self._take(life, ProcessEnded(reason)))
+            self._host.post(lambda: self._take(generation, ProcessEnded(reason)))
             return
-        self._process, self._settling = process, 0
+        self._process, self._grants_unanswered = process, 0
         self.sign_s = time.monotonic()
 
     def send(self, *messages: ToDevice) -> None:
@@ -62,11 +62,11 @@ class DeviceLink:
         if self._process is not None:
             self._process.send(*messages)
 
-    def settle(self, *messages: ToDevice) -> None:
-        """Send `messages` and a Settle; only the answer to the last Settle is heard."""
+    def apply_grant(self, *messages: ToDevice) -> None:
+        """Send `messages` and an ApplyGrant; only the answer to the last ApplyGrant is passed on."""
         self.start()
-        self._settling += 1
-        self.send(*messages, Settle())
+        self._grants_unanswered += 1
+        self.send(*messages, ApplyGrant())
 
     def kill(self) -> None:
         """Kill the process; its end is heard."""
@@ -76,18 +76,18 @@ class DeviceLink:
     def close(self) -> None:
         """End the process, and drop its messages. Takes up to some seconds; any thread may call it."""
         process, self._process = self._process, None
-        self._life += 1
+        self._generation += 1
         if process is not None:
             process.close()
 
-    def _take(self, life: int, message: FromDevice) -> None:
-        if life != self._life:
+    def _take(self, generation: int, message: FromDevice) -> None:
+        if generation != self._generation:
             return
         self.sign_s = time.monotonic()
         if isinstance(message, ProcessEnded):
-            self._process, self._settling = None, 0
-        elif isinstance(message, JobReturned) and message.number == SETTLED:
-            self._settling -= 1
-            if self._settling > 0:
+            self._process, self._grants_unanswered = None, 0
+        elif isinstance(message, JobReturned) and message.number == GRANT_APPLIED:
+            self._grants_unanswered -= 1
+            if self._grants_unanswered > 0:
                 return
-        self._heard(message)
+        self._on_message(message)

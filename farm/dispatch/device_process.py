@@ -13,9 +13,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from farm.dispatch.messages import (
-    SETTLED,
+    GRANT_APPLIED,
+    Abort,
+    ApplyGrant,
     Begin,
-    Break,
     DeviceEvent,
     End,
     Frames,
@@ -26,7 +27,6 @@ from farm.dispatch.messages import (
     JobReturned,
     RunJob,
     SetGrant,
-    Settle,
     ToDevice,
     frame,
 )
@@ -46,16 +46,16 @@ _READ_BYTES = 1 << 16
 class DeviceLoop:
     """Messages of a device process, from the first to the last."""
 
-    def __init__(self, tell: Callable[[FromDevice], None], make: Callable[..., Worker] = Worker) -> None:
-        """`tell` sends a message to the dispatcher; `make` returns a worker, with the arguments of `Worker`."""
-        self._tell, self._make = tell, make
+    def __init__(self, send: Callable[[FromDevice], None], make: Callable[..., Worker] = Worker) -> None:
+        """`send` sends a message to the dispatcher; `make` returns a worker, with the arguments of `Worker`."""
+        self._send, self._make = send, make
         self._queue: SimpleQueue[ToDevice] = SimpleQueue()
         self._after: ToDevice | None = None
         """Message behind the running job, which was looked at to stage its bundle."""
         self._grant = Grant(go=False)
         self._returns_all = False
         """Each job is returned until the next grant."""
-        self._broken_off = self._is_orphan = False
+        self._aborted = self._is_orphan = False
         self._worker: Worker | None = None
         self._server_losses: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """Ends of the adb server by run: a worker ends when a worker of another run begins."""
@@ -66,16 +66,16 @@ class DeviceLoop:
         """Take a message. Called in another thread than `run`."""
         if isinstance(message, SetGrant):
             self._grant, self._returns_all = message.grant, False
-        elif isinstance(message, Break):
-            self._break_off()
+        elif isinstance(message, Abort):
+            self._abort()
         elif isinstance(message, End):
             self._grant, self._returns_all = Grant(go=False), True
-            self._break_off()
+            self._abort()
             self._queue.put(message)
         else:
             self._queue.put(message)
 
-    def lose_dispatcher(self) -> None:
+    def dispatcher_exited(self) -> None:
         """End everything: the dispatcher has exited."""
         self._is_orphan = True
         self.take(End())
@@ -100,21 +100,21 @@ class DeviceLoop:
         if isinstance(message, RunJob):
             self._after = self._queue.get() if message.more or not self._queue.empty() else None
             self._run(message, self._after if isinstance(self._after, RunJob) else None)
-        elif isinstance(message, Settle):
-            self._settle()
+        elif isinstance(message, ApplyGrant):
+            self._apply_grant()
         elif isinstance(message, Begin):
             self._begin(message)
         return not isinstance(message, End)
 
-    def _break_off(self) -> None:
-        self._broken_off = True
+    def _abort(self) -> None:
+        self._aborted = True
         if (worker := self._worker) is not None:
-            worker.break_off()
+            worker.abort()
 
     def _begin(self, message: Begin) -> None:
         self._close_worker()
         self._plan, self._number = read_plan(Path(message.plan)), message.number
-        self._broken_off = False
+        self._aborted = False
         if self._grant.go:
             with contextlib.suppress(Exception):
                 # The first job reports the fault.
@@ -135,8 +135,8 @@ class DeviceLoop:
 
     def _record_health(self, event: HealthEvent) -> None:
         # The end of a job that the dispatcher broke off is no event of the device.
-        if not self._broken_off:
-            self._tell(DeviceEvent(event))
+        if not self._aborted:
+            self._send(DeviceEvent(event))
 
     def _close_worker(self) -> None:
         worker, self._worker = self._worker, None
@@ -147,35 +147,35 @@ class DeviceLoop:
 
     def _run(self, message: RunJob, following: RunJob | None) -> None:
         if self._returns_all or self._plan is None:
-            self._tell(JobReturned(message.number, off=True))
+            self._send(JobReturned(message.number, off=True))
             return
-        self._tell(JobBegun(message.number))
+        self._send(JobBegun(message.number))
         try:
             worker = self._begun(self._plan)
             done = worker.run(message.planned, message.history, following.planned if following else None)
         except Exception:  # noqa: BLE001 - other jobs may have a result
-            self._tell(JobBroken(message.number, traceback.format_exc()))
+            self._send(JobBroken(message.number, traceback.format_exc()))
             return
-        if self._broken_off or isinstance(done, Returned):
+        if self._aborted or isinstance(done, Returned):
             self._returns_all = True
-            if self._broken_off:
+            if self._aborted:
                 self._close_worker()
-            self._tell(_returned(message.number, done))
+            self._send(_returned(message.number, done))
             return
-        self._tell(JobEnded(message.number, done.attempts, done.artifacts, done.repeat, done.avoid, done.outvoted))
+        self._send(JobEnded(message.number, done.attempts, done.artifacts, done.repeat, done.avoid, done.outvoted))
 
-    def _settle(self) -> None:
-        if self._broken_off:
+    def _apply_grant(self) -> None:
+        if self._aborted:
             # A session that was broken off cannot run another job.
             self._close_worker()
         if self._worker is None:
             returned: Returned | None = None
             if self._grant.recover and self._plan is not None:
-                returned = self._begun(self._plan).settle()
+                returned = self._begun(self._plan).apply_grant()
         else:
-            returned = self._worker.settle()
+            returned = self._worker.apply_grant()
         self._returns_all = True
-        self._tell(_returned(SETTLED, returned))
+        self._send(_returned(GRANT_APPLIED, returned))
 
 
 def _returned(number: int, returned: Outcome | Returned | None) -> JobReturned:
@@ -199,13 +199,13 @@ def serve(stdin: int, stdout: int) -> None:
     # Several threads answer: running and staging.
     lock = threading.Lock()
 
-    def tell(message: FromDevice) -> None:
+    def send(message: FromDevice) -> None:
         data = frame(message)
         with lock, contextlib.suppress(BrokenPipeError):
             while data:
                 data = data[os.write(stdout, data) :]
 
-    loop = DeviceLoop(tell)
+    loop = DeviceLoop(send)
     threading.Thread(target=_listen, args=(stdin, loop), daemon=True, name="dispatcher").start()
     with contextlib.suppress(KeyboardInterrupt):
         loop.run()
@@ -218,4 +218,4 @@ def _listen(stdin: int, loop: DeviceLoop) -> None:
             for message in frames.feed(data):
                 loop.take(message)
     finally:
-        loop.lose_dispatcher()
+        loop.dispatcher_exited()

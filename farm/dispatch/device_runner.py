@@ -22,8 +22,8 @@ from farm.dispatch.assigned import MOST_SHARDS, AssignedJobs, AssignedShard, own
 from farm.dispatch.device_link import DeviceLink
 from farm.dispatch.feed import Feed
 from farm.dispatch.messages import (
-    SETTLED,
-    Break,
+    GRANT_APPLIED,
+    Abort,
     DeviceEvent,
     JobBegun,
     JobBroken,
@@ -80,18 +80,18 @@ class DeviceRunner:
         self.is_open = False
         """True if the device may have jobs."""
         self.lease: Lease | None = None
-        self._link = DeviceLink(device, host, self._heard)
+        self._link = DeviceLink(device, host, self._on_message)
         self._assigned = AssignedJobs()
         self._feeding = Feed(self._link, self._assigned, source.others)
         self._is_stalled = False
         """The process has returned every job, as the lease is over as far as it knows."""
         self._trouble: JobReturned | None = None
-        self._why_leaving, self._is_broken_off, self._leaving_since_s = "", False, 0.0
+        self._why_leaving, self._is_aborted, self._leaving_since_s = "", False, 0.0
         self._must_recover = self._has_left = False
         self._exits = 0
         self._idle_since_s: float | None = None
         self._stopped_since_s: float | None = None
-        self._wants: tuple[Lease | None] | None = None
+        self._requested: tuple[Lease | None] | None = None
 
     # Decisions of others.
 
@@ -100,20 +100,20 @@ class DeviceRunner:
         if not self.is_open:
             self.is_open = True
             self._link.start()
-            self._want()
+            self._request_shard()
 
     def drain(self, why: str) -> None:
         """End the use of the device after the running job."""
         if self.is_open:
             self.is_open = False
-            self._unwant()
+            self._cancel_request()
             if self.phase in (Phase.WORKING, Phase.RECOVERING):
                 self._leave(why)
 
     def abort(self, why: str) -> None:
         """Break off the running job, and leave the device."""
         if self.phase is not Phase.IDLE:
-            self._leave(why, broken_off=True)
+            self._leave(why, aborted=True)
 
     @property
     def is_free(self) -> bool:
@@ -137,7 +137,7 @@ class DeviceRunner:
 
     def claimed(self, held: HeldShard, until_s: float | None) -> None:
         """Take a shard that was claimed for the device, whose lease is held `until_s`."""
-        self._wants = None
+        self._requested = None
         is_used = self.phase is not Phase.IDLE and self.lease is not None
         may = self.is_open and not self.resting and not self._must_recover and len(self._assigned.shards) < MOST_SHARDS
         if not may or self.phase in (Phase.LEAVING, Phase.RECOVERING):
@@ -165,11 +165,11 @@ class DeviceRunner:
         elif self.phase is Phase.RECOVERING:
             self._grant()
 
-    def lost(self) -> None:
+    def lease_lost(self) -> None:
         """Stop at once: another process has the lease."""
         if self.lease is not None:
             self.lease = self._feeding.until_s = None
-            self._leave("its lease was lost", broken_off=True)
+            self._leave("its lease was lost", aborted=True)
 
     def wanted(self, by: str) -> None:
         """Leave the device to `by` after the running job."""
@@ -180,11 +180,11 @@ class DeviceRunner:
     def cancelled(self, run_id: str) -> None:
         """Break off the jobs of a run."""
         if self._assigned.runs_now(run_id):
-            self._leave("the run was cancelled", broken_off=True)
+            self._leave("the run was cancelled", aborted=True)
         elif run_id in self.runs:
             for shard in self._assigned.shards[1:]:
                 self._put_back(shard, "the run was cancelled")
-            self._go_on()
+            self._continue()
 
     def stopped(self, run_id: str) -> None:
         """Begin no other job of a run: its time is over, or too many of its jobs have failed."""
@@ -202,14 +202,14 @@ class DeviceRunner:
             self._feeding.outvoted += times
             self._must_recover = True
             self._grant()
-            self._go_on()
+            self._continue()
 
     def tick(self) -> None:
         """Look for what takes too long: called every second or so."""
         now = time.monotonic()
         if self.phase is Phase.WORKING and self._idle_since_s is not None and now > self._idle_since_s + self._linger_s:
             self._leave("there is nothing to do")
-        if self.phase is Phase.LEAVING and self._is_broken_off and now > self._leaving_since_s + self._times.break_s:
+        if self.phase is Phase.LEAVING and self._is_aborted and now > self._leaving_since_s + self._times.abort_s:
             self._link.kill()
         elif self._link.is_stopped:
             self._stopped_since_s = self._stopped_since_s or now
@@ -217,7 +217,7 @@ class DeviceRunner:
                 self._link.kill()
         else:
             self._stopped_since_s = None
-            if (self._assigned.jobs or self._link.is_settling) and self._feeding.is_silent(now):
+            if (self._assigned.jobs or self._link.is_applying_grant) and self._feeding.is_silent(now):
                 self._log.warning("the device process of %s gives no sign of life: it is killed", self.device.called)
                 self._link.kill()
 
@@ -236,14 +236,14 @@ class DeviceRunner:
             self._put_back(shard, why)
             if isinstance(answer, UnreadableRowError):
                 # No fault of this machine: the run was refused.
-                self._go_on()
+                self._continue()
             else:
                 self._rest(why)
             return
         shard.ready(answer)
         self._feed()
 
-    def _heard(self, message: FromDevice) -> None:
+    def _on_message(self, message: FromDevice) -> None:
         if isinstance(message, DeviceEvent):
             self._source.health(message.event)
         elif isinstance(message, ProcessEnded):
@@ -253,15 +253,15 @@ class DeviceRunner:
         elif isinstance(message, JobEnded):
             self._exits = 0
             self._record(self._assigned.ended(message.number), message)
-            self._go_on()
+            self._continue()
         elif isinstance(message, JobBroken):
             last = message.text.strip().rpartition("\n")[2] or "without a message"
             self._record_own_fault(message.number, f"the worker broke down over this job: {last}", message.text)
-            self._go_on()
-        elif message.number == SETTLED:
-            self._settled(message)
+            self._continue()
+        elif message.number == GRANT_APPLIED:
+            self._grant_applied(message)
         else:
-            self._came_back(message)
+            self._job_returned(message)
 
     def _record(self, done: SentJob, ended: JobEnded) -> None:
         held, job_id = done.shard.held, done.job.job.id
@@ -281,7 +281,7 @@ class DeviceRunner:
             done, JobEnded(number, (own_fault(done.job.job.id, done.job.key, self.device.serial, reason, log),))
         )
 
-    def _came_back(self, message: JobReturned) -> None:
+    def _job_returned(self, message: JobReturned) -> None:
         self._assigned.take_back(message.number)
         if self._trouble is None and (message.unfit or message.given_up or message.halt):
             self._trouble = message
@@ -297,13 +297,13 @@ class DeviceRunner:
         else:
             self._rest(trouble.given_up or trouble.halt, halts=bool(trouble.halt))
 
-    def _settled(self, message: JobReturned) -> None:
+    def _grant_applied(self, message: JobReturned) -> None:
         if self.phase is Phase.LEAVING:
             self._left()
         elif self.phase is Phase.RECOVERING:
             self._recovered(message)
         else:
-            self._go_on()
+            self._continue()
 
     def _recovered(self, message: JobReturned) -> None:
         self._must_recover = False
@@ -314,7 +314,7 @@ class DeviceRunner:
         self._log.info("%s is back", self.device.called)
         self.phase = Phase.WORKING
         self._grant()
-        self._go_on()
+        self._continue()
 
     def _exited(self, reason: str, log: str) -> None:
         self._feeding.exited()
@@ -333,13 +333,13 @@ class DeviceRunner:
                 "the device process of %s exited (%s); another takes its place", self.device.called, reason
             )
             if self.phase is Phase.RECOVERING and self.lease is not None:
-                self._link.settle(*self._feeding.recovering_again(self.lease.fence))
+                self._link.apply_grant(*self._feeding.recovering_again(self.lease.fence))
             else:
-                self._go_on()
+                self._continue()
 
     # Effects.
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self.phase is not Phase.WORKING:
             return
         if self._must_recover:
@@ -349,7 +349,7 @@ class DeviceRunner:
         self._feed()
         if not self._assigned.shards and self._idle_since_s is None:
             self._idle_since_s = time.monotonic()
-            self._want()
+            self._request_shard()
             if self._linger_s < math.inf:
                 self._host.later(self._linger_s + 0.01, self.tick)
 
@@ -359,7 +359,7 @@ class DeviceRunner:
             return
         self._feeding.feed()
         if self._assigned.is_nearly_empty:
-            self._want()
+            self._request_shard()
 
     def _grant(self) -> None:
         fence = self.lease.fence if self.lease is not None else None
@@ -370,14 +370,14 @@ class DeviceRunner:
         """Let the process recover the device; its shards are for other devices."""
         self._log.warning("%s is being brought back: %s", self.device.called, why)
         self._put_back_all(f"{self.device.called} is being brought back: {why}")
-        self._unwant()
+        self._cancel_request()
         self.phase, self._must_recover, self._idle_since_s = Phase.RECOVERING, True, None
         self._grant()
-        self._link.settle()
+        self._link.apply_grant()
 
     def _rest(self, why: str, *, halts: bool = False) -> None:
         """End the use of the device for a while."""
-        self._unwant()
+        self._cancel_request()
         self.resting = why
         self._source.resting(self.device.id, why, halts=halts)
         if self._rest_s < math.inf:
@@ -389,27 +389,27 @@ class DeviceRunner:
         if self.resting:
             self.resting, self._exits = "", 0
             self._source.resting(self.device.id, "", halts=False)
-            self._want()
+            self._request_shard()
 
-    def _leave(self, why: str, *, broken_off: bool = False) -> None:
+    def _leave(self, why: str, *, aborted: bool = False) -> None:
         """Let the process finish, or break off, its job; then others may have the device."""
-        self._unwant()
+        self._cancel_request()
         self._idle_since_s = None
         is_new = self.phase is not Phase.LEAVING
-        if not is_new and (not broken_off or self._is_broken_off):
+        if not is_new and (not aborted or self._is_aborted):
             return
         self.phase, self._why_leaving, self._must_recover = Phase.LEAVING, why, False
         self._has_left = self._has_left and not is_new
-        self._is_broken_off, self._leaving_since_s = broken_off, time.monotonic()
+        self._is_aborted, self._leaving_since_s = aborted, time.monotonic()
         if is_new and not self._feeding.has_begun:
             self._left()
             return
-        messages: list[ToDevice] = [self._feeding.revoked(broken_off=broken_off)]
-        if broken_off:
-            messages.append(Break())
-            self._host.later(self._times.break_s + 0.1, self.tick)
+        messages: list[ToDevice] = [self._feeding.revoked(aborted=aborted)]
+        if aborted:
+            messages.append(Abort())
+            self._host.later(self._times.abort_s + 0.1, self.tick)
         if is_new:
-            self._link.settle(*messages)
+            self._link.apply_grant(*messages)
         else:
             self._link.send(*messages)
 
@@ -420,7 +420,7 @@ class DeviceRunner:
         self._has_left = True
         self._assigned.take_all_back()
         self._put_back_all(self._why_leaving)
-        self._is_broken_off = self._is_stalled = False
+        self._is_aborted = self._is_stalled = False
         self._trouble = None
         lease, self.lease, self._feeding.until_s = self.lease, None, None
         # The device is claimed for again when its lease has ended.
@@ -432,7 +432,7 @@ class DeviceRunner:
     def _released(self) -> None:
         if self.phase is Phase.LEAVING:
             self.phase = Phase.IDLE
-            self._want()
+            self._request_shard()
 
     def _put_back_all(self, why: str) -> None:
         for shard in list(self._assigned.shards):
@@ -442,12 +442,12 @@ class DeviceRunner:
         self._assigned.shards.remove(shard)
         self._source.put_back(shard.held, tuple(shard.left), why)
 
-    def _want(self) -> None:
+    def _request_shard(self) -> None:
         is_usable = self.phase in (Phase.IDLE, Phase.WORKING) and not self._must_recover
-        if self.is_open and not self.resting and is_usable and self._wants != (self.lease,):
-            self._wants = (self.lease,)
-            self._source.want(self.device.id, self.lease)
+        if self.is_open and not self.resting and is_usable and self._requested != (self.lease,):
+            self._requested = (self.lease,)
+            self._source.request(self.device.id, self.lease)
 
-    def _unwant(self) -> None:
-        self._wants = None
-        self._source.unwant(self.device.id)
+    def _cancel_request(self) -> None:
+        self._requested = None
+        self._source.cancel_request(self.device.id)

@@ -59,10 +59,10 @@ class Feed:
             self._sent = newest
             self._link.send(SetGrant(newest))
 
-    def revoked(self, *, broken_off: bool) -> SetGrant:
-        """Return the message that ends the use of the device; a run that is `broken_off` begins anew the next time."""
+    def revoked(self, *, aborted: bool) -> SetGrant:
+        """Return the message that ends the use of the device; a run that is `aborted` begins anew the next time."""
         self._sent = None
-        if broken_off:
+        if aborted:
             self._begun = None
         return SetGrant(Grant(go=False))
 

@@ -29,10 +29,10 @@ class Prepared(NamedTuple):
 class JobSource(Protocol):
     """Gives shards to devices and takes their results. No call waits."""
 
-    def want(self, device: str, keep: Lease | None) -> None:
+    def request(self, device: str, keep: Lease | None) -> None:
         """Claim a shard for a device, by its id; `keep` is the lease under which it finishes another shard."""
 
-    def unwant(self, device: str) -> None:
+    def cancel_request(self, device: str) -> None:
         """Claim nothing for a device."""
 
     def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:

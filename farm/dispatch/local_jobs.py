@@ -75,7 +75,7 @@ class LocalJobs:
         self._number = {device.id: number for number, device in enumerate(plan.devices)}
         self._serial = {device.id: device.serial for device in plan.devices}
         self._id = {device.serial: device.id for device in plan.devices}
-        self._wishes: dict[str, Lease | None] = {}
+        self._requests: dict[str, Lease | None] = {}
         self._runners: dict[str, DeviceRunner] = {}
         self._until_s: dict[str, float | None] = {}
         self._given_back: dict[str, int] = {}
@@ -116,7 +116,7 @@ class LocalJobs:
             return
         self._is_stopped = True
         self._pending.clear()
-        self._pool.want_no_more()
+        self._pool.stop_waiting()
         for runner in self._runners.values():
             runner.drain("nothing more of the run may begin")
 
@@ -131,14 +131,14 @@ class LocalJobs:
 
     # JobSource.
 
-    def want(self, device: str, keep: Lease | None) -> None:
+    def request(self, device: str, keep: Lease | None) -> None:
         """Give a job to a device as soon as there is one."""
-        self._wishes[device] = keep
+        self._requests[device] = keep
         self._serve_soon()
 
-    def unwant(self, device: str) -> None:
+    def cancel_request(self, device: str) -> None:
         """Give no job to a device."""
-        self._wishes.pop(device, None)
+        self._requests.pop(device, None)
 
     def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
         """Call `done`: every file is here, or on its way from a builder that the device process waits for."""
@@ -207,11 +207,11 @@ class LocalJobs:
     def _serve(self) -> None:
         """Give jobs to devices, to those with the fewest jobs first."""
         self._is_serving = False
-        for device in sorted(self._wishes, key=lambda id_: bool(self._runners[id_].runs)):
+        for device in sorted(self._requests, key=lambda id_: bool(self._runners[id_].runs)):
             runner = self._runners[device]
             # The next job depends on the result of this one if failures end the run.
             is_early = self._most_failures > 0 and bool(runner.runs)
-            if not self._is_ours(runner) or device not in self._wishes or is_early:
+            if not self._is_ours(runner) or device not in self._requests or is_early:
                 continue
             job_id = next((one for one in self._pending if self._may_have(device, self._jobs[one])), None)
             if job_id is not None:
@@ -221,7 +221,7 @@ class LocalJobs:
 
     def _give(self, runner: DeviceRunner, job: _LocalJob) -> None:
         device, planned = runner.device, job.planned
-        lease = self._wishes.pop(device.id) or self._lease_of(device)
+        lease = self._requests.pop(device.id) or self._lease_of(device)
         history = tuple(
             one if one.device not in self._serial else _named(one, self._serial[one.device]) for one in job.history
         )
@@ -346,7 +346,7 @@ class LocalJobs:
                 continue
             until_s = leases.until_s(number)
             if leases.fence(number) != runner.lease.fence:
-                runner.lost()
+                runner.lease_lost()
             elif number in leases.leaving:
                 runner.wanted("another user")
             elif until_s != self._until_s.get(id_):

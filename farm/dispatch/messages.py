@@ -1,7 +1,7 @@
 """Messages between a dispatcher and a device process, and their frames in a pipe.
 
-A device process handles messages in order, except SetGrant, Break and End, which count at once. Each RunJob and each
-Settle has one answer. After a JobReturned the process returns every job that it has, until the next SetGrant.
+A device process handles messages in order, except SetGrant, Abort and End, which count at once. Each RunJob and each
+ApplyGrant has one answer. After a JobReturned the process returns every job that it has, until the next SetGrant.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from farm.store.records import ArtifactRecord
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SETTLED = -1
-"""Number of the answer to a Settle."""
+GRANT_APPLIED = -1
+"""Number of the answer to an ApplyGrant."""
 
 _SIZE = struct.Struct(">I")
 
@@ -77,19 +77,19 @@ class RunJob(msgspec.Struct, frozen=True, tag=True):
     """Another RunJob follows at once; its bundle can be staged meanwhile."""
 
 
-class Settle(msgspec.Struct, frozen=True, tag=True):
+class ApplyGrant(msgspec.Struct, frozen=True, tag=True):
     """Recover the device or leave it, as the newest grant has it."""
 
 
-class Break(msgspec.Struct, frozen=True, tag=True):
-    """Break off the running job; its result is dropped."""
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Abort the running job; its result is dropped."""
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
     """Leave the device as it was found, and exit."""
 
 
-ToDevice = Begin | SetGrant | RunJob | Settle | Break | End
+ToDevice = Begin | SetGrant | RunJob | ApplyGrant | Abort | End
 
 
 class JobBegun(msgspec.Struct, frozen=True, tag=True):
@@ -115,7 +115,7 @@ class JobEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobReturned(msgspec.Struct, frozen=True, tag=True):
-    """A job that was not begun, or the answer to a Settle."""
+    """A job that was not begun, or the answer to an ApplyGrant."""
 
     number: int
     off: bool = False
@@ -206,7 +206,7 @@ class ProcessTimes(NamedTuple):
 
     close_s: float = 20.0
     """To leave its device; then it is killed, and the next user of the device removes its files."""
-    break_s: float = 10.0
+    abort_s: float = 10.0
     """To break off a job."""
     stopped_s: float = 60.0
     """A process that is stopped (SIGSTOP, a debugger) for so long is killed."""

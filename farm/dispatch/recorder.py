@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _COALESCE_SECONDS = 0.05
 """Results that arrive within that time are one transaction."""
 
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 _LAST_SECONDS = 0.2
 _UPLOAD_SECONDS = 120.0
 """After so long without the artifacts' store a result is recorded without its files."""
@@ -60,7 +60,7 @@ class RecordSink(Protocol):
         """Record a health event of a device."""
 
 
-class ShardBack(NamedTuple):
+class ReturnedShard(NamedTuple):
     """A shard that a device gives back."""
 
     held: HeldShard
@@ -82,7 +82,7 @@ class Uploads(Protocol):
     def upload(self, records: Sequence[ArtifactRecord]) -> None:
         """Copy files of this machine's artifact store into the artifact store of all hosts. Raises FarmError."""
 
-    def settled(self, records: Sequence[ArtifactRecord]) -> None:
+    def discard(self, records: Sequence[ArtifactRecord]) -> None:
         """Forget files whose attempt is recorded."""
 
 
@@ -94,7 +94,7 @@ class _LoggedResult(NamedTuple):
     """True if the files of the result are in the artifact store."""
 
 
-_Item = _LoggedResult | ShardBack | Release | HealthEvent
+_Item = _LoggedResult | ReturnedShard | Release | HealthEvent
 
 
 class Recorder:
@@ -122,7 +122,7 @@ class Recorder:
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._uploading: Counter[str] = Counter()
         """Number of results by device whose files are being uploaded."""
-        self._waiting: list[ShardBack | Release] = []
+        self._waiting: list[ReturnedShard | Release] = []
         """Items behind uploads of their device."""
         self._to_upload: SimpleQueue[_LoggedResult | None] = SimpleQueue()
         self._ending, self._logging = threading.Event(), threading.Lock()
@@ -145,12 +145,12 @@ class Recorder:
         with self._logging:
             is_kept = self._log.append(result)
         if not is_kept:
-            self._say("this disk is full: results are only in memory")
+            self._warn_once("this disk is full: results are only in memory")
         self._queue.put(_LoggedResult(result))
 
     def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
         """Give back a shard with the jobs that are left."""
-        self._queue.put(ShardBack(held, tuple(jobs), why))
+        self._queue.put(ReturnedShard(held, tuple(jobs), why))
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:
         """End a lease, then call `done`, from another thread."""
@@ -171,13 +171,13 @@ class Recorder:
         self._to_upload.put(None)
         for thread in self._threads:
             thread.join(max(0.2, deadline - time.monotonic()))
-        return not self._threads[0].is_alive() and self._log.is_settled
+        return not self._threads[0].is_alive() and self._log.is_empty
 
     def _run(self) -> None:
         is_last = False
         while not self._ending.is_set() and not (is_last and not self._waiting and not self._uploading.total()):
             items, is_last = self._next(is_last=is_last)
-            self._do(self._divert(items))
+            self._process(self._without_uploading(items))
 
     def _next(self, *, is_last: bool) -> tuple[list[_Item], bool]:
         """Return the next items, and whether no other follows."""
@@ -201,7 +201,7 @@ class Recorder:
             else:
                 items.append(one)
 
-    def _divert(self, items: Sequence[_Item]) -> list[_Item]:
+    def _without_uploading(self, items: Sequence[_Item]) -> list[_Item]:
         """Return the items of now: no results whose files are not uploaded, nor the items behind them on a device."""
         now: list[_Item] = []
         for item in items:
@@ -214,7 +214,7 @@ class Recorder:
             elif isinstance(item, _LoggedResult) and item.result.artifacts and self._uploads is not None:
                 self._uploading[item.result.device] += 1
                 self._to_upload.put(item)
-            elif isinstance(item, ShardBack | Release) and self._uploading[_device(item)]:
+            elif isinstance(item, ReturnedShard | Release) and self._uploading[_device(item)]:
                 self._waiting.append(item)
             else:
                 now.append(item)
@@ -230,9 +230,9 @@ class Recorder:
             try:
                 self._uploads.upload(result.artifacts)
             except (FarmError, OSError) as error:
-                self._say(f"files of {result.job_id} cannot be uploaded: {error}")
+                self._warn_once(f"files of {result.job_id} cannot be uploaded: {error}")
                 is_away = isinstance(error, ArtifactsError) and not isinstance(error, ArtifactLostError)
-                if not is_away or time.monotonic() > deadline or self._ending.wait(_AGAIN_SECONDS):
+                if not is_away or time.monotonic() > deadline or self._ending.wait(_RETRY_SECONDS):
                     *earlier, last = result.attempts
                     note = reason_line(f"its files are not kept: {error}")
                     last = msgspec.structs.replace(last, notes=(*last.notes, note))
@@ -241,22 +241,22 @@ class Recorder:
             return result
         return result
 
-    def _do(self, items: Sequence[_Item]) -> None:
+    def _process(self, items: Sequence[_Item]) -> None:
         results = [item.result for item in items if isinstance(item, _LoggedResult)]
         releases = [item for item in items if isinstance(item, Release)]
         if results:
-            self._patiently(lambda: self._record(results))
+            self._retry(lambda: self._record(results))
         for item in items:
-            if isinstance(item, ShardBack):
-                self._patiently(partial(self._put_back, item))
+            if isinstance(item, ReturnedShard):
+                self._retry(partial(self._put_back, item))
             elif isinstance(item, HealthEvent):
-                self._patiently(partial(self._sink.record_health, item))
+                self._retry(partial(self._sink.record_health, item))
         if releases:
-            self._patiently(partial(self._sink.release, [one.lease for one in releases]))
+            self._retry(partial(self._sink.release, [one.lease for one in releases]))
             for one in releases:
                 one.done()
 
-    def _put_back(self, item: ShardBack) -> None:
+    def _put_back(self, item: ReturnedShard) -> None:
         # Another device may have the shard by now.
         with contextlib.suppress(LeaseLostError):
             self._sink.put_back(item.held, item.jobs, item.why)
@@ -267,7 +267,7 @@ class Recorder:
             self._log.sync()
         refused = self._sink.record(results)
         with self._logging:
-            self._log.settle(len(results))
+            self._log.mark_recorded(len(results))
         for index, error in refused.items():
             result = results[index]
             fields = {"job": result.job_id, "device": result.device}
@@ -277,26 +277,26 @@ class Recorder:
         if self._uploads is not None:
             for result in results:
                 if result.artifacts:
-                    self._uploads.settled(result.artifacts)
+                    self._uploads.discard(result.artifacts)
 
-    def _patiently(self, action: Callable[[], object]) -> None:
+    def _retry(self, action: Callable[[], object]) -> None:
         """Call `action` until the store answers."""
         while True:
             try:
                 action()
             except StoreLostError as error:
-                self._say(f"not recorded: {error}")
+                self._warn_once(f"not recorded: {error}")
                 self._is_failing(error, float("inf"))
                 return
             except StoreError as error:
-                self._say(f"the store: {error}")
+                self._warn_once(f"the store: {error}")
                 self._failing_since_s = self._failing_since_s or time.monotonic()
                 self._is_failing(error, time.monotonic() - self._failing_since_s)
-                if self._ending.wait(_AGAIN_SECONDS):
+                if self._ending.wait(_RETRY_SECONDS):
                     return
             except FarmError as error:
                 # Another try would fail in the same way.
-                self._say(f"not recorded: {error}")
+                self._warn_once(f"not recorded: {error}")
                 return
             else:
                 self._problem, self._failing_since_s = "", None
@@ -306,11 +306,11 @@ class Recorder:
         if self._failing is not None:
             self._failing(error, seconds)
 
-    def _say(self, problem: str) -> None:
+    def _warn_once(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
             logger.warning(problem)
 
 
-def _device(item: ShardBack | Release) -> str:
-    return item.held.lease.device if isinstance(item, ShardBack) else item.lease.device
+def _device(item: ReturnedShard | Release) -> str:
+    return item.held.lease.device if isinstance(item, ReturnedShard) else item.lease.device

@@ -57,7 +57,7 @@ class ResultLog:
         return True
 
     @property
-    def is_settled(self) -> bool:
+    def is_empty(self) -> bool:
         """True if every result is recorded, or refused for good."""
         return self._open <= 0
 
@@ -65,7 +65,7 @@ class ResultLog:
         """Bring the results to the disk, where they survive a loss of power. Raises OSError."""
         os.fdatasync(self._file)
 
-    def settle(self, count: int) -> None:
+    def mark_recorded(self, count: int) -> None:
         """Note that `count` results were recorded, or refused for good."""
         self._open -= count
         if self._open <= 0:

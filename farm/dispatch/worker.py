@@ -18,7 +18,7 @@ from farm.dispatch.device_run.builds import await_reply
 from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.dispatch.device_run.executor import Executor
 from farm.dispatch.messages import Grant
-from farm.policy.retries import Tried, classify, is_open, needs_health_check, settle, tried, unfit
+from farm.policy.retries import Tried, as_recorded, classify, is_open, needs_health_check, tried, unfit
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 
 if TYPE_CHECKING:
@@ -98,12 +98,12 @@ class Worker:
         self._server_losses = Counter[str]() if server_losses is None else server_losses
         self._history: tuple[Tried, ...] = ()
         if parts is None:
-            device_worker = DeviceWorker(plan, number, record_health, self._unwanted)
+            device_worker = DeviceWorker(plan, number, record_health, self._must_leave)
             self._device_worker, self._executor = device_worker, Executor(plan, device_worker)
         else:
-            self._device_worker, self._executor = parts(plan, number, self._unwanted)
+            self._device_worker, self._executor = parts(plan, number, self._must_leave)
         self._grant = Grant(go=False)
-        if self._may_go():
+        if self._may_begin():
             # The session opens while the first job is on its way.
             self._device_worker.begin()
 
@@ -116,7 +116,7 @@ class Worker:
         """
         self._history = history
         while True:
-            may_go = self._may_go()
+            may_go = self._may_begin()
             try:
                 # A job that has begun is finished under every grant.
                 returned = None if self._executor.has_begun(planned) else self._get_ready(planned, may_go=may_go)
@@ -134,25 +134,25 @@ class Worker:
         """Wait until a job can begin; return the reason if it cannot begin here and now."""
         if not may_go:
             # A device is recovered when no job waits for that.
-            return Returned() if self._grant.recover and not self._is_orphan() else self._off()
+            return Returned() if self._grant.recover and not self._is_orphan() else self._left_device()
         self._device_worker.await_health_check()
         built = self._executor.is_built(planned)
-        if not built and await_reply(self._plan.folder, planned.key, self._unwanted) is None:
-            return self._off()
+        if not built and await_reply(self._plan.folder, planned.key, self._must_leave) is None:
+            return self._left_device()
         problem = self._device_worker.check()
-        if self._unwanted():
-            return self._off()
+        if self._must_leave():
+            return self._left_device()
         if not problem:
             return None
         self._executor.forget()
         return self._given_up(problem) if self._device_worker.given_up else Returned(unfit=problem)
 
-    def settle(self) -> Returned | None:
+    def apply_grant(self) -> Returned | None:
         """Recover the device or leave it, as the grant has it; return None if jobs may begin."""
-        if self._may_go():
+        if self._may_begin():
             return None
         if not self._grant.recover or self._is_orphan():
-            return self._off()
+            return self._left_device()
         while True:
             try:
                 problem = self._device_worker.recover(outvoted=self._grant.outvoted)
@@ -160,25 +160,25 @@ class Worker:
             except (LocalError, OSError) as error:
                 if not self._has_recovered():
                     return Returned(halt=str(error))
-                if self._unwanted():
-                    return self._off()
+                if self._must_leave():
+                    return self._left_device()
         self._local_trouble_s = None
-        if self._unwanted():
-            return self._off()
+        if self._must_leave():
+            return self._left_device()
         return self._given_up(problem) if problem else Returned(recovered=True)
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """End the running job with an error. Any thread may call it."""
-        self._device_worker.run.break_off()
+        self._device_worker.run.abort()
 
     def close(self) -> None:
         """Leave the device as it was found."""
         # A second signal must not interrupt the clean-up that the first one began.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self._executor.shut()
-        self._device_worker.shut()
+        self._executor.close()
+        self._device_worker.close()
 
-    def _may_go(self) -> bool:
+    def _may_begin(self) -> bool:
         """Read the grant; end a session of an earlier lease."""
         grant = self._read_grant()
         if grant.fence != self._grant.fence and self._device_worker.is_open:
@@ -199,11 +199,11 @@ class Worker:
         grant = self._read_grant()
         return self._holds(grant) and grant.fence == self._grant.fence
 
-    def _unwanted(self) -> bool:
+    def _must_leave(self) -> bool:
         grant = self._read_grant()
         return grant.is_over or not (grant.go or grant.recover) or self._is_orphan()
 
-    def _off(self) -> Returned:
+    def _left_device(self) -> Returned:
         self._leave()
         return Returned(off=True)
 
@@ -213,7 +213,7 @@ class Worker:
 
     def _leave(self) -> None:
         self._executor.forget()
-        self._device_worker.close()
+        self._device_worker.end_session()
 
     def _run(self, planned: PlannedJob, following: PlannedJob | None) -> Outcome | None:
         """Run a job and return its outcome; None if the adb server ended meanwhile."""
@@ -234,7 +234,7 @@ class Worker:
             self._local_trouble_s = time.monotonic()
         while time.monotonic() < self._local_trouble_s + self._plan.health.disk_wait_s:
             time.sleep(_POLL_SECONDS)
-            if self._unwanted() or _has_room(self._plan.folder):
+            if self._must_leave() or _has_room(self._plan.folder):
                 return True
         return False
 
@@ -254,7 +254,7 @@ class Worker:
         history = (*self._history, tried(last))
         devices = {one.device for one in history}
         decision = classify(history, others=len(set(self._grant.others) - devices), failed_before=failed_before)
-        settled = settle(last, history, decision)
+        settled = as_recorded(last, history, decision)
         is_outvote = settled.verdict is Verdict.PASSED
         outvoted = [one for one in self._history if is_open(one.cause)] if is_outvote else []
         self._device_worker.outvote(outvoted)

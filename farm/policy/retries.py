@@ -187,7 +187,7 @@ def _devices(history: Iterable[Tried]) -> set[str]:
     return {one.device for one in history if one.device}
 
 
-def settle(attempt: Attempt, history: Sequence[Tried], decision: Decision) -> Attempt:
+def as_recorded(attempt: Attempt, history: Sequence[Tried], decision: Decision) -> Attempt:
     """Return `attempt` as it is recorded: infra unless the code is at fault for it, with the results of other devices.
 
     `decision` is the answer of `classify` for `history`, whose last attempt is this one; otherwise raises ValueError.

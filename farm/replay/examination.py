@@ -74,8 +74,8 @@ def examine(
     finally:
         if worker is not None:
             with contextlib.suppress(OSError):
-                worker.close()
-            worker.shut()
+                worker.end_session()
+            worker.close()
         transport.close()
 
 

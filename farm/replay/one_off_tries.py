@@ -16,7 +16,7 @@ from farm.dispatch.device_run.artifacts import AttemptArtifacts
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.device_run.reruns import with_rerun
-from farm.policy.retries import classify, is_open, needs_health_check, settle, tried, unfit
+from farm.policy.retries import as_recorded, classify, is_open, needs_health_check, tried, unfit
 from farm.replay.llama_program import judged
 from farm.results.attempt import Verdict
 
@@ -192,7 +192,7 @@ class OneOffTries:
                 if is_open(one.cause):
                     reason = f"a job that failed on it passed on {attempt.device}: {one.reason}"
                     self._record_health(devices[one.device], Event.OUTVOTED, Health.SUSPECT, reason)
-        return settle(attempt, self._history, decision), other
+        return as_recorded(attempt, self._history, decision), other
 
     def _record_health(self, device: Device, event: Event, state: Health, reason: str) -> None:
         """Record an event of a device that others use as well."""

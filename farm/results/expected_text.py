@@ -26,7 +26,7 @@ def slow_problem(expected: Expectation, measured: Iterable[Measurement]) -> str:
     return ""
 
 
-def told_problem(expected: Expectation, measured: Iterable[Measurement]) -> str:
+def expectation_problem(expected: Expectation, measured: Iterable[Measurement]) -> str:
     """Return what of perplexity or accuracy is worse than expected; "" where nothing is."""
     samples = {one.metric: one.samples for one in measured}
     limits = {"perplexity": expected.most_perplexity, "word_perplexity": expected.most_word_perplexity}

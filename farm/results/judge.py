@@ -17,12 +17,12 @@ from farm.builds.bundles.origins import NO_ORIGINS, read_origins
 from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.dsp_trouble import known_trouble
-from farm.results.expected_text import slow_problem, told_problem
+from farm.results.expected_text import expectation_problem, slow_problem
 from farm.results.generation import judge_tokens, report_problem, untimed_problem, with_tokens
 from farm.results.generation_rates import observed_measurements, rate_measurements, temperatures
 from farm.results.heap import heap_measurements, heap_note, judge_heap, read_heaps
 from farm.results.iterations import judge_iterations, require_comparison
-from farm.results.likelihoods import judge_told
+from farm.results.likelihoods import judge_likelihoods
 from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
 from farm.results.outcome import outcome
 from farm.results.outputs import compare_outputs, decide, measure_outputs, outputs_problem
@@ -190,8 +190,8 @@ def _judge_outputs(
         if ending is None:
             findings = compare_outputs(bundle, raw)
             metrics, broken = measure_outputs(job, bundle, raw)
-            tells = generation is not None and generation.likelihoods is not None
-            tokens = (judge_told if tells else judge_tokens)(bundle, raw, report, findings.figures)
+            is_likelihood = generation is not None and generation.likelihoods is not None
+            tokens = (judge_likelihoods if is_likelihood else judge_tokens)(bundle, raw, report, findings.figures)
             findings = msgspec.structs.replace(findings, figures=tokens.figures)
             ending = with_tokens(decide(job, bundle, findings, broken), tokens)
             ending = judge_iterations(job, bundle, report, ending)
@@ -238,7 +238,7 @@ def _as_expected(job: Job, raw: RawResult, ending: Ending) -> Ending:
     expected = job.case.expectation(job.target)
     if expected is None:
         return ending
-    if problem := told_problem(expected, ending.measurements):
+    if problem := expectation_problem(expected, ending.measurements):
         return ending.ended_as(failed(Stage.NUMERICS, problem, Cause.NUMERICS))
     # A simulator has this machine's clock, and reading the heap takes time: no rate counts there.
     slow = "" if raw.simulated or raw.heap else slow_problem(expected, ending.measurements)

@@ -52,7 +52,7 @@ class TokenLogarithms(NamedTuple):
     """True for each counted token that is the likeliest."""
 
 
-def judge_told(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: FiguresByOutput) -> TokenFindings:
+def judge_likelihoods(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: FiguresByOutput) -> TokenFindings:
     """Return `figures` completed by perplexity and choices, with their measurements.
 
     Only a limit, or a round of a sustained run with other tokens than the first, makes them wrong. Raises BundleError.
@@ -61,26 +61,26 @@ def judge_told(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: Fi
     if generation is None or generation.likelihoods is None:
         return TokenFindings(figures, (), (), "")
     likelihoods = generation.likelihoods
-    told = {_OUTPUT: told_of(generation, [_output(bundle, raw, sample) for sample in _samples(bundle)])}
+    token_logs = {_OUTPUT: logarithms_of(generation, [_output(bundle, raw, sample) for sample in _samples(bundle)])}
     for kind in bundle.manifest.references:
-        told[kind] = told_of(generation, [_reference(bundle, kind, sample) for sample in _samples(bundle)])
+        token_logs[kind] = logarithms_of(generation, [_reference(bundle, kind, sample) for sample in _samples(bundle)])
     rows = {key: list(found) for key, found in figures.items()}
     measured, notes = list[Measurement](), list[str]()
-    for kind, found in _figures_of(likelihoods, told).items():
+    for kind, found in _figures_of(likelihoods, token_logs).items():
         if (0, kind) in rows:
             # The value holds for all samples together, so that the first one carries it.
             rows[0, kind][0] = msgspec.structs.replace(rows[0, kind][0], **found)
         measured += [_count_of(name, kind, value) for name, value in found.items()]
     if likelihoods.windows:
-        measured += _text_measurements(likelihoods, told)
-        notes.append(_text_note(likelihoods, told))
+        measured += _text_measurements(likelihoods, token_logs)
+        notes.append(_text_note(likelihoods, token_logs))
     if likelihoods.questions:
-        measured += _task_measurements(likelihoods, told)
-        notes += _task_notes(likelihoods, told)
+        measured += _task_measurements(likelihoods, token_logs)
+        notes += _task_notes(likelihoods, token_logs)
     return TokenFindings(rows, tuple(measured), tuple(filter(None, notes)), wrong_tokens(generation, report))
 
 
-def told_of(generation: Generation, rows: Sequence[NDArray[np.floating]]) -> TokenLogarithms:
+def logarithms_of(generation: Generation, rows: Sequence[NDArray[np.floating]]) -> TokenLogarithms:
     """Return the tokens that count, of float [positions, 2] by sample. Pure."""
     likelihoods = generation.likelihoods
     begins = likelihoods.told if likelihoods is not None else ()
@@ -92,31 +92,31 @@ def told_of(generation: Generation, rows: Sequence[NDArray[np.floating]]) -> Tok
     return TokenLogarithms(tuple(one[:, 0] for one in counted), tuple(one[:, 0] >= one[:, 1] for one in counted))
 
 
-def perplexity(likelihoods: Likelihoods, told: TokenLogarithms) -> float | None:
+def perplexity(likelihoods: Likelihoods, token_logs: TokenLogarithms) -> float | None:
     """Return the perplexity of the text, each token of which counts once; None where it is no number. Pure."""
-    return _perplexity(likelihoods, told, sum(map(len, told.logarithms[: likelihoods.windows])))
+    return _perplexity(likelihoods, token_logs, sum(map(len, token_logs.logarithms[: likelihoods.windows])))
 
 
-def word_perplexity(likelihoods: Likelihoods, told: TokenLogarithms) -> float | None:
+def word_perplexity(likelihoods: Likelihoods, token_logs: TokenLogarithms) -> float | None:
     """Return lm-eval's `word_perplexity`: the same by words, which texts of any tokenizer have alike.
 
     None where it is no number, or words of the text are not among the windows. Pure.
     """
-    return _perplexity(likelihoods, told, likelihoods.words)
+    return _perplexity(likelihoods, token_logs, likelihoods.words)
 
 
-def _perplexity(likelihoods: Likelihoods, told: TokenLogarithms, count: int) -> float | None:
-    every = np.concatenate([np.zeros(0), *told.logarithms[: likelihoods.windows]])
+def _perplexity(likelihoods: Likelihoods, token_logs: TokenLogarithms, count: int) -> float | None:
+    every = np.concatenate([np.zeros(0), *token_logs.logarithms[: likelihoods.windows]])
     if not count or not every.size or not np.all(np.isfinite(every)):
         return None
     value = float(np.exp(min(-float(np.sum(every)) / count, 700.0)))
     return value if math.isfinite(value) else None
 
 
-def answers(likelihoods: Likelihoods, told: TokenLogarithms) -> Answers:
+def answers(likelihoods: Likelihoods, token_logs: TokenLogarithms) -> Answers:
     """Return the choices of a program; of equally likely ones the first, as in lm-eval. Pure."""
     chosen: dict[str, list[int]] = {metric: [] for metric in likelihoods.metrics}
-    for question, sums in _sums(likelihoods, told):
+    for question, sums in _sums(likelihoods, token_logs):
         by_metric = {"acc": sums, "acc_norm": sums / np.array(question.lengths, np.float64)}
         for metric, found in chosen.items():
             found.append(int(np.argmax(by_metric[metric])))
@@ -135,25 +135,25 @@ def interval(right: int, count: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _sums(likelihoods: Likelihoods, told: TokenLogarithms) -> Iterator[tuple[TaskQuestion, NDArray[np.float64]]]:
+def _sums(likelihoods: Likelihoods, token_logs: TokenLogarithms) -> Iterator[tuple[TaskQuestion, NDArray[np.float64]]]:
     begin = likelihoods.windows
     for question in likelihoods.questions:
         end = begin + len(question.lengths)
-        sums = np.array([float(np.sum(one)) for one in told.logarithms[begin:end]])
+        sums = np.array([float(np.sum(one)) for one in token_logs.logarithms[begin:end]])
         # NaN counts as the least likely value.
         yield question, np.where(np.isnan(sums), -np.inf, sums)
         begin = end
 
 
-def _figures_of(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> dict[str, dict[str, float]]:
+def _figures_of(likelihoods: Likelihoods, token_logs: dict[str, TokenLogarithms]) -> dict[str, dict[str, float]]:
     """Return, for each reference, the figures that are of all samples together."""
-    found: dict[str, dict[str, float]] = {kind: {} for kind in told if kind != _OUTPUT}
+    found: dict[str, dict[str, float]] = {kind: {} for kind in token_logs if kind != _OUTPUT}
     for kind, figures in found.items():
-        own, other = (perplexity(likelihoods, told[name]) for name in (_OUTPUT, kind))
+        own, other = (perplexity(likelihoods, token_logs[name]) for name in (_OUTPUT, kind))
         if own is not None and other is not None:
             figures["perplexity_ratio"] = own / other
         if likelihoods.questions:
-            mine, theirs = (answers(likelihoods, told[name]) for name in (_OUTPUT, kind))
+            mine, theirs = (answers(likelihoods, token_logs[name]) for name in (_OUTPUT, kind))
             figures["other_choices"] = float(_differing(mine, theirs))
             figures["lost_answers"] = float(max(theirs.right[metric] - mine.right[metric] for metric in mine.right))
     return found
@@ -174,39 +174,39 @@ def _suffix(name: str) -> str:
     return "" if name == _OUTPUT else f"_{name}"
 
 
-def _text_measurements(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> Iterator[Measurement]:
-    for name, found in told.items():
+def _text_measurements(likelihoods: Likelihoods, token_logs: dict[str, TokenLogarithms]) -> Iterator[Measurement]:
+    for name, found in token_logs.items():
         if (value := perplexity(likelihoods, found)) is not None:
             yield Measurement(f"perplexity{_suffix(name)}[0]", "tokens", Direction.LOWER, (value,))
         if (value := word_perplexity(likelihoods, found)) is not None:
             yield Measurement(f"word_perplexity{_suffix(name)}[0]", "words", Direction.LOWER, (value,))
-    likeliest = np.concatenate(told[_OUTPUT].greedy[: likelihoods.windows])
+    likeliest = np.concatenate(token_logs[_OUTPUT].greedy[: likelihoods.windows])
     yield Measurement("greedy_share[0]", "1", Direction.HIGHER, (float(np.mean(likeliest)),))
 
 
-def _text_note(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> str:
-    values = {name: perplexity(likelihoods, found) for name, found in told.items()}
+def _text_note(likelihoods: Likelihoods, token_logs: dict[str, TokenLogarithms]) -> str:
+    values = {name: perplexity(likelihoods, found) for name, found in token_logs.items()}
     if values[_OUTPUT] is None:
         return ""
-    count = sum(map(len, told[_OUTPUT].logarithms[: likelihoods.windows]))
+    count = sum(map(len, token_logs[_OUTPUT].logarithms[: likelihoods.windows]))
     others = ", ".join(f"{_NAMES[name]} {value:.6g}" for name, value in values.items() if value and name in _NAMES)
-    of_words = word_perplexity(likelihoods, told[_OUTPUT])
+    of_words = word_perplexity(likelihoods, token_logs[_OUTPUT])
     by_words = "" if of_words is None else f"; by its {likelihoods.words} words {of_words:.5g}"
     shown = f"{values[_OUTPUT]:.6g}, of {count} tokens{f' ({others})' if others else ''}"
     return f"perplexity of the text {shown}{by_words}"
 
 
-def _task_measurements(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> Iterator[Measurement]:
+def _task_measurements(likelihoods: Likelihoods, token_logs: dict[str, TokenLogarithms]) -> Iterator[Measurement]:
     count = len(likelihoods.questions)
-    for name, found in told.items():
+    for name, found in token_logs.items():
         for metric, right in answers(likelihoods, found).right.items():
             yield Measurement(f"accuracy{_suffix(name)}[{metric}]", "1", Direction.HIGHER, (right / count,))
     yield Measurement("questions", "count", Direction.NONE, (float(count),))
 
 
-def _task_notes(likelihoods: Likelihoods, told: dict[str, TokenLogarithms]) -> Iterator[str]:
+def _task_notes(likelihoods: Likelihoods, token_logs: dict[str, TokenLogarithms]) -> Iterator[str]:
     count = len(likelihoods.questions)
-    found = {name: answers(likelihoods, one) for name, one in told.items()}
+    found = {name: answers(likelihoods, one) for name, one in token_logs.items()}
     for metric, right in found[_OUTPUT].right.items():
         low, high = interval(right, count)
         others = "".join(f", {_NAMES[name]} {one.right[metric]}" for name, one in found.items() if name in _NAMES)

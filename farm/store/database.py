@@ -74,7 +74,7 @@ class Database:
             require_tls_files(whole)
         if self.is_sqlite:
             self._check_file(existing=existing or readonly)
-        with self._in_words():
+        with self._store_errors():
             self._engine = self._create_engine()
         self._file: StoreFile | None = None
         try:
@@ -89,7 +89,7 @@ class Database:
     def reading(self) -> Iterator[Connection]:
         """Yield a connection in one consistent view of the data. Raises StoreError."""
         self._look()
-        with self._in_words(), self._engine.connect() as connection, connection.begin():
+        with self._store_errors(), self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
@@ -118,14 +118,14 @@ class Database:
                 self._look(connection)
             return answer
 
-        return self._patiently(once)
+        return self._retry_conflicts(once)
 
     def at_once(self, statement: Any, parameters: Mapping[str, Any]) -> Sequence[Row[Any]]:
         """Execute one PostgreSQL statement as its own transaction, and return its rows. Raises StoreError.
 
         After a broken connection the statement may run twice. Its connection stays open, without further round trips.
         """
-        with self._in_words():
+        with self._store_errors():
             return execute_at_once(self._single, statement, parameters)
 
     @cached_property
@@ -150,7 +150,7 @@ class Database:
 
         A password of the address is included.
         """
-        with self._in_words():
+        with self._store_errors():
             return psycopg_arguments(self._url)
 
     def without_secrets(self, text: str) -> str:
@@ -160,7 +160,7 @@ class Database:
     @contextmanager
     def psycopg_engine(self) -> Iterator[Engine]:
         """Yield an engine of the PostgreSQL driver with the extended protocol, which accepts a single statement."""
-        with self._in_words():
+        with self._store_errors():
             yield create_engine(self._url.set(drivername=f"postgresql+{DRIVER}"), use_native_hstore=False)
 
     def vacuum(self) -> None:
@@ -173,12 +173,12 @@ class Database:
                 connection.exec_driver_sql("VACUUM")
                 connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
 
-        self._patiently(once)
+        self._retry_conflicts(once)
 
     def version(self) -> tuple[Any, ...]:
         """Return a version that equals an earlier version only without a commit in between. Raises StoreError."""
         self._look()
-        with self._in_words():
+        with self._store_errors():
             return self._changes.version()
 
     @cached_property
@@ -259,7 +259,7 @@ class Database:
                 raise NoStoreError(f"{self.name}: {_NO_STORE}{where}")
             self._refuse_newer(revision)
             raise StoreError(f"{self.name}: the store is of an older farm: 'farm devices' brings it up to date")
-        self._patiently(self._migrate)
+        self._retry_conflicts(self._migrate)
 
     def _is_up_to_date(self) -> bool:
         """Return whether the schema is this program's, by one query: the usual case."""
@@ -326,10 +326,10 @@ class Database:
         if self.is_sqlite and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise StoreError(f"{self.name}: could not be brought up to date: rows refer to others that are not there")
 
-    def _patiently(self, once: Callable[[], _T]) -> _T:
+    def _retry_conflicts(self, once: Callable[[], _T]) -> _T:
         """Call `once`, and again after a conflict with another writer, for a minute."""
         deadline = time.monotonic() + PATIENCE_S
-        with self._in_words():
+        with self._store_errors():
             while True:
                 try:
                     return once()
@@ -338,7 +338,7 @@ class Database:
                         raise
 
     @contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _store_errors(self) -> Iterator[None]:
         try:
             yield
         except DBAPIError as error:

@@ -78,14 +78,14 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     `config.json` of `hugging_face`, as in lm-eval."""
 
     @property
-    def tells(self) -> bool:
+    def scores_likelihood(self) -> bool:
         """Return whether the case only scores the likelihood of given sequences."""
         return bool(self.score_text or self.task)
 
     @property
     def new_tokens(self) -> int:
         """Return how many tokens are generated after each prompt, at most."""
-        return 1 if self.tells else self.new
+        return 1 if self.scores_likelihood else self.new
 
     @property
     def decode(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from farm.base.errors import ConfigError, UnknownNameError
 from farm.base.socs import READY
-from farm.suites.accuracy.told_tables import check_told
+from farm.suites.accuracy.likelihood_tables import check_scored
 from farm.suites.architectures import ARCHITECTURES, PARAM_TYPES, Architecture, find_architecture
 from farm.suites.generate import PRECISIONS_OF_TEXT
 from farm.suites.prompts import HUGGING_FACE_CONFIG, decoder_params, expected_of, generate_of, prompts_of, scored_of
@@ -71,11 +71,11 @@ def checked(manifest: Path, key: str, case: Case) -> int:
     _check_sources(manifest, key, case)
     _check_widths(manifest, key, case)
     vocabulary = _check_decoder(manifest, key, case)
-    check_told(manifest, key, case, vocabulary)
+    check_scored(manifest, key, case, vocabulary)
     generate = generate_of(case)
     _check_vocabulary(manifest, f"{key}.stop", (generate.stop,), vocabulary)
     # The tokenizer counts sequences and tokens of words when they are compiled.
-    prompts = 1 if generate.tells else len(generate.texts) or _check_tokens(manifest, key, case, vocabulary)
+    prompts = 1 if generate.scores_likelihood else len(generate.texts) or _check_tokens(manifest, key, case, vocabulary)
     if case.expected and not (case.pte and generate.score_file and len(case.expected) == prompts):
         problem = "is for a pte with a score_file, logits for each prompt; tokens stand in generate.expected_file"
         raise ConfigError(manifest, f"case.{case.name}.expected", problem)
@@ -113,7 +113,7 @@ def _check_sources(manifest: Path, key: str, case: Case) -> None:
     if generate.hugging_face:
         _check_hugging_face(manifest, f"{key}.hugging_face", case)
     prompts = [name for name in ("prompts", "prompts_file", "prompt_lengths", "texts") if getattr(generate, name)]
-    if len(prompts) != 1 and not generate.tells:
+    if len(prompts) != 1 and not generate.scores_likelihood:
         problem = f"{prompts[0]} and {prompts[1]} are both there: leave one out" if prompts else "has nothing to ask"
         ways = "prompts, a prompts_file, prompt_lengths, texts, a score_text or a task"
         raise ConfigError(manifest, key, f"{problem}: give it {ways}")

@@ -78,7 +78,7 @@ def main() -> int:
     causes = Counter(str(a.cause) for job in done.view.jobs for a in job.attempts if a.verdict is Verdict.INFRA)
     notes = Counter(note.partition(" ")[2].partition(":")[0] for note in done.front.notes)
     for note in done.front.notes:
-        if "not used any more" in note or "cannot be minded" in note:
+        if "not used any more" in note or note.startswith("device pool: "):
             print(note)
     print(f"{time.perf_counter() - started:.0f} s")
     print(f"devices that tried a job: {dict(tries)}")

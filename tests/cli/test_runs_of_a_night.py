@@ -134,13 +134,13 @@ def test_cells_of_other_lines_and_nightly_runs_of_cron_are_of_the_night(home: Fa
 
 
 def test_a_local_run_is_compared_and_raises_nothing(home: FarmHome, store: Store) -> None:
-    from farm.dispatch.look_back import record_look_back
+    from farm.dispatch.history_comparison import record_comparison
 
     with store:
         nights = [record(store, 24 * days, GREEN) for days in (3, 2, 1)]
         mine = record(store, 0.5, GREEN, size=2000.0, purpose="local")
-        looked = record_look_back(store, mine)
-        assert len(looked.night.exact) == len(JOBS)
+        comparison = record_comparison(store, mine)
+        assert len(comparison.night.exact) == len(JOBS)
         assert store.alerts.open() == []
     assert "REGRESSIONS" not in home.farm("status").stdout
     found = answer(home, "history", "s/relu")
@@ -258,14 +258,14 @@ def test_a_name_that_another_run_has_already_is_said_to_mean_the_new_one(store: 
 
 
 def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: Store) -> None:
-    from farm.dispatch.look_back import record_look_back
+    from farm.dispatch.history_comparison import record_comparison
 
     artifacts = ArtifactStore(home.state / "artifacts")
     shared, own = (ArtifactRecord(artifacts.put(text), len(text), "etdump") for text in (b"shared", b"own"))
     with store:
         night = record(store, 30, GREEN, artifacts=(shared,))
         mine = record(store, 1, GREEN, purpose="local", size=2000.0, artifacts=(shared, own))
-        record_look_back(store, mine)
+        record_comparison(store, mine)
     folder = home.state / "runs" / mine
     folder.mkdir(parents=True)
     (folder / "report.html").write_text("a page")
@@ -287,13 +287,13 @@ def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: St
 
 
 def test_a_run_that_goes_on_or_that_an_alert_names_is_not_deleted(home: FarmHome, store: Store) -> None:
-    from farm.dispatch.look_back import record_look_back
+    from farm.dispatch.history_comparison import record_comparison
     from farm.dispatch.request.resume import in_progress
 
     with store:
         good = record(store, 30, GREEN)
         bad = record(store, 2, GREEN, size=2000.0)
-        record_look_back(store, bad)
+        record_comparison(store, bad)
         elsewhere = store.begin_run(RunRecord("farm run", user_name(), "lab-7", FACTS, now_ms()))
         here = store.begin_run(RunRecord("farm run", user_name(), "bench", FACTS, now_ms()))
         with in_progress(home.state / "runs" / here):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from farm.devices.device import AdbAddress, Device
-from farm.dispatch.look_back import record_look_back
+from farm.dispatch.history_comparison import record_comparison
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
@@ -40,7 +40,7 @@ def night(store: Store, days_ago: int, ms: float, size: int, verdict: Verdict = 
                           started_ms, 0.2, bundle_key="b" * 64, measurements=measured)  # fmt: skip
         store.record_attempt(run_id, attempt)
     store.finish_run(run_id, 0)
-    record_look_back(store, run_id)
+    record_comparison(store, run_id)
     return run_id
 
 

@@ -173,11 +173,11 @@ def test_who_follows_is_told_that_the_database_is_away_and_sees_the_run_again(
         write_config(shared.home.cwd, f"postgresql://farm@127.0.0.1:{line.port}/{name}", tmp_path / "artifacts")
         with shared.home.running(*RUN) as process:
             waits_for(lambda: host.ran)
-            line.break_off(always=True)
+            line.abort(always=True)
             assert process.stdout is not None
             lines = iter(process.stdout.readline, "")
             told = "".join(itertools.takewhile(lambda one: "is shown again once the store answers" not in one, lines))
-            line.break_off(always=False)
+            line.abort(always=False)
             host.let()
             output = process.communicate(timeout=60)[0]
     assert process.returncode == 0, told + output

@@ -10,7 +10,7 @@ import pytest
 
 from farm.cli.cluster.queue import queue_lines
 from farm.dispatch.cluster.client.devices import choose
-from farm.dispatch.cluster.client.follow import Shown
+from farm.dispatch.cluster.client.follow import ProgressView
 from farm.dispatch.cluster.queue import queued, why_it_waits
 from farm.dispatch.pool.fleet import Choice
 from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Situation
@@ -83,7 +83,7 @@ def progress(
 
 def test_a_job_ends_once_however_often_it_is_tried() -> None:
     listener = Listener()
-    shown = Shown(listener)
+    shown = ProgressView(listener)
     shown.show(progress(attempt("a", "v1"), attempt("b", "v1"), retried=("a",)))
     shown.show(progress(retried=("a",)))
     shown.show(progress(attempt("a", "v2")))
@@ -92,7 +92,7 @@ def test_a_job_ends_once_however_often_it_is_tried() -> None:
 
 def test_a_job_that_no_device_is_left_for_ends_with_what_it_has() -> None:
     listener = Listener()
-    shown = Shown(listener)
+    shown = ProgressView(listener)
     shown.show(progress(attempt("a", "v1"), retried=("a",)))
     shown.show(progress())
     shown.show(progress())
@@ -101,13 +101,13 @@ def test_a_job_that_no_device_is_left_for_ends_with_what_it_has() -> None:
 
 def test_two_attempts_in_one_look_are_one_end() -> None:
     listener = Listener()
-    Shown(listener).show(progress(attempt("a", "v1"), attempt("a", "v2")))
+    ProgressView(listener).show(progress(attempt("a", "v1"), attempt("a", "v2")))
     assert listener.told == [("repeated", "a on v1"), ("ended", "a on v2")]
 
 
 def test_bundles_are_counted_from_where_the_run_began() -> None:
     listener = Listener()
-    shown = Shown(listener, 1)
+    shown = ProgressView(listener, 1)
     shown.show(progress(building=("a", "needs 0"), built=1))
     shown.show(progress(built=3))
     assert sorted(listener.told) == [

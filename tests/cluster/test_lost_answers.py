@@ -61,7 +61,7 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
             asked_s = now_s()
             claimer.begin(one)
             sender.begin(one)
-            claimer.want("h1-0", SOC, None)
+            claimer.request("h1-0", SOC, None)
             until(lambda: heard, lambda: f"the shard for its device: {notes}", 15)
         finally:
             claimer.close()

@@ -240,7 +240,7 @@ def test_files_of_an_attempt_go_from_the_host_that_ran_it_to_whoever_reads(farm:
     here = ArtifactStore(config.state_dir / "artifacts")
     records = [ArtifactRecord(here.put(content), len(content), "etdump") for content in (b"one", b"two")]
     preparer.upload(records)
-    preparer.settled(records)
+    preparer.discard(records)
     assert [here.find(one.sha256) for one in records] == [None, None]
     preparer.upload(records)
     with pytest.raises(ArtifactLostError, match="neither here nor there"):

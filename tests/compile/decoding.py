@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import save_file
 
 from farm.base.errors import ConfigError
-from farm.builds.compile.llm.compiler import Speakers, make_decoder
+from farm.builds.compile.llm.compiler import ReferenceDecoder, make_decoder
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, Target
 
@@ -88,8 +88,8 @@ def checkpoint(folder: Path, suffix: str) -> float:
     """Return the SQNR in dB of a checkpoint's decoder against the saved model."""
     folder.mkdir()
     (folder / "params.json").write_text(json.dumps(PARAMS))
-    with decoder_of(folder, 'params_file = "params.json"', keep=folder / "drawn.pth") as speakers:
-        expected = speakers.fp32(TOKENS)
+    with decoder_of(folder, 'params_file = "params.json"', keep=folder / "drawn.pth") as decoder_references:
+        expected = decoder_references.fp32(TOKENS)
     state = torch.load(folder / "drawn.pth", weights_only=True)
     if suffix == ".safetensors":
         save_file({name: tensor.clone() for name, tensor in state.items()}, folder / f"weights{suffix}")
@@ -126,12 +126,12 @@ def refusal(folder: Path, name: str) -> str:
 
 def logits_of(folder: Path, table: str) -> torch.Tensor:
     """Return the logits of the FP32 decoder that a manifest with `table` describes."""
-    with decoder_of(folder, table) as speakers:
-        return speakers.fp32(TOKENS)
+    with decoder_of(folder, table) as decoder_references:
+        return decoder_references.fp32(TOKENS)
 
 
 @contextmanager
-def decoder_of(folder: Path, table: str, keep: Path | None = None) -> Iterator[Speakers]:
+def decoder_of(folder: Path, table: str, keep: Path | None = None) -> Iterator[ReferenceDecoder]:
     """Yield the decoder; `keep` takes the checkpoint that it was made of."""
     manifest = folder / "suite.toml"
     head = f'[suite]\nname = "{folder.name}"\ndescription = "d"\nprecisions = ["16a8w"]\n'
@@ -141,7 +141,7 @@ def decoder_of(folder: Path, table: str, keep: Path | None = None) -> Iterator[S
         decoder = make_decoder(Job(case, Target("SM8650", "htp", "16a8w")), Path(work))
         if keep is not None:
             keep.write_bytes(Path(work, "checkpoint.pth").read_bytes())
-        yield Speakers(decoder, case)
+        yield ReferenceDecoder(decoder, case)
 
 
 def decibels(expected: torch.Tensor, found: torch.Tensor) -> float:

@@ -283,7 +283,7 @@ def test_without_a_store_a_grant_ends_with_its_lease(
     bench.until(lambda: not bench.may_go(0), "the end of the lease")
     # The process knows that without a message.
     assert bench.of(0).grant.go
-    assert [note for note in bench.notes if "cut off" in note] == ["devices cannot be minded: cut off"]
+    assert [note for note in bench.notes if "cut off" in note] == ["device pool: leases: cut off"]
     monkeypatch.undo()
     bench.finish()
     assert bench.ended == dict.fromkeys("012", "passed")

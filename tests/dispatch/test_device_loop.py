@@ -10,9 +10,10 @@ import pytest
 from farm.dispatch.device_process import DeviceLoop
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.messages import (
-    SETTLED,
+    GRANT_APPLIED,
+    Abort,
+    ApplyGrant,
     Begin,
-    Break,
     DeviceEvent,
     Grant,
     JobBegun,
@@ -20,7 +21,6 @@ from farm.dispatch.messages import (
     JobReturned,
     RunJob,
     SetGrant,
-    Settle,
 )
 from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.dispatch.worker import Outcome, Returned
@@ -51,10 +51,10 @@ class StubWorker:
             self._record_health(self.event)
         return Outcome((Attempt(planned.job.id, Verdict.PASSED, Stage.DONE, ""),))
 
-    def settle(self) -> Returned:
+    def apply_grant(self) -> Returned:
         return Returned(off=True)
 
-    def break_off(self) -> None: ...
+    def abort(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -95,7 +95,7 @@ def test_a_worker_counts_failures_from_shard_to_shard_of_a_run(process: Process)
         begin = [] if number else [process.begin]
         answers = process.take(go, *begin, RunJob(number, PLANNED))
         assert [type(one) for one in answers] == [JobBegun, JobEnded]
-        assert process.take(stop, Settle()) == [JobReturned(SETTLED, off=True)]
+        assert process.take(stop, ApplyGrant()) == [JobReturned(GRANT_APPLIED, off=True)]
     [worker] = process.workers
     assert worker.jobs == 8
 
@@ -103,7 +103,7 @@ def test_a_worker_counts_failures_from_shard_to_shard_of_a_run(process: Process)
 def test_after_a_job_was_broken_off_the_run_begins_with_another_worker(process: Process) -> None:
     go = SetGrant(Grant(go=True))
     process.take(go, process.begin, RunJob(0, PLANNED))
-    assert process.take(SetGrant(Grant(go=False)), Break(), Settle()) == [JobReturned(SETTLED, off=True)]
+    assert process.take(SetGrant(Grant(go=False)), Abort(), ApplyGrant()) == [JobReturned(GRANT_APPLIED, off=True)]
     process.take(go, process.begin, RunJob(1, PLANNED))
     assert [worker.jobs for worker in process.workers] == [1, 1]
 
@@ -115,6 +115,6 @@ def test_health_events_of_a_broken_job_are_not_told(process: Process) -> None:
     [worker] = process.workers
     worker.event = HealthEvent("phone", "check_failed", "suspect", "it was broken off")
     assert any(isinstance(one, DeviceEvent) for one in process.take(RunJob(0, PLANNED)))
-    answers = process.take(Break(), RunJob(1, PLANNED))
+    answers = process.take(Abort(), RunJob(1, PLANNED))
     assert not any(isinstance(one, DeviceEvent) for one in answers)
     assert answers[-1] == JobReturned(1, off=True)

@@ -17,9 +17,10 @@ from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
 from farm.dispatch.fork_server import ForkServer
 from farm.dispatch.messages import (
-    SETTLED,
+    GRANT_APPLIED,
+    Abort,
+    ApplyGrant,
     Begin,
-    Break,
     DeviceEvent,
     FromDevice,
     Grant,
@@ -29,7 +30,6 @@ from farm.dispatch.messages import (
     ProcessEnded,
     RunJob,
     SetGrant,
-    Settle,
 )
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.request.plan import RunPlan, read_plan
@@ -134,8 +134,8 @@ def test_jobs_end_one_after_the_other_and_a_run_that_is_broken_off_leaves_the_de
     device.process.send(*device.runs())
     device.await_begin()
     began = time.monotonic()
-    device.process.send(SetGrant(Grant(go=False)), Break(), Settle())
-    assert [device.next() for _ in range(4)] == [JobReturned(number, off=True) for number in (0, 1, 2, SETTLED)]
+    device.process.send(SetGrant(Grant(go=False)), Abort(), ApplyGrant())
+    assert [device.next() for _ in range(4)] == [JobReturned(number, off=True) for number in (0, 1, 2, GRANT_APPLIED)]
     assert time.monotonic() - began < 5
     assert not device.sessions()
     # A job that farm broke off is no event of the device.
@@ -183,8 +183,8 @@ def test_a_device_that_is_away_is_brought_back_by_its_process(device: Device) ->
     assert isinstance(back, JobReturned)
     assert back.unfit
     clear(root)
-    device.process.send(device.go(go=False, recover=True), Settle())
-    assert device.next() == JobReturned(SETTLED, recovered=True)
+    device.process.send(device.go(go=False, recover=True), ApplyGrant())
+    assert device.next() == JobReturned(GRANT_APPLIED, recovered=True)
     device.process.send(device.go(), first)
     assert isinstance(device.next(), JobEnded)
     assert "recovered" in device.health

@@ -14,9 +14,10 @@ from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.job_source import Prepared
 from farm.dispatch.messages import (
-    SETTLED,
+    GRANT_APPLIED,
+    Abort,
+    ApplyGrant,
     Begin,
-    Break,
     FromDevice,
     JobBegun,
     JobBroken,
@@ -25,7 +26,6 @@ from farm.dispatch.messages import (
     ProcessEnded,
     RunJob,
     SetGrant,
-    Settle,
     ToDevice,
 )
 from farm.dispatch.request.plan import PlannedJob, RunPlan
@@ -101,11 +101,11 @@ class StubSource:
         self.done: list[Callable[[], None]] = []
         self.holds_releases = False
 
-    def want(self, device: str, keep: Lease | None) -> None:
+    def request(self, device: str, keep: Lease | None) -> None:
         assert device == PHONE.id
         self.wanted.append(keep)
 
-    def unwant(self, device: str) -> None:
+    def cancel_request(self, device: str) -> None:
         assert device == PHONE.id
         self.wanted.clear()
 
@@ -281,9 +281,9 @@ def test_without_more_work_the_slot_lets_go_before_the_lease_ends(bench: Bench) 
     bench.source.ring()
     sent = bench.process.take()
     assert not last_grant(sent).go
-    assert isinstance(sent[-1], Settle)
+    assert isinstance(sent[-1], ApplyGrant)
     assert not bench.source.released
-    bench.process.answer(JobReturned(SETTLED, off=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
     assert bench.source.released == [1]
     assert bench.runner.is_free
     assert bench.source.wanted == [None]
@@ -294,7 +294,7 @@ def test_until_its_lease_has_ended_a_device_is_not_claimed_for(bench: Bench) -> 
     bench.claimed(shard(1, "a"))
     bench.ended(*bench.runs())
     bench.source.ring()
-    bench.process.answer(JobReturned(SETTLED, off=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
     assert not bench.source.wanted
     assert not bench.runner.is_free
     bench.source.end_leases()
@@ -310,7 +310,7 @@ def test_who_is_waited_for_finishes_the_job_that_runs_and_gives_back_the_rest(be
     bench.process.answer(JobReturned(runs[1].number, off=True))
     bench.process.answer(JobReturned(runs[2].number, off=True))
     assert not bench.source.released
-    bench.process.answer(JobReturned(SETTLED, off=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
     assert bench.recorded == ["a"]
     assert bench.source.back == [(1, ["b", "c", "d", "e"])]
     assert bench.source.released == [1]
@@ -322,7 +322,7 @@ def test_a_shard_that_was_claimed_while_the_device_was_handed_over_is_given_back
     bench.runner.wanted("bob")
     bench.claimed(shard(2, "b c"))
     bench.ended(*runs)
-    bench.process.answer(JobReturned(SETTLED, off=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
     assert bench.source.back == [(2, ["b", "c"])]
     assert bench.source.released == [1]
 
@@ -333,10 +333,10 @@ def test_a_cancelled_run_is_broken_off(bench: Bench) -> None:
     bench.runner.cancelled("another")
     assert not bench.process.take()
     bench.runner.cancelled("run")
-    assert [type(one) for one in bench.process.take()] == [SetGrant, Break, Settle]
+    assert [type(one) for one in bench.process.take()] == [SetGrant, Abort, ApplyGrant]
     for run in runs:
         bench.process.answer(JobReturned(run.number, off=True))
-    bench.process.answer(JobReturned(SETTLED, off=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
     assert not bench.source.results
     assert bench.source.released == [1]
     # The next run of the same name gets a worker of its own.
@@ -346,7 +346,7 @@ def test_a_cancelled_run_is_broken_off(bench: Bench) -> None:
 
 def test_a_slot_that_does_not_break_off_is_killed(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.runner._times = bench.runner._times._replace(break_s=-1.0)
+    bench.runner._times = bench.runner._times._replace(abort_s=-1.0)
     bench.claimed(shard(1, "a b"))
     bench.runner.cancelled("run")
     bench.source.ring()
@@ -357,11 +357,11 @@ def test_a_slot_that_does_not_break_off_is_killed(tmp_path: Path) -> None:
 def test_a_lost_lease_stops_the_work_and_releases_nothing(bench: Bench) -> None:
     bench.claimed(shard(1, "a b"))
     runs = bench.runs()
-    bench.runner.lost()
-    assert any(isinstance(one, Break) for one in bench.process.take())
+    bench.runner.lease_lost()
+    assert any(isinstance(one, Abort) for one in bench.process.take())
     for run in runs:
         bench.process.answer(JobReturned(run.number, off=True))
-    bench.process.answer(JobReturned(SETTLED, off=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
     assert not bench.source.results
     assert not bench.source.released
     assert bench.runner.is_free
@@ -425,7 +425,7 @@ def test_a_device_that_is_unfit_is_brought_back_while_others_do_its_jobs(bench: 
     assert last_grant(sent).recover
     assert not last_grant(sent).go
     assert not bench.source.released
-    bench.process.answer(JobReturned(SETTLED, recovered=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, recovered=True))
     assert bench.source.wanted == [lease(1)]
     bench.claimed(shard(2, "e"))
     assert names(bench.runs()) == ["e"]
@@ -434,9 +434,9 @@ def test_a_device_that_is_unfit_is_brought_back_while_others_do_its_jobs(bench: 
 def test_a_device_that_does_not_come_back_rests(bench: Bench) -> None:
     bench.claimed(shard(1, "a"))
     bench.process.answer(JobReturned(bench.runs()[0].number, unfit="no answer"))
-    bench.process.answer(JobReturned(SETTLED, given_up="it could not be brought back"))
+    bench.process.answer(JobReturned(GRANT_APPLIED, given_up="it could not be brought back"))
     assert bench.runner.resting == "it could not be brought back"
-    bench.process.answer(JobReturned(SETTLED, off=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
     assert bench.source.released == [1]
 
 
@@ -452,7 +452,7 @@ def test_a_device_that_was_outvoted_shows_that_it_works(bench: Bench) -> None:
     assert (grant.recover, grant.outvoted) == (True, 1)
     assert bench.source.back == [(1, ["b", "c", "d"])]
     assert not bench.source.wanted
-    bench.process.answer(JobReturned(SETTLED, recovered=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, recovered=True))
     assert bench.source.wanted == [lease(1)]
 
 
@@ -496,7 +496,7 @@ def test_a_shard_that_cannot_be_prepared_is_given_back_and_what_runs_goes_on(ben
     assert "away" in bench.runner.resting
     bench.ended(runs[0])
     bench.process.answer(JobReturned(runs[1].number, off=True))
-    bench.process.answer(JobReturned(SETTLED, off=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
     assert bench.source.back == [(2, ["c"]), (1, ["b"])]
     assert bench.recorded == ["a"]
 
@@ -528,7 +528,7 @@ def test_a_drained_device_finishes_what_runs(bench: Bench) -> None:
     bench.ended(runs[0])
     for run in runs[1:]:
         bench.process.answer(JobReturned(run.number, off=True))
-    bench.process.answer(JobReturned(SETTLED, off=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
     assert bench.recorded == ["a"]
     assert bench.source.back == [(1, ["b", "c", "d"])]
     assert bench.runner.is_free
@@ -542,7 +542,7 @@ def test_a_slot_that_dies_while_the_lease_ends_changes_nothing(bench: Bench) -> 
     bench.claimed(shard(1, "a"))
     bench.ended(*bench.runs())
     bench.source.ring()
-    bench.process.answer(JobReturned(SETTLED, off=True))
+    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
     bench.process.answer(ProcessEnded("signal 9"))
     assert bench.source.released == [1]
     assert not bench.runner.is_free

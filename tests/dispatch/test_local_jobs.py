@@ -30,7 +30,7 @@ from farm.base.errors import LeaseLostError, RowRefusedError, StoreError
 from farm.base.processes import Supervisor
 from farm.devices.device import AdbAddress, Device
 from farm.devices.discovery import _Found, scan_all
-from farm.dispatch.messages import SETTLED, JobBroken, JobEnded, JobReturned
+from farm.dispatch.messages import GRANT_APPLIED, JobBroken, JobEnded, JobReturned
 from farm.results.attempt import Cause, Verdict
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def test_a_device_that_is_recovered_gets_no_job_until_it_is_back(make: Callable[
     bench.acts["0"] = once(unfit)
     bench.begin()
     bench.let_begin()
-    # The stub process answers Settle when it is stepped.
+    # The stub process answers ApplyGrant when it is stepped.
     process = bench.of(0)
     assert process.step()
     bench.decide()
@@ -324,7 +324,7 @@ def test_a_device_that_is_given_up_leaves_its_jobs_to_others(make: Callable[...,
 def test_a_device_that_does_not_come_back_leaves_its_jobs_to_others(make: Callable[..., Bench]) -> None:
     bench = make(5, [A, B])
     bench.acts["0"] = once(unfit)
-    bench.settles["A"] = [JobReturned(SETTLED, given_up="it does not answer")]
+    bench.settles["A"] = [JobReturned(GRANT_APPLIED, given_up="it does not answer")]
     bench.run()
     assert bench.ended == dict.fromkeys(bench.names, "passed")
     assert bench.pool.is_retired(0)
@@ -489,10 +489,10 @@ def test_every_job_ends_or_is_abandoned_whatever_happens(
     for name in bench.names:
         acts = [data.draw(troubles) for _ in range(3)]
         bench.acts[name] = lambda process, run, acts=acts: (acts.pop() if acts else passes)(process, run)
-    gone = JobReturned(SETTLED, given_up="it does not answer")
+    gone = JobReturned(GRANT_APPLIED, given_up="it does not answer")
     for one in devices:
         if data.draw(st.booleans()):
-            bench.settles[one.serial] = [JobReturned(SETTLED, recovered=True), gone]
+            bench.settles[one.serial] = [JobReturned(GRANT_APPLIED, recovered=True), gone]
     for name in data.draw(st.lists(st.sampled_from(bench.names), max_size=2)):
         bench.recorder.refused[name] = data.draw(st.sampled_from([LeaseLostError("lost"), RowRefusedError("no")]))
     bench.begin()

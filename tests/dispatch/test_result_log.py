@@ -72,7 +72,7 @@ def test_what_was_recorded_is_not_offered_again(tmp_path: Path) -> None:
     log = ResultLog(tmp_path / "log")
     for number in range(3):
         log.append(result(number))
-    log.settle(3)
+    log.mark_recorded(3)
     log.close()
     assert not ResultLog(tmp_path / "log").left()
 
@@ -81,7 +81,7 @@ def test_what_is_recorded_takes_no_room_for_ever(tmp_path: Path) -> None:
     log = ResultLog(tmp_path / "log")
     for number in range(20_000):
         log.append(result(number))
-        log.settle(1)
+        log.mark_recorded(1)
     assert (tmp_path / "log").stat().st_size < 2 << 20
 
 

@@ -156,7 +156,7 @@ def test_on_such_a_device_the_job_fails_and_says_what_to_name(
             staging.set_exception(error)
         return staging
 
-    run = SimpleNamespace(device=phone, stage_ahead=stage_ahead, flags=lambda *_: {}, break_off=lambda: None)
+    run = SimpleNamespace(device=phone, stage_ahead=stage_ahead, flags=lambda *_: {}, abort=lambda: None)
     plan = SimpleNamespace(
         folder=tmp_path, cache_root=tmp_path, heap=False, iterations=1, warm_up=0, timeout_s=30.0, reducible=False,
         profile=SimpleNamespace(kept=False),
@@ -166,6 +166,6 @@ def test_on_such_a_device_the_job_fails_and_says_what_to_name(
     try:
         [attempt], _ = executor._run(cast("PlannedJob", SimpleNamespace(job=job, key="k")), None, lambda: False)
     finally:
-        executor.shut()
+        executor.close()
     assert (attempt.verdict, attempt.stage) == (Verdict.FAILED, Stage.BUILD)
     assert "name android and hexagon.v75 in suite.toml" in attempt.reason

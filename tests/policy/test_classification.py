@@ -7,7 +7,7 @@ from itertools import product
 import msgspec
 import pytest
 
-from farm.policy.retries import MOST_DEVICES, Classification, Tried, classify, damaged, settle, tried, unfit
+from farm.policy.retries import MOST_DEVICES, Classification, Tried, as_recorded, classify, damaged, tried, unfit
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
 
 JOB = "s/c[SM8650-htp-8a8w]"
@@ -48,7 +48,7 @@ def history(*causes: Cause | None) -> list[Tried]:
 
 def settled(*causes: Cause | None, others: int) -> Attempt:
     decision = classify(history(*causes), others=others)
-    return settle(attempt(causes[-1], "abcdef"[len(causes) - 1]), history(*causes), decision)
+    return as_recorded(attempt(causes[-1], "abcdef"[len(causes) - 1]), history(*causes), decision)
 
 
 def histories() -> list[tuple[Cause | None, ...]]:
@@ -213,8 +213,8 @@ def test_a_plain_pass_is_left_as_it_is() -> None:
 def test_a_known_issue_covers_nothing_that_is_not_the_codes_fault() -> None:
     known = msgspec.structs.replace(attempt(Cause.CRASH), known_issue="it crashes")
     said = [tried(known)]
-    assert settle(known, said, classify(said, others=1)).known_issue == ""
-    assert settle(known, said, classify(said, others=0)).known_issue == "it crashes"
+    assert as_recorded(known, said, classify(said, others=1)).known_issue == ""
+    assert as_recorded(known, said, classify(said, others=0)).known_issue == "it crashes"
 
 
 def test_numbers_from_damaged_files_are_nobodys_failure() -> None:
@@ -228,4 +228,4 @@ def test_numbers_from_damaged_files_are_nobodys_failure() -> None:
 
 def test_a_history_that_does_not_end_with_the_attempt_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="the last of the history has to be the attempt itself, on b"):
-        settle(attempt(Cause.CRASH, "b"), history(Cause.CRASH), classify(history(Cause.CRASH), others=1))
+        as_recorded(attempt(Cause.CRASH, "b"), history(Cause.CRASH), classify(history(Cause.CRASH), others=1))

@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.builds.bundles.bundle import TOLD, Bundle, Generation, Manifest, TensorSpec
+from farm.builds.bundles.bundle import LIKELIHOOD_COLUMNS, Bundle, Generation, Manifest, TensorSpec
 from farm.devices.execution.raw import RawResult
 from farm.results.attempt import Attempt, Direction, Measurement
-from farm.results.expected_text import slow_problem, told_problem
+from farm.results.expected_text import expectation_problem, slow_problem
 from farm.results.judge import judge
-from farm.results.likelihoods import answers, interval, perplexity, told_of, word_perplexity
+from farm.results.likelihoods import answers, interval, logarithms_of, perplexity, word_perplexity
 from farm.suites.accuracy.asked import Likelihoods, TaskQuestion
 from farm.suites.generate import Generate
 from farm.suites.suite import Case, Expectation, Job, Limits, Target, Tolerance
@@ -37,7 +37,7 @@ GENERATION = Generation(
 
 def rows_of(logits: np.ndarray, sequence: tuple[int, ...]) -> np.ndarray:
     """Return the rows for a sequence with logits [tokens, VOCABULARY], by the formula, in Python's own numbers."""
-    rows = np.zeros((POSITIONS, TOLD), np.float32)
+    rows = np.zeros((POSITIONS, LIKELIHOOD_COLUMNS), np.float32)
     for row, following in enumerate(sequence[1:]):
         normal = math.log(sum(math.exp(value) for value in logits[row]))
         rows[row] = logits[row][following] - normal, max(logits[row]) - normal
@@ -51,13 +51,13 @@ def made(seed: int = 0) -> list[np.ndarray]:
 
 def test_sums_of_logarithms_choose_and_characters_divide() -> None:
     half, eighth = math.log(1 / 2), math.log(1 / 8)
-    rows = [np.zeros((POSITIONS, TOLD), np.float32) for _ in SEQUENCES]
+    rows = [np.zeros((POSITIONS, LIKELIHOOD_COLUMNS), np.float32) for _ in SEQUENCES]
     # Three tokens of the text count: 1/2, 1/8, 1/2; the second is not the likeliest.
     rows[0][:3] = [(half, half), (eighth, half), (half, half)]
     # 1/2 * 1/8 for eight characters, and 1/8 for three: the tokens before them do not count.
     rows[1][:3] = [(-9, -9), (half, half), (eighth, half)]
     rows[2][:2] = [(-9, -9), (eighth, half)]
-    told = told_of(GENERATION, rows)
+    told = logarithms_of(GENERATION, rows)
     assert [len(one) for one in told.logarithms] == [3, 2, 1]
     assert [list(one) for one in told.greedy] == [[True, False, True], [True, False], [False]]
     found = perplexity(LIKELIHOODS, told)
@@ -70,12 +70,12 @@ def test_sums_of_logarithms_choose_and_characters_divide() -> None:
 
 
 def test_the_first_of_equal_choices_is_chosen_and_what_is_no_number_never() -> None:
-    rows = [np.zeros((POSITIONS, TOLD), np.float32) for _ in SEQUENCES]
-    assert answers(LIKELIHOODS, told_of(GENERATION, rows)).chosen["acc"] == (0,)
+    rows = [np.zeros((POSITIONS, LIKELIHOOD_COLUMNS), np.float32) for _ in SEQUENCES]
+    assert answers(LIKELIHOODS, logarithms_of(GENERATION, rows)).chosen["acc"] == (0,)
     rows[1][1, 0] = math.nan
-    assert answers(LIKELIHOODS, told_of(GENERATION, rows)).chosen["acc"] == (1,)
+    assert answers(LIKELIHOODS, logarithms_of(GENERATION, rows)).chosen["acc"] == (1,)
     rows[0][1, 0] = math.nan
-    assert perplexity(LIKELIHOODS, told_of(GENERATION, rows)) is None
+    assert perplexity(LIKELIHOODS, logarithms_of(GENERATION, rows)) is None
 
 
 def test_an_interval_is_honest_where_questions_are_few() -> None:
@@ -106,7 +106,7 @@ class Ran:
         rows.astype(np.float32).tofile(self.folder / f"output_{sample}_0.raw")
 
     def judge(self) -> Attempt:
-        spec = TensorSpec((POSITIONS, TOLD), "float32")
+        spec = TensorSpec((POSITIONS, LIKELIHOOD_COLUMNS), "float32")
         manifest = Manifest(
             key="0123456789abcdef", job_id="told", soc="SM8650", backend="htp", precision="16a8w", samples=3,
             inputs=(TensorSpec((4,), "int32"), TensorSpec((POSITIONS,), "int32")), outputs=(spec,), pte_bytes=1000,
@@ -153,7 +153,7 @@ def test_perplexity_and_accuracy_are_measured_of_the_device_and_of_both_referenc
     attempt = ran.judge()
     assert (attempt.verdict, attempt.reason) == ("passed", "")
     found = numbers(attempt)
-    told = told_of(GENERATION, made())
+    told = logarithms_of(GENERATION, made())
     assert found["perplexity[0]"] == found["perplexity_fp32[0]"] == (perplexity(LIKELIHOODS, told),)
     assert found["perplexity_ratio_quantized[0]"] == (1.0,)
     right = answers(LIKELIHOODS, told).right
@@ -171,7 +171,7 @@ def test_perplexity_and_accuracy_are_measured_of_the_device_and_of_both_referenc
 
 def test_another_choice_than_the_quantized_modules_breaks_its_limit(ran: Ran) -> None:
     ran.tolerance = Limits(sqnr_db=-60.0, other_choices=0)
-    chosen = answers(LIKELIHOODS, told_of(GENERATION, made())).chosen["acc"][0]
+    chosen = answers(LIKELIHOODS, logarithms_of(GENERATION, made())).chosen["acc"][0]
     rows = made()[1 + chosen]
     rows[1, 0] -= 50
     ran.set(1 + chosen, rows)
@@ -197,16 +197,19 @@ def test_a_case_says_how_likely_and_how_right_it_has_to_be(ran: Ran) -> None:
         assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
         assert attempt.reason.startswith(f"{metric} is ")
         assert attempt.reason.endswith(", expected 1.5 or less")
-    right = answers(LIKELIHOODS, told_of(GENERATION, made())).right
+    right = answers(LIKELIHOODS, logarithms_of(GENERATION, made())).right
     wrong = next((metric for metric, count in right.items() if not count), None)
     measured = [Measurement("accuracy[acc]", "1", Direction.HIGHER, (0.5,)),
                 Measurement("questions", "count", Direction.NONE, (8.0,))]  # fmt: skip
     assert wrong in {None, "acc", "acc_norm"}
-    assert told_problem(Expectation(least_accuracy={"acc": 0.5}), measured) == ""
+    assert expectation_problem(Expectation(least_accuracy={"acc": 0.5}), measured) == ""
     assert (
-        told_problem(Expectation(least_accuracy={"acc": 0.6}), measured) == "acc is 0.5 (4 of 8), expected 0.6 or more"
+        expectation_problem(Expectation(least_accuracy={"acc": 0.6}), measured)
+        == "acc is 0.5 (4 of 8), expected 0.6 or more"
     )
-    assert told_problem(Expectation(least_accuracy={"acc_norm": 0.5}), measured).startswith("acc_norm was not measured")
+    assert expectation_problem(Expectation(least_accuracy={"acc_norm": 0.5}), measured).startswith(
+        "acc_norm was not measured"
+    )
 
 
 def test_rates_are_expected_of_attached_devices_alone(ran: Ran) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pair_bench_stub import World
 
-from farm.dispatch.look_back import record_look_back
+from farm.dispatch.history_comparison import record_comparison
 from farm.numbers.regressions import baseline
 from farm.store.records import Remark
 from farm.store.store import open_store
@@ -30,7 +30,7 @@ def exact_nights(world: World, sizes: Sequence[int]) -> list[list[tuple[int, str
     """Return the open alerts on the size of one program after each night: id and reason."""
     found = []
     for size in sizes:
-        record_look_back(world.store, world.night(sizes={0: size}))
+        record_comparison(world.store, world.night(sizes={0: size}))
         found.append([(one.id, one.reason) for one in world.store.alerts.open() if one.exact])
     return found
 

@@ -150,8 +150,8 @@ class StubFarm:
 
     def close(self) -> None:
         for worker in self.workers:
-            worker._executor.shut()
-            worker._device_worker.shut()
+            worker._executor.close()
+            worker._device_worker.close()
 
 
 @pytest.fixture

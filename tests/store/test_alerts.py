@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from farm.base.errors import UnknownNameError
-from farm.dispatch.look_back import record_look_back
+from farm.dispatch.history_comparison import record_comparison
 from farm.results.analysis.history import split
 from farm.results.attempt import Direction, Measurement, Verdict
 from farm.store.records import AlertState, NewAlert, Remark, RunRecord
@@ -72,10 +72,10 @@ def told(alerts: list[AlertRecord]) -> dict[str, tuple[str, str]]:
 def test_a_quiet_night_says_nothing_and_a_slow_one_names_runs(store: Store, make: Make) -> None:
     job = make.job("conv")
     quiet = nights(store, make, job)
-    assert record_look_back(store, quiet[-1]).night.suspected == ()
+    assert record_comparison(store, quiet[-1]).night.suspected == ()
     assert store.alerts.of_run(quiet[-1]) == []
     slow = run(store, make, 1, job, latency(1.12e6), size(1000), sqnr(40.0))
-    record_look_back(store, slow)
+    record_comparison(store, slow)
     [alert] = store.alerts.of_run(slow)
     assert (alert.metric, alert.finding, alert.state) == ("latency", "regression", "suspected")
     assert alert.first_bad == slow
@@ -90,7 +90,7 @@ def test_an_exact_number_and_accuracy_are_told_although_the_job_passes(store: St
     job = make.job("conv")
     before = nights(store, make, job)[-1]
     worse = run(store, make, 1, job, latency(1e6), size(1016), sqnr(38.0))
-    record_look_back(store, worse)
+    record_comparison(store, worse)
     assert told(store.alerts.of_run(worse)) == {
         "pte_size": ("regression", "exact"),
         "sqnr_fp32[0]": ("regression", "suspected"),
@@ -108,11 +108,11 @@ def test_a_new_sdk_or_another_test_is_not_compared_and_a_new_compiler_is(store: 
     changed = make.job("conv", seed=7)
     other_case = run(store, make, 1, changed, latency(2e6), size(2000))
     for run_id in (other_sdk, other_build, other_case):
-        looked = record_look_back(store, run_id)
+        comparison = record_comparison(store, run_id)
         assert store.alerts.of_run(run_id) == []
-        assert looked.insufficient == len(looked.compared) == 2
+        assert comparison.insufficient == len(comparison.compared) == 2
     compiler = run(store, make, 0, job, latency(2e6), size(2000), executorch="1.6")
-    record_look_back(store, compiler)
+    record_comparison(store, compiler)
     assert told(store.alerts.of_run(compiler)) == {
         "latency": ("regression", "suspected"), "pte_size": ("regression", "exact"),
     }  # fmt: skip
@@ -140,7 +140,7 @@ def test_times_of_a_simulated_device_are_not_judged_and_its_cycles_are(store: St
     for day in range(12, 2, -1):
         run(store, make, day, job, latency(1e6), cycles(1e5 + day), kind="virtual")
     slow = run(store, make, 1, job, latency(9e6), cycles(1.08e5), kind="virtual")
-    record_look_back(store, slow)
+    record_comparison(store, slow)
     assert told(store.alerts.of_run(slow)) == {"htp_cycles": ("regression", "suspected")}
 
 
@@ -159,20 +159,20 @@ def test_a_confirmed_step_is_open_until_it_is_accepted_or_undone_and_is_not_told
     job = make.job("conv")
     nights(store, make, job)
     slow = run(store, make, 9, job, latency(1.12e6))
-    record_look_back(store, slow)
+    record_comparison(store, slow)
     [alert] = store.alerts.of_run(slow)
     store.alerts.answer(alert.id, confirmed(alert), device="phone", pairs=[(1.0, 1.12), (1.0, math.inf)])
     [still] = store.alerts.open()
     assert (still.state, still.device, still.reason) == ("confirmed", "phone", "+12.0 % in 10 pairs")
     # A second look at the same run leaves the alert as it is.
-    record_look_back(store, slow)
+    record_comparison(store, slow)
     assert store.alerts.open() == [still]
     # The next nightly run is on the new level, and quiet.
     same = run(store, make, 8, job, latency(1.12e6))
-    record_look_back(store, same)
+    record_comparison(store, same)
     assert store.alerts.of_run(same) == []
     back = run(store, make, 7, job, latency(1.0e6))
-    record_look_back(store, back)
+    record_comparison(store, back)
     [better] = store.alerts.of_run(back)
     assert better.finding == "improvement"
     store.alerts.answer(better.id, confirmed(better), device="phone", pairs=None)
@@ -184,7 +184,7 @@ def test_what_people_say_stays_and_the_newest_counts(store: Store, make: Make) -
     job = make.job("conv")
     nights(store, make, job)
     worse = run(store, make, 1, job, size(1016))
-    record_look_back(store, worse)
+    record_comparison(store, worse)
     [alert] = store.alerts.open()
     subject = f"alert:{alert.id}"
     store.alerts.remark(subject, Remark("acknowledged", "ada", "grace", "looking\0at it"))
@@ -205,16 +205,16 @@ def test_a_declared_step_is_the_new_level(store: Store, make: Make) -> None:
     job = make.job("conv")
     nights(store, make, job)
     slow = run(store, make, 3, job, latency(1.5e6))
-    looked = record_look_back(store, slow)
+    comparison = record_comparison(store, slow)
     [alert] = store.alerts.of_run(slow)
     declared = confirmed(alert)
     declared = NewAlert(**{**{name: getattr(declared, name) for name in declared.__struct_fields__},
                            "state": AlertState.ACCEPTED, "change": math.log(1.5)})  # fmt: skip
     store.alerts.declare(slow, declared, Remark("accepted", "ada", "", "meant so"))
     same = run(store, make, 2, job, latency(1.5e6))
-    record_look_back(store, same)
+    record_comparison(store, same)
     assert store.alerts.of_run(same) == []
-    assert looked.night.suspected
+    assert comparison.night.suspected
 
 
 def test_an_attempt_that_the_farm_lost_has_no_part_in_it(store: Store, make: Make) -> None:
@@ -224,7 +224,7 @@ def test_an_attempt_that_the_farm_lost_has_no_part_in_it(store: Store, make: Mak
     store.plan_jobs(run_id, [job])
     store.record_device(run_id, make.device(kind="hardware", build="b1"))
     store.record_attempt(run_id, make.attempt(job, verdict=Verdict.INFRA, reason="gone", measurements=(latency(9e6),)))
-    assert record_look_back(store, run_id).compared == ()
+    assert record_comparison(store, run_id).compared == ()
 
 
 def test_equal_outputs_that_are_not_any_more_are_a_step_of_infinite_size(store: Store, make: Make) -> None:
@@ -232,7 +232,7 @@ def test_equal_outputs_that_are_not_any_more_are_a_step_of_infinite_size(store: 
     for day in range(20, 10, -1):
         run(store, make, day, job, sqnr(math.inf))
     off = run(store, make, 9, job, sqnr(60.0))
-    record_look_back(store, off)
+    record_comparison(store, off)
     [alert] = store.alerts.of_run(off)
     assert (alert.finding, alert.change) == ("regression", -math.inf)
     new = NewAlert(**{**{name: getattr(confirmed(alert), name) for name in NewAlert.__struct_fields__},
@@ -244,6 +244,6 @@ def test_equal_outputs_that_are_not_any_more_are_a_step_of_infinite_size(store: 
     assert not store.alerts.answer(alert.id, confirmed(alert), device="phone", pairs=None)
     assert store.alerts.open() == [told]
     same = run(store, make, 8, job, sqnr(61.0))
-    assert record_look_back(store, same).insufficient == 1
+    assert record_comparison(store, same).insufficient == 1
     # Numbers before the step belong to another level.
     assert store.alerts.of_run(same) == []

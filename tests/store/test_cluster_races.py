@@ -159,8 +159,8 @@ def test_what_was_put_back_and_is_held_elsewhere_is_not_taken_up_again(store: St
 
     assert recovered.lines == ("agent h1 is not heard of: 1 of its shards wait again",)
     assert again.id == held.id
-    minded = store.cluster.heartbeat(one, None, TTL_S, [held.lease])
-    assert minded.lost == ("h1-0",)
+    reply = store.cluster.heartbeat(one, None, TTL_S, [held.lease])
+    assert reply.lost == ("h1-0",)
     assert list(store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)) == [0]
     assert store.leases.renew([held.lease], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).lost == (held.lease,)
     with pytest.raises(LeaseLostError):
@@ -207,9 +207,9 @@ def test_a_claim_whose_answer_was_lost_is_taken_back_by_the_next_heartbeat(store
     store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S, keep={"h1-0": held.lease})
     known = Claimed(frozenset({(held.id, held.lease.fence)}))
 
-    minded = store.cluster.heartbeat(one, None, TTL_S, [held.lease], known)
+    reply = store.cluster.heartbeat(one, None, TTL_S, [held.lease], known)
 
-    assert (minded.lost, minded.claimed) == ((), known)
+    assert (reply.lost, reply.claimed) == ((), known)
     assert [(lease.device, lease.fence) for lease in store.leases.all()] == [("h1-0", held.lease.fence)]
     assert [(each.id == held.id, each.state) for each in shards_of(store, run_id)] == [
         (True, "held"), (False, "waiting"), (False, "waiting"),

@@ -12,7 +12,7 @@ from old_store import make_old_store, snapshot
 
 from farm.base.config.retention import Rules
 from farm.base.errors import StoreError, UnknownNameError, UsageError
-from farm.dispatch.look_back import record_look_back
+from farm.dispatch.history_comparison import record_comparison
 from farm.numbers.regressions.baseline import accept, levels
 from farm.report.model.drift import drift_of
 from farm.report.model.status_query import read_status
@@ -68,7 +68,7 @@ def night(
         store.record_attempt(run_id, attempt)
     if finished:
         store.finish_run(run_id, 0)
-    record_look_back(store, run_id)
+    record_comparison(store, run_id)
     return run_id
 
 
@@ -158,8 +158,8 @@ def test_a_private_run_is_compared_with_its_line_and_raises_no_alert(store: Stor
     job = make.job("conv")
     main = quiet(store, make, MAIN, job, 1.0, 20)
     mine = night(store, make, 1, MINE, (job, Verdict.PASSED, 1.5), user="ada", priority="person")
-    looked = record_look_back(store, mine)
-    assert looked.summary_lines() == [
+    comparison = record_comparison(store, mine)
+    assert comparison.summary_lines() == [
         f"1 deterministic metric changed: 'farm report {mine}' shows what got worse",
         f"1 number looks different from its line: 'farm perf confirm --run {mine}' measures again",
     ]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 MODEL = "model.pte"
 INPUTS = "inputs"
-TOLD = 2
+LIKELIHOOD_COLUMNS = 2
 """Columns of an output that has likelihoods of a given sequence in place of logits, a row for each position."""
 OPTRACE = "optrace"
 SAVER = "saver"
@@ -117,7 +117,8 @@ class Generation(msgspec.Struct, frozen=True):
     tokens: dict[str, tuple[tuple[int, ...], ...]] = {}
     """Tokens that each reference generates with greedy search, by sample."""
     likelihoods: Likelihoods | None = None
-    """Request for likelihoods in place of logits; None for logits. The only output is then float32 [positions, TOLD]:
+    """Request for likelihoods in place of logits; None for logits. The only output is then float32 [positions,
+    LIKELIHOOD_COLUMNS]:
     the logarithm of the probability of the sequence's next token, and of the likeliest token; 0 after the end."""
 
 

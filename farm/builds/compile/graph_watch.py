@@ -64,12 +64,12 @@ class GraphWatch:
             try:
                 yield
             except Exception:
-                self._look_back()
+                self._record_odd_values()
                 raise
             finally:
                 self._by_name = {}
 
-    def _look_back(self) -> None:
+    def _record_odd_values(self) -> None:
         programs = [program for one in self._programs if (program := one()) is not None]
         nodes = [node for program in programs for node in program.graph_module.graph.nodes]
         origins = {node.name: origin_of(node.meta, self._places) for node in nodes}

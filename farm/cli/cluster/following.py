@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.cli.progress import Front
-    from farm.dispatch.cluster.client.follow import Meaning
+    from farm.dispatch.cluster.client.follow import InterruptChoice
     from farm.dispatch.request.request import RunOutcome
 
 
-def asking(front: Front) -> Callable[[], Meaning] | None:
+def asking(front: Front) -> Callable[[], InterruptChoice] | None:
     """Return the function that asks the user about Ctrl-C; None without a terminal."""
     return partial(_ask, front) if sys.stdin.isatty() and sys.stderr.isatty() else None
 
 
-def _ask(front: Front) -> Meaning:
+def _ask(front: Front) -> InterruptChoice:
     """Ask whether to leave the run running. A second Ctrl-C raises KeyboardInterrupt, which leaves it as well."""
-    from farm.dispatch.cluster.client.follow import Meaning
+    from farm.dispatch.cluster.client.follow import InterruptChoice
 
-    meanings = {"l": Meaning.LEAVE, "c": Meaning.CANCEL, "f": Meaning.FOLLOW}
+    meanings = {"l": InterruptChoice.LEAVE, "c": InterruptChoice.CANCEL, "f": InterruptChoice.FOLLOW}
     with front.paused():
         while True:
             echo("farm: [l]eave it running, [c]ancel it, or [f]ollow on? (Ctrl-C leaves) ", err=True, nl=False)
             line = sys.stdin.readline()
             if not line:
-                return Meaning.LEAVE
+                return InterruptChoice.LEAVE
             if (first := line.strip().casefold()[:1]) in meanings:
                 return meanings[first]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.cli.progress import Front
-    from farm.dispatch.cluster.client.manner import Manner
+    from farm.dispatch.cluster.client.submit_options import SubmitOptions
     from farm.dispatch.request.request import RunOutcome, RunRequest
 
 FAILED = 1
@@ -185,19 +185,19 @@ def command(
             codes.append(compile_and_show(config, request, as_json=as_json))
         else:
             with make_front() as front:
-                outcome = run(config, request, front, manner=_manner(asked, front))
+                outcome = run(config, request, front, options=_submit_options(asked, front))
             codes.append(_deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json))
         if codes[-1] == INTERRUPTED:
             break
     return max(codes, key=_WORST.index)
 
 
-def _manner(asked: SimpleNamespace, front: Front) -> Manner:
-    """Return the manner of submitting a run to a shared farm."""
+def _submit_options(asked: SimpleNamespace, front: Front) -> SubmitOptions:
+    """Return the options of a submission to a shared farm."""
     from farm.cli.cluster.following import asking
-    from farm.dispatch.cluster.client.manner import Manner
+    from farm.dispatch.cluster.client.submit_options import SubmitOptions
 
-    return Manner(detach=asked.detach, build_here=asked.build == "here", wait=asked.wait, ask=asking(front))
+    return SubmitOptions(detach=asked.detach, build_here=asked.build == "here", wait=asked.wait, ask=asking(front))
 
 
 def _watched(
@@ -211,7 +211,7 @@ def _watched(
     code = 0
 
     def run_round(config: Config, request: RunRequest, front: Front, *, only: Collection[str]) -> RunOutcome:
-        return run(config, request, front, manner=_manner(asked, front), only=only)
+        return run(config, request, front, options=_submit_options(asked, front), only=only)
 
     def after(outcome: RunOutcome) -> None:
         nonlocal code
@@ -340,7 +340,7 @@ def _resumed(asked: SimpleNamespace, config_file: Path | None) -> RunOutcome:
         raise UsageError(f"--resume keeps the options of the run: leave {given[0].opts[-1]} out")
     config = load_config(config_file)
     with make_front() as front:
-        outcome = resume(config, asked.resume, front, asked.budget_s, manner=_manner(asked, front))
+        outcome = resume(config, asked.resume, front, asked.budget_s, options=_submit_options(asked, front))
     return _confirmed(config, outcome)
 
 

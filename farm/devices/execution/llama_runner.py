@@ -82,13 +82,13 @@ def run_prompts(
     options: RunnerOptions,
     *,
     demand: Callable[[], None],
-    broken_off: threading.Event,
+    aborted: threading.Event,
 ) -> RunnerEnding:
     """Generate after each prompt of a bundle, and return how that ended, with the logits in the workspace.
 
     Arguments as of `run_once`; `options.timeout_s` is for all prompts together. Raises DeviceError.
     """
-    runs = _Runs(transport, runtime, libraries, workspace, options.timeout_s, demand, broken_off)
+    runs = _Runs(transport, runtime, libraries, workspace, options.timeout_s, demand, aborted)
     manifest, generation = workspace.bundle.manifest, workspace.bundle.manifest.generation
     if generation is None:
         return answered(runs.nothing, report_of(1, error=_refused(f"{LLAMA_RUNNER} does nothing but generate text")))
@@ -145,10 +145,10 @@ class _Runs:
         workspace: Workspace,
         timeout_s: float,
         demand: Callable[[], None],
-        broken_off: threading.Event,
+        aborted: threading.Event,
     ) -> None:
         self._transport, self._runtime, self._libraries = transport, runtime, libraries
-        self._workspace, self._demand, self._broken_off = workspace, demand, broken_off
+        self._workspace, self._demand, self._aborted = workspace, demand, aborted
         self._deadline = time.monotonic() + timeout_s
         self.nothing = RunnerEnding(None, b"", "", None, began=True)
         self.ending = self.nothing
@@ -210,7 +210,7 @@ class _Runs:
             ["sh", "-c", *script, str(self._libraries / self._runtime.runner), *words],
             cwd=self._workspace.folder,
             env=library_paths(self._libraries),
-            broken_off=self._broken_off,
+            aborted=self._aborted,
         )
         try:
             return process.run_out(max(0.0, self._deadline - time.monotonic()), self._demand)

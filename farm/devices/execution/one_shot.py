@@ -101,12 +101,12 @@ def run_once(
     flags: dict[str, str],
     *,
     demand: Callable[[], None],
-    broken_off: threading.Event,
+    aborted: threading.Event,
 ) -> RunnerEnding:
     """Run a job in its own process with the runtime in the folder `libraries`, and return its ending.
 
     `flags` are the job's flags without the places of lists and outputs. A process that exceeds its time is ended.
-    `demand` and `broken_off` are as in `RunnerProcess`. Too many executions are refused like a runner's refusal,
+    `demand` and `aborted` are as in `RunnerProcess`. Too many executions are refused like a runner's refusal,
     because no other device could make them. Raises DeviceError.
     """
     manifest = workspace.bundle.manifest
@@ -137,7 +137,7 @@ def run_once(
         ],
         cwd=workspace.folder,
         env=library_paths(libraries, *packages_folder(workspace.bundle, workspace.folder)),
-        broken_off=broken_off,
+        aborted=aborted,
     )
     try:
         ending = process.run_out(options.timeout_s, demand)

@@ -72,9 +72,9 @@ class RunnerProcess:
         *,
         cwd: PurePosixPath,
         env: Mapping[str, str],
-        broken_off: threading.Event,
+        aborted: threading.Event,
     ) -> None:
-        """Start it. `broken_off`, which another thread may set, ends its jobs with an error. Raises DeviceError."""
+        """Start it. `aborted`, which another thread may set, ends its jobs with an error. Raises DeviceError."""
         self._serial = transport.serial
         self._process = transport.start(argv, cwd=cwd, env=env)
         self.jobs = 0
@@ -82,7 +82,7 @@ class RunnerProcess:
         self._unread = bytearray()
         self._log = _Log()
         self._silent_since = time.monotonic()
-        self._broken_off = broken_off
+        self._aborted = aborted
 
     def run(self, words: Sequence[str], timeout_s: float, demand: Callable[[], None]) -> RunnerEnding:
         """Send one job as flags and wait for its end.
@@ -127,7 +127,7 @@ class RunnerProcess:
         code: int | None = None
         while code is None and (left := deadline - time.monotonic()) > 0:
             code = self._receive(min(left, _SLICE_SECONDS))
-            if self._broken_off.is_set():
+            if self._aborted.is_set():
                 raise DeviceError(self._serial, "the job was broken off")
             yield code
             if time.monotonic() > self._silent_since + SILENCE_SECONDS:

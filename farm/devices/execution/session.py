@@ -91,7 +91,7 @@ class DeviceSession:
         self._runner: RunnerProcess | None = None
         self._runner_flags: dict[str, str] = {}
         self._runner_env: dict[str, str] = {}
-        self._broken_off = threading.Event()
+        self._aborted = threading.Event()
 
     @property
     def pushed_bytes(self) -> int:
@@ -192,9 +192,9 @@ class DeviceSession:
         """End the process of the runner: the next execution begins a new one."""
         self._hang_up()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """End executions at once with an error, also in another thread."""
-        self._broken_off.set()
+        self._aborted.set()
 
     def find_damage(self, bundle: Bundle, raw: RawResult) -> str:
         """Return the names of damaged files of an execution of `bundle`; empty for none.
@@ -296,13 +296,13 @@ class DeviceSession:
 
             return run_prompts(
                 self._transport, self._runtime, self.runtime_folder, workspace, options,
-                demand=self._liveness.demand, broken_off=self._broken_off,
+                demand=self._liveness.demand, aborted=self._aborted,
             )  # fmt: skip
         flags = program_and_profile(workspace.bundle.manifest, options, self._runtime.kind)
         if self._runtime.one_shot:
             return run_once(
                 self._transport, self._runtime, self.runtime_folder, workspace, options, flags,
-                demand=self._liveness.demand, broken_off=self._broken_off,
+                demand=self._liveness.demand, aborted=self._aborted,
             )  # fmt: skip
         words = _words(flags | session_flags(workspace, options))
         try:
@@ -335,7 +335,7 @@ class DeviceSession:
                 [str(self.runtime_folder / self._runtime.runner), "--serve", *_words(flags)],
                 cwd=self._folder,
                 env=env,
-                broken_off=self._broken_off,
+                aborted=self._aborted,
             )
             self._runner_flags, self._runner_env = flags, env
         return self._runner

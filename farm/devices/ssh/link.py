@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CONNECT_SECONDS = 10.0
 _FULL_SECONDS = 0.05
 # To find out whether a device is still there.
-_AGAIN_SECONDS = 5.0
+_RETRY_SECONDS = 5.0
 # A stream whose program has ended is closed by the server within a round trip.
 _CLOSE_SECONDS = 2.0
 _CLOSE_POLL_SECONDS = 0.002
@@ -155,7 +155,7 @@ class SshLink:
         """Return the error of a broken stream: DeviceGoneError if the machine stopped answering."""
         try:
             self._doubt()
-            connection, _ = self._connection(_AGAIN_SECONDS, runs_program=True)
+            connection, _ = self._connection(_RETRY_SECONDS, runs_program=True)
             if connection.is_single:
                 with self._lock:
                     self._resting.append(connection)
@@ -174,7 +174,7 @@ class SshLink:
             if shared is None or not self.address.jumps or not shared.is_active:
                 return
             try:
-                end(shared.transport.open_session(timeout=_AGAIN_SECONDS))
+                end(shared.transport.open_session(timeout=_RETRY_SECONDS))
             except paramiko.ChannelException:
                 # A refusal is an answer.
                 return

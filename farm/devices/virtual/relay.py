@@ -31,7 +31,7 @@ _MOST_LISTING = 1 << 16
 # Seconds to open a stream, as long as adb itself waits for a device over a bad link.
 _OPEN_SECONDS = 30.0
 # Seconds between two looks for an absent adb server or device.
-_AGAIN_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
 # Features of streams, in adb's words. Features of the packet transport (delayed_ack, libusb) are left out, as they
 # concern the two adb servers and the device. Source: transport.cpp of AOSP's packages/modules/adb.
 _FEATURES = {
@@ -111,7 +111,7 @@ class Relay:
                 with contextlib.suppress(OSError, EOFError, InfraError, ValueError):
                     await self._follow()
                 await self._set_there(there=False)
-                await asyncio.sleep(_AGAIN_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
         finally:
             accepting.cancel()
             await asyncio.gather(accepting, self._hang_up(), return_exceptions=True)

@@ -30,7 +30,7 @@ def finish(store: Store, run_id: str) -> int | None:
 
     None while work of the run is left, and for a run that was not submitted. Raises StoreError.
     """
-    from farm.dispatch.look_back import record_look_back
+    from farm.dispatch.history_comparison import record_comparison
 
     store.cluster.end_if_over(run_id)
     order = store.cluster.order(run_id)
@@ -46,7 +46,7 @@ def finish(store: Store, run_id: str) -> int | None:
     if order.cancelled_by == REFUSED_BY:
         code = UsageError.exit_code
     try:
-        record_look_back(store, run_id)
+        record_comparison(store, run_id)
     except FarmError as error:
         # Verdicts are in the store, and stay.
         run = {"run": run_id}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CHANNEL = "farm"
 """Channel of NOTIFY; payloads are a word and a name: `work SM8650`, `cancel RUN`, `ended RUN`, `result RUN`."""
 
-_AGAIN_SECONDS = 2.0
+_RETRY_SECONDS = 2.0
 
 
 class Hints:
@@ -59,7 +59,7 @@ class Hints:
     def _connect(self) -> None:
         import psycopg
 
-        if self._connection is not None or time.monotonic() - self._tried_s < _AGAIN_SECONDS:
+        if self._connection is not None or time.monotonic() - self._tried_s < _RETRY_SECONDS:
             return
         self._tried_s = time.monotonic()
         try:

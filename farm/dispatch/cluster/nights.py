@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
 NIGHTLY = (sys.executable, "-m", "farm.cli.main", "nightly")
 _EVERY_HALF_MINUTE = "* * * * * */30"
-_AGAIN_S = 3.0
+_RETRY_S = 3.0
 # Time for `farm nightly` to finish running cells and report after a request to end.
 _STOP_PATIENCE_S = 60.0
 # Exit codes of a nightly run that was executed: its findings are in its own report.
@@ -180,7 +180,7 @@ class NightStarter:
                 self._running[name] = child
         except (FarmError, OSError) as error:
             logger.warning("night %s could not be started: %s", name, error)
-            self._tell(agent, name, due_ms, exit_code=4, why=str(error), stopped=False)
+            self._record_end(agent, name, due_ms, exit_code=4, why=str(error), stopped=False)
             return
         logger.info("night %s has begun (process %s, log %s)", name, child.pid, log)
         thread = threading.Thread(target=self._watch, args=(agent, name, due_ms, child), name=f"night-{name}")
@@ -200,15 +200,15 @@ class NightStarter:
         logger.info(
             "night %s %s, exit code %s%s", name, "was stopped" if stopped else "ended", code, f": {why}" if why else ""
         )
-        self._tell(agent, name, due_ms, exit_code=code, why=why, stopped=stopped)
+        self._record_end(agent, name, due_ms, exit_code=code, why=why, stopped=stopped)
 
-    def _tell(self, agent: AgentId, name: str, due_ms: int, *, exit_code: int, why: str, stopped: bool) -> None:
+    def _record_end(self, agent: AgentId, name: str, due_ms: int, *, exit_code: int, why: str, stopped: bool) -> None:
         """Record the end of a nightly run, trying again while the store is away."""
         while True:
             try:
                 self._store.cluster.nights.end(agent, name, due_ms, exit_code=exit_code, why=why, stopped=stopped)
             except StoreError as error:
-                if self._stopping.wait(_AGAIN_S):
+                if self._stopping.wait(_RETRY_S):
                     logger.warning("how night %s ended could not be recorded: %s", name, error)
                     return
             else:

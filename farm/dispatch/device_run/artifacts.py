@@ -66,7 +66,7 @@ class FailedFiles:
                 return ""
         return f"{places} failed attempts have theirs (failures.keep_attempts in farm.toml)"
 
-    def want(self, attempt: Attempt) -> bool:
+    def is_selected(self, attempt: Attempt) -> bool:
         """Return whether the files of an attempt are wanted: a failure without a known issue."""
         return bool(self._limits.keep_attempts) and attempt.verdict is Verdict.FAILED and not attempt.known_issue
 
@@ -160,7 +160,7 @@ class AttemptArtifacts:
     def _of_failure(self, attempt: Attempt, bundle: Bundle, folder: Path, notes: list[str]) -> dict[Path, str]:
         """Return the kinds of the inputs and outputs to keep of a failed attempt, and of the manifest with shapes."""
         outputs = sorted(folder.glob(_OUTPUTS))
-        if self._failed is None or not self._failed.want(attempt) or not outputs:
+        if self._failed is None or not self._failed.is_selected(attempt) or not outputs:
             return {}
         files = {path: f"{OUTPUT}{path.name}" for path in outputs}
         for sample in range(bundle.manifest.samples):

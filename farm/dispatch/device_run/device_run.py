@@ -365,10 +365,10 @@ class DeviceRun:
         """Record an attempt under the fence. Raises LeaseLostError if another user has the device, StoreError."""
         store.record_attempt(run_id, attempt, artifacts=artifacts, fence=self.fence)
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """End what runs with an error."""
         if self._session is not None:
-            self._session.break_off()
+            self._session.abort()
 
     def end_process(self) -> None:
         """Let the next execution begin a new process of the runner."""

@@ -155,12 +155,12 @@ class DeviceWorker:
             problem = self._probe()
         return f"{_FULL}: {problem}" if self.run.is_full else problem
 
-    def close(self) -> None:
+    def end_session(self) -> None:
         """Leave the device as it was found."""
         self.run.end_session()
         self._doubt = True
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close for good."""
         self.run.close()
 

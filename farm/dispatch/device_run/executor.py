@@ -140,9 +140,9 @@ class Executor:
         for running in self._begun.values():
             running.exception()
 
-    def shut(self) -> None:
-        """Let go for good; what still runs is broken off."""
-        self._device_run.break_off()
+    def close(self) -> None:
+        """Abort the running execution, and end the thread."""
+        self._device_run.abort()
         self.forget()
         self._thread.shutdown()
 

@@ -115,7 +115,7 @@ class DevicePool:
         """Return whether the run has given up a device."""
         return number in self._retired
 
-    def want_no_more(self) -> None:
+    def stop_waiting(self) -> None:
         """Ask for no other device."""
         self._is_wanted = False
 
@@ -178,7 +178,7 @@ class DevicePool:
     def _complain(self, name: str, error: Exception) -> None:
         if str(error) != self._problems.get(name):
             self._problems[name] = str(error)
-            logger.warning("devices cannot be minded: %s", error)
+            logger.warning("device pool: %s: %s", name, error)
 
     def _announce(self) -> None:
         if self._announcer is not None:
@@ -219,4 +219,4 @@ class DevicePool:
         """Return the SoCs without a device, although there could be one."""
         with self._lock:
             could_be = (soc for soc in self._socs() if set(self._numbers(soc)) - self._retired.keys())
-            return [soc for soc in could_be if self.leases.lacking(soc)]
+            return [soc for soc in could_be if self.leases.has_none(soc)]

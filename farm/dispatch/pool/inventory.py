@@ -94,7 +94,7 @@ def with_agents(found: Sequence[DeviceRow], agents: Sequence[Agent]) -> list[Dev
     """Return the rows, completed by the agents' reports on devices that are not attached here. Pure."""
     devices = {device.id: (agent, device) for agent in agents for device in agent.facts.devices}
 
-    def told(row: DeviceRow) -> DeviceRow:
+    def with_agent(row: DeviceRow) -> DeviceRow:
         if row.id not in devices:
             return row
         agent, device = devices[row.id]
@@ -113,7 +113,7 @@ def with_agents(found: Sequence[DeviceRow], agents: Sequence[Agent]) -> list[Dev
         labels = tuple(dict.fromkeys((*device.labels, *row.labels)))
         return _clean(replace(row, state=state, reason=reason, labels=labels))
 
-    return sorted(map(told, found), key=lambda row: (row.state == ABSENT, row.serial))
+    return sorted(map(with_agent, found), key=lambda row: (row.state == ABSENT, row.serial))
 
 
 def rows(

@@ -81,7 +81,7 @@ class LeaseKeeper:
         """Return when a lease ends if it cannot be renewed, on the clock of `now_s`; None without one."""
         return self._until_s.get(number)
 
-    def lacking(self, soc: str) -> bool:
+    def has_none(self, soc: str) -> bool:
         """Return whether none of the devices of an SoC is this run's."""
         return not any(device.soc == soc and number in self._leases for number, device in enumerate(self._devices))
 

@@ -84,7 +84,7 @@ class DeviceLease:
             self.release()
             raise
         # The worker itself leases again after a loss, as it has to begin anew on the device.
-        pool.want_no_more()
+        pool.stop_waiting()
         if not (held := pool.held()):
             self.release()
             return None

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from farm.base.text import bounded_log, reason_line
-from farm.policy.retries import Tried, classify, settle, tried
+from farm.policy.retries import Tried, as_recorded, classify, tried
 from farm.results.attempt import Attempt, Cause, Measurement, OperatorProfile, Stage, Verdict
 from farm.store.values import storable
 from farm.suites.suite import Case, Job, Target
@@ -98,7 +98,7 @@ def attempt_of(job_id: str, reports: Sequence[pytest.TestReport]) -> Attempt:
     if not (facts.earlier or is_undecided):
         return attempt
     history = (*facts.earlier, tried(attempt))
-    return settle(attempt, history, classify(history, others=facts.others))
+    return as_recorded(attempt, history, classify(history, others=facts.others))
 
 
 def _attempt_of(job_id: str, reports: Sequence[pytest.TestReport], facts: DeviceFacts) -> Attempt:

@@ -239,9 +239,8 @@ def _changed_since(
     then = {(job.suite, job.soc, job.backend) for job in view.jobs}
     here = {(job.case.suite, job.target.soc, job.target.backend) for job in jobs}
     if not then & here:
-        raise UsageError(
-            f"--changed-since {ref}: nothing to compare: run {view.id} was {_told(then)}, this one is {_told(here)}"
-        )
+        difference = f"run {view.id} was {_describe(then)}, this one is {_describe(here)}"
+        raise UsageError(f"--changed-since {ref}: nothing to compare: {difference}")
     key_of = keys()
     now = {job.id: Version(key_of[job.id], judged_by(job)) for job in jobs}
     chosen = changed(now, store.runs.verdicts(view.id))
@@ -268,7 +267,7 @@ def device_kind_of(config: Config, request: RunRequest, store: Store, default: s
         return attached_kind(config, socs, request.choice, supervisor, store) or default
 
 
-def _told(targets: Collection[tuple[str, str, str]]) -> str:
+def _describe(targets: Collection[tuple[str, str, str]]) -> str:
     """Return suites, SoCs and backends in words."""
     if not targets:
         return "of no job"

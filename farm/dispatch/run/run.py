@@ -152,7 +152,7 @@ class _Run(RunSteps):
             begun(run_id)
         # Also of a run that was killed before it had done so.
         self._store.plan_jobs(run_id, jobs)
-        self._look_back(jobs, tools, kind)
+        self._read_history(jobs, tools, kind)
         folder = self._config.run_folder(run_id)
         exit_code = InfraError.exit_code
         with in_progress(folder) as before:

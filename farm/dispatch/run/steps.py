@@ -97,15 +97,15 @@ def left_of(config: Config, store: Store, ref: str) -> tuple[Config, RunRequest,
 
 def log_numbers(store: Store, run_id: str, *, record: bool = False, confirm: bool = False) -> None:
     """Log changes of the numbers of a run against comparable earlier runs; `record` writes them into the store."""
-    from farm.dispatch.look_back import look_back, record_look_back
+    from farm.dispatch.history_comparison import compare_with_history, record_comparison
 
     try:
-        looked = (record_look_back if record else look_back)(store, run_id)
+        comparison = (record_comparison if record else compare_with_history)(store, run_id)
     except FarmError as error:
         # Verdicts are in the store, and stay.
         logger.warning("the numbers were not compared with those before: %s", error)
         return
-    for line in looked.summary_lines(confirm=confirm):
+    for line in comparison.summary_lines(confirm=confirm):
         logger.info(line)
 
 
@@ -153,7 +153,7 @@ class RunSteps:
             record, lambda run_id: leave_intent(self._config.run_folder(run_id), self._request, jobs)
         )
 
-    def _look_back(self, jobs: Sequence[Job], tools: Toolchain, kind: str) -> None:
+    def _read_history(self, jobs: Sequence[Job], tools: Toolchain, kind: str) -> None:
         """Read the history of the jobs, and the jobs that go first."""
         from farm.dispatch.request.recording import is_private_run
 

@@ -10,7 +10,7 @@ import msgspec
 
 from farm.base.errors import MissingPackageError, NeedsDeviceError
 from farm.base.text import reason_line
-from farm.dispatch.look_back import TEXT_RATES, TIMES
+from farm.dispatch.history_comparison import TEXT_RATES, TIMES
 from farm.report.model.compare import PairedMetric
 from farm.results.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control
 from farm.results.analysis.scale import GATES, Series

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from farm.base.errors import UsageError
-from farm.dispatch.look_back import compared_series, is_judged, known_alerts
+from farm.dispatch.history_comparison import compared_series, is_judged, known_alerts
 from farm.results.analysis.suspected import Finding
 from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
 from farm.store.toolchains import line_text

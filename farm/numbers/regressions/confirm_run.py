@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.text import reason_line
-from farm.dispatch.look_back import changed_programs, found_alerts, look_back, record_look_back
+from farm.dispatch.history_comparison import changed_programs, compare_with_history, found_alerts, record_comparison
 from farm.dispatch.request.ending import write_report
 from farm.numbers.regressions.bench_pool import BenchFactory, BenchPool
 from farm.numbers.regressions.confirm_job import PairsRequest
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from farm.base.config.settings import Config
-    from farm.dispatch.look_back import ComparedSeries, LookBack
+    from farm.dispatch.history_comparison import ComparedSeries, HistoryComparison
     from farm.store.records import AlertRecord
     from farm.store.store import Store
 
@@ -128,16 +128,16 @@ class _ConfirmRun:
 
     def findings(self) -> RunFindings:
         """Judge the run, measure, record, and return what came of it."""
-        looked = record_look_back(self._store, self._run_id)
-        shifts = [shift.reason for shift in looked.night.shifts]
-        programs = self._programs(looked)
+        comparison = record_comparison(self._store, self._run_id)
+        shifts = [shift.reason for shift in comparison.night.shifts]
+        programs = self._programs(comparison)
         if programs:
-            looked = look_back(self._store, self._run_id, programs=programs)
-            self._store.alerts.record(self._run_id, found_alerts(looked))
+            comparison = compare_with_history(self._store, self._run_id, programs=programs)
+            self._store.alerts.record(self._run_id, found_alerts(comparison))
         try:
-            not_measured = self._suspected(looked)
+            not_measured = self._suspected(comparison)
             problems = tuple(dict.fromkeys(self._benches.broken.values()))
-            changed_not_measured = self._changed(looked)
+            changed_not_measured = self._changed(comparison)
         finally:
             self._control()
         if self._results:
@@ -150,7 +150,7 @@ class _ConfirmRun:
             problems=problems,
             changed=sum(not result.is_suspected for result in self._results),
             changed_not_measured=changed_not_measured,
-            insufficient=looked.insufficient,
+            insufficient=comparison.insufficient,
         )
 
     def _report(self) -> None:
@@ -159,21 +159,21 @@ class _ConfirmRun:
         if path.is_file():
             write_report(self._store.runs.view(self._run_id), path, self._store, self._config)
 
-    def _programs(self, looked: LookBack) -> set[tuple[str, str]]:
+    def _programs(self, comparison: HistoryComparison) -> set[tuple[str, str]]:
         """Return the devices and metrics that are off as a whole because of the programs."""
         found, pairs, measure = set(), self._request.pairs, self._remeasurement.measure
-        for shift in looked.night.shifts:
+        for shift in comparison.night.shifts:
             answers = [
                 result.confirmation
                 for index in shift.representatives
                 if time.monotonic() < self._end_s
-                and (result := measure(looked.compared[index], pairs, up=shift.change > 0, attribute=False))
+                and (result := measure(comparison.compared[index], pairs, up=shift.change > 0, attribute=False))
             ]
             if answers and programs_are_cause(answers):
                 found.add((shift.device, shift.metric))
         return found
 
-    def _suspected(self, looked: LookBack) -> int:
+    def _suspected(self, comparison: HistoryComparison) -> int:
         """Measure suspected changes in their order; return how many there was no time or device for."""
         alerts = {
             (one.series_id, one.device_kind): one
@@ -181,11 +181,11 @@ class _ConfirmRun:
             if one.state == AlertState.SUSPECTED
         }
         left = []
-        for index in looked.night.suspected:
-            compared = looked.compared[index]
+        for index in comparison.night.suspected:
+            compared = comparison.compared[index]
             # Measured numbers are not measured again.
             if alert := alerts.get(compared.key):
-                left.append((compared, looked.night.judgements[index], alert))
+                left.append((compared, comparison.night.judgements[index], alert))
         # Numbers of one program are measured by the same pairs.
         jobs: dict[str, int] = {}
         for compared, _, _ in left:
@@ -231,9 +231,9 @@ class _ConfirmRun:
         self._remeasurement.attribute_as(compared, result, result.of)
         return result
 
-    def _changed(self, looked: LookBack) -> int:
+    def _changed(self, comparison: HistoryComparison) -> int:
         """Measure programs that changed unsuspected; return how many there was no time or device for."""
-        changed = changed_programs(looked, self._measured_before(looked))
+        changed = changed_programs(comparison, self._measured_before(comparison))
         found = [compared for compared in changed if self._remeasurement.good(compared) is not None]
         if not found:
             return 0
@@ -262,11 +262,11 @@ class _ConfirmRun:
             logger.warning("programs that changed and cannot be measured: %s: %s", len(impossible), impossible[0])
         return not_measured
 
-    def _measured_before(self, looked: LookBack) -> dict[tuple[int, str], set[str]]:
+    def _measured_before(self, comparison: HistoryComparison) -> dict[tuple[int, str], set[str]]:
         """Return the runs with measured pairs or a user's decision, by series and device kind."""
         found: dict[tuple[int, str], set[str]] = {}
         own = self._store.alerts.of_run(self._run_id, unchanged=True)
-        for one in (*itertools.chain(*looked.alerts.values()), *own):
+        for one in (*itertools.chain(*comparison.alerts.values()), *own):
             if one.device or one.state in STEPS:
                 found.setdefault((one.series_id, one.device_kind), set()).add(one.run_id)
         return found

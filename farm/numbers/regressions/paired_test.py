@@ -11,7 +11,7 @@ import numpy as np
 
 from farm.base.errors import FarmError, UnknownNameError, UsageError
 from farm.base.text import reason_line
-from farm.dispatch.look_back import TEXT_RATES, TIMES
+from farm.dispatch.history_comparison import TEXT_RATES, TIMES
 from farm.replay.stored_result import StoredResult
 from farm.results.analysis.confirmation import INFERENCES, P_CONFIRMED, PAIRS, Answer, Confirmation, confirm
 from farm.results.analysis.first_bad import MOST_PROBES, narrowed, next_probe, suspicion

@@ -26,7 +26,7 @@ from farm.store.records import AlertState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.dispatch.look_back import ComparedSeries
+    from farm.dispatch.history_comparison import ComparedSeries
     from farm.numbers.regressions.bench_pool import BenchFactory, BenchPool
     from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.numbers.regressions.interleaved_ab import InterleavedBench

@@ -171,7 +171,7 @@ def outcome_columns(build: Build) -> dict[str, Any]:
     }
 
 
-def want_no_more(connection: Connection, run_id: str) -> None:
+def stop_waiting(connection: Connection, run_id: str) -> None:
     """Withdraw the requests of a run; builds without another request are dropped."""
     keys = sorted(set(connection.scalars(_WANT_NO_MORE, {"run": run_id})))
     for start in range(0, len(keys), _PORTION):

@@ -9,7 +9,7 @@ from sqlalchemy import text, update
 from farm.base.errors import StoreError
 from farm.policy.situation import Priority
 from farm.store import rows, schema, values
-from farm.store.cluster.build_rows import want_builds, want_no_more
+from farm.store.cluster.build_rows import stop_waiting, want_builds
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import NewOrder, Order
 from farm.store.cluster.shard_rows import insert_shards, keys_of
@@ -230,7 +230,7 @@ def end_order(connection: Connection, run_id: str, now_ms: int) -> bool:
     connection.execute(_END_WAITING, asked)
     if connection.scalar(_END, asked) is None:
         return False
-    want_no_more(connection, run_id)
+    stop_waiting(connection, run_id)
     notify(connection, [f"ended {run_id}"])
     return True
 

@@ -29,7 +29,7 @@ class Bucket:
         options = {"endpoint_url": address.endpoint_url or None, "profile": address.profile or None}
         self._files = s3fs.S3FileSystem(
             client_kwargs={"region_name": address.region} if address.region else None,
-            # No retries here: `Patience` alone decides how long to try.
+            # No retries here: `PlaceRetry` alone decides how long to try.
             config_kwargs={
                 "connect_timeout": _CONNECT_SECONDS,
                 "read_timeout": _READ_SECONDS,

@@ -23,7 +23,7 @@ from farm.base.hashes import sha256_of
 from farm.base.publish import own_folder, published
 from farm.devices.local.files import local_errors
 from farm.store.objects.cached import CONTENT, MAKING, OBJECTS
-from farm.store.objects.patience import Patience
+from farm.store.objects.retrying import PlaceRetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ _MOST_KNOWN = 100_000
 class Objects:
     """Files of a shared farm; for any number of threads."""
 
-    def __init__(self, place: FilePlace, where: str, cache_dir: Path, patience: Patience) -> None:
+    def __init__(self, place: FilePlace, where: str, cache_dir: Path, patience: PlaceRetry) -> None:
         self._place, self._where, self._patience = place, where, patience
         self._root = cache_dir / OBJECTS
         self._known: dict[str, float] = {}
@@ -68,7 +68,7 @@ class Objects:
         name = _hash(content)
         if self._is_known(name):
             return name
-        self._patience.once_there(lambda: self._put(name, content))
+        self._patience.retry_while_away(lambda: self._put(name, content))
         self._remember(name)
         return name
 
@@ -79,7 +79,7 @@ class Objects:
     def size(self, sha256: str) -> int | None:
         """Return the size of a file, in bytes; None if it is missing. Raises as `has`."""
         name = require_sha256(sha256)
-        found = self._patience.once_there(lambda: self._place.find(name))
+        found = self._patience.retry_while_away(lambda: self._place.find(name))
         return None if found is None else found.nbytes
 
     def get(self, sha256: str) -> Path:
@@ -153,13 +153,13 @@ class Objects:
 
     def all(self) -> Iterator[Stored]:
         """Yield every file of the place. Raises ArtifactsError."""
-        listed = self._patience.once_there(lambda: list(self._place.all()))
+        listed = self._patience.retry_while_away(lambda: list(self._place.all()))
         return (one for one in listed if _SHA256.fullmatch(one.name))
 
     def discard(self, sha256: str, grace_s: float = GRACE_S) -> bool:
         """Remove an unnamed file; return False if it is missing, too young or may not be removed."""
         name = require_sha256(sha256)
-        removed = self._patience.once_there(
+        removed = self._patience.retry_while_away(
             lambda: self._place.remove(name, lambda one: time.time() - one.modified_s > grace_s)
         )
         with self._lock:
@@ -168,7 +168,7 @@ class Objects:
 
     def sweep(self) -> int:
         """Remove files that dead processes left partially written a day ago; return their number."""
-        return self._patience.once_there(self._place.sweep)
+        return self._patience.retry_while_away(self._place.sweep)
 
     def _put(self, name: str, content: Path | bytes) -> None:
         found = self._place.find(name)
@@ -190,7 +190,7 @@ class Objects:
     def _verified(self, name: str, copy: Callable[[], bool]) -> None:
         for _ in range(_TRIES):
             try:
-                if self._patience.once_there(lambda: self._copied(copy, name)):
+                if self._patience.retry_while_away(lambda: self._copied(copy, name)):
                     return
             except ArtifactLostError:
                 self._forget(name)
@@ -242,7 +242,7 @@ def open_objects(
         raise UsageError("this farm is of one machine: its files are in its state folder (docs/guides/three_hosts.md)")
     where = str(address)
     seconds = config.health.store_wait_s if patience_s is None else patience_s
-    return Objects(_place_of(address), where, config.cache_dir, Patience(where, seconds, stop))
+    return Objects(_place_of(address), where, config.cache_dir, PlaceRetry(where, seconds, stop))
 
 
 def _place_of(address: ArtifactsAddress) -> FilePlace:

@@ -65,11 +65,11 @@ class AskedTokens(NamedTuple):
 
 
 class _Text(NamedTuple):
-    windows: list[_Told]
+    windows: list[_ScoredTokens]
     words: int
 
 
-class _Told(NamedTuple):
+class _ScoredTokens(NamedTuple):
     sequence: Row
     told: int
     is_cut: bool = False
@@ -81,7 +81,7 @@ def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
     Raises as `prompts_of` does, and ConfigError for a text, a task or a tokenizer that cannot be used.
     """
     generate = generate_of(case)
-    if not generate.tells and not generate.texts:
+    if not generate.scores_likelihood and not generate.texts:
         return AskedTokens(prompts_of(case), scored_of(case))
     from farm.suites.accuracy.tokenizer import load_tokenizer
 
@@ -123,7 +123,7 @@ def _require_known(case: Case, rows: Iterable[Row], vocabulary: int) -> None:
             raise _refusal(case, "tokenizer", problem)
 
 
-def most_told(*, context: int, prefill: int, decode: int) -> int:
+def most_scored(*, context: int, prefill: int, decode: int) -> int:
     """Return how many tokens a sequence may have that is scored, all of it a prompt; `prefill` is 0 without one."""
     # The last chunk of a prompt is as wide as the method.
     whole = context // prefill * prefill if prefill else context
@@ -149,7 +149,7 @@ def rolling_windows(tokens: Sequence[int], prefix: Sequence[int], most: int) -> 
     return found
 
 
-def told_choice(encode: Encode, before: str, choice: str, prefix: Sequence[int]) -> tuple[tuple[int, ...], int]:
+def tokenize_choice(encode: Encode, before: str, choice: str, prefix: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """Return the tokens of a question with a choice after it, and the first that is the choice's, as lm-eval does.
 
     Spaces at the end of a question belong to its choice: that is how tokenizers have learnt words.
@@ -170,12 +170,14 @@ def _text_of(case: Case, encode: Encode, most: int) -> _Text:
     found = rolling_windows(encode(detokenized(text) if generate.wikitext else text), prefix_of(case), most)
     if not found:
         raise _refusal(case, "score_text", "has too few tokens for any to count")
-    windows = [_Told(*one) for one in found[: generate.windows]]
+    windows = [_ScoredTokens(*one) for one in found[: generate.windows]]
     # Parts between white space, an empty part at either end included.
     return _Text(windows, len(re.split(r"\s+", text)) if len(windows) == len(found) else 0)
 
 
-def _choices_of(case: Case, encode: Encode, most: int) -> tuple[list[TaskQuestion], list[_Told], tuple[str, ...]]:
+def _choices_of(
+    case: Case, encode: Encode, most: int
+) -> tuple[list[TaskQuestion], list[_ScoredTokens], tuple[str, ...]]:
     from farm.suites.accuracy.questions import written_questions
     from farm.suites.accuracy.task_format import read_task
 
@@ -184,7 +186,7 @@ def _choices_of(case: Case, encode: Encode, most: int) -> tuple[list[TaskQuestio
     questions, rows, prefix = [], [], prefix_of(case)
     for number, question in enumerate(written_questions(task, generate.documents)):
         for choice in question.choices:
-            tokens, told = told_choice(encode, question.text, f"{task.target_delimiter}{choice}", prefix)
+            tokens, told = tokenize_choice(encode, question.text, f"{task.target_delimiter}{choice}", prefix)
             over = max(0, len(tokens) - most)
             if told >= len(tokens):
                 raise ConfigError(task.path, "doc_to_choice", f"question {number}: {choice!r} has no token of its own")
@@ -193,7 +195,7 @@ def _choices_of(case: Case, encode: Encode, most: int) -> tuple[list[TaskQuestio
             if told - over < 1:
                 problem = f"question {number}: a choice has {len(tokens) - told} tokens, expected at most {most - 1}"
                 raise ConfigError(task.path, "doc_to_choice", problem)
-            rows.append(_Told(tokens[over:], told - over, is_cut=over > 0))
+            rows.append(_ScoredTokens(tokens[over:], told - over, is_cut=over > 0))
         questions.append(TaskQuestion(question.right, tuple(map(len, question.choices))))
     return questions, rows, task.metrics
 

@@ -30,7 +30,7 @@ from farm.builds.compile.llm.ready import token_tensors
 from farm.builds.compile.llm.references import Stepwise, WholeContext, log_probabilities
 from farm.builds.compile.llm.weights import checkpoint_in_use, make_checkpoint
 from farm.builds.program.pte import read_pte
-from farm.suites.accuracy.asked import asked_of, most_told
+from farm.suites.accuracy.asked import asked_of, most_scored
 from farm.suites.architectures import find_architecture
 from farm.suites.prompts import decoder_params, generate_of
 
@@ -73,7 +73,7 @@ def _compile(
     asked = _asked(case)
     prompts, given = asked.prompts, asked.scored
     with watch.step("reference"):
-        references = Speakers(decoder, case)
+        references = ReferenceDecoder(decoder, case)
         # The choices of a question share one prompt, which needs a single continuation.
         eager = {prompt: references.eager_continuation(prompt) for prompt in dict.fromkeys(prompts)}
         continued = [eager[prompt] for prompt in prompts]
@@ -81,19 +81,19 @@ def _compile(
         rows = _calibration(case, prompts, given, continued)
         decoder.process(_request("quantize", job, _specs(job, versions), decoder, rows))
     with watch.step("quantized_reference"):
-        said = references.quantized(prompts, given, continued)
+        generated = references.quantized(prompts, given, continued)
     # The modules must be freed before the backend allocates its own memory.
     references.forget()
     hooks = _LoweringHooks(case, folder, watch)
     with built_operators() as operators, less_work(), hooks.installed(decoder):
         decoder.process(_request("compile", job, _specs(job, versions), decoder, rows))
     (work / f"{_PTE}.pte").replace(folder / MODEL)
-    generation = _generation(case, decoder.decode.meta, asked, said)
+    generation = _generation(case, decoder.decode.meta, asked, generated)
     del decoder
     features = (*case.features.named, *(("use_weight_sharing",) if shares_weights(job, versions) else ()))
-    program = _program(folder, said, generation, hooks)
+    program = _program(folder, generated, generation, hooks)
     program = msgspec.structs.replace(program, operators=dict(operators), features=features)
-    return token_tensors(prompts, said.scored), program
+    return token_tensors(prompts, generated.scored), program
 
 
 def make_decoder(job: Job, work: Path) -> Any:
@@ -112,16 +112,17 @@ def make_decoder(job: Job, work: Path) -> Any:
         return upstream.wrappers.HybridTextDecoder(arguments, config)
 
 
-class _Said(NamedTuple):
+class _ReferenceResults(NamedTuple):
     """Results of both references, by prompt."""
 
     tokens: dict[str, tuple[Row, ...]]
     scored: tuple[Row, ...]
     logits: dict[str, list[torch.Tensor]]
-    """float32 [longest of scored, vocabulary], 0 after the end of a sequence; for likelihoods the width is TOLD."""
+    """float32 [longest of scored, vocabulary], 0 after the end of a sequence; for likelihoods
+    [longest of scored, LIKELIHOOD_COLUMNS]."""
 
 
-class Speakers:
+class ReferenceDecoder:
     """Decoder on the CPU: the FP32 module, and the quantized module after the calibration."""
 
     def __init__(self, decoder: Any, case: Case) -> None:
@@ -138,7 +139,7 @@ class Speakers:
         """Return the tokens that the FP32 module generates after `prompt`."""
         return self._whole.eager_continuation(self._fp32, prompt, self._most(prompt), generate_of(self._case).stop)
 
-    def quantized(self, prompts: Sequence[Row], given: Sequence[Row], continued: Sequence[Row]) -> _Said:
+    def quantized(self, prompts: Sequence[Row], given: Sequence[Row], continued: Sequence[Row]) -> _ReferenceResults:
         """Return the results of both modules; `given` are the sequences to score, () to score the generated tokens."""
         decoder, stop = self._decoder, generate_of(self._case).stop
         quantized = decoder.calibration_prefill.decoder
@@ -152,17 +153,17 @@ class Speakers:
         def chosen(tokens: Row) -> list[int]:
             return [int(token) for token in logits(tokens).argmax(dim=-1)]
 
-        def said(prompt: Row) -> Row:
+        def generated(prompt: Row) -> Row:
             most = self._most(prompt)
             draft = self._whole.continuation(quantized, stepwise, prompt, most, stop) if most > 1 else ()
             return continuation(chosen, prompt, most, stop, draft)
 
-        found = {prompt: said(prompt) for prompt in dict.fromkeys(prompts)}
+        found = {prompt: generated(prompt) for prompt in dict.fromkeys(prompts)}
         tokens = tuple(found[prompt] for prompt in prompts)
         room = positions_of(self._case)
         scored = tuple(given) or tuple((*prompt, *row)[:room] for prompt, row in zip(prompts, tokens, strict=True))
         longest = max(map(len, scored))
-        return _Said(
+        return _ReferenceResults(
             {"fp32": tuple(continued), "quantized": tokens},
             scored,
             {
@@ -172,7 +173,7 @@ class Speakers:
         )
 
     def _rows(self, logits: torch.Tensor, sequence: Row, longest: int) -> torch.Tensor:
-        rows = log_probabilities(logits, sequence) if generate_of(self._case).tells else logits
+        rows = log_probabilities(logits, sequence) if generate_of(self._case).scores_likelihood else logits
         return torch.nn.functional.pad(rows, (0, 0, 0, longest - len(rows)))
 
     def forget(self) -> None:
@@ -193,7 +194,7 @@ def positions_of(case: Case) -> int:
 def _calibration(case: Case, prompts: Sequence[Row], given: Sequence[Row], continued: Sequence[Row]) -> list[Row]:
     """Return the sequences for the calibration: prompts and judged tokens; for drawn weights drawn tokens follow."""
     generate = generate_of(case)
-    if generate.tells:
+    if generate.scores_likelihood:
         # The beginning of a long text, or the first questions of many, suffices for observers of activations.
         rows = list(given[:_MOST_CALIBRATION])
     else:
@@ -289,7 +290,7 @@ class _LoweringHooks:
         edge.to_executorch = to_executorch
 
 
-def _generation(case: Case, meta: Mapping[str, Any], asked: AskedTokens, said: _Said) -> Generation:
+def _generation(case: Case, meta: Mapping[str, Any], asked: AskedTokens, generated: _ReferenceResults) -> Generation:
     generate = generate_of(case)
     return Generation(
         mode=generate.mode,
@@ -302,13 +303,15 @@ def _generation(case: Case, meta: Mapping[str, Any], asked: AskedTokens, said: _
         new=generate.new_tokens,
         stop=generate.stop,
         prompt_tokens=tuple(map(len, asked.prompts)),
-        scored=tuple(map(len, said.scored)),
-        tokens=said.tokens,
+        scored=tuple(map(len, generated.scored)),
+        tokens=generated.tokens,
         likelihoods=asked.likelihoods,
     )
 
 
-def _program(folder: Path, said: _Said, generation: Generation, hooks: _LoweringHooks) -> CompiledProgram:
+def _program(
+    folder: Path, generated: _ReferenceResults, generation: Generation, hooks: _LoweringHooks
+) -> CompiledProgram:
     method = read_pte(folder / MODEL).method(DECODE, "the mode of its case")
     fallback: dict[str, int] = {}
     for one in hooks.delegations.values():
@@ -317,9 +320,9 @@ def _program(folder: Path, said: _Said, generation: Generation, hooks: _Lowering
     # With a separate method for prompts, the outputs of both methods are compared. Sequences for likelihoods may be
     # long, and have one output.
     times = 2 if generation.prefill and generation.likelihoods is None else 1
-    shape = tuple(said.logits["fp32"][0].shape)
+    shape = tuple(generated.logits["fp32"][0].shape)
     return CompiledProgram(
-        references={kind: [(rows,) * times for rows in samples] for kind, samples in said.logits.items()},
+        references={kind: [(rows,) * times for rows in samples] for kind, samples in generated.logits.items()},
         outputs=(TensorSpec(shape, "float32"),) * times,
         delegates=method.partitions,
         delegated_ops=sum(one.delegated_ops for one in hooks.delegations.values()),
@@ -334,5 +337,5 @@ def _program(folder: Path, said: _Said, generation: Generation, hooks: _Lowering
 def _asked(case: Case) -> AskedTokens:
     generate = generate_of(case)
     prefill = generate.prefill if PREFILL in generate.methods else 0
-    most = most_told(context=generate.context, prefill=prefill, decode=generate.decode)
+    most = most_scored(context=generate.context, prefill=prefill, decode=generate.decode)
     return asked_of(case, most, int(decoder_params(case)["vocab_size"]))

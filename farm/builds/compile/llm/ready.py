@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from farm.base.errors import ConfigError
-from farm.builds.bundles.bundle import INPUTS, MODEL, TOLD, TensorSpec
+from farm.builds.bundles.bundle import INPUTS, LIKELIHOOD_COLUMNS, MODEL, TensorSpec
 from farm.builds.bundles.generation import DECODE, generation_of, padded
 from farm.builds.bundles.ready import features_of, read_ready
 from farm.builds.compile.flows.compiler import CompiledProgram, write_manifest, write_tensors
@@ -18,7 +18,7 @@ from farm.builds.compile.flows.factory import read_expected
 from farm.builds.compile.flows.flow import Stopwatch
 from farm.builds.compile.flows.outputs import tensor_spec
 from farm.builds.program.pte import read_pte
-from farm.suites.accuracy.asked import asked_of, most_told
+from farm.suites.accuracy.asked import asked_of, most_scored
 from farm.suites.prompts import expected_of, generate_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
     shutil.copyfile(path, folder / MODEL)
     samples = token_tensors(prompts, scored)
     write_tensors(folder / INPUTS, "input", samples)
-    columns = generation.vocabulary if asked.likelihoods is None else TOLD
+    columns = generation.vocabulary if asked.likelihoods is None else LIKELIHOOD_COLUMNS
     logits = TensorSpec((max(map(len, scored), default=0), columns), "float32")
     outputs = (logits,) * ((2 if generation.prefill and asked.likelihoods is None else 1) if scored else 0)
     references = {"fp32": read_expected(case)} if case.expected else {}
@@ -78,7 +78,7 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
 def _asked(case: Case, program: Program) -> AskedTokens:
     # The sizes of the program count, and not the sizes in the manifest.
     widths = generation_of(program, prompts=(), new=1)
-    most = most_told(context=widths.context, prefill=widths.prefill, decode=widths.decode)
+    most = most_scored(context=widths.context, prefill=widths.prefill, decode=widths.decode)
     return asked_of(case, most, widths.vocabulary)
 
 

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _COALESCE_SECONDS = 0.003
 """Time in which the requests of several devices are collected for one claim."""
 
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 _BUSY_SECONDS = 0.06
 """Delay until a claim is repeated for leases under which this agent was recording results, which a claim skips."""
 _SPREAD_SECONDS = 0.1
@@ -34,7 +34,7 @@ _SECOND_LOOK_SECONDS = 0.25
 """Delay of the second request for that decision: the store limits its rate and may have skipped the first."""
 
 
-class _Wish(NamedTuple):
+class _ClaimRequest(NamedTuple):
     soc: str
     keep: Lease | None
 
@@ -57,7 +57,7 @@ class Claimer:
         self._is_stable = is_stable
         self._store, self._ledger, self._claimed, self._ttl_s = store, ledger, claimed, ttl_s
         self._agent: AgentId | None = None
-        self._wishes: dict[str, _Wish] = {}
+        self._requests: dict[str, _ClaimRequest] = {}
         self._due: set[str] = set()
         self._undecided: dict[str, list[float]] = {}
         """Times of the next decisions about busy devices, by SoC (`time.monotonic`)."""
@@ -71,17 +71,17 @@ class Claimer:
         self._agent = agent
         self._thread.start()
 
-    def want(self, device: str, soc: str, keep: Lease | None) -> None:
+    def request(self, device: str, soc: str, keep: Lease | None) -> None:
         """Claim for a device until it has a shard."""
         with self._changed:
-            self._wishes[device] = _Wish(soc, keep)
+            self._requests[device] = _ClaimRequest(soc, keep)
             self._due.add(soc)
             self._changed.notify()
 
-    def unwant(self, device: str) -> None:
+    def cancel_request(self, device: str) -> None:
         """Stop claiming for a device; the shard of a claim under way may still arrive."""
         with self._changed:
-            self._wishes.pop(device, None)
+            self._requests.pop(device, None)
 
     def wake(self, soc: str = "", *, also_busy: bool = False) -> None:
         """Claim for the waiting devices of an SoC, as there may be work for them; of all SoCs without `soc`.
@@ -90,7 +90,7 @@ class Claimer:
         short delay, unless another agent has requested it by then.
         """
         with self._changed:
-            wanted = {wish.soc for wish in self._wishes.values()}
+            wanted = {request.soc for request in self._requests.values()}
             self._due |= wanted & {soc} if soc else wanted
             if also_busy and soc not in wanted:
                 at_s = time.monotonic() + random.uniform(0, _SPREAD_SECONDS)  # noqa: S311
@@ -123,12 +123,12 @@ class Claimer:
             now_s = time.monotonic()
             with self._changed:
                 due, self._due = self._due, set()
-                wishes = dict(self._wishes)
+                requests = dict(self._requests)
                 undecided = {soc for soc, times in self._undecided.items() if times[0] <= now_s}
                 later = {soc: [at_s for at_s in times if at_s > now_s] for soc, times in self._undecided.items()}
                 self._undecided = {soc: times for soc, times in later.items() if times}
             for soc in sorted(due | undecided):
-                mine = {device: wish for device, wish in wishes.items() if wish.soc == soc}
+                mine = {device: request for device, request in requests.items() if request.soc == soc}
                 if mine or soc in undecided:
                     self._claim(soc, mine)
 
@@ -136,23 +136,23 @@ class Claimer:
         """Return the seconds until the next decision is due; None without one."""
         return max(0.0, min(self._undecided.values())[0] - time.monotonic()) if self._undecided else None
 
-    def _claim(self, soc: str, wishes: dict[str, _Wish]) -> None:
+    def _claim(self, soc: str, requests: dict[str, _ClaimRequest]) -> None:
         agent = self._agent
         if agent is None:
             return
         until_s = now_s() + self._ttl_s
-        keep = {device: wish.keep for device, wish in wishes.items() if wish.keep is not None}
+        keep = {device: request.keep for device, request in requests.items() if request.keep is not None}
         try:
             with self._ledger.changing():
                 found = self._store.cluster.claim(
-                    agent, soc, list(wishes), ttl_s=self._ttl_s, keep=keep, is_stable=self._is_stable
+                    agent, soc, list(requests), ttl_s=self._ttl_s, keep=keep, is_stable=self._is_stable
                 )
-                self._take(found, wishes, until_s)
+                self._take(found, requests, until_s)
         except FarmError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
                 logger.warning("nothing can be claimed: %s", error)
-            self._wake_later(soc, _AGAIN_SECONDS)
+            self._wake_later(soc, _RETRY_SECONDS)
             return
         self._problem = ""
         if set(keep) - {held.lease.device for held in found}:
@@ -163,11 +163,11 @@ class Claimer:
         timer.daemon = True
         timer.start()
 
-    def _take(self, found: Sequence[HeldShard], wishes: dict[str, _Wish], until_s: float) -> None:
+    def _take(self, found: Sequence[HeldShard], requests: dict[str, _ClaimRequest], until_s: float) -> None:
         with self._changed:
             for held in found:
-                if self._wishes.get(held.lease.device) is wishes[held.lease.device]:
-                    del self._wishes[held.lease.device]
+                if self._requests.get(held.lease.device) is requests[held.lease.device]:
+                    del self._requests[held.lease.device]
         for held in found:
             self._ledger.add(held)
             self._claimed(held, until_s)

@@ -99,7 +99,7 @@ class DeviceRunners:
                 if runner.lease is not None:
                     name = runner.device.called
                     logger.warning("%s is not ours any more: its lease was lost", name, extra={"device": name})
-                runner.lost()
+                runner.lease_lost()
             elif runner.lease is not None:
                 runner.renewed(until_s)
         for id_, who in reply.wanted.items():

@@ -88,8 +88,10 @@ class HostToolchains:
             for one in offered(name, tools.versions):
                 if recipe_now(one.backend) != recipe_digest(one.backend):
                     # Builders that start now would compile by another recipe than the one in the keys.
-                    self._say(one.backend, "farm was upgraded beneath this agent: restart it, until then it builds "
-                                           f"nothing for {one.backend}")  # fmt: skip
+                    problem = (
+                        f"farm was upgraded: restart this agent, which builds nothing for {one.backend} until then"
+                    )
+                    self._warn_once(one.backend, problem)
                 elif by_id.setdefault(one.id, tools) is tools:
                     told.append(one)
         self._by_id, self._offered = by_id, tuple(told)
@@ -101,18 +103,18 @@ class HostToolchains:
         try:
             tools = prepare(use_toolchain(self._config, name))
         except FarmError as error:
-            self._say(name, f"toolchain {name} is not offered: {error}")
+            self._warn_once(name, f"toolchain {name} is not offered: {error}")
             return None
         lacking = [package for package in ("torch", "executorch") if tools.versions.get(package) == _MISSING]
         if lacking:
-            self._say(name, f"toolchain {name} is not offered: it has no {' and no '.join(lacking)}")
+            self._warn_once(name, f"toolchain {name} is not offered: it has no {' and no '.join(lacking)}")
             return None
         self._problems.pop(name, None)
         # A builder imports developers' code, which must not read the agent's secrets.
         env = tools.compiler.env | dict.fromkeys((*SECRETS, *_OF_THE_AGENT), "")
         return msgspec.structs.replace(tools, name=name, compiler=msgspec.structs.replace(tools.compiler, env=env))
 
-    def _say(self, subject: str, problem: str) -> None:
+    def _warn_once(self, subject: str, problem: str) -> None:
         if self._problems.get(subject) != problem:
             self._problems[subject] = problem
             logger.warning(problem)

@@ -58,13 +58,13 @@ class SharedJobs:
         """Use these parts."""
         self._parts = parts
 
-    def want(self, device: str, keep: Lease | None) -> None:
+    def request(self, device: str, keep: Lease | None) -> None:
         """Claim a shard for a device."""
-        self._parts.claimer.want(device, self._soc_of(device), keep)
+        self._parts.claimer.request(device, self._soc_of(device), keep)
 
-    def unwant(self, device: str) -> None:
+    def cancel_request(self, device: str) -> None:
         """Claim nothing for a device."""
-        self._parts.claimer.unwant(device)
+        self._parts.claimer.cancel_request(device)
 
     def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
         """Fetch the files of a shard, then call `done`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError, UsageError
-from farm.dispatch.cluster.client.manner import Manner
+from farm.dispatch.cluster.client.submit_options import SubmitOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.request import RunOutcome, RunRequest
 
-_DEFAULT = Manner()
+_DEFAULT = SubmitOptions()
 
 
 def run(
@@ -26,20 +26,20 @@ def run(
     request: RunRequest,
     listener: ProgressListener,
     *,
-    manner: Manner = _DEFAULT,
+    options: SubmitOptions = _DEFAULT,
     interrupts: InterruptHandler | None = None,
     begun: Callable[[str], None] = lambda _: None,
     only: Collection[str] | None = None,
 ) -> RunOutcome:
     """Run the jobs of `request`, here or by agents, and return the outcome, as `farm.dispatch.run.run.run`.
 
-    Raises UsageError for a `manner` that needs a shared farm if there is none, and as `farm.dispatch.run.run.run`.
+    Raises UsageError for a `options` that needs a shared farm if there is none, and as `farm.dispatch.run.run.run`.
     """
     if is_submitted(config, request):
         from farm.dispatch.cluster.client.submit import submit
 
-        return submit(config, request, listener, manner, interrupts=interrupts, begun=begun, only=only)
-    refuse_manner(config, manner)
+        return submit(config, request, listener, options, interrupts=interrupts, begun=begun, only=only)
+    refuse_options(config, options)
     from farm.dispatch.run.run import run as run_here
 
     return run_here(config, request, listener, interrupts=interrupts, begun=begun, only=only)
@@ -51,15 +51,15 @@ def resume(
     listener: ProgressListener,
     budget_s: float | None = None,
     *,
-    manner: Manner = _DEFAULT,
+    options: SubmitOptions = _DEFAULT,
     interrupts: InterruptHandler | None = None,
 ) -> RunOutcome:
     """Run the missing jobs of a run, where it ran before. Raises as `farm.dispatch.run.run.resume`."""
     if config.is_shared and not _is_of_this_machine(config, ref):
         from farm.dispatch.cluster.client.submit import resume as resume_shared
 
-        return resume_shared(config, ref, listener, manner, budget_s, interrupts=interrupts)
-    refuse_manner(config, manner)
+        return resume_shared(config, ref, listener, options, budget_s, interrupts=interrupts)
+    refuse_options(config, options)
     from farm.dispatch.run.run import resume as resume_here
 
     return resume_here(config, ref, listener, budget_s, interrupts=interrupts)
@@ -70,9 +70,9 @@ def is_submitted(config: Config, request: RunRequest) -> bool:
     return config.is_shared and not request.virtual
 
 
-def refuse_manner(config: Config, manner: Manner) -> None:
+def refuse_options(config: Config, options: SubmitOptions) -> None:
     """Raise UsageError for options of a shared farm in a run on this machine."""
-    chosen = {"--detach": manner.detach, "--build here": manner.build_here, "--wait": manner.wait}
+    chosen = {"--detach": options.detach, "--build here": options.build_here, "--wait": options.wait}
     if given := [option for option, value in chosen.items() if value]:
         why = "with --virtual a run" if config.is_shared else "without artifacts in farm.toml a run"
         raise UsageError(f"{given[0]} is of a shared farm, and {why} is this machine's own: leave it out")

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.base.config.settings import Config
-    from farm.dispatch.cluster.client.follow import Meaning
+    from farm.dispatch.cluster.client.follow import InterruptChoice
     from farm.dispatch.progress import ProgressListener
 
 
 def attach(
-    config: Config, ref: str, listener: ProgressListener, ask: Callable[[], Meaning] | None = None
+    config: Config, ref: str, listener: ProgressListener, ask: Callable[[], InterruptChoice] | None = None
 ) -> RunOutcome:
     """Follow a run, `latest`, an id or a name, and return its outcome.
 

@@ -40,7 +40,7 @@ _NEEDED = "needs "
 _CANCELLED_SECONDS = 15.0
 
 
-class Meaning(StrEnum):
+class InterruptChoice(StrEnum):
     """Meaning of Ctrl-C: the user's choice for the run."""
 
     LEAVE = "leave"
@@ -65,7 +65,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.came: list[int] = []
+        self.received: list[int] = []
         self._read, self._write = os.pipe()
         self._kept: dict[int, Any] = {}
 
@@ -90,22 +90,22 @@ class Signals:
 
     def forget(self) -> None:
         """Clear the noted signals, so that the next one counts as the first."""
-        self.came.clear()
+        self.received.clear()
         os.read(self._read, 100)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.came.append(number)
+        self.received.append(number)
         os.write(self._write, b".")
-        if len(self.came) > 1:
+        if len(self.received) > 1:
             signal.default_int_handler(number, frame)
 
 
 @contextmanager
 def _within(interrupts: InterruptHandler) -> Iterator[threading.Event]:
     """Yield an event that is set when the enclosing command is asked to end."""
-    asked = threading.Event()
-    with interrupts.finishing(asked.set):
-        yield asked
+    end_requested = threading.Event()
+    with interrupts.finishing(end_requested.set):
+        yield end_requested
 
 
 class Follower:
@@ -118,7 +118,7 @@ class Follower:
         listener: ProgressListener,
         *,
         cancel: Callable[[], object],
-        ask: Callable[[], Meaning] | None = None,
+        ask: Callable[[], InterruptChoice] | None = None,
         interrupts: InterruptHandler | None = None,
         built: int = 0,
     ) -> None:
@@ -129,82 +129,84 @@ class Follower:
         """
         self._store, self._run_id = store, run_id
         self._cancel, self._ask, self._interrupts = cancel, ask, interrupts
-        self._shown = Shown(listener, built)
+        self._view = ProgressView(listener, built)
         self._cancelled_s: float | None = None
-        self._away_s: float | None = None
-        self._said, self._said_s = "", time.monotonic()
+        self._unreachable_since_s: float | None = None
+        self._last_reason, self._last_reason_s = "", time.monotonic()
 
     def follow(self, first: RunProgress, signals: Signals | None = None) -> FollowEnd:
         """Show the run from its state `first` on, and return the reason for the end of following.
 
         `signals` is a handler that is active already. Raises StoreError for a lost store, not for an unreachable one.
         """
-        self._shown.show(first)
+        self._view.show(first)
         with Hints(self._store) as hints:
             if self._interrupts is not None:
-                with _within(self._interrupts) as asked:
-                    return self._loop(hints, first.last, None, asked)
+                with _within(self._interrupts) as end_requested:
+                    return self._loop(hints, first.last, None, end_requested)
             with Signals() if signals is None else nullcontext(signals) as noted:
                 try:
                     return self._loop(hints, first.last, noted, None)
                 except KeyboardInterrupt:
-                    logger.info(self._words_of_leaving())
+                    logger.info(self._leave_message())
                     return FollowEnd.LEFT
 
-    def _loop(self, hints: Hints, after: int, signals: Signals | None, asked: threading.Event | None) -> FollowEnd:
+    def _loop(
+        self, hints: Hints, after: int, signals: Signals | None, end_requested: threading.Event | None
+    ) -> FollowEnd:
         while True:
-            looked_s = time.monotonic()
-            progress = self._look(after)
+            read_s = time.monotonic()
+            progress = self._read_progress(after)
             if progress is not None:
                 after = progress.last
-                self._shown.show(progress)
+                self._view.show(progress)
                 if progress.finished:
                     return FollowEnd.FINISHED
-                self._say_why(progress)
+                self._log_wait_reason(progress)
             if self._cancelled_s is not None and time.monotonic() - self._cancelled_s > _CANCELLED_SECONDS:
                 return FollowEnd.CANCELLED
-            ending = self._wait(hints, looked_s, signals, asked)
+            ending = self._wait(hints, read_s, signals, end_requested)
             if ending is not None:
                 return ending
 
     def _wait(
-        self, hints: Hints, looked_s: float, signals: Signals | None, asked: threading.Event | None
+        self, hints: Hints, read_s: float, signals: Signals | None, end_requested: threading.Event | None
     ) -> FollowEnd | None:
         """Wait for a notification or the next read; return an ending if the user or the command requested one."""
         descriptor = None if signals is None else signals.descriptor
         while True:
-            if signals is not None and signals.came and self._cancelled_s is None:
-                if self._decide(signals) is Meaning.LEAVE:
-                    logger.info(self._words_of_leaving())
+            if signals is not None and signals.received and self._cancelled_s is None:
+                if self._decide(signals) is InterruptChoice.LEAVE:
+                    logger.info(self._leave_message())
                     return FollowEnd.LEFT
                 return None
-            if asked is not None and asked.is_set() and self._cancelled_s is None:
+            if end_requested is not None and end_requested.is_set() and self._cancelled_s is None:
                 self._stop("the run is cancelled")
                 return None
             now = time.monotonic()
             # A command's request to end does not reach the descriptor: poll for it.
-            longest = min(_LOOK_SECONDS, 0.25) if asked is not None else _LOOK_SECONDS
-            heard = hints.wait(min(longest, looked_s + _LOOK_SECONDS - now), also=self._open(descriptor))
-            if any(payload.endswith(self._run_id) for payload in heard):
-                time.sleep(max(0.0, looked_s + _LEAST_SECONDS - time.monotonic()))
+            longest = min(_LOOK_SECONDS, 0.25) if end_requested is not None else _LOOK_SECONDS
+            payloads = hints.wait(min(longest, read_s + _LOOK_SECONDS - now), also=self._open(descriptor))
+            if any(payload.endswith(self._run_id) for payload in payloads):
+                time.sleep(max(0.0, read_s + _LEAST_SECONDS - time.monotonic()))
                 return None
-            if time.monotonic() - looked_s >= _LOOK_SECONDS:
+            if time.monotonic() - read_s >= _LOOK_SECONDS:
                 return None
 
     def _open(self, descriptor: int | None) -> int | None:
         """Return the descriptor of signals; None once the run is cancelled, when a further signal changes nothing."""
         return None if self._cancelled_s is not None else descriptor
 
-    def _decide(self, signals: Signals) -> Meaning:
+    def _decide(self, signals: Signals) -> InterruptChoice:
         """Find out the meaning of the noted signal, act on it, and return it."""
-        if signals.came[0] == signal.SIGHUP:
-            return Meaning.LEAVE
-        choice = Meaning.CANCEL
-        if signals.came[0] == signal.SIGINT and self._ask is not None:
+        if signals.received[0] == signal.SIGHUP:
+            return InterruptChoice.LEAVE
+        choice = InterruptChoice.CANCEL
+        if signals.received[0] == signal.SIGINT and self._ask is not None:
             choice = self._ask()
-        if choice is Meaning.CANCEL:
+        if choice is InterruptChoice.CANCEL:
             self._stop("the run is cancelled; Ctrl-C again does not wait for its devices")
-        elif choice is Meaning.FOLLOW:
+        elif choice is InterruptChoice.FOLLOW:
             signals.forget()
         return choice
 
@@ -213,44 +215,44 @@ class Follower:
         self._cancelled_s = time.monotonic()
         logger.info(words)
 
-    def _words_of_leaving(self) -> str:
+    def _leave_message(self) -> str:
         if self._cancelled_s is not None:
             return f"run {self._run_id} is cancelled: its devices let go of it by themselves"
         run_id = self._run_id
         return f"run {run_id} continues: 'farm runs watch {run_id}' follows it, 'farm runs cancel {run_id}' ends it"
 
-    def _look(self, after: int) -> RunProgress | None:
+    def _read_progress(self, after: int) -> RunProgress | None:
         """Return the progress since `after`; None while the store does not answer."""
         try:
             progress = self._store.cluster.progress(self._run_id, after)
         except StoreLostError:
             raise
         except StoreError as error:
-            if self._away_s is None:
-                self._away_s = time.monotonic()
+            if self._unreachable_since_s is None:
+                self._unreachable_since_s = time.monotonic()
                 logger.warning("the run goes on, and is shown again once the store answers: %s", error)
             return None
-        if self._away_s is not None:
-            self._away_s = None
+        if self._unreachable_since_s is not None:
+            self._unreachable_since_s = None
             logger.info("the store answers again")
         return progress
 
-    def _say_why(self, progress: RunProgress) -> None:
+    def _log_wait_reason(self, progress: RunProgress) -> None:
         """Log the reason why a run waits while no device and no builder works for it."""
         if progress.running or progress.building or self._cancelled_s is not None:
-            self._said_s = time.monotonic()
+            self._last_reason_s = time.monotonic()
             return
-        if time.monotonic() - self._said_s < (_QUIET_SECONDS if self._said else 1.0):
+        if time.monotonic() - self._last_reason_s < (_QUIET_SECONDS if self._last_reason else 1.0):
             return
         from farm.dispatch.cluster.queue import why_it_waits
 
-        self._said_s = time.monotonic()
+        self._last_reason_s = time.monotonic()
         try:
             words = why_it_waits(self._store.cluster.queue(), self._run_id)
         except StoreError:
             return
-        if words and words != self._said:
-            self._said = words
+        if words and words != self._last_reason:
+            self._last_reason = words
             logger.info("waiting: %s", words)
 
 
@@ -260,7 +262,7 @@ def follower_of(
     listener: ProgressListener,
     *,
     built: int = 0,
-    ask: Callable[[], Meaning] | None = None,
+    ask: Callable[[], InterruptChoice] | None = None,
     interrupts: InterruptHandler | None = None,
 ) -> Follower:
     """Return a follower of a run that may cancel it; `built` as for `Follower`."""
@@ -271,7 +273,7 @@ def follower_of(
     return Follower(store, run_id, listener, cancel=cancel, ask=ask, interrupts=interrupts, built=built)
 
 
-class Shown:
+class ProgressView:
     """State of a listener's view of a run: each job ends once, for any number of reads."""
 
     def __init__(self, listener: ProgressListener, built: int = 0) -> None:

@@ -18,7 +18,7 @@ from farm.base.socs import find_soc
 from farm.builds.bundles.cache import BundleCache
 from farm.dispatch.cluster.client.devices import Wanted, pinned
 from farm.dispatch.cluster.client.follow import FollowEnd, Signals, follower_of
-from farm.dispatch.cluster.client.manner import require_possible
+from farm.dispatch.cluster.client.submit_options import require_possible
 from farm.dispatch.cluster.client.work import RunWork, manifests_of, upload_runtimes
 from farm.dispatch.cluster.terms import WorkTerms, encode_terms
 from farm.dispatch.request.budget import Budget
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from farm.base.interrupts import InterruptHandler
     from farm.builds.compile.protocol import BuildReply
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.dispatch.cluster.client.manner import Manner
+    from farm.dispatch.cluster.client.submit_options import SubmitOptions
     from farm.dispatch.cluster.terms import RemoteRuntime
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.plan import PlannedJob
@@ -52,7 +52,7 @@ def submit(
     config: Config,
     request: RunRequest,
     listener: ProgressListener,
-    manner: Manner,
+    options: SubmitOptions,
     *,
     interrupts: InterruptHandler | None = None,
     begun: Callable[[str], None] = lambda _: None,
@@ -65,15 +65,15 @@ def submit(
     from farm.store.store import open_store
 
     request = pinned(request)
-    require_possible(request, manner)
+    require_possible(request, options)
     budget = Budget(request.budget_s)
     config, jobs = choose(config, request, only)
     with open_store(config.store_url) as store:
         wanted = Wanted(store, [find_soc(name).name for name in request.socs], request.choice)
-        given_up = wanted.find(wait=manner.wait, wait_s=request.wait_s)
+        given_up = wanted.find(wait=options.wait, wait_s=request.wait_s)
         jobs = tuple(job for job in jobs if job.target.soc not in given_up)
         jobs = narrowed(config, request, store, jobs, lambda: wanted.kind or "hardware")
-        run = _SharedRun(config, request, listener, store, interrupts, budget, manner, wanted)
+        run = _SharedRun(config, request, listener, store, interrupts, budget, options, wanted)
         return run.execute(jobs, begun=begun)
 
 
@@ -81,7 +81,7 @@ def resume(
     config: Config,
     ref: str,
     listener: ProgressListener,
-    manner: Manner,
+    options: SubmitOptions,
     budget_s: float | None = None,
     *,
     interrupts: InterruptHandler | None = None,
@@ -92,7 +92,7 @@ def resume(
     with open_store(config.store_url) as store:
         config, request, view, missing = left_of(config, store, ref)
         request = pinned(request)
-        require_possible(request, manner)
+        require_possible(request, options)
         order = store.cluster.order(view.id)
         if order is not None and order.state != "ended":
             raise UsageError(f"run {view.id} is still running: 'farm runs watch {view.id}' follows it")
@@ -100,9 +100,9 @@ def resume(
             return finished_outcome(config, store, request, view)
         budget = Budget(request.budget_s if budget_s is None else budget_s)
         wanted = Wanted(store, [job.target.soc for job in missing], request.choice)
-        given_up = wanted.find(wait=manner.wait, wait_s=request.wait_s)
+        given_up = wanted.find(wait=options.wait, wait_s=request.wait_s)
         missing = tuple(job for job in missing if job.target.soc not in given_up)
-        run = _SharedRun(config, request, listener, store, interrupts, budget, manner, wanted)
+        run = _SharedRun(config, request, listener, store, interrupts, budget, options, wanted)
         return run.execute(missing, view.id, was_submitted=order is not None)
 
 
@@ -117,11 +117,11 @@ class _SharedRun(RunSteps):
         store: Store,
         interrupts: InterruptHandler | None,
         budget: Budget,
-        manner: Manner,
+        options: SubmitOptions,
         wanted: Wanted,
     ) -> None:
         super().__init__(config, request, listener, store, budget)
-        self._interrupts, self._manner, self._wanted = interrupts, manner, wanted
+        self._interrupts, self._submit_options, self._wanted = interrupts, options, wanted
 
     def execute(
         self,
@@ -145,7 +145,7 @@ class _SharedRun(RunSteps):
         fingerprint = self._fingerprint(tools, kind)
         if run_id:
             require_same(then, fingerprint, run_id)
-        self._look_back(jobs, tools, kind)
+        self._read_history(jobs, tools, kind)
         objects = open_objects(self._config)
         work = self._work(jobs, tools, objects)
         after = made_before = 0
@@ -258,10 +258,10 @@ class _SharedRun(RunSteps):
         """Return how many programs are compiled at once. Raises NoDeviceError if no host would compile them."""
         from farm.dispatch.cluster.toolchain_id import require_offered
 
-        if self._manner.build_here:
+        if self._submit_options.build_here:
             return self._config.builders
         agents = self._store.cluster.agents()
-        if self._manner.wait:
+        if self._submit_options.wait:
             return max(1, sum(bool(agent.alive and agent.facts.toolchains) for agent in agents))
         return len(require_offered(agents, tools.versions, self._request.backend))
 
@@ -311,13 +311,18 @@ class _SharedRun(RunSteps):
         """
         after, made_before = before
         logger.info("run %s is handed in", run_id, extra={"run": run_id})
-        if self._manner.detach:
+        if self._submit_options.detach:
             return self._left(run_id, 0)
         first = self._store.cluster.progress(run_id, after)
         names = [device.called for device in self._wanted.devices]
         self._listener.begin(jobs=work.jobs, to_build=max(0, first.to_build - made_before), devices=names)
         follower = follower_of(
-            self._store, run_id, self._listener, built=made_before, ask=self._manner.ask, interrupts=self._interrupts
+            self._store,
+            run_id,
+            self._listener,
+            built=made_before,
+            ask=self._submit_options.ask,
+            interrupts=self._interrupts,
         )
         with self._building(run_id, work, tools, objects):
             ending = follower.follow(first, signals)
@@ -326,7 +331,7 @@ class _SharedRun(RunSteps):
     @contextmanager
     def _building(self, run_id: str, work: RunWork, tools: Toolchain, objects: Objects) -> Iterator[None]:
         """Compile on this machine while the body runs, with `--build here`."""
-        if not self._manner.build_here or not work.to_build:
+        if not self._submit_options.build_here or not work.to_build:
             yield
             return
         from farm.base.processes import Supervisor

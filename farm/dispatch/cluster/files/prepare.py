@@ -117,7 +117,7 @@ class Preparer:
             elif not self._objects.has(record.sha256):
                 raise ArtifactLostError(f"{record.kind} of an attempt ({record.sha256[:12]}) is neither here nor there")
 
-    def settled(self, records: Iterable[ArtifactRecord]) -> None:
+    def discard(self, records: Iterable[ArtifactRecord]) -> None:
         """Remove this host's copies of uploaded files, after their attempt was recorded or refused."""
         for record in records:
             self._artifacts.discard(record.sha256, grace_s=-1.0)

@@ -24,7 +24,7 @@ _NEEDS = {"tokenizer": _WORDS, "prefix": _WORDS, "windows": ("score_text",),
           "wikitext": ("score_text",), "documents": ("task",)}  # fmt: skip
 
 
-def check_told(manifest: Path, key: str, case: Case, vocabulary: int | None) -> None:
+def check_scored(manifest: Path, key: str, case: Case, vocabulary: int | None) -> None:
     """Raise ConfigError with the key for a text or task that cannot be scored; `vocabulary` is None for a `.pte`."""
     generate = generate_of(case)
     given = {name for name in Generate.__struct_fields__ if getattr(generate, name) != getattr(Generate(), name)}
@@ -32,7 +32,7 @@ def check_told(manifest: Path, key: str, case: Case, vocabulary: int | None) -> 
         if name in given and not given.intersection(needed):
             raise ConfigError(manifest, f"{key}.{name}", f"is for {' or '.join(needed)}, which is missing")
     _check_limits(manifest, key, case)
-    if generate.tells:
+    if generate.scores_likelihood:
         odd = [name for name in _OF_PROMPTS if name in given]
         problem = "is for prompts: what is told has none, and one token is generated after each sequence"
     elif generate.texts:
@@ -75,7 +75,7 @@ def _check_limits(manifest: Path, key: str, case: Case) -> None:
         problem = "is of the words of a whole score_text: give it one, without windows"
         raise ConfigError(manifest, f"{key.removesuffix('.generate')}.expect.most_word_perplexity", problem)
     without = () if generate.task else _OF_TASKS
-    if generate.tells:
+    if generate.scores_likelihood:
         without = (*without, "kl", "margin", "prefill_db", *(() if generate.score_text else ("perplexity_ratio",)))
     for precision, tolerance in case.tolerances.items():
         for kind, limits in (("fp32", tolerance.fp32), ("quantized", tolerance.quantized)):

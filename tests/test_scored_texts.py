@@ -11,7 +11,7 @@ import pytest
 
 from farm.base.errors import ConfigError
 from farm.builds.bundles.source import named_files, source_digest
-from farm.suites.accuracy.asked import asked_of, most_told, rolling_windows, told_choice
+from farm.suites.accuracy.asked import asked_of, most_scored, rolling_windows, tokenize_choice
 from farm.suites.accuracy.questions import WrittenQuestion, written_questions
 from farm.suites.accuracy.task_format import read_task
 from farm.suites.accuracy.tokenizer import load_tokenizer
@@ -70,15 +70,15 @@ def test_each_token_of_a_text_counts_once_and_the_last_window_has_all_that_fits_
 
 
 def test_windows_fit_whole_chunks_of_a_prompt() -> None:
-    assert most_told(context=128, prefill=0, decode=1) == 128
-    assert most_told(context=100, prefill=32, decode=1) == 96
-    assert most_told(context=128, prefill=32, decode=16) == 112
+    assert most_scored(context=128, prefill=0, decode=1) == 128
+    assert most_scored(context=100, prefill=32, decode=1) == 96
+    assert most_scored(context=128, prefill=32, decode=16) == 112
 
 
 def test_spaces_before_a_choice_are_tokens_of_it() -> None:
     encode = load_tokenizer("bytes", Path())
-    assert told_choice(encode, "A: ", "x", ()) == (tuple(b"A: x"), 2)
-    assert told_choice(encode, "A:", " yes", (1, 2)) == ((1, 2, *b"A: yes"), 4)
+    assert tokenize_choice(encode, "A: ", "x", ()) == (tuple(b"A: x"), 2)
+    assert tokenize_choice(encode, "A:", " yes", (1, 2)) == ((1, 2, *b"A: yes"), 4)
 
 
 def test_a_question_is_what_its_templates_make_of_it(tmp_path: Path) -> None:

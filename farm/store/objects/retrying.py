@@ -27,7 +27,7 @@ _NOTED_AFTER_S = 1.0
 _FOR_GOOD = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 
 
-class Patience:
+class PlaceRetry:
     """Retries of actions on a place, for a limited time."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Patience:
         self._where, self._seconds, self._stop = where, seconds, stop or threading.Event()
         self._lock, self._is_noted = threading.Lock(), False
 
-    def once_there(self, action: Callable[[], _Answer]) -> _Answer:
+    def retry_while_away(self, action: Callable[[], _Answer]) -> _Answer:
         """Return the result of `action`, called again until the place can be reached.
 
         Raises ArtifactsError for a place that stays away or refuses, and all other errors of `action`.
@@ -60,14 +60,14 @@ class Patience:
                     waited = f" (tried for {self._seconds:g} s)" if self._seconds >= 1 else ""
                     raise ArtifactsError(f"{self._where}: {problem}{waited}: {_AWAY}") from None
             else:
-                self._say("")
+                self._warn_once("")
                 return answer
             if time.monotonic() - began > _NOTED_AFTER_S:
-                self._say(problem)
+                self._warn_once(problem)
             self._stop.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _say(self, problem: str) -> None:
+    def _warn_once(self, problem: str) -> None:
         """Log that a place is away, once for all waiting threads, or that it is there again."""
         with self._lock:
             if self._is_noted == bool(problem):

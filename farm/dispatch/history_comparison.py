@@ -63,7 +63,7 @@ class ComparedSeries(msgspec.Struct, frozen=True):
         return reference(self.series.series, self.values[:before], known)
 
 
-class LookBack(msgspec.Struct, frozen=True):
+class HistoryComparison(msgspec.Struct, frozen=True):
     """All numbers of a run, and the suspected regressions among them."""
 
     compared: tuple[ComparedSeries, ...]
@@ -112,7 +112,7 @@ def known_alerts(store: Store, pasts: Iterable[JobPast], line: str) -> dict[tupl
     return known
 
 
-def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]] = ()) -> LookBack:
+def compare_with_history(store: Store, run_id: str, *, programs: Collection[tuple[str, str]] = ()) -> HistoryComparison:
     """Judge every number of a run against earlier runs of its branch, without a record.
 
     A local run is judged as if it came after the runs of the branch; `programs` as in `judge_night`.
@@ -148,7 +148,7 @@ def look_back(store: Store, run_id: str, *, programs: Collection[tuple[str, str]
         night, suspected=tuple(filter(is_new, night.suspected)), exact=tuple(filter(is_new, night.exact))
     )
     insufficient = sum(judgement.finding is Finding.INSUFFICIENT_DATA for judgement in night.judgements)
-    return LookBack(tuple(compared), night, known, insufficient, run_id if private else "")
+    return HistoryComparison(tuple(compared), night, known, insufficient, run_id if private else "")
 
 
 def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]]) -> Iterator[ComparedSeries]:
@@ -176,7 +176,9 @@ def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[Aler
         yield ComparedSeries(past, one, points, values, _steps(points, alerts), found, before)
 
 
-def changed_programs(looked: LookBack, measured: Mapping[tuple[int, str], Collection[str]]) -> list[ComparedSeries]:
+def changed_programs(
+    comparison: HistoryComparison, measured: Mapping[tuple[int, str], Collection[str]]
+) -> list[ComparedSeries]:
     """Return the numbers to measure without a suspicion by history, the most suspicious first. Pure.
 
     These are times of jobs whose program differs from the program of the oldest comparable run, if the history does not
@@ -187,13 +189,13 @@ def changed_programs(looked: LookBack, measured: Mapping[tuple[int, str], Collec
 
     # Most informative time of each job and kind of device.
     best: dict[tuple[str, str], tuple[int, int]] = {}
-    for index, one in enumerate(looked.compared):
+    for index, one in enumerate(comparison.compared):
         metric, job = one.series.series.metric, (one.past.job_id, one.points[-1].device_kind)
         if metric in TIMES and not one.series.series.exact:
             best[job] = min(best.get(job, (len(TIMES), 0)), (TIMES.index(metric), index))
     found: list[tuple[float, ComparedSeries]] = []
     for _, index in best.values():
-        one, judgement = looked.compared[index], looked.night.judgements[index]
+        one, judgement = comparison.compared[index], comparison.night.judgements[index]
         # A step may be known that came with this run, or with one near it, as from a later run.
         is_known = len(one.points) - 1 in one.steps or Finding.REGRESSION in one.known_findings
         if may_hide_regression(one.series.series, judgement) and _is_new(one, measured) and not is_known:
@@ -210,19 +212,19 @@ def _is_new(one: ComparedSeries, measured: Mapping[tuple[int, str], Collection[s
     return bool(bundle) and one.points[0].bundle != bundle and runs.isdisjoint(measured.get(one.key, ()))
 
 
-def found_alerts(looked: LookBack) -> list[NewAlert]:
+def found_alerts(comparison: HistoryComparison) -> list[NewAlert]:
     """Return the alerts to record: suspected changes, and exact numbers that changed. Pure."""
     return [
-        *(_alert(looked, index, AlertState.EXACT) for index in looked.night.exact),
-        *(_alert(looked, index, AlertState.SUSPECTED) for index in looked.night.suspected),
+        *(_alert(comparison, index, AlertState.EXACT) for index in comparison.night.exact),
+        *(_alert(comparison, index, AlertState.SUSPECTED) for index in comparison.night.suspected),
     ]
 
 
-def record_look_back(store: Store, run_id: str) -> LookBack:
+def record_comparison(store: Store, run_id: str) -> HistoryComparison:
     """Judge every number of a run, record the alerts, and return the findings."""
-    looked = look_back(store, run_id)
-    store.alerts.record(run_id, found_alerts(looked))
-    return looked
+    comparison = compare_with_history(store, run_id)
+    store.alerts.record(run_id, found_alerts(comparison))
+    return comparison
 
 
 def _steps(points: Sequence[Point], alerts: Iterable[AlertRecord]) -> dict[int, float]:
@@ -242,10 +244,10 @@ def _levelled(one: ComparedSeries) -> list[float]:
     return levelled(one.series.series.scale, one.values[:-1], one.steps)
 
 
-def _alert(looked: LookBack, index: int, state: AlertState) -> NewAlert:
+def _alert(comparison: HistoryComparison, index: int, state: AlertState) -> NewAlert:
     from farm.results.analysis.suspected import TURNS
 
-    one, judgement = looked.compared[index], looked.night.judgements[index]
+    one, judgement = comparison.compared[index], comparison.night.judgements[index]
     exact = state is AlertState.EXACT
     good = one.points[-2 if exact else one.first]
     return NewAlert(

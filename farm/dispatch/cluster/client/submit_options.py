@@ -1,4 +1,4 @@
-"""Manner of submitting a run: options of a shared farm, and impossible combinations."""
+"""Options of a submission on a shared farm, and impossible combinations."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from farm.dispatch.request.profiling import Profile
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.dispatch.cluster.client.follow import Meaning
+    from farm.dispatch.cluster.client.follow import InterruptChoice
     from farm.dispatch.request.request import RunRequest
 
 
-class Manner(NamedTuple):
+class SubmitOptions(NamedTuple):
     """Options of one command on a shared farm; a resumed run may have others."""
 
     detach: bool = False
@@ -23,15 +23,15 @@ class Manner(NamedTuple):
     """Compile missing bundles in this process."""
     wait: bool = False
     """Wait without limit for an SoC or a toolchain that no living host has."""
-    ask: Callable[[], Meaning] | None = None
+    ask: Callable[[], InterruptChoice] | None = None
     """Callable that asks the user for the meaning of Ctrl-C; None without a terminal."""
 
 
-def require_possible(request: RunRequest, manner: Manner) -> None:
+def require_possible(request: RunRequest, options: SubmitOptions) -> None:
     """Raise UsageError for combinations of options that a shared farm cannot execute."""
-    if manner.detach and manner.build_here:
+    if options.detach and options.build_here:
         raise UsageError("--build here compiles in this process, which --detach ends: leave one of them out")
-    if manner.detach and request.confirm:
+    if options.detach and request.confirm:
         raise UsageError(
             "--confirm measures again once the run is over: leave --detach out, or use 'farm perf confirm'"
         )

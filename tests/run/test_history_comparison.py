@@ -11,7 +11,7 @@ from pair_bench_stub import World
 
 from farm.base.errors import DeviceGoneError, UsageError
 from farm.base.log_setup import RecordHandler, begin_logging
-from farm.dispatch.look_back import changed_programs, compared_series, look_back, record_look_back
+from farm.dispatch.history_comparison import changed_programs, compare_with_history, compared_series, record_comparison
 from farm.numbers.regressions import baseline
 from farm.results.analysis.history import Point
 from farm.results.analysis.scale import Series
@@ -69,7 +69,7 @@ def test_intervals_of_95_per_cent_hold_the_truth_about_so_often(tmp_path: Path) 
             world = World(opened, jobs=6, seed=seed)
             same = {job: f"same-{job}" for job in range(6)}
             for _ in range(10):
-                record_look_back(opened, world.night(keys=same))
+                record_comparison(opened, world.night(keys=same))
             world.confirm(world.night({0: 1.08}, keys={**same, 0: "slower"}))
             held += [step.low < math.log(1.08) < step.high for step in known(opened, world, 0)[:1]]
     assert len(held) >= 22
@@ -80,9 +80,9 @@ def test_intervals_of_95_per_cent_hold_the_truth_about_so_often(tmp_path: Path) 
 def test_a_hot_night_is_one_shift_and_a_slower_compiler_is_found_in_all(store: Store) -> None:
     world = World(store, jobs=10)
     for _ in range(10):
-        record_look_back(store, world.night())
+        record_comparison(store, world.night())
     hot_run = world.night(all_by=1.15)
-    shift, *_ = record_look_back(store, hot_run).summary_lines()
+    shift, *_ = record_comparison(store, hot_run).summary_lines()
     assert "off by" in shift
     hot = world.confirm(hot_run)
     assert len(hot.shifts) == 1
@@ -98,7 +98,7 @@ def test_a_hot_night_is_one_shift_and_a_slower_compiler_is_found_in_all(store: S
 def test_of_programs_that_step_together_few_are_measured_in_full_and_the_others_say_so(store: Store) -> None:
     world = World(store, jobs=24)
     for _ in range(10):
-        record_look_back(store, world.night())
+        record_comparison(store, world.night())
     found = world.confirm(world.night(dict.fromkeys(range(9), 1.12)))
     assert {one.job_id for one in found.regressions} == {job.id for job in world.jobs[:9]}
     assert {(one.last_good, one.first_bad) for one in found.regressions} == {tuple(world.nights[-2:])}
@@ -110,7 +110,7 @@ def test_of_programs_that_step_together_few_are_measured_in_full_and_the_others_
 def test_a_step_is_told_once_however_late_its_first_run_is_looked_at(store: Store) -> None:
     world = World(store, jobs=1)
     for _ in range(12):
-        record_look_back(store, world.night())
+        record_comparison(store, world.night())
     first, second = world.night({0: 1.12}), world.night({0: 1.12})
     # The first slow nightly run was never judged, and its bundle is away for some time: it is part of the range.
     world.gone.add(f"0-{first}")
@@ -131,11 +131,11 @@ def test_a_step_is_told_once_however_late_its_first_run_is_looked_at(store: Stor
 def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_since_when(store: Store) -> None:
     world = World(store, jobs=2)
     for _ in range(12):
-        record_look_back(store, world.night())
+        record_comparison(store, world.night())
     slow = world.night({0: 1.3, 1: 1.2})
-    looked = record_look_back(store, slow)
-    assert looked.summary_lines() == ["2 numbers look different from before: 'farm perf confirm' measures again"]
-    assert looked.summary_lines(confirm=True) == ["2 numbers look different from before"]
+    comparison = record_comparison(store, slow)
+    assert comparison.summary_lines() == ["2 numbers look different from before: 'farm perf confirm' measures again"]
+    assert comparison.summary_lines(confirm=True) == ["2 numbers look different from before"]
 
     def gone(call: int) -> None:
         # Seven times until ten pairs confirm the first one, and ten in new processes.
@@ -159,7 +159,7 @@ def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_sin
 def test_ctrl_c_keeps_what_is_known(store: Store) -> None:
     world = World(store, jobs=2)
     for _ in range(12):
-        record_look_back(store, world.night())
+        record_comparison(store, world.night())
     slow = world.night({0: 1.3, 1: 1.2}, noise=0.0)
 
     said: list[str] = []
@@ -180,7 +180,7 @@ def test_ctrl_c_keeps_what_is_known(store: Store) -> None:
 def test_two_who_measure_the_same_do_not_overwrite_each_other(store: Store) -> None:
     world = World(store, jobs=1)
     for _ in range(12):
-        record_look_back(store, world.night())
+        record_comparison(store, world.night())
     slow = world.night({0: 1.3})
 
     def somebody(call: int) -> None:
@@ -198,8 +198,8 @@ def test_two_who_measure_the_same_do_not_overwrite_each_other(store: Store) -> N
 def test_a_program_that_was_there_before_is_refuted_unless_the_one_before_it_is_gone(store: Store) -> None:
     world = World(store, jobs=2)
     for _ in range(12):
-        record_look_back(store, world.night(keys={0: "same", 1: "old"}))
-    record_look_back(store, world.night(keys={0: "same", 1: "new"}))
+        record_comparison(store, world.night(keys={0: "same", 1: "old"}))
+    record_comparison(store, world.night(keys={0: "same", 1: "new"}))
     world.gone.add("old")
     # A noisy nightly run of both programs; one is newer than the level.
     found = world.confirm(world.night(keys={0: "same", 1: "new"}, all_by=1.3))
@@ -218,7 +218,7 @@ def test_a_great_step_is_not_closed_by_a_small_way_back(store: Store) -> None:
     sizes = [1000] * 8 + [2000, 2200, 2300, 2000, 1000]
     still = []
     for size in sizes:
-        record_look_back(store, world.night(sizes={0: size}))
+        record_comparison(store, world.night(sizes={0: size}))
         still.append([one.reason for one in store.alerts.open() if one.exact])
     open_of = [[f"1000 -> {size} bytes"] for size in (2000, 2200, 2300, 2000)]
     assert still[7:] == [[], *open_of, []], "one alert, of the whole distance from the level before its first step"
@@ -230,7 +230,7 @@ def test_a_great_step_is_not_closed_by_a_small_way_back(store: Store) -> None:
 def test_a_step_that_is_declared_is_as_great_as_it_is_off_the_level(store: Store) -> None:
     world = World(store, jobs=1)
     for _ in range(12):
-        record_look_back(store, world.night())
+        record_comparison(store, world.night())
     world.confirm(world.night({0: 1.5}))
     [step] = store.alerts.open()
     job = world.jobs[0].id
@@ -239,7 +239,7 @@ def test_a_step_that_is_declared_is_as_great_as_it_is_off_the_level(store: Store
         [one] = baseline.accept(store, job, None, ["latency"], step.run_id, user="ada", note="right")
         assert (one.alert, one.declared) == (step.id, False)
     small = world.night({0: 1.5}, noise=0.0)
-    record_look_back(store, small)
+    record_comparison(store, small)
     [one] = baseline.accept(store, job, None, ["latency"], small, user="ada", note="a new clock")
     assert one.declared
     assert abs(store.alerts.get(one.alert).change) < 0.06
@@ -329,16 +329,16 @@ def test_of_the_heap_only_what_the_program_kept_is_judged_and_its_noise_is_none_
 def test_a_run_that_is_resumed_has_the_numbers_of_its_last_attempt(store: Store) -> None:
     world = World(store, jobs=1)
     for _ in range(3):
-        record_look_back(store, world.night(sizes={0: 1000}))
+        record_comparison(store, world.night(sizes={0: 1000}))
     worse = world.night(sizes={0: 1016})
-    record_look_back(store, worse)
+    record_comparison(store, worse)
     [first] = store.alerts.of_run(worse)
     later = Attempt(
         world.jobs[0].id, Verdict.PASSED, Stage.DONE, "", "phone", first.found_ms, 0.2, bundle_key="b",
         measurements=(Measurement("pte_size", "bytes", Direction.LOWER, (1032.0,), exact=True),),
     )  # fmt: skip
     store.record_attempt(worse, later)
-    record_look_back(store, worse)
+    record_comparison(store, worse)
     [again] = store.alerts.of_run(worse)
     assert (again.id, again.reason) == (first.id, "1000 -> 1032 bytes")
 
@@ -346,9 +346,9 @@ def test_a_run_that_is_resumed_has_the_numbers_of_its_last_attempt(store: Store)
 def test_remarks_are_of_the_alert_that_they_were_made_of(store: Store) -> None:
     world = World(store, jobs=1)
     for _ in range(12):
-        record_look_back(store, world.night(sizes={0: 1000}, noise=0.0))
+        record_comparison(store, world.night(sizes={0: 1000}, noise=0.0))
     slow = world.night({0: 1.3}, sizes={0: 1016})
-    record_look_back(store, slow)
+    record_comparison(store, slow)
     exact, suspected = sorted(store.alerts.of_run(slow), key=lambda one: one.exact, reverse=True)
     for one in (exact, suspected):
         store.alerts.remark(f"alert:{one.id}", Remark("accepted", "ada", "", "right"))
@@ -367,7 +367,7 @@ def test_remarks_are_of_the_alert_that_they_were_made_of(store: Store) -> None:
 def test_a_job_that_is_gone_does_not_keep_others_from_being_measured(store: Store) -> None:
     world = World(store, jobs=2)
     for _ in range(12):
-        record_look_back(store, world.night())
+        record_comparison(store, world.night())
     slow = world.night({0: 1.3, 1: 1.2}, noise=0.0)
 
     gone: list[str] = []
@@ -389,11 +389,11 @@ def test_a_job_that_is_gone_does_not_keep_others_from_being_measured(store: Stor
 def test_a_program_that_is_slower_in_a_lucky_night_is_found_the_same_night(store: Store) -> None:
     world = World(store, jobs=1)
     for _ in range(12):
-        record_look_back(store, world.night(keys={0: "old"}, noise=0.05))
+        record_comparison(store, world.night(keys={0: "old"}, noise=0.05))
     assert world.confirm(world.nights[-1]).changed == 0
     # The slower program measures as before, by luck.
     lucky = world.night({0: 1.08}, all_by=1 / 1.08, noise=0.0)
-    assert not record_look_back(store, lucky).night.suspected
+    assert not record_comparison(store, lucky).night.suspected
     found = world.confirm(lucky)
     assert (found.changed, found.changed_not_measured) == (1, 0)
     [step] = found.regressions
@@ -443,7 +443,7 @@ def test_programs_that_changed_are_measured_in_the_time_that_is_left(store: Stor
 def test_a_step_that_a_later_run_told_of_is_not_told_again_of_its_first_run(store: Store) -> None:
     world = World(store, jobs=1)
     for _ in range(7):
-        record_look_back(store, world.night(keys={0: "old"}))
+        record_comparison(store, world.night(keys={0: "old"}))
     first = world.night({0: 1.08}, keys={0: "slow"})
     assert world.confirm(first, budget_s=0.0).changed_not_measured == 1
     later = world.night({0: 1.08}, keys={0: "slow"})
@@ -468,7 +468,7 @@ def test_a_program_that_comes_back_is_measured_though_another_one_was_in_between
 def test_programs_that_changed_take_nothing_from_what_stands_out(store: Store) -> None:
     world = World(store, jobs=40)
     for _ in range(9):
-        record_look_back(store, world.night(noise=0.005))
+        record_comparison(store, world.night(noise=0.005))
     slow = world.night({0: 1.08}, noise=0.005)
     # The pairs are so few that a single program among 40 could not be distinguished from chance.
     pairs: list[int] = []
@@ -493,7 +493,7 @@ def test_what_was_measured_before_it_stood_out_is_seen_when_it_does(store: Store
     # The runs of another machine come later.
     for _ in range(8):
         world.night(keys={0: "old"}, noise=0.0, days_ago=200)
-    record_look_back(store, slow)
+    record_comparison(store, slow)
     [seen] = store.alerts.of_run(slow)
     assert (seen.finding, seen.state, seen.reason) == ("regression", "unknown", "measured")
 
@@ -538,11 +538,12 @@ def test_changed_programs_are_measured_in_the_order_of_their_suspicion(store: St
         is_last = night == 11
         jobs = None if night >= 9 else [0, 1]
         world.night({0: 1.03 if is_last else 1.0, 1: 0.98 if is_last else 1.0}, noise=0.06, jobs=jobs)
-    looked = look_back(store, world.nights[-1])
+    comparison = compare_with_history(store, world.nights[-1])
     findings = {
-        one.past.job_id: told.finding for one, told in zip(looked.compared, looked.night.judgements, strict=True)
+        one.past.job_id: told.finding
+        for one, told in zip(comparison.compared, comparison.night.judgements, strict=True)
     }
     slower, faster, young = (job.id for job in world.jobs)
     assert findings == {slower: Finding.UNCHANGED, faster: Finding.UNCHANGED, young: Finding.INSUFFICIENT_DATA}
     # A program with too little history comes after slower-looking programs and before faster-looking ones.
-    assert [one.past.job_id for one in changed_programs(looked, {})] == [slower, young, faster]
+    assert [one.past.job_id for one in changed_programs(comparison, {})] == [slower, young, faster]
