@@ -100,6 +100,13 @@ def json_option(text: str = "Print JSON instead of text.") -> Decorator:
     return _together(click.option("--json", "as_json", is_flag=True, help=text), config_option)
 
 
+def pull_request_option() -> Decorator:
+    """Return the option `--pull-request`: the place of a commit status and a comment."""
+    text = ("Set a commit status and write or replace one comment, with the token in GITHUB_TOKEN or GITLAB_TOKEN; "
+            "ci: the pull request of the running CI job.")  # fmt: skip
+    return click.option("--pull-request", default="", callback=named, metavar="URL|ci", help=text)
+
+
 def limit_option(text: str, default: int = 20) -> Decorator:
     """Return the option `--limit`: the number of shown entries of a kind."""
     return click.option("--limit", type=click.IntRange(min=1), default=default, show_default=True, help=text)

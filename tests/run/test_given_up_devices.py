@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from attached import Attached, attach
+from forge_server import TOKEN, forge_server
 from receivers import web_server
 from stub_home import make_stub_home, write_stub_suite
 
@@ -40,17 +41,18 @@ def test_power_revives_a_device_and_a_quarantine_is_announced_once(pair: Attache
         f"clear(Path({str(pair.root(0))!r}))\nprint('cycled', *sys.argv[1:])\n"
     )
     hub.chmod(0o700)
-    with web_server() as hook:
+    with web_server() as hook, forge_server() as forge:
         (pair.home.cwd / "farm.toml").write_text(
             f'[[device]]\nserial = "{pair.devices[0].serial}"\nname = "left"\npower = ["{hub}", "{{serial}}"]\n'
             f'[[notify.webhook]]\nurl_env = "LAB_HOOK"\n'
         )
-        env = {**pair.env, "LAB_HOOK": hook.url("/T0/SECRET")}
+        env = {**pair.env, "LAB_HOOK": hook.url("/T0/SECRET"), "GITLAB_TOKEN": TOKEN}
+        review = ("--pull-request", f"{forge.address}/lab/net/-/merge_requests/3")
 
         other = pair.devices[1].serial
         with pair.home.running(*RUN, "--device", "left", env=env) as revived:
             # At the same time: most of either is the pauses between the steps.
-            ended = [pair.home.farm(*RUN, "--device", other, env=env, timeout_s=300)]
+            ended = [pair.home.farm(*RUN, "--device", other, *review, env=env, timeout_s=300)]
             said = revived.communicate(timeout=300)[0]
         assert revived.returncode == 0, said
         [event] = [one for one in pair.json("devices", "show", "left")["events"] if "power" in one["reason"]]
@@ -58,6 +60,8 @@ def test_power_revives_a_device_and_a_quarantine_is_announced_once(pair: Attache
             f"power cycle: it answers again; the command printed: cycled {pair.devices[0].serial}"
         )
         ended.append(pair.home.farm(*RUN, "--device", other, env=env, timeout_s=300))
+        assert [status["state"] for _, status in forge.statuses] == ["canceled"], "infra is not the commit's fault"
+        assert "#### Not your commit: 1" in forge.bodies()[0]
         for given_up in ended:
             assert given_up.returncode == 4, given_up.stdout
             assert "SECRET" not in given_up.stderr

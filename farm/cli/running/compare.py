@@ -15,6 +15,7 @@ from farm.cli.options import (
     json_option,
     limit_option,
     named,
+    pull_request_option,
     refuse_together,
 )
 from farm.cli.output import as_called, echo, opened, print_json, width, write_file
@@ -50,6 +51,7 @@ _EXECUTING = "{} is for execution: leave it, or --programs-only, out"
               help="Least number of pairs; more for many jobs.")  # fmt: skip
 @click.option("--programs-only", is_flag=True, help="Compile and compare programs; run nothing, need no device.")
 @click.option("--html", type=OUTPUT_FILE, help="Write the page here as well.")
+@pull_request_option()
 @limit_option("Jobs of a kind that are listed.")
 @json_option("Print everything as JSON instead of a summary.")
 def command(
@@ -76,9 +78,11 @@ def command(
     for want of a device or for trouble of the farm; 5 nothing selected; 130
     interrupted, with the results so far reported.
     """
+    from farm.cli.running.reviews import find_pull_request, post_review
     from farm.dispatch.pool.fleet import Choice
     from farm.numbers.compare.compare import compare_sides
     from farm.numbers.compare.request import ComparisonRequest, sides_of
+    from farm.report.formats.review import compare_review
 
     if not given["suites"]:
         raise UsageError("--suite must be given; 'farm suites' lists the suites")
@@ -102,9 +106,11 @@ def command(
         execute=not programs_only,
         command=as_called(),
     )
+    pull = find_pull_request(given["pull_request"])
     with opened(config_file) as (config, store):
         outcome = compare_sides(config, store, request)
     _deliver(outcome, html=html, limit=limit, as_json=as_json)
+    post_review(pull, lambda: compare_review(outcome.report))
     return outcome.exit_code
 
 

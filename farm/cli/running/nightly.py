@@ -9,7 +9,7 @@ import click
 
 from farm.base.config.settings import load_config
 from farm.base.errors import MissingToolError, NothingSelectedError, UsageError
-from farm.cli.options import FILE, json_option
+from farm.cli.options import FILE, json_option, pull_request_option
 from farm.cli.output import echo, notice, show, width
 
 if TYPE_CHECKING:
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 @click.argument("file", type=FILE, metavar="nightly.toml")
 @click.option("--check", is_flag=True, help="Print the plan, and errors of the file; run nothing.")
 @click.option("--resume", is_flag=True, help="Finish the last nightly run of this name, killed or interrupted.")
+@pull_request_option()
 @json_option("Print the nightly run, or its plan, as JSON.")
-def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, as_json: bool) -> int:
+def command(
+    file: Path, config_file: Path | None, *, check: bool, resume: bool, pull_request: str, as_json: bool
+) -> int:
     """Run a matrix of SoCs, suites, backends and options within a budget.
 
     Each [[run]] on each of its backends is a run as of farm run, one after
@@ -59,11 +62,15 @@ def command(file: Path, config_file: Path | None, *, check: bool, resume: bool, 
 
     from farm.cli.running.confirm_suspected import confirm_suspected
     from farm.cli.running.debug_failures import debug_failures
+    from farm.cli.running.reviews import find_pull_request, post_review
     from farm.dispatch.nightly.night import CellWork, run_night
+    from farm.dispatch.nightly.render import night_review
 
+    pull = find_pull_request(pull_request)
     work = CellWork(config, plan, confirm_suspected, debug_failures)
     night = run_night(config, plan, credentials, _front, work, resume=resume)
     _show_night(night, as_json=as_json)
+    post_review(pull, lambda: night_review(night))
     assert night.code is not None  # noqa: S101 - it has ended
     return night.code
 

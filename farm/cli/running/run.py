@@ -20,12 +20,14 @@ from farm.cli.options import (
     executions,
     json_option,
     named,
+    pull_request_option,
     purpose_options,
     refuse_together,
     require_no_words,
     timeout_option,
 )
 from farm.cli.output import as_called, deliver, echo, notice
+from farm.cli.running.reviews import find_pull_request, post_review, review_of_run
 from farm.devices.execution.raw import MOST_SECONDS
 from farm.dispatch.request.profiling import Profile
 from farm.report.model.alerts import change_line
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.cli.progress import Front
     from farm.dispatch.cluster.client.submit_options import SubmitOptions
+    from farm.dispatch.notify.pull_request import PullRequest
     from farm.dispatch.request.request import RunOutcome, RunRequest
 
 FAILED = 1
@@ -103,6 +106,7 @@ _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
 @timeout_option("Time limit of a job on the device.")
 @click.option("--junitxml", type=OUTPUT_FILE, help="Write a JUnit XML file as well.")
 @click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
+@pull_request_option()
 @json_option("Print the run as JSON instead of a summary.")
 @click.argument("words", nargs=-1, metavar="")
 def command(
@@ -150,9 +154,10 @@ def command(
     require_no_words(words)
     asked = SimpleNamespace(**given)
     if asked.resume is not None:
+        pull = find_pull_request(asked.pull_request)
         outcome = _resumed(asked, config_file)
-        return _deliver(outcome, html=html, junitxml=junitxml, as_json=as_json)
-    _check(asked, {"--html": html, "--junitxml": junitxml, "--json": as_json})
+        return _deliver(outcome, pull, load_config(config_file), html=html, junitxml=junitxml, as_json=as_json)
+    _check(asked, {"--html": html, "--junitxml": junitxml, "--json": as_json, "--pull-request": asked.pull_request})
     if asked.compile_only:
         from farm.cli.running.compile_only import check_compile_only
 
@@ -169,6 +174,7 @@ def command(
     from farm.builds.toolchains.select import use_toolchain
     from farm.cli.progress import make_front
 
+    pull = find_pull_request(asked.pull_request)
     if asked.watch:
         return _watched(config, requests[0], asked, html=html, junitxml=junitxml)
     if len(requests) > 1:
@@ -186,7 +192,8 @@ def command(
         else:
             with make_front() as front:
                 outcome = run(config, request, front, options=_submit_options(asked, front))
-            codes.append(_deliver(_confirmed(config, outcome), html=html, junitxml=junitxml, as_json=as_json))
+            outcome = _confirmed(config, outcome)
+            codes.append(_deliver(outcome, pull, config, html=html, junitxml=junitxml, as_json=as_json))
         if codes[-1] == INTERRUPTED:
             break
     return max(codes, key=_WORST.index)
@@ -215,7 +222,7 @@ def _watched(
 
     def after(outcome: RunOutcome) -> None:
         nonlocal code
-        code = _deliver(outcome, html=html, junitxml=junitxml, as_json=False)
+        code = _deliver(outcome, None, config, html=html, junitxml=junitxml, as_json=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
 
@@ -238,7 +245,8 @@ def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
         raise UsageError("--nightly is --purpose nightly, not local: leave one of them out")
     if asked.collect_only or asked.compile_only:
         purpose = asked.purpose if asked.compile_only else None
-        refuse_together({"--name": asked.name, "--purpose": purpose}, "no run is recorded that has it: leave {} out")
+        of_a_run = {"--name": asked.name, "--purpose": purpose, "--pull-request": asked.pull_request}
+        refuse_together(of_a_run, "no run is recorded that has it: leave {} out")
     if asked.heap and asked.warm_up is not None:
         raise UsageError("--heap times nothing: leave --warm-up out")
     if asked.confirm:
@@ -250,10 +258,11 @@ def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
         refuse_together({"--watch": asked.watch, "--collect-only": asked.collect_only}, because)
     if asked.detach:
         because = "a submitted run has no report yet, 'farm runs watch' writes it: leave {} out"
-        given = {"--html": outputs["--html"], "--junitxml": outputs["--junitxml"], "--watch": asked.watch}
-        refuse_together(given | {"--confirm": asked.confirm}, because)
+        given = {name: value for name, value in outputs.items() if name != "--json"}
+        refuse_together(given | {"--watch": asked.watch, "--confirm": asked.confirm}, because)
     if asked.watch:
-        given = {"--json": outputs["--json"], "--collect-only": asked.collect_only, "--confirm": asked.confirm}
+        given = {name: outputs[name] for name in ("--json", "--pull-request")}
+        given |= {"--collect-only": asked.collect_only, "--confirm": asked.confirm}
         narrowing = {"--shard": asked.shard, "--changed-since": asked.changed_since, "--lf": asked.last_failed}
         timed = {
             "--budget": asked.budget_s,
@@ -334,7 +343,18 @@ def _resumed(asked: SimpleNamespace, config_file: Path | None) -> RunOutcome:
     from farm.dispatch.cluster.client.anywhere import resume
 
     context = click.get_current_context()
-    own = {"resume", "budget_s", "detach", "build", "wait", "html", "junitxml", "as_json", "config_file"}
+    own = {
+        "resume",
+        "budget_s",
+        "detach",
+        "build",
+        "wait",
+        "html",
+        "junitxml",
+        "pull_request",
+        "as_json",
+        "config_file",
+    }
     given = [p for p in context.command.params if p.name not in own and _is_given(context, p)]
     if given:
         raise UsageError(f"--resume keeps the options of the run: leave {given[0].opts[-1]} out")
@@ -349,7 +369,15 @@ def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def _deliver(outcome: RunOutcome, *, html: Path | None, junitxml: Path | None, as_json: bool) -> int:
+def _deliver(
+    outcome: RunOutcome,
+    pull: PullRequest | None,
+    config: Config,
+    *,
+    html: Path | None,
+    junitxml: Path | None,
+    as_json: bool,
+) -> int:
     from farm.report.formats.github import add_summary, run_markdown
 
     if outcome.left:
@@ -358,6 +386,7 @@ def _deliver(outcome: RunOutcome, *, html: Path | None, junitxml: Path | None, a
         return show_left(outcome, as_json=as_json)
     add_summary(lambda: run_markdown(outcome.view))
     deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)
+    post_review(pull, lambda: review_of_run(config, outcome.view))
     if outcome.exit_code == INTERRUPTED:
         notice(f"interrupted: 'farm run --resume {outcome.view.id}' executes the missing jobs")
     return outcome.exit_code

@@ -7,9 +7,20 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from farm.base.text import one_line
+from farm.dispatch.nightly import record
 from farm.dispatch.nightly.record import JobNote, Night, counted, meaning
 from farm.dispatch.nightly.state import write_whole
 from farm.report.formats.github import escaped, table, workflow_commands
+from farm.report.formats.review import (
+    FAILING_BEFORE,
+    MOST_COMMANDS,
+    NEW,
+    NOT_YOURS,
+    REGRESSED,
+    SIMULATED,
+    Review,
+    rerun_commands,
+)
 from farm.report.html.layer_graph import image_address
 from farm.report.html.page_of_run import render_page
 from farm.report.model import format as fmt
@@ -81,6 +92,30 @@ def night_markdown(night: Night) -> str:
         rows = ((one.to, one.problem) for one in night.undelivered)
         parts.append(f"#### Not notified: {len(night.undelivered)}\n\n{table(['whom', 'why'], rows)}")
     return "\n".join(parts) + "\n"
+
+
+def night_review(night: Night) -> Review:
+    """Return the review of a nightly run for a pull request."""
+    commands: list[str] = []
+    for cell in night.cells:
+        jobs = [one.job_id for one in (*cell.new_failures, *cell.findings.regressions)]
+        commands += rerun_commands(cell.run_id, jobs) if cell.run_id else ()
+    virtual = any(cell.virtual for cell in night.cells)
+    notes = {
+        NEW: night.new_failures,
+        REGRESSED: night.regressions,
+        FAILING_BEFORE: night.still_failing,
+        NOT_YOURS: night.troubles,
+    }
+    return Review(
+        name=f"farm nightly {night.name}",
+        state="passed" if night.code == 0 else "failed" if night.code in (record.FAILED, record.REGRESSED) else "infra",
+        sentence=f"{night.word}: {counted(night.counts)} in {fmt.duration(night.seconds)}",
+        facts=(SIMULATED,) if virtual else (),
+        sections={title: [(one.job_id, one.reason) for one in found] for title, found in notes.items()},
+        commands=tuple(commands[:MOST_COMMANDS]),
+        url=night.report_url,
+    )
 
 
 def night_annotations(night: Night) -> list[str]:

@@ -1,0 +1,141 @@
+"""Reviews on pull requests: the real clients of GitHub and GitLab against a local receiver of their APIs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from forge_server import HEAD, TOKEN, ForgeServer, forge_server
+
+from farm.base.errors import UsageError
+from farm.dispatch.notify.pull_request import Place, PullRequest, ReviewError, place_of, take_token
+from farm.report.formats.review import NEW, Review
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+REVIEW = Review(
+    name="farm run gate", state="failed", sentence="1 of 3 jobs failed", sections={NEW: [("ops/add", "no")]}
+)
+ADDRESSES = {"github": "/lab/net/pull/3", "gitlab": "/lab/net/-/merge_requests/3"}
+
+
+@pytest.fixture
+def forge() -> Iterator[ForgeServer]:
+    with forge_server() as server:
+        yield server
+
+
+@pytest.fixture(params=ADDRESSES)
+def pull(forge: ForgeServer, request: pytest.FixtureRequest) -> PullRequest:
+    return PullRequest(place_of(forge.address + ADDRESSES[request.param], {}), TOKEN)
+
+
+def test_a_review_is_a_status_of_the_head_and_one_comment(forge: ForgeServer, pull: PullRequest) -> None:
+    pull.post(REVIEW)
+    [(commit, status)] = forge.statuses
+    assert commit == HEAD
+    assert status["description"] == "1 of 3 jobs failed"
+    assert status["state"] == ("failure" if pull.place.kind == "github" else "failed")
+    assert "farm run gate" in (status.get("context"), status.get("name"))
+    [body] = forge.bodies()
+    assert "| ops/add | no |" in body
+
+
+def test_the_next_review_replaces_the_comment_and_no_other(forge: ForgeServer, pull: PullRequest) -> None:
+    pull.post(REVIEW)
+    forge.add("<!-- farm run gate -->\nof somebody else with the same beginning", "mallory")
+    forge.add("of me, about something else", forge.me)
+    pull.post(Review(name=REVIEW.name, state="passed", sentence="all 3 jobs passed"))
+    pull.post(Review(name="farm run other", state="infra", sentence="no device"))
+    first, foreign, mine, other = forge.bodies()
+    assert "all 3 jobs passed" in first
+    assert "ops/add" not in first
+    assert "somebody else" in foreign
+    assert "something else" in mine
+    assert "no device" in other
+    states = {"github": "failure success error", "gitlab": "failed success canceled"}[pull.place.kind]
+    assert [status["state"] for _, status in forge.statuses] == states.split()
+
+
+def test_the_token_of_a_workflow_knows_its_own_comment(forge: ForgeServer) -> None:
+    forge.is_workflow, forge.me = True, "github-actions[bot]"
+    pull = PullRequest(place_of(f"{forge.address}{ADDRESSES['github']}", {}), TOKEN)
+    pull.post(REVIEW)
+    pull.post(REVIEW)
+    assert len(forge.comments) == 1
+
+
+def test_a_comment_is_cut_below_the_limit_of_the_servers(forge: ForgeServer, pull: PullRequest) -> None:
+    findings = [(f"ops/{n}", "x" * 300 + "|") for n in range(50)]
+    pull.post(
+        Review(name="farm run", state="failed", sentence="s" * 300, sections={f"{n}": findings for n in range(9)})
+    )
+    [body] = forge.bodies()
+    assert 50_000 < len(body) <= 60_000
+    assert body.endswith("the report has all of it.*\n")
+    assert len(forge.statuses[0][1]["description"]) == 140
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(401, "is not accepted"), (403, "needs to write"), (404, "no such"), (422, "answers 422")]
+)
+def test_a_refusal_names_the_next_step_and_no_text_of_the_server(
+    forge: ForgeServer, pull: PullRequest, code: int, words: str
+) -> None:
+    forge.refuse["statuses"] = code
+    with pytest.raises(ReviewError, match=words) as error:
+        pull.post(REVIEW)
+    assert TOKEN not in str(error.value)
+
+
+def test_a_wrong_number_or_server_is_found_before_the_work(forge: ForgeServer) -> None:
+    for path in ADDRESSES.values():
+        with pytest.raises(ReviewError, match="no such pull request"):
+            PullRequest(place_of(f"{forge.address}{path}4", {}), TOKEN)
+    with pytest.raises(ReviewError, match="cannot be reached"):
+        PullRequest(Place("gitlab", "http://127.0.0.1:9", "lab/net", 3), TOKEN)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "lab/net#3", "http://github.com/lab/net/pull/3", "https://github.com/lab/net/issues/3", "https://me@h/a/b/pull/3",
+     "ftp://127.0.0.1/a/b/pull/3", "https://github.com/lab/net/pull/x"],
+)  # fmt: skip
+def test_an_address_that_is_no_pull_request_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected https://HOST/OWNER/NAME/pull/N"):
+        place_of(text, {})
+
+
+def test_ci_names_its_own_pull_request(tmp_path: Path) -> None:
+    event = tmp_path / "event.json"
+    event.write_text(json.dumps({"pull_request": {"number": 7}}))
+    actions = {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "lab/net", "GITHUB_SHA": "merge"}
+    api = "https://api.github.com"
+    assert place_of("ci", actions | {"GITHUB_EVENT_PATH": str(event)}) == Place("github", api, "lab/net", 7)
+    event.write_text('{"pull_request": {"number": "7; rm"}}')
+    on_push = place_of("ci", actions | {"GITHUB_EVENT_PATH": str(event)})
+    assert on_push == Place("github", api, "lab/net", None, "merge")
+    lab = {"GITLAB_CI": "true", "CI_SERVER_URL": "https://git.lab", "CI_PROJECT_ID": "12", "CI_COMMIT_SHA": "abc"}
+    assert place_of("ci", lab | {"CI_MERGE_REQUEST_IID": "5"}) == Place("gitlab", "https://git.lab", "12", 5, "abc")
+    assert place_of("ci", lab).number is None
+    with pytest.raises(UsageError, match="neither GitHub Actions nor GitLab CI"):
+        place_of("ci", {})
+
+
+def test_a_commit_without_a_pull_request_gets_a_status_alone(forge: ForgeServer) -> None:
+    PullRequest(Place("github", f"{forge.address}/api/v3", "lab/net", None, HEAD), TOKEN).post(REVIEW)
+    assert [commit for commit, _ in forge.statuses] == [HEAD]
+    assert forge.comments == []
+
+
+def test_no_child_process_inherits_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
+    assert take_token("github") == TOKEN
+    assert "GITHUB_TOKEN" not in os.environ
+    with pytest.raises(UsageError, match="GITHUB_TOKEN has no token"):
+        take_token("github")
