@@ -296,7 +296,7 @@ devices_options = _together(
                  help="Only attached devices of this name or serial; repeatable."),
     click.option("--label", "labels", multiple=True, metavar="LABEL",
                  help="Only attached devices with this label; repeatable: with all."),
-    click.option("--devices", "most_devices", type=click.IntRange(min=1), metavar="N",
+    click.option("--max-devices", "most_devices", type=click.IntRange(min=1), metavar="N",
                  help="At most N attached devices per SoC; otherwise all that are free."),
 )  # fmt: skip
 

@@ -260,7 +260,7 @@ def _head(name: str, programs: Sequence[KeptProgram]) -> str:
     about = one_line(f"Programs of {'; '.join(compiled) or 'an unknown toolchain'}, as they ran in {shown}", 200)
     backends = "" if runs_on_cpu(backend) else f"backends = {json.dumps([backend])}\n"
     return (
-        "# Made by farm jobs bundle --suite: programs that people have, which later toolchains have to run.\n\n"
+        "# Made by farm jobs bundle --as-suite: programs that people have, which later toolchains have to run.\n\n"
         f"[suite]\nname = {json.dumps(name)}\ndescription = {json.dumps(about)}\n{backends}"
     )
 

@@ -52,7 +52,7 @@ RUN = ("run", "--virtual", "2", "--soc", "SM8650", "--suite", "smoke")
         (("runn",), 2, "unknown command 'runn': did you mean 'run'?"),
         (("report",), 2, "there is no store yet"),
         (("setup", "cache", "prune", "--older", "a while"), 2, "expected something like 30d"),
-        (("setup", "cache", "prune"), 2, "one of --older AGE, --keep SIZE, --all"),
+        (("setup", "cache", "prune"), 2, "one of --older AGE, --keep-size SIZE, --all"),
     ],
 )
 def test_it_is_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, says: str) -> None:

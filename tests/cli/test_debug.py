@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         (["quantized_ops/conv2d"], "name the SoC with --soc"),
         (["quantized_ops/conv2d", "--soc", "SM8650"], "several precisions"),
         (["quantized_ops/conv2d[SM8650-htp-8a8w]", "--sample", "7"], "there is no sample 7"),
-        (["quantized_ops/conv2d[SM8650-htp-8a8w]", "--csv", "/proc/x/y.csv"], "cannot write /proc/x/y.csv"),
+        (["quantized_ops/conv2d[SM8650-htp-8a8w]", "--csv-file", "/proc/x/y.csv"], "cannot write /proc/x/y.csv"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_2(home: FarmHome, arguments: list[str], said: str) -> None:
@@ -225,7 +225,7 @@ def test_a_metric_that_names_no_class_is_usage(text: str) -> None:
 
 @pytest.mark.parametrize("threshold", ["inf", "-inf", "nan", "1e999"])
 def test_a_threshold_that_is_no_number_is_usage(threshold: str) -> None:
-    with pytest.raises(UsageError, match=rf"--metric a.b:C={threshold}: the threshold must be a finite number"):
+    with pytest.raises(UsageError, match=rf"--comparator a.b:C={threshold}: the threshold must be a finite number"):
         parse_metric(f"a.b:C={threshold}")
 
 

@@ -66,7 +66,7 @@ NAMED = {
     "farm devices adb": "purpose of a lease",
     "farm perf bisect": "subject of an error",
     "farm jobs bundle --compiled": "subject of an error",
-    "farm jobs bundle --suite programs": "comment in a manifest that the command wrote",
+    "farm jobs bundle --as-suite programs": "comment in a manifest that the command wrote",
     "farm devices connect": "purpose of a lease",
     "farm debug": "subject of an error",
     "farm devices check": "purpose of a lease",

@@ -252,5 +252,5 @@ def test_the_code_that_farm_ships_does_not_travel_and_files_of_elsewhere_cannot(
     (tmp_path / "secret.pt").write_bytes(b"secret")
     for name in ("../../secret.pt", str(tmp_path / "secret.pt")):
         out = Job(msgspec.structs.replace(job.case, checkpoint=name), job.target)
-        with pytest.raises(UsageError, match="--build here"):
+        with pytest.raises(UsageError, match="--build-on here"):
             upload_sources(host("ada"), [out])

@@ -120,7 +120,7 @@ def test_a_key_that_this_host_does_not_come_to_is_refused(farm: BuildFarm, host:
     assert build.reply.infra
     assert "build-1: " in build.reply.reason
     assert "has another key here" in build.reply.reason
-    assert "--build here" in build.reply.reason
+    assert "--build-on here" in build.reply.reason
     assert BundleCache(host.config.cache_dir).lookup(other) is None
     farm.await_builds(run.keys)
 

@@ -280,13 +280,13 @@ def test_ctrl_c_at_a_terminal_asks_whether_to_leave_or_to_cancel(shared: Shared,
 def test_an_soc_that_no_living_host_has_is_an_error_at_once_or_waits(shared: Shared) -> None:
     refused = shared.home.farm(*RUN, code=4)
     assert "no living host has a SM8650" in refused.stderr
-    assert "--wait" in refused.stderr
+    assert "--wait-for-hosts" in refused.stderr
     with shared.store() as store:
         assert store.cluster.queue().orders == ()
     with shared.store() as store:
         # The device is seen once, so that the farm knows its SoC.
         store.devices.see([Seen(device_of(virtual_device("v9", "lab9"), "lab9"), "device", None)])
-    with shared.home.running(*RUN, "--wait") as process:
+    with shared.home.running(*RUN, "--wait-for-hosts") as process:
         with shared.store() as store:
             waits_for(lambda: store.cluster.queue().orders)
             queue = shared.home.farm("lab", "queue")
@@ -333,7 +333,7 @@ def test_exitfirst_and_a_budget_end_a_run_early(shared: Shared) -> None:
 def test_what_a_shared_farm_cannot_do_is_refused_in_words(shared: Shared) -> None:
     for arguments, words in (
         (("--profile", "optrace"), "--virtual"),
-        (("--detach", "--build", "here"), "leave one of them out"),
+        (("--detach", "--build-on", "here"), "leave one of them out"),
         (("--detach", "--html", "a.html"), "farm runs watch"),
         (("--virtual", "1", "--detach"), "--detach is of a shared farm"),
         (("--device", "nobody"), "unknown device"),

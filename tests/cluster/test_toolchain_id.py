@@ -64,7 +64,7 @@ def test_who_has_no_build_host_hears_what_is_different_on_those_there_are() -> N
     with pytest.raises(NoDeviceError) as raised:
         require_offered(agents, VERSIONS, "htp")
     assert "build-1 (default: executorch: 1.5.0 -> 1.5.1)" in str(raised.value)
-    assert "--build here" in str(raised.value)
+    assert "--build-on here" in str(raised.value)
     with pytest.raises(NoDeviceError, match="no build host lives"):
         require_offered([build_host("dead", VERSIONS, alive=False)], VERSIONS, "htp")
 

@@ -283,11 +283,11 @@ def test_what_cannot_be_asked_is_one_line_and_exit_2(checkout: Checkout, tmp_pat
         ("--commits", "HEAD~1..HEAD", "--good", "x", *here, JOB): "--good is for runs",
         ("--commits", "HEAD~1..HEAD", "--inferences", "9", *here, JOB): "--inferences is for runs",
         ("--commits", "HEAD~1..HEAD", "--virtual=1", "--device", "d", *here, JOB): "--device",
-        ("--commits", "HEAD~1..HEAD", "--build", "'", *here, JOB): "--build",
+        ("--commits", "HEAD~1..HEAD", "--build-command", "'", *here, JOB): "--build-command",
         ("--commits", "HEAD~1..HEAD", "--toolchain", "nope", *here, JOB): "unknown toolchain",
         ("--commits", "HEAD~1..HEAD", "--toolchain", "1.5.0", *here, JOB): "1.5.0 is release 1.5.0",
         ("--commits", "HEAD~1..HEAD", "--toolchain", str(other), *here, JOB): f"is of {other}, not of",
-        ("--good", "a", "--bad", "b", "--build", "make", JOB): "--build is for --commits",
+        ("--good", "a", "--bad", "b", "--build-command", "make", JOB): "--build-command is for --commits",
         (JOB,): "name two runs with --good and --bad, or commits",
     }
     for arguments, expected in refusals.items():

@@ -131,8 +131,8 @@ def test_builders_are_shared_by_how_much_each_side_compiles(
          "--option is for both sides, --options parts them"),
         (("--suite", "smoke", "--toolchain", "nope", "--toolchain", "1.5.0"), "unknown toolchain 'nope'"),
         (("--suite", "smoke", "--options", "", "--options", "nope=1"), "unknown option of the htp backend 'nope'"),
-        (("--suite", "smoke", "--options", "", "--options", "use_dlbc=true", "--programs-only", "--devices", "1"),
-         "--devices is for execution"),
+        (("--suite", "smoke", "--options", "", "--options", "use_dlbc=true", "--programs-only", "--max-devices", "1"),
+         "--max-devices is for execution"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(home: FarmHome, arguments: tuple[str, ...], problem: str) -> None:

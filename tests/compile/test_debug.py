@@ -192,7 +192,7 @@ def test_a_comparator_that_cannot_be_used_is_refused_in_one_line(
 ) -> None:
     reply = told["refused"][metric]
     assert (reply["ok"], reply["refused"], reply["infra"]) == (False, True, False)
-    assert reply["reason"].startswith(f"--metric {metric}: ")
+    assert reply["reason"].startswith(f"--comparator {metric}: ")
     assert reason in reply["reason"]
 
 
@@ -206,11 +206,9 @@ def test_a_module_that_is_not_there_is_refused_before_anything_begins(tmp_path: 
             require_modules(supervisor, compiler, [parse_metric(one) for one in metrics], tmp_path)
 
         require("metrics:Cosine=1", "pkg.of.mine:Cosine", ".metrics:Cosine", ".pkg.metrics:Cosine")
-        with pytest.raises(
-            UsageError, match=r"^--metric gone\.metrics:Far: there is no module gone: put its folder on"
-        ):
+        with pytest.raises(UsageError, match=r"^--comparator gone\.metrics:Far: no module gone: put its folder on"):
             require("metrics:Cosine", "gone.metrics:Far")
-        with pytest.raises(UsageError, match=r"^--metric \.gone:Far: there is no module gone in "):
+        with pytest.raises(UsageError, match=r"^--comparator \.gone:Far: no module gone in "):
             require(".gone:Far")
 
 

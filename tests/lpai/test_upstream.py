@@ -63,7 +63,7 @@ def test_the_runner_that_simpleadb_calls_gets_every_word_as_it_was(
 def test_upstreams_tests_and_layers_on_a_device_that_su_makes_root(home: FarmHome, stub_sdk: StubSdk) -> None:
     paths = (str(STUBS), os.environ.get("PYTHONPATH", ""))
     sdk = {"QNN_SDK_ROOT": str(stub_sdk.root), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    up = ("virtual", "up", "--soc", "SM8850", "--build", "rooted-by-su", "--own-server")
+    up = ("virtual", "up", "--soc", "SM8850", "--build-type", "rooted-by-su", "--own-server")
     with home.running(*up, env=sdk) as devices:
         assert devices.stdout is not None
         lines = (devices.stdout.readline() for _ in range(20))

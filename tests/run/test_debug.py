@@ -117,7 +117,7 @@ def test_the_layers_of_a_method_are_compared(home: FarmHome) -> None:
 @pytest.mark.whole
 def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite: Path) -> None:
     table, graph = home.cwd / "layers.csv", home.cwd / "layers.svg"
-    written = ("--csv", str(table), "--svg", str(graph))
+    written = ("--csv-file", str(table), "--svg", str(graph))
     done = home.farm("debug", f"{suite}/broken[SM8650-htp-8a8w]", "--virtual", *written, timeout_s=300, code=1)
     lines = done.stdout.splitlines()
     assert "first divergence: aten_convolution_default_1 (aten.convolution.default)" in lines

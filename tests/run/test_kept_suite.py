@@ -1,4 +1,4 @@
-"""`farm jobs bundle --suite`: programs of one toolchain as a suite, which runtimes of others have to run as it did."""
+"""`farm jobs bundle --as-suite`: programs of one toolchain as a suite, for the runtimes of others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def generate(home: FarmHome, decoders: Path) -> list[list[int]]:
 
 def test_what_a_program_generated_becomes_a_suite_that_requires_it(home: FarmHome, decoders: Path) -> None:
     tokens = generate(home, decoders)
-    [entry] = home.json("jobs", "bundle", "exec/hybrid", "--suite", "kept_decoder")["cases"]
+    [entry] = home.json("jobs", "bundle", "exec/hybrid", "--as-suite", "kept_decoder")["cases"]
     assert (entry["name"], entry["judged_by"]) == ("hybrid", "its tokens of then")
     [case] = load_suite(home.cwd / "kept_decoder" / "suite.toml").cases
     assert (prompts_of(case), expected_of(case)) == (
@@ -48,10 +48,10 @@ def test_what_a_program_generated_becomes_a_suite_that_requires_it(home: FarmHom
     assert (home.cwd / "kept_decoder" / case.pte).read_bytes() == (decoders / "hybrid.pte").read_bytes()
 
     for words, said in (
-        (("--suite", "kept_decoder"), "kept_decoder is there already"),
-        (("--suite", "Kept-2"), "'Kept-2' is to be a suite's name"),
-        (("--suite", "kept_2", "--compiled"), "leave --to and --compiled out"),
-        ((), "name a folder: --to for the program, or --suite for a suite of it"),
+        (("--as-suite", "kept_decoder"), "kept_decoder is there already"),
+        (("--as-suite", "Kept-2"), "'Kept-2' is to be a suite's name"),
+        (("--as-suite", "kept_2", "--compiled"), "leave --to and --compiled out"),
+        ((), "name a folder: --to for the program, or --as-suite for a suite of it"),
     ):
         assert said in home.farm("jobs", "bundle", "exec/hybrid", *words, code=2).stderr
 
@@ -59,7 +59,7 @@ def test_what_a_program_generated_becomes_a_suite_that_requires_it(home: FarmHom
 @pytest.mark.whole
 def test_a_night_runs_programs_that_were_kept_and_fails_for_another_token(home: FarmHome, decoders: Path) -> None:
     generate(home, decoders)
-    assert home.farm("jobs", "bundle", "exec/hybrid", "--suite", "kept_decoder").returncode == 0
+    assert home.farm("jobs", "bundle", "exec/hybrid", "--as-suite", "kept_decoder").returncode == 0
     (home.cwd / "nightly.toml").write_text(NIGHT)
     night = home.farm("nightly", "nightly.toml", timeout_s=300, code=0)
     assert "1 passed" in night.stdout
@@ -76,7 +76,7 @@ def test_a_night_runs_programs_that_were_kept_and_fails_for_another_token(home: 
 def test_outputs_that_were_kept_are_required_and_others_are_held_to_what_they_had(home: FarmHome) -> None:
     home.farm("run", *ON_CPU, "--suite", "smoke", "-k", "add or conv2d", timeout_s=300, code=0)
     home.farm("jobs", "rerun", "smoke/add", timeout_s=300, code=0)
-    kept = home.farm("jobs", "bundle", "smoke/*", "--suite", "kept_smoke", code=0)
+    kept = home.farm("jobs", "bundle", "smoke/*", "--as-suite", "kept_smoke", code=0)
     assert "add: smoke/add[SM8650-htp-8a8w], judged by its outputs of then" in kept.stdout
     assert "conv2d: smoke/conv2d[SM8650-htp-8a8w], judged by the FP32 module, within what it had then" in kept.stdout
     table = tomllib.loads((home.cwd / "kept_smoke" / "suite.toml").read_text())["case"]
@@ -100,7 +100,7 @@ def test_outputs_that_were_kept_are_required_and_others_are_held_to_what_they_ha
 @pytest.mark.soak
 def test_programs_of_an_older_release_run_as_they_did(home: FarmHome) -> None:
     home.farm("run", *ON_CPU, "--suite", "smoke", "--toolchain", "1.4.1", timeout_s=900, code=0)
-    assert "8 of 8 jobs" in home.farm("jobs", "bundle", "smoke/*", "--suite", "kept_1_4_1", code=0).stdout
+    assert "8 of 8 jobs" in home.farm("jobs", "bundle", "smoke/*", "--as-suite", "kept_1_4_1", code=0).stdout
     table = tomllib.loads((home.cwd / "kept_1_4_1" / "suite.toml").read_text())["case"]
     assert {case["compiled_with"]["executorch"] for case in table.values()} == {"1.4.1"}
     assert "8 passed" in home.farm("run", *ON_CPU, "--suite", "./kept_1_4_1", timeout_s=900, code=0).stdout

@@ -128,7 +128,7 @@ def test_other_native_sources_are_warned_of_or_built_once(checkout: Path, config
 
     [warning] = worktree(config, checkout, "main~1").warnings
     assert "has other native sources" in warning
-    assert "--build" in warning
+    assert "--build-command" in warning
 
     count = tmp_path / "count"
     script = (

@@ -86,7 +86,7 @@ def worktree(config: Config, checkout: Path | Checkout, ref: str | Commit) -> Wo
         else:
             warnings.append(
                 f"{commit.short} has other native sources than {repository.folder}, whose libraries are used: "
-                "say how they are built with build = [...] in farm.toml, or --build"
+                "say how they are built with build = [...] in farm.toml, or --build-command"
             )
     outputs = tuple(outputs_of(source, own=True)) if built else repository.outputs
     more, links = _submodules(repository, commit, built)

@@ -52,7 +52,12 @@ def command() -> None:
 @click.option("--soc", "socs", multiple=True, required=True, metavar="SOC", help="SoC of the devices; repeatable.")
 @click.option("-n", "--count", type=click.IntRange(1, _MOST_DEVICES), default=1, help="Devices of every SoC.")
 @click.option(
-    "--build", type=click.Choice(BUILDS), default=BUILDS[0], show_default=True, help="Build: adbd can be root, or is."
+    "--build-type",
+    "build",
+    type=click.Choice(BUILDS),
+    default=BUILDS[0],
+    show_default=True,
+    help="Build: adbd can be root, or is.",
 )
 @click.option("--own-server", is_flag=True, help="An adb server of their own, instead of yours.")
 @click.option("--fault-rate", type=click.FloatRange(0, 1), default=0.0, help="Share of operations that meet a fault.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command("bundle")
 @click.argument("job", callback=named)
 @click.option("--to", "folder", type=FOLDER, help="Folder for the bundle: a new or an empty one.")
-@click.option("--suite", "suite", type=FOLDER, metavar="FOLDER",
+@click.option("--as-suite", "suite", type=FOLDER, metavar="FOLDER",
               help="Make a suite of the bundles of all jobs that match JOB.")  # fmt: skip
 @click.option("--run", "ref", metavar="RUN", help="Bundle of this run: latest, latest~1 or an id.")
 @click.option("--compiled", is_flag=True,
@@ -48,7 +48,7 @@ def command(
     in --run. With --compiled JOB is a whole id, and the bundle is the result of
     farm run --compile-only. Nothing is overwritten.
 
-    With --suite in place of --to the folder becomes a suite of those .pte
+    With --as-suite in place of --to the folder becomes a suite of those .pte
     files with their outputs as references, so that farm nightly shows whether
     later toolchains still run them. JOB may then match many jobs.
 
@@ -61,11 +61,11 @@ def command(
 
     if suite is not None:
         if compiled or folder is not None:
-            raise UsageError("--suite takes bundles that ran: leave --to and --compiled out")
+            raise UsageError("--as-suite takes bundles that ran: leave --to and --compiled out")
         _keep(config_file, job, ref, suite, toolchain, as_json=as_json)
         return
     if folder is None:
-        raise UsageError("name a folder: --to for the program, or --suite for a suite of it")
+        raise UsageError("name a folder: --to for the program, or --as-suite for a suite of it")
     require_new(folder)
     if compiled and ref is not None:
         raise UsageError("--compiled is of no run: leave it, or --run, out")

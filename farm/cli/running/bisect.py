@@ -55,7 +55,8 @@ _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
     help="Toolchain of farm.toml with the checkout; otherwise found by the checkout.",
 )
 @click.option(
-    "--build",
+    "--build-command",
+    "build",
     default="",
     metavar="COMMAND",
     help="Command that builds native parts changed by a commit; otherwise build in farm.toml.",
@@ -103,7 +104,8 @@ def bisect_command(job: str, config_file: Path | None, *, as_json: bool, **optio
 
 def _bisect_runs(job: str, config_file: Path | None, options: dict[str, Any], *, as_json: bool) -> int:
     names = ("checkout", "toolchain", "build", "soc", "precision", "options", "markdown")
-    given = {f"--{name.removesuffix('s') if name == 'options' else name}": options[name] for name in names}
+    called = {"build": "build-command", "options": "option"}
+    given = {f"--{called.get(name, name)}": options[name] for name in names}
     refuse_together(given, "{} is for --commits GOOD..BAD: leave it out")
     if not (options["good"] and options["bad"]):
         raise UsageError("name two runs with --good and --bad, or commits of a checkout with --commits GOOD..BAD")

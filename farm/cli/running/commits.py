@@ -74,7 +74,7 @@ def _words(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise UsageError(f"--build {text!r}: {error}") from None
+        raise UsageError(f"--build-command {text!r}: {error}") from None
 
 
 def _lines(outcome: BisectOutcome) -> Iterator[str]:

@@ -86,7 +86,7 @@ def command(
 
     if not given["suites"]:
         raise UsageError("--suite must be given; 'farm suites' lists the suites")
-    attached = {"--device": given["devices"], "--label": given["labels"], "--devices": given["most_devices"]}
+    attached = {"--device": given["devices"], "--label": given["labels"], "--max-devices": given["most_devices"]}
     if given["virtual"]:
         refuse_together(attached, FOR_ATTACHED)
     if programs_only:

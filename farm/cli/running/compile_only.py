@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def check_compile_only(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
     """Raise UsageError for options about execution, which --compile-only skips."""
-    devices = {"--device": asked.devices, "--label": asked.labels, "--devices": asked.most_devices}
+    devices = {"--device": asked.devices, "--label": asked.labels, "--max-devices": asked.most_devices}
     running = {
         "--nightly": asked.nightly,
         "--budget": asked.budget_s is not None,

@@ -40,7 +40,7 @@ _NAME = WIDTH - 2 * _FIGURES
               help="Number of the sample among the inputs of the case.")  # fmt: skip
 @timeout_option("Time limit of the job on one device.", 600.0)
 @click.option(
-    "--metric",
+    "--comparator",
     "metrics",
     multiple=True,
     metavar="MODULE:CLASS[=THRESHOLD]",
@@ -48,7 +48,7 @@ _NAME = WIDTH - 2 * _FIGURES
 )
 @click.option("--operators", is_flag=True,
               help="List layers with operators ahead of time and at run time, module and line as well.")  # fmt: skip
-@click.option("--csv", "csv_file", type=OUTPUT_FILE, help="Write the figures here too.")
+@click.option("--csv-file", "csv_file", type=OUTPUT_FILE, help="Write the figures here too.")
 @click.option("--svg", "svg_file", type=OUTPUT_FILE, help="Write the graph, with layers coloured by error, here too.")
 @toolchain_option()
 @json_option("Print everything as JSON instead of a table.")
@@ -76,7 +76,7 @@ def command(
 
     For a program with several methods one is compiled, by itself: the method that the case executes, or --method.
 
-    --metric names a class derived from QcomNumericalComparatorBase of ExecuTorch: its is_valid_score decides which
+    --comparator names a class derived from QcomNumericalComparatorBase of ExecuTorch: its is_valid_score decides which
     layer diverges. The process that compiles imports the class, from PYTHONPATH, or as .metrics:Cosine from the folder
     of the suite.
 

@@ -77,7 +77,7 @@ def command(
         refuse_together({"--toolchain": toolchain}, "tests are listed by farm's own Python: leave {} out")
         return list_tests(pytest_arguments)
     if asked["virtual"]:
-        attached = {"--device": devices, "--label": labels, "--devices": asked["most_devices"]}
+        attached = {"--device": devices, "--label": labels, "--max-devices": asked["most_devices"]}
         refuse_together(attached, FOR_ATTACHED)
         if not asked["soc"]:
             raise UsageError("--soc must be given with --virtual; 'farm devices socs' lists the SoCs")

@@ -86,9 +86,9 @@ _WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
 @click.option("--confirm", is_flag=True,
               help="Measure suspected regressions, then changed programs again: exit code 3 if worse.")  # fmt: skip
 @click.option("--detach", is_flag=True, help="Shared farm: submit the run and stop; farm runs watch follows it.")
-@click.option("--build", "build", type=click.Choice(["hosts", "here"]),
+@click.option("--build-on", "build", type=click.Choice(["hosts", "here"]),
               help="Shared farm: compile on build hosts, the default, or on this machine.")  # fmt: skip
-@click.option("--wait", "wait", is_flag=True,
+@click.option("--wait-for-hosts", "wait", is_flag=True,
               help="Shared farm: wait for an SoC or a toolchain that no living host has, however long.")  # fmt: skip
 @click.option("--watch", is_flag=True,
               help="Then wait, and run jobs again after edits of toolchain or suite, until Ctrl-C.")  # fmt: skip
@@ -239,7 +239,7 @@ def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be given; 'farm devices socs' and 'farm suites' list them")
     if asked.virtual:
-        attached = {"--device": asked.devices, "--label": asked.labels, "--devices": asked.most_devices}
+        attached = {"--device": asked.devices, "--label": asked.labels, "--max-devices": asked.most_devices}
         refuse_together(attached, FOR_ATTACHED)
     if asked.nightly and asked.purpose == "local":
         raise UsageError("--nightly is --purpose nightly, not local: leave one of them out")

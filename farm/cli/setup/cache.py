@@ -82,7 +82,7 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
 @command.command("prune")
 @config_option
 @click.option("--older", metavar="AGE", help="Bundles unused for this time: 30d, 12h, 90m.")
-@click.option("--keep", metavar="SIZE", help="Least recently used bundles beyond this size: 10GB, 500MB.")
+@click.option("--keep-size", "keep", metavar="SIZE", help="Least recently used bundles beyond this size: 10GB, 500MB.")
 @click.option("--all", "everything", is_flag=True, help="All bundles.")
 @click.option("--yes", is_flag=True, help="Remove; otherwise only list the bundles and files to remove.")
 @click.option("--dry-run", is_flag=True, help="Only list the bundles and files to remove, also without a terminal.")
@@ -91,7 +91,7 @@ def prune(
 ) -> None:
     """Remove bundles, and files left by interrupted compiles.
 
-    Environments of toolchains are removed as well: by AGE or all; with --keep
+    Environments of toolchains are removed as well: by AGE or all; with --keep-size
     unusable ones, as farm's own packages have changed since. QNN
     SDKs are removed by AGE, or all, unless farm.toml names them. Source trees
     of commits are removed by AGE, or all, unless a command uses one.
@@ -102,7 +102,7 @@ def prune(
     from farm.builds.toolchains.overview import remove_environment
 
     if sum(map(bool, (older, keep, everything))) != 1:
-        raise UsageError("no choice of bundles: give one of --older AGE, --keep SIZE, --all")
+        raise UsageError("no choice of bundles: give one of --older AGE, --keep-size SIZE, --all")
     if yes and dry_run:
         raise UsageError("--yes removes, and --dry-run does not: leave one of them out")
     if not (yes or dry_run):
@@ -127,7 +127,7 @@ def prune(
     trees = prune_worktrees(
         cache.root, older_than_s=0.0 if everything else STALE_S if age_s is None else age_s, dry_run=dry_run
     )
-    # --keep limits the size of bundles; these files are small and stay.
+    # --keep-size limits the size of bundles; these files are small and stay.
     files = [] if keep else prune_objects(cache.root, older_than_s=age_s or 0.0, dry_run=dry_run)
     freed = size(sum(entry.nbytes for entry in removed))
     others = [_total(left)] if left else []
@@ -185,5 +185,5 @@ def _age_s(text: str) -> float:
 def _parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"--keep {text!r} is not understood, expected something like 10GB")
+        raise UsageError(f"--keep-size {text!r} is not understood, expected something like 10GB")
     return int(match[1]) * _BYTES[match[2]]

@@ -60,7 +60,7 @@ def require_offered(agents: Iterable[Agent], versions: Mapping[str, str], backen
     more = f" and {len(lines) - _MOST_HOSTS} more" if len(lines) > _MOST_HOSTS else ""
     why = f"other toolchains are on {'; '.join(lines[:_MOST_HOSTS])}{more}" if lines else "no build host lives"
     raise NoDeviceError(
-        f"no build host compiles with this toolchain for {backend}: {why}: compile on this machine with --build here, "
+        f"no build host compiles with this toolchain for {backend}: {why}: compile here with --build-on here, "
         "install the same wheels on a build host, or name one of its toolchains with --toolchain"
     )
 

@@ -305,7 +305,7 @@ def command_of(request: RunRequest) -> str:
     words += ["--toolchain", request.toolchain] if request.toolchain else []
     words += ["--backend", request.backend] if request.backend != DEFAULT_BACKEND else []
     words += ["--virtual", str(request.virtual)] if request.virtual else []
-    words += [] if request.most_devices is None else ["--devices", str(request.most_devices)]
+    words += [] if request.most_devices is None else ["--max-devices", str(request.most_devices)]
     timed = ["--iterations", str(request.iterations), "--warm-up", str(request.warm_up)]
     words += ["--heap", *([] if request.reducible else timed[:2])] if request.heap else timed
     words += [] if request.seconds is None else ["--seconds", str(request.seconds)]

@@ -1,4 +1,4 @@
-"""Comparators of the user, named by `farm debug --metric`: import, check of their files, scores. Imports executorch.
+"""Comparators of the user, named by `farm debug --comparator`: import, check of files, scores. Imports executorch.
 
 A user's code runs only here, in the compiler process. A comparator gets tensors that are dequantized and in torch's
 layout, so that it need not do what ExecuTorch's comparators do before they compare.
@@ -40,7 +40,7 @@ _NAME_LIMIT = 40
 
 
 class MetricClass:
-    """Class that a `--metric` names."""
+    """Class that a `--comparator` names."""
 
     def __init__(self, metric: UserMetric, case: Case) -> None:
         """Import the class. Raises UsageError if that fails, and for a file that another user could have written."""
@@ -48,10 +48,10 @@ class MetricClass:
         module = _import(metric, case)
         found = getattr(module, metric.name, None)
         if found is None:
-            raise UsageError(f"--metric {metric}: {metric.module} has no class {metric.name}")
+            raise UsageError(f"--comparator {metric}: {metric.module} has no class {metric.name}")
         if not inspect.isclass(found) or not issubclass(found, NumericalComparatorBase):
             raise UsageError(
-                f"--metric {metric}: {metric.name} is no comparator: derive a class from "
+                f"--comparator {metric}: {metric.name} is no comparator: derive a class from "
                 "QcomNumericalComparatorBase of executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base"
             )
         self._class: Any = found
@@ -74,7 +74,7 @@ class MetricClass:
             comparator = self._class(**limits)
             name = comparator.metric_name() if hasattr(comparator, "metric_name") else self._metric.name
         except Exception as error:
-            raise UsageError(f"--metric {self._metric}: {reason_of(error)}") from error
+            raise UsageError(f"--comparator {self._metric}: {reason_of(error)}") from error
         return BoundMetric(self._metric, re.sub(r"[^\w.-]+", "_", str(name))[:_NAME_LIMIT], comparator)
 
 
@@ -97,7 +97,7 @@ class BoundMetric:
             judge = getattr(self._comparator, "is_valid_score", None)
             valid = None if judge is None else bool(judge(value)) or torch.equal(before, after)
         except Exception as error:
-            raise UsageError(f"--metric {self._metric}: at {layer}: {reason_of(error)}") from error
+            raise UsageError(f"--comparator {self._metric}: at {layer}: {reason_of(error)}") from error
         return Score(value, valid)
 
 
@@ -106,7 +106,7 @@ def bind_all(classes: Sequence[MetricClass], edge: ExportedProgram) -> list[Boun
     bound = [one.bind(edge) for one in classes]
     names = [one.name for one in bound]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"--metric: two comparators are called {twice}: give one another metric_name()")
+        raise UsageError(f"--comparator: two comparators are called {twice}: give one another metric_name()")
     return bound
 
 
@@ -128,7 +128,7 @@ def _import(metric: UserMetric, case: Case) -> ModuleType:
         raise
     except Exception as error:
         # The code of a module may raise any exception.
-        raise UsageError(f"--metric {metric}: {metric.module} cannot be imported: {reason_of(error)}") from error
+        raise UsageError(f"--comparator {metric}: {metric.module} cannot be imported: {reason_of(error)}") from error
 
 
 def _require_own_files(metric: UserMetric) -> None:
@@ -146,4 +146,4 @@ def _require_own_files(metric: UserMetric) -> None:
         for place in (Path(place) for place in [spec.origin, *(spec.submodule_search_locations or ())] if place):
             own = not place.is_absolute() or any(place.is_relative_to(each) for each in (sys.prefix, sys.base_prefix))
             if not own and (problem := weakness(place)):
-                raise UsageError(f"--metric {metric}: {place} is not executed: {problem}")
+                raise UsageError(f"--comparator {metric}: {place} is not executed: {problem}")

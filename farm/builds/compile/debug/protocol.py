@@ -41,18 +41,18 @@ def parse_metric(text: str) -> UserMetric:
         match = None
     if match is None:
         raise UsageError(
-            f"--metric {text}: expected MODULE:CLASS or MODULE:CLASS=THRESHOLD, such as my_pkg.metrics:Cosine"
+            f"--comparator {text}: expected MODULE:CLASS or MODULE:CLASS=THRESHOLD, such as my_pkg.metrics:Cosine"
         )
     if threshold is not None and not math.isfinite(threshold):
-        raise UsageError(f"--metric {text}: the threshold must be a finite number, such as 0.95")
+        raise UsageError(f"--comparator {text}: the threshold must be a finite number, such as 0.95")
     return UserMetric(match["module"], match["name"], threshold)
 
 
 def no_module(metric: UserMetric, name: str) -> UsageError:
     """Return the error for a metric whose module, or a package above it, is missing: `name`."""
     return UsageError(
-        f"--metric {metric}: there is no module {name}: put its folder on PYTHONPATH, or the file beside the suite and "
-        "write --metric .metrics:Name"
+        f"--comparator {metric}: no module {name}: put its folder on PYTHONPATH, or the file beside the suite and "
+        "write --comparator .metrics:Name"
     )
 
 

@@ -57,7 +57,7 @@ def why_another_key(task: NewBuild, job: Job) -> str:
         )
     return (
         f"{job.id} has another key here: a package that its suite imports is not as it was where the run was "
-        "submitted: install the same wheels on both, or submit with --build here"
+        "submitted: install the same wheels on both, or submit with --build-on here"
     )
 
 

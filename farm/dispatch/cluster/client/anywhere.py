@@ -72,7 +72,7 @@ def is_submitted(config: Config, request: RunRequest) -> bool:
 
 def refuse_options(config: Config, options: SubmitOptions) -> None:
     """Raise UsageError for options of a shared farm in a run on this machine."""
-    chosen = {"--detach": options.detach, "--build here": options.build_here, "--wait": options.wait}
+    chosen = {"--detach": options.detach, "--build-on here": options.build_here, "--wait-for-hosts": options.wait}
     if given := [option for option, value in chosen.items() if value]:
         why = "with --virtual a run" if config.is_shared else "without artifacts in farm.toml a run"
         raise UsageError(f"{given[0]} is of a shared farm, and {why} is this machine's own: leave it out")

@@ -178,7 +178,7 @@ class Wanted:
 def _words(lacking: Sequence[str], refused: Sequence[str], *, hint: bool = True) -> str:
     found = f": there are {', '.join(refused)}" if refused else ""
     words = f"no living host has a {' or a '.join(lacking)} that can be used{found}"
-    return f"{words}; '--wait' waits for one, 'farm lab agent list' shows the hosts" if hint else words
+    return f"{words}; '--wait-for-hosts' waits for one, 'farm lab agent list' shows the hosts" if hint else words
 
 
 def kind_of(config: Config, request: RunRequest, store: Store) -> str:

@@ -330,7 +330,7 @@ class _SharedRun(RunSteps):
 
     @contextmanager
     def _building(self, run_id: str, work: RunWork, tools: Toolchain, objects: Objects) -> Iterator[None]:
-        """Compile on this machine while the body runs, with `--build here`."""
+        """Compile on this machine while the body runs, with `--build-on here`."""
         if not self._submit_options.build_here or not work.to_build:
             yield
             return

@@ -30,7 +30,7 @@ class SubmitOptions(NamedTuple):
 def require_possible(request: RunRequest, options: SubmitOptions) -> None:
     """Raise UsageError for combinations of options that a shared farm cannot execute."""
     if options.detach and options.build_here:
-        raise UsageError("--build here compiles in this process, which --detach ends: leave one of them out")
+        raise UsageError("--build-on here compiles in this process, which --detach ends: leave one of them out")
     if options.detach and request.confirm:
         raise UsageError(
             "--confirm measures again once the run is over: leave --detach out, or use 'farm perf confirm'"

@@ -1,4 +1,4 @@
-"""Uploads of a submitted run: bundles of this machine's cache, and new ones with `--build here`."""
+"""Uploads of a submitted run: bundles of this machine's cache, and new ones with `--build-on here`."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _upload(objects: Objects, case: Case) -> str:
         if not name:
             raise UsageError(
                 f"{case.suite}/{case.name}: {path} is in no folder that other hosts get: move it below {case.folder}, "
-                "or compile here (--build here)"
+                "or compile here (--build-on here)"
             )
         files[f"{_SUITES}/{name}"] = path
     # A case from an installed package has a folder without a manifest.
