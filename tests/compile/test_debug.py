@@ -180,7 +180,7 @@ def test_comparators_of_the_user_s_have_the_figures_that_the_official_inspector_
     ("metric", "reason"),
     [
         ("anybodys:Cosine", "is not executed: "),
-        ("no_such_package.metrics:Cosine", "there is no module no_such_package: put its folder on PYTHONPATH"),
+        ("no_such_package.metrics:Cosine", "no module no_such_package: put its folder on PYTHONPATH"),
         (".metrics:Several", ".metrics has no class Several"),
         (".metrics:Nobody", ".metrics has no class Nobody"),
         ("json:loads", "loads is no comparator"),
