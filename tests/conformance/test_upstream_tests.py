@@ -89,6 +89,28 @@ def test_the_newer_framework_on_a_device(home: FarmHome) -> None:
     assert not list(home.cwd.iterdir())
 
 
+def test_the_suite_of_every_backend_runs_on_the_devices(home: FarmHome) -> None:
+    spec = importlib.util.find_spec("executorch")
+    assert spec is not None
+    folder = Path((spec.submodule_search_locations or [])[0], "backends/test/suite/operators")
+    done = home.farm(
+        *("pytest", "--soc", "SM8550", "--virtual", "2", "--json", "--", "-p", "no:cacheprovider"),
+        *(str(folder / "test_relu.py"), "-k", "f32_multi_dim"),
+        env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        timeout_s=1800,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    jobs: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
+    flows = ("qnn", "qnn_16a16w", "qnn_16a8w", "qnn_16a4w", "qnn_16a4w_block", "qnn_8a8w")
+    assert [job["case"] for job in jobs] == [
+        f"suite/operators/test_relu.py::test_relu_f32_multi_dim[{flow}]" for flow in flows
+    ], "flows of other backends are deselected"
+    for [attempt] in (job["attempts"] for job in jobs):
+        assert (attempt["verdict"], attempt["stage"]) == ("passed", "done")
+        assert {one["metric"] for one in attempt["measurements"]} >= {"latency", "model_load_time"}, "a device ran it"
+        assert any(note.startswith("output 0: SQNR ") for note in attempt["notes"])
+
+
 def test_a_plan_of_upstream_has_upstreams_count(home: FarmHome) -> None:
     tool = Path(__file__).parents[2] / "tools/upstream_plans.py"
     done = subprocess.run(

@@ -13,7 +13,8 @@ import pytest
 
 from farm.base.errors import UsageError
 from farm.builds.toolchains.toolchain import Compiler
-from farm.dispatch.pytest_plugin.rework import count_report, follow_workspaces, require_tree, rooted_arguments
+from farm.dispatch.pytest_plugin.rework import count_report, follow_workspaces
+from farm.dispatch.pytest_plugin.trees import require_tree, rooted_arguments
 
 if TYPE_CHECKING:
     from farm_home import FarmHome

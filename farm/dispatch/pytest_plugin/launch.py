@@ -26,7 +26,7 @@ from farm.devices.device import common_kind
 from farm.dispatch.pool.fleet import Choice
 from farm.dispatch.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, SuitePlan
 from farm.dispatch.pytest_plugin.relay import relayed_output
-from farm.dispatch.pytest_plugin.rework import require_tree, rooted_arguments
+from farm.dispatch.pytest_plugin.trees import require_tree, rooted_arguments
 from farm.dispatch.request.ending import exit_code_of, write_report
 from farm.report.model.format import plural
 from farm.store.view import Purpose

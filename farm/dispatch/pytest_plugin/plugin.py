@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _WORKER = pytest.StashKey["SuiteWorker"]()
 _SCHEDULING = pytest.StashKey["GroupScheduling"]()
+_SUITE = pytest.StashKey[bool]()
+"""True once upstream's tests of every backend are directed to the device."""
 
 INFRA = "farm_infra"
 """Attribute of a report of a failure by fault of the farm or the device."""
@@ -109,6 +111,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         worker.close()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect upstream's flows of other backends."""
+    plan = read_plan()
+    if plan is None:
+        return
+    from farm.dispatch.pytest_plugin.backend_suite import is_of_backend
+
+    other = [item for item in items if not is_of_backend(item, plan.backend)]
+    if other:
+        config.hook.pytest_deselected(items=other)
+        items[:] = [item for item in items if item not in set(other)]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Write the paths of the test files, before the first report of a test."""
@@ -139,6 +155,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if worker is not None:
         worker.get_ready()
         worker.upstream.prepare(item)
+        _prepare_suite(item, worker)
+
+
+def _prepare_suite(item: pytest.Item, worker: SuiteWorker) -> None:
+    """Direct upstream's tests of every backend to the device, before the first one."""
+    from farm.dispatch.pytest_plugin import backend_suite
+
+    if backend_suite.flow_of(item) is not None and item.config.stash.get(_SUITE, None) is None:
+        backend_suite.BackendSuite(worker).take_over()
+        item.config.stash[_SUITE] = True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -150,6 +176,10 @@ def pytest_runtest_makereport(
     worker = item.config.stash.get(_WORKER, None)
     if worker is None:
         return report
+    if call.when == "call" and item.config.stash.get(_SUITE, None) is not None:
+        from farm.dispatch.pytest_plugin.backend_suite import result_of
+
+        worker.upstream_result = result_of(item)
     if report.failed and call.excinfo is not None and (why := worker.classify(call.excinfo.value)):
         setattr(report, INFRA, why)
         report.sections.append(("farm", f"the farm or the device is at fault, not the test: {why}"))

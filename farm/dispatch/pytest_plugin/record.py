@@ -50,6 +50,8 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     stage: Stage = Stage.EXECUTE
     """Stage of the failure, if any."""
     cause: Cause = Cause.NONE
+    reason: str = ""
+    """Reason of a failed test by upstream's own record; empty for pytest's."""
     bundle_key: str = ""
     measurements: tuple[Measurement, ...] = ()
     """Measurements of the test's program; none after several programs."""
@@ -63,6 +65,15 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     def packed(self) -> str:
         """Return the facts, infinities included, as text that any plugin can carry with a report."""
         return base64.b64encode(msgspec.msgpack.encode(self)).decode()
+
+
+class UpstreamResult(msgspec.Struct, frozen=True):
+    """Result of a test by upstream's own record."""
+
+    reason: str
+    stage: Stage
+    cause: Cause
+    notes: tuple[str, ...]
 
 
 def unpack(report: pytest.TestReport) -> DeviceFacts | None:
@@ -150,7 +161,7 @@ def _ending(reports: Sequence[pytest.TestReport], bad: Sequence[pytest.TestRepor
 
 
 def _failure(bad: Sequence[pytest.TestReport], facts: DeviceFacts) -> _Ending:
-    reason = _reason(bad[0]) + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
+    reason = (facts.reason or _reason(bad[0])) + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
     if bad[0].when not in _PHASES:
         # This is xdist's own report of a dead worker.
         return Verdict.FAILED, Stage.EXECUTE, Cause.CRASH, reason, "", ()

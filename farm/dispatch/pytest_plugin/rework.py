@@ -1,97 +1,24 @@
 """Support for upstream's newer tests, below `backends/qualcomm/tests/rework`.
 
-These tests need a root folder in a source tree, with the options of their conftest. They import a class of
-pytest-subtests, which pytest 9 has itself. They create a folder on the device once a process, although the device may
-reboot.
+These tests have the options of their conftest. They import a class of pytest-subtests, which pytest 9 has itself. They
+create a folder on the device once a process, although the device may reboot.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farm.base.errors import UsageError
-from farm.base.text import one_line
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping, Sequence
+    from collections.abc import Callable, MutableMapping
 
-    from farm.builds.toolchains.toolchain import Compiler
-
-_FOLDER = ("backends", "qualcomm", "tests", "rework")
-_PACKAGE = ".".join(("executorch", *_FOLDER))
-_TREE = (
-    "import importlib.util as u; s = u.find_spec('executorch'); "
-    "print(*(s and s.submodule_search_locations or ()), sep='\\n')"
-)
-# Options that farm fills in for each worker: docs/guides/pytest.md.
-_FILLED_IN = ("--device", "--host", "--soc_model", "--backend", "--build_folder", "--target", "--config_file")
 _UTILITIES = "executorch.backends.qualcomm.export_utils"
 # executorch 1.5.1, tests/rework/conftest.py: the key in pytest's stash of reports by node id.
 _COUNTS: Any = "total_test_count"
-
-
-def find_framework(arguments: Sequence[str], folder: Path) -> Path | None:
-    """Return the folder `tests/rework` that contains an argument of pytest, relative to `folder`."""
-    for argument in arguments:
-        path = Path(os.path.normpath(folder / argument.partition("::")[0]))
-        if argument.startswith("-") or not path.exists():
-            continue
-        for parent in (path, *path.parents):
-            if parent.parts[-len(_FOLDER) :] == _FOLDER and (parent / "conftest.py").is_file():
-                return parent
-    return None
-
-
-def rooted_arguments(arguments: Sequence[str], folder: Path) -> list[str]:
-    """Return further arguments of pytest for collecting these tests from a source tree in any place.
-
-    Their conftest declares options, and pytest looks for a conftest only below its root; many modules are called
-    `test`. Empty for other tests. Raises UsageError for options of these tests that farm fills in.
-    """
-    framework = find_framework(arguments, folder)
-    if framework is None:
-        return []
-    names = [argument.partition("=")[0] for argument in arguments]
-    if named := next((name for name in names if name in _FILLED_IN), ""):
-        raise UsageError(f"{named} is filled in for each device: say --soc, --backend or --device, before the --")
-    wanted = {
-        "-c": os.devnull,
-        "--rootdir": str(framework.parent),
-        "--confcutdir": str(framework),
-        "--import-mode": "importlib",
-    }
-    chosen = [word for name, value in wanted.items() if name not in names for word in (name, value)]
-    return [*chosen, "-o", "python_files=test.py"]
-
-
-def require_tree(arguments: Sequence[str], folder: Path, compiler: Compiler) -> None:
-    """Raise UsageError if these tests would import their own modules from another source tree."""
-    framework = find_framework(arguments, folder)
-    if framework is None or not any(_PACKAGE.encode() in path.read_bytes() for path in framework.rglob("*.py")):
-        return
-    done = subprocess.run(
-        [compiler.python, "-c", _TREE],
-        env={**os.environ, **compiler.env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    trees = [Path(line) for line in done.stdout.splitlines() if line]
-    if not any(tree.joinpath(*_FOLDER).resolve() == framework.resolve() for tree in trees):
-        found = one_line(done.stdout) or "no executorch"
-        raise UsageError(
-            f"{framework} would be run with {found}, which is another tree: say --toolchain with an environment that "
-            "tree is installed in, or run the tests that are installed there"
-        )
 
 
 def is_framework(config: pytest.Config) -> bool:

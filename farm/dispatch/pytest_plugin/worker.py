@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.dispatch.pytest_plugin.lease import DeviceLease
     from farm.dispatch.pytest_plugin.plan import SuitePlan
+    from farm.dispatch.pytest_plugin.record import UpstreamResult
     from farm.results.attempt import Attempt, Measurement, OperatorProfile
     from farm.suites.suite import Job
 
@@ -116,6 +117,8 @@ class SuiteWorker:
         self._failure: ProgramError | WrongNumbersError | None = None
         self._executed: list[ExecutedProgram] = []
         self._notes: list[str] = []
+        self.upstream_result: UpstreamResult | None = None
+        """Upstream's own record of the running test."""
         self._fence = 0
         self._others: int | None = None
         """Number of devices that may try the test again; None before a failure."""
@@ -211,6 +214,9 @@ class SuiteWorker:
         if len(self._executed) > 1:
             note = f"ran {len(self._executed)} programs: the numbers of none are kept"
             facts = msgspec.structs.replace(facts, notes=(*facts.notes, note))
+        if (told := self.upstream_result) is not None:
+            notes = (*facts.notes, *told.notes)
+            facts = msgspec.structs.replace(facts, reason=told.reason, stage=told.stage, cause=told.cause, notes=notes)
         if failure is not None:
             facts = msgspec.structs.replace(facts, stage=Stage(failure.stage), cause=Cause(failure.cause))
         if trouble is not None:

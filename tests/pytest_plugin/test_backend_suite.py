@@ -1,0 +1,92 @@
+"""Upstream's tests of every backend, with stubs of upstream's classes; tests/conformance has the real ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import IntEnum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from farm.dispatch.pytest_plugin.backend_suite import is_of_backend, result_of
+from farm.dispatch.pytest_plugin.trees import rooted_arguments
+from farm.results.attempt import Cause, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class StubFlow:
+    """Flow with upstream's attributes."""
+
+    __module__ = "executorch.backends.test.suite.flow"
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+
+
+class StubResult(IntEnum):
+    """Kinds of results with upstream's names."""
+
+    SUCCESS = 0
+    SUCCESS_UNDELEGATED = 1
+    LOWER_FAIL = 4
+    OUTPUT_MISMATCH_FAIL = 7
+
+    def display_name(self) -> str:
+        return f"kind {self.value}"
+
+
+def item_of(flow: object, records: Sequence[object] = ()) -> Any:
+    fixture = SimpleNamespace(_results=list(records))
+    return SimpleNamespace(callspec=SimpleNamespace(params={"test_runner": flow}), funcargs={"test_runner": fixture})
+
+
+def record(kind: StubResult, error: Exception | None = None, sqnr: float | None = None) -> object:
+    stats = [] if sqnr is None else [SimpleNamespace(sqnr=sqnr)]
+    left = Counter({"aten::median": 1})
+    return SimpleNamespace(result=kind, error=error, undelegated_op_counts=left, tensor_error_statistics=stats)
+
+
+def test_flows_of_other_backends_are_told_from_ours() -> None:
+    assert is_of_backend(item_of(StubFlow("qualcomm")), "htp")
+    assert is_of_backend(item_of(StubFlow("xnnpack")), "xnnpack")
+    assert not is_of_backend(item_of(StubFlow("xnnpack")), "htp")
+    assert not is_of_backend(item_of(StubFlow("qualcomm")), "gpu"), "upstream's flows compile for HTP alone"
+    assert is_of_backend(item_of("a parameter of another suite"), "htp")
+    assert is_of_backend(SimpleNamespace(), "htp")  # type: ignore[arg-type]
+
+
+def test_a_failure_has_upstreams_kind_and_the_error_behind_it() -> None:
+    error = RuntimeError("\n  op is not supported\nmore")
+    told = result_of(item_of(StubFlow("qualcomm"), [record(StubResult.LOWER_FAIL, error)]))
+    assert told is not None
+    assert told.reason == "kind 4: RuntimeError: op is not supported"
+    assert (told.stage, told.cause) == (Stage.BUILD, Cause.COMPILE)
+    assert told.notes == ("on the CPU: aten::median 1",)
+
+
+def test_wrong_numbers_have_their_sqnr_and_an_undelegated_program_says_so() -> None:
+    wrong = result_of(item_of(StubFlow("qualcomm"), [record(StubResult.OUTPUT_MISMATCH_FAIL, sqnr=3.25)]))
+    assert wrong is not None
+    assert (wrong.stage, wrong.cause) == (Stage.NUMERICS, Cause.NUMERICS)
+    assert wrong.notes[-1] == "output 0: SQNR 3.2 dB"
+    alone = result_of(item_of(StubFlow("qualcomm"), [record(StubResult.SUCCESS_UNDELEGATED)]))
+    assert alone is not None
+    assert alone.notes[-1] == "nothing was delegated: the program was not executed"
+    assert result_of(item_of("another suite", [record(StubResult.SUCCESS)])) is None
+    assert result_of(item_of(StubFlow("qualcomm"))) is None, "a test that failed in its set-up has no record"
+
+
+@pytest.mark.parametrize("named", ["operators/test_add.py", "operators", "."])
+def test_the_suite_is_collected_from_its_own_root(tmp_path: Path, named: str) -> None:
+    suite = tmp_path / "executorch/backends/test/suite"
+    (suite / "operators").mkdir(parents=True)
+    (suite / "conftest.py").touch()
+    (suite / "operators/test_add.py").touch()
+    told = rooted_arguments([str(suite / named)], tmp_path)
+    assert told[told.index("--rootdir") + 1] == str(suite.parent)
+    assert "python_files" not in " ".join(told)
+    assert rooted_arguments([str(suite), "--device", "x"], tmp_path), "the suite has no option of that name"
