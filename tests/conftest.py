@@ -55,7 +55,7 @@ def pytest_make_collect_report(
     report = yield
     if not had_torch and "torch" in sys.modules:
         report.outcome = "failed"
-        report.longrepr = f"{collector.nodeid} imports torch: move that to a script for the fixture told_by"
+        report.longrepr = f"{collector.nodeid} imports torch: move that to a script for the fixture printed_json"
     return report
 
 
@@ -171,7 +171,7 @@ def filled_by(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
 
 
 @pytest.fixture(scope="session")
-def told_by(filled_by: Callable[[Path], Path]) -> Callable[[Path], dict[str, Any]]:
+def printed_json(filled_by: Callable[[Path], Path]) -> Callable[[Path], dict[str, Any]]:
     """A function that returns the last line that a script prints, as JSON. The script runs once a session."""
     return lambda script: dict(json.loads((filled_by(script) / "printed").read_text().splitlines()[-1]))
 

@@ -1,4 +1,4 @@
-"""Nightly runs of jobs with known true times, in a real store, and a stand-in for the device that measures pairs."""
+"""Nightly runs of jobs with known true times, in a real store, and a stub of the device that measures pairs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ BETWEEN_NIGHTS, WITHIN_RUN, DRIFT = 0.02, 0.03, 0.05
 
 
 class BundleStub(msgspec.Struct, frozen=True):
-    """A program of which is known how long it takes."""
+    """Bundle whose program takes `level` nanoseconds."""
 
     key: str
     level: float
 
 
 class SideStub(msgspec.Struct, frozen=True):
-    """As `farm.numbers.regressions.interleaved_ab.Side`."""
+    """Stub of `farm.numbers.regressions.interleaved_ab.Side`."""
 
     job: str
     bundle: BundleStub
@@ -75,7 +75,7 @@ class World:
         self.before_pairs: Callable[[int], None] = lambda _: None
         """Function called with the number of the call; its exception becomes the device's error."""
         self.require_job: Callable[[StoredResult], None] = lambda _: None
-        """As `BenchFactory.require_job`; every job is there."""
+        """Replaces `BenchFactory.require_job`; by default every job exists."""
         self.calls = 0
         self.turns: list[object] = []
         self.device = PHONE
@@ -92,7 +92,7 @@ class World:
         sizes: Mapping[int, int] | None = None,
         jobs: Sequence[int] | None = None,
     ) -> str:
-        """Record a nightly run in which some jobs take more, and return its id."""
+        """Record a nightly run and return its id; `levels` multiplies the times of jobs by their numbers."""
         started_ms = now_ms() - (100 - len(self.nights) if days_ago is None else days_ago) * DAY
         run_id = self.store.begin_run(RunRecord("farm run", "ada", "bench", FACTS, started_ms, "nightly"))
         done = [job for n, job in enumerate(self.jobs) if jobs is None or n in jobs]
@@ -148,7 +148,7 @@ class World:
 
 
 class _StubFactory(BenchFactory):
-    """Opens a world instead of a device: its jobs are in no suite, and its bundles in no cache."""
+    """Factory that opens a `World` instead of a device: its jobs are in no suite, its bundles in no cache."""
 
     def __init__(self, world: World, request: PairsRequest) -> None:
         super().__init__(world.config, world.store, request)

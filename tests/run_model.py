@@ -54,7 +54,7 @@ class Script:
     """Between these points this machine's disk is full."""
     ailing: dict[int, int] = field(default_factory=dict)
     """Number of failures of a device before it recovers, by its number."""
-    hopeless: tuple[int, ...] = ()
+    is_unrecoverable: tuple[int, ...] = ()
     """Devices that cannot be brought back."""
     wrong: tuple[int, ...] = ()
     """Devices that compute wrong numbers, although their health check passes."""
@@ -266,7 +266,7 @@ class ScriptedDevice:
 
     def __init__(self, world: World, process: Process, must_leave: Any) -> None:
         self.world, self.process, self.number, self._must_leave = world, process, process.number, must_leave
-        self._doubt = False
+        self._needs_check = False
 
     def begin(self) -> None: ...
     def end_session(self) -> None: ...
@@ -277,7 +277,7 @@ class ScriptedDevice:
     def outvote(self, others: Iterable[Any]) -> None: ...
 
     def ended(self, attempt: Attempt) -> None:
-        self._doubt = attempt.cause is Cause.ADB_SERVER
+        self._needs_check = attempt.cause is Cause.ADB_SERVER
 
     def has_begun(self, planned: PlannedJob) -> bool:
         return False
@@ -288,9 +288,9 @@ class ScriptedDevice:
     def check(self, *, anew: bool = False) -> str:
         self._need_room()
         self.world.point(self.process)
-        if self._doubt and self.world.script.lacks_server(self.world.points):
+        if self._needs_check and self.world.script.lacks_server(self.world.points):
             return "no adb server listens"
-        self._doubt = False
+        self._needs_check = False
         return "" if self._is_well(cost=not anew) else "its health check fails"
 
     def recover(self, *, outvoted: int = 0) -> str:
@@ -301,8 +301,8 @@ class ScriptedDevice:
                 return "nobody waits for it"
         while self.world.script.lacks_server(self.world.points):
             self.world.point(self.process)
-        self._doubt = False
-        return "it does not answer" if self.number in self.world.script.hopeless else ""
+        self._needs_check = False
+        return "it does not answer" if self.number in self.world.script.is_unrecoverable else ""
 
     def run(self, planned: PlannedJob, following: Any, may_begin: Any) -> tuple[tuple[Attempt, ...], tuple[()]]:
         self.world.point(self.process)
@@ -323,7 +323,7 @@ class ScriptedDevice:
         left = self.world.script.ailing.get(self.number, 0)
         if left and cost:
             self.world.script.ailing[self.number] = left - 1
-        return not left and self.number not in self.world.script.hopeless
+        return not left and self.number not in self.world.script.is_unrecoverable
 
     def _need_room(self) -> None:
         if self.world.points in self.world.script.full:

@@ -1,7 +1,7 @@
 """Farm without a compiler and without a simulator: virtual devices whose runner is a stub that sleeps.
 
 For benchmarks of the farm itself: thousands of jobs, dozens of devices and planted failures.
-Everything but the runner (stub_runner.c) and the bundles, whose programs are words for it, is the real thing.
+The runner (stub_runner.c) is a stub, and the program of a bundle is a word that names its behaviour. All else is real.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class StubFarm:
     behaviours: dict[str, str]
     """Behaviours by job id, each a name of EXPECTED."""
     latency_ms: int
-    """How long a job keeps its device at least."""
+    """Least duration of a job on its device."""
     server: AdbServer
     roots: dict[str, Path]
     """Folder of each virtual device by its serial, where faults are asked for: farm/devices/virtual/faults.py."""

@@ -1,4 +1,4 @@
-"""The real transport, watched by a test."""
+"""ADB transport that counts its requests for tests."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _NO_SERIAL = re.compile(r"0*|unknown|none|null|n/a|default|0?123456789?0?(abcdef
 
 # Shell code that prints the boot id of a device. A virtual device has its own property, as the kernel's id belongs to
 # this machine. Some builds of Android hide the kernel's id.
-TELL_BOOT = """
+PRINT_BOOT = """
 id=$(getprop farm.boot_id 2>/dev/null)
 [ -n "$id" ] || id=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
 [ -n "$id" ] || id=$(getprop ro.boottime.init 2>/dev/null)
@@ -45,7 +45,7 @@ _PROPERTIES = (
 # $1: farm's folder, which is made and looked at on Linux, where others might have made it; the others: properties.
 _SCRIPT = (
     f"""
-boot=$({TELL_BOOT})
+boot=$({PRINT_BOOT})
 echo "boot=$boot"
 """
     r"""

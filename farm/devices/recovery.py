@@ -1,4 +1,4 @@
-"""Brings a device back that does not answer, step by step: docs/explanation/health.md."""
+"""Recovery of a device that does not answer, step by step: docs/explanation/health.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from farm.base.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 from farm.devices.connect import open_transport
-from farm.devices.identity import TELL_BOOT, identify
+from farm.devices.identity import PRINT_BOOT, identify
 from farm.devices.power import cycle_power
 from farm.devices.text import clean_text
 from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Step(StrEnum):
-    """The steps, from the mildest on."""
+    """Recovery steps, the mildest first."""
 
     RECONNECT = "reconnect"
     RESTART = "restart the transport"
@@ -34,15 +34,15 @@ class Step(StrEnum):
     """Step for devices whose owner has set a power command."""
 
 
-# How long a device may take to answer after a step: a phone starts in one or two minutes.
+# Seconds for a device to answer after a step: a phone starts in one or two minutes.
 STEP_SECONDS = {Step.RECONNECT: 15.0, Step.RESTART: 30.0, Step.REBOOT: 240.0, Step.POWER: 240.0}
 
 _POLL_SECONDS = 0.2
-# So long after the first try, and after the second.
-_WORK_PAUSES_S = (1.0, 3.0)
+# Pauses before the second and the third call of `find_problem` after a step.
+_RECHECK_PAUSES_S = (1.0, 3.0)
 
-# The second line is 1 where the system is up; where there is no getprop, it is as soon as a shell answers.
-TELL_STATE = f"{TELL_BOOT}\nif type getprop >/dev/null 2>&1; then getprop sys.boot_completed; else echo 1; fi"
+# The second line is 1 if the system is up. A system without getprop is up as soon as its shell answers.
+PRINT_STATE = f"{PRINT_BOOT}\nif type getprop >/dev/null 2>&1; then getprop sys.boot_completed; else echo 1; fi"
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -80,30 +80,30 @@ def recover(
     log: Callable[[StepResult], None] = lambda _: None,
     timeout_s: float = STEP_SECONDS[Step.REBOOT],
     stop: Callable[[], bool] = lambda: False,
-    works: Callable[[], str] = lambda: "",
-    hopeless: Callable[[], bool] = lambda: False,
+    find_problem: Callable[[], str] = lambda: "",
+    is_unrecoverable: Callable[[], bool] = lambda: False,
 ) -> Recovery:
     """Take recovery steps in order, up to `max_step`, until the same `device` answers; never raises for the device.
 
     Each step lasts STEP_SECONDS, at most `timeout_s`, ends early when `stop` is true, and is passed to `log`. The last
-    step, a power cycle, needs a power command, which has its own time limit. `works` gives the problem of an answering
-    device, empty for none, and is called up to three times after each step. `hopeless` is true after a problem that no
-    step mends; no further step is taken then.
+    step, a power cycle, needs a power command, which has its own time limit. `find_problem` returns the problem of an
+    answering device, empty for none, and is called up to three times after each step. No further step is taken once
+    `is_unrecoverable` returns True: no step can fix the problem, such as full storage.
     """
     steps: list[StepResult] = []
     with contextlib.closing(open_transport(device)) as transport:
         steps_up = list(Step)[: list(Step).index(max_step) + 1]
-        ladder = [step for step in steps_up if step is not Step.POWER or device.power is not None]
-        for step in ladder:
+        available = [step for step in steps_up if step is not Step.POWER or device.power is not None]
+        for step in available:
             if stop():
                 return Recovery(tuple(steps), "stopped before it answered")
             started = time.monotonic()
             attempt = _StepAttempt(device, transport, min(timeout_s, STEP_SECONDS[step]), stop)
             problem = attempt.take(step)
-            is_last = step is ladder[-1]
+            is_last = step is available[-1]
             if not problem:
-                problem = attempt.check(works, hopeless)
-                is_last = is_last or hopeless()
+                problem = attempt.check(find_problem, is_unrecoverable)
+                is_last = is_last or is_unrecoverable()
             steps.append(StepResult(step, problem, time.monotonic() - started, attempt.output))
             log(steps[-1])
             # A device of another owner must not be rebooted.
@@ -119,10 +119,10 @@ class _StepAttempt:
     device: Device
     transport: Transport
     seconds: float
-    """As long as it may take."""
+    """Longest duration of the step."""
     stop: Callable[[], bool]
     is_other: bool = False
-    """Another device answered in its place, last of all."""
+    """True if another device gave the last answer at the address."""
     output: str = ""
     """Output of the power command."""
 
@@ -130,7 +130,7 @@ class _StepAttempt:
         self.deadline = time.monotonic() + self.seconds
 
     def take(self, step: Step) -> str:
-        """Return why the device is not back, empty when it is."""
+        """Take a step; return the reason if the device does not answer afterwards, else an empty text."""
         before = ""
         try:
             if step is Step.RECONNECT:
@@ -155,7 +155,7 @@ class _StepAttempt:
         return self._wait(before)
 
     def _cycle_power(self) -> str:
-        """Cut the power of what does not answer, or answers and is the device; wait for it."""
+        """Cut the power of the device unless another device answers at its address; wait for the device."""
         command = self.device.power
         assert command is not None  # noqa: S101 - the ladder has no such step without
         try:
@@ -164,32 +164,32 @@ class _StepAttempt:
             self.is_other = True
             return _reason(self.device, error)
         except InfraError as error:
-            # Not the device's fault, and the same of all devices behind it.
+            # A dead adb server is no fault of the device; a power cycle would not change it.
             if not self.transport.server_answers():
                 return f"its power is not cut: {_reason(self.device, error)}"
         try:
             self.output = cycle_power(self.device, command)
         except DeviceError as error:
             return _reason(self.device, error)
-        # The command has had a time of its own.
+        # The time of the power command does not count.
         self.deadline = time.monotonic() + self.seconds
         with contextlib.suppress(InfraError):
             self.transport.reconnect()
         return self._wait()
 
-    def check(self, works: Callable[[], str], hopeless: Callable[[], bool]) -> str:
+    def check(self, find_problem: Callable[[], str], is_unrecoverable: Callable[[], bool]) -> str:
         """Return the problem of an answering device after some tries.
 
         A passing problem may strike once more; a stronger step would not change that.
         """
-        problem = works()
-        for pause_s in _WORK_PAUSES_S:
-            if not problem or hopeless() or self._is_over():
+        problem = find_problem()
+        for pause_s in _RECHECK_PAUSES_S:
+            if not problem or is_unrecoverable() or self._is_over():
                 break
             end = time.monotonic() + pause_s
             while time.monotonic() < end and not self._is_over():
                 time.sleep(_POLL_SECONDS)
-            problem = self._wait() or works()
+            problem = self._wait() or find_problem()
         return problem
 
     def _is_over(self) -> bool:
@@ -222,7 +222,7 @@ class _StepAttempt:
     def _state(self) -> tuple[str, bool]:
         """Return which start of the device this is, and whether its system is up."""
         with contextlib.closing(open_transport(self.device)) as transport:
-            done = transport.run(["sh", "-c", TELL_STATE], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
+            done = transport.run(["sh", "-c", PRINT_STATE], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
         boot, _, up = done.stdout.partition(b"\n")
         return clean_text(boot), clean_text(up) == "1"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from farm.base.errors import DeviceError
-from farm.devices.identity import TELL_BOOT
+from farm.devices.identity import PRINT_BOOT
 from farm.devices.room import TELL_ROOM, free_bytes
 from farm.devices.text import clean_text
 
@@ -34,7 +34,7 @@ _MOST_OFFSET_MS = 100 * 366 * 86_400_000
 _BOOT_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
 
-_BOOT = f'echo "boot=$({TELL_BOOT})"'
+_BOOT = f'echo "boot=$({PRINT_BOOT})"'
 # $1: farm's folder, which need not be there yet, $2: what asks for the room of the current folder.
 _COMMON = """
 echo "time=$(date +%s.%N)"

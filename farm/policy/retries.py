@@ -156,7 +156,7 @@ def classify(history: Sequence[Tried], *, others: int, failed_before: bool = Fal
     last, earlier = history[-1], history[:-1]
     more = others > 0 and len(_devices(history)) < MOST_DEVICES
     if last.verdict in {Verdict.PASSED, Verdict.SKIPPED}:
-        return Decision(Classification.NONE, repeat=False, evidence=_others_said(earlier))
+        return Decision(Classification.NONE, repeat=False, evidence=_earlier_results(earlier))
     if (proof := _proof(history, more=more, failed_before=failed_before)) is not None:
         return Decision(Classification.CODE, repeat=False, evidence=proof)
     if last.cause is Cause.GONE and (killed := _killed(history)):
@@ -164,7 +164,9 @@ def classify(history: Sequence[Tried], *, others: int, failed_before: bool = Fal
         return Decision(Classification.FARM, repeat=False, evidence=evidence)
     if any(one.cause in _OPEN for one in history):
         return Decision(Classification.UNDECIDED, repeat=more, evidence=_undecided(history, repeat=more))
-    return Decision(Classification.FARM, repeat=more and last.cause not in _NO_DEVICE, evidence=_others_said(earlier))
+    return Decision(
+        Classification.FARM, repeat=more and last.cause not in _NO_DEVICE, evidence=_earlier_results(earlier)
+    )
 
 
 def avoided(history: Sequence[Tried], device: str) -> tuple[str, ...]:
@@ -177,7 +179,7 @@ def _proof(history: Sequence[Tried], *, more: bool, failed_before: bool) -> str 
     last, earlier = history[-1], history[:-1]
     if last.cause not in _OPEN or (last.cause in _NO_NEWS and failed_before):
         at_once = last.cause in _CODE or last.verdict is Verdict.FAILED
-        return _others_said(earlier) if at_once else None
+        return _earlier_results(earlier) if at_once else None
     if len({one.device for one in history if one.cause in _OPEN}) > 1:
         return _listed(history)
     return "no other device has tried it" if not more and len(_devices(history)) <= 1 else None
@@ -222,7 +224,7 @@ def _undecided(history: Sequence[Tried], *, repeat: bool) -> str:
     return f"{_listed(history)}: it stays open whether it is the job or the device"
 
 
-def _others_said(earlier: Sequence[Tried]) -> str:
+def _earlier_results(earlier: Sequence[Tried]) -> str:
     return f"before, on other devices: {_listed(earlier)}" if earlier else ""
 
 

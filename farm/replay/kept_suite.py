@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _VERSIONS = ("executorch", "qnn", "torch")
 # Limits for programs that repeat bit for bit, as for float32, above its rounding.
-_AS_THEN = {"sqnr_db": 100.0, "mismatch": 0.0}
+_SAME_AS_RECORDED = {"sqnr_db": 100.0, "mismatch": 0.0}
 _WIDTH = 200
 
 
@@ -157,10 +157,10 @@ def _keep_program(
         # The manifest of a program compiled elsewhere has the versions of its recording.
         compiled_with = dict(case.compiled_with) if case is not None else {}
     deterministic = case.deterministic if case is not None else None
-    outputs = _outputs_of_then(artifacts, stored, bundle) if deterministic is not False else ()
-    expected, limits = outputs, dict(_AS_THEN)
+    outputs = _recorded_outputs(artifacts, stored, bundle) if deterministic is not False else ()
+    expected, limits = outputs, dict(_SAME_AS_RECORDED)
     if not outputs and "fp32" in manifest.references and manifest.outputs:
-        expected, limits = _references(bundle), _limits_of_then(stored, generates=manifest.generation is not None)
+        expected, limits = _references(bundle), _recorded_limits(stored, generates=manifest.generation is not None)
     return KeptProgram(
         stored=stored,
         bundle=bundle,
@@ -169,7 +169,7 @@ def _keep_program(
         expected=expected if limits else (),
         limits=limits,
         as_then=bool(outputs),
-        tokens=_tokens_of_then(artifacts, stored),
+        tokens=_recorded_tokens(artifacts, stored),
         deterministic=deterministic,
     )
 
@@ -199,7 +199,7 @@ def _case_of(config: Config, stored: StoredResult) -> Case | None:
         return None
 
 
-def _outputs_of_then(
+def _recorded_outputs(
     artifacts: ArtifactStore, stored: StoredResult, bundle: Bundle
 ) -> tuple[tuple[NDArray[np.generic], ...], ...]:
     """Return the outputs that were kept, by sample; () unless all of them are here."""
@@ -225,7 +225,7 @@ def _whole(artifacts: ArtifactStore, sha256: str) -> Path | None:
     return path if path is not None and sha256_of(path) == sha256 else None
 
 
-def _tokens_of_then(artifacts: ArtifactStore, stored: StoredResult) -> tuple[tuple[int, ...], ...]:
+def _recorded_tokens(artifacts: ArtifactStore, stored: StoredResult) -> tuple[tuple[int, ...], ...]:
     if not stored.tokens:
         return ()
     path = _whole(artifacts, stored.tokens)
@@ -242,7 +242,7 @@ def _references(bundle: Bundle) -> tuple[tuple[NDArray[np.generic], ...], ...]:
     )
 
 
-def _limits_of_then(stored: StoredResult, *, generates: bool) -> dict[str, float]:
+def _recorded_limits(stored: StoredResult, *, generates: bool) -> dict[str, float]:
     """Return limits against the FP32 module as `farm suites tune` suggests them, from this result alone."""
     seen = [one for one in observed(stored.attempt, stored.run.id) if one.reference == "fp32"]
     in_force = Limits(worst_position_db=0.0) if generates else Limits()

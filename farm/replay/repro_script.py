@@ -148,7 +148,7 @@ def _fill(
     )
     for kind in bundle.manifest.references:
         shutil.copytree(bundle.folder / f"reference_{kind}", folder / f"reference_{kind}")
-    _write_outputs_of_then(config, stored, folder / THEN)
+    _write_recorded_outputs(config, stored, folder / THEN)
     about = {
         "schema": 1,
         "job": stored.view.id,
@@ -165,7 +165,7 @@ def _fill(
     script.chmod(0o755)
 
 
-def _write_outputs_of_then(config: Config, stored: StoredResult, folder: Path) -> None:
+def _write_recorded_outputs(config: Config, stored: StoredResult, folder: Path) -> None:
     from farm.store.artifacts import open_artifacts
 
     store = open_artifacts(config)

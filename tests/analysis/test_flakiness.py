@@ -10,7 +10,7 @@ from farm.results.analysis.flakiness import LOOKED_AT, WINDOW, Reliability, Try,
 
 
 def tries(verdicts: str, code: str = "k", first: int = 0) -> list[Try]:
-    """Return a try a run: `p` passed, `f` failed."""
+    """Return one try per run: `p` for passed, `f` for failed."""
     return [Try(f"run-{first + n:03}", code, verdict == "p") for n, verdict in enumerate(verdicts)]
 
 
@@ -36,25 +36,25 @@ def test_a_job_that_always_passes_or_fails_is_steady() -> None:
     assert (record.reliability, record.passed, record.tries, record.since) == (Reliability.STEADY, 0, WINDOW, "")
 
 
-def test_another_verdict_of_other_code_is_none() -> None:
-    broken = tries("p" * 10, "good") + tries("f" * 10, "bad", 10) + tries("p" * 10, "mended", 20)
+def test_a_verdict_that_changes_with_the_code_is_steady() -> None:
+    broken = tries("p" * 10, "good") + tries("f" * 10, "bad", 10) + tries("p" * 10, "fixed", 20)
     assert record_of(broken).reliability is Reliability.STEADY
     assert record_of(broken).passed == 10
 
 
-def test_code_that_is_not_known_is_the_same_within_a_run_alone() -> None:
+def test_unknown_code_counts_as_equal_only_within_a_run() -> None:
     assert record_of(tries("pf" * 10, "")).reliability is Reliability.STEADY
     retried = [*tries("ppp", ""), Try("run-003", "", False), Try("run-003", "", True)]
     assert record_of(retried).reliability is Reliability.NEWLY_FLAKY
     assert record_of(retried).since == "run-003"
 
 
-def test_what_was_mended_is_not_flaky_until_it_fails_again() -> None:
+def test_a_fixed_job_is_not_flaky_until_it_fails_again() -> None:
     assert record_of(tries("f" * 39 + "p")).reliability is Reliability.STEADY
     assert record_of(tries("f" * 30 + "ppf")).since == "run-032"
 
 
-def test_what_slipped_long_ago_is_not_newly_flaky() -> None:
+def test_a_job_that_slipped_in_the_earlier_window_is_not_newly_flaky() -> None:
     assert record_of(tries("p" * 35 + "fpfpf")).reliability is Reliability.NEWLY_FLAKY
     assert record_of(tries("p" * 35 + "fpfpf")).since == "run-035"
     assert record_of(tries("pf" * 20)).reliability is Reliability.FLAKY
@@ -71,7 +71,7 @@ def test_it_has_healed_when_passes_are_more_than_chance_gives() -> None:
     assert (healed.reliability, healed.since) == (Reliability.HEALED, "run-024")
     assert record_of(tries(half + "p" * 19)).since == "run-024"
     # Passes of a fixed program count, and a single failure after them makes the job flaky again.
-    assert record_of(tries(half) + tries("ppppp", "mended", 20)).reliability is Reliability.HEALED
+    assert record_of(tries(half) + tries("ppppp", "fixed", 20)).reliability is Reliability.HEALED
     assert record_of(tries(half + "pppppf")).reliability is Reliability.FLAKY
 
 

@@ -1,4 +1,4 @@
-"""Files of a shard, on its host before a device begins; lost or unreachable files are infrastructure failures."""
+"""Preparation of a shard's files on its host before a device begins; lost or unreachable files give verdict infra."""
 
 from __future__ import annotations
 

@@ -19,6 +19,6 @@ def tools(farm_cache: Path) -> Toolchain:
 
 
 @pytest.fixture(scope="session")
-def lowered(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def lowered(printed_json: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Output of lowering.py."""
-    return told_by(Path(__file__).with_name("lowering.py"))
+    return printed_json(Path(__file__).with_name("lowering.py"))

@@ -39,7 +39,7 @@ from farm.base.errors import FarmError
 from farm.builds.bundles.key import toolchain_versions
 from farm.builds.compile.flows import graphs
 from farm.builds.compile.flows.delegation import misread_codes, read_delegation
-from farm.builds.compile.flows.dispatcher import kept_kernels, one_look_a_list
+from farm.builds.compile.flows.dispatcher import cached_kernels, single_scan_per_list
 from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.builds.compile.flows.node_origins import EdgeOrigins
 from farm.builds.compile.flows.op_packages import packages_of
@@ -184,7 +184,7 @@ def composite_operators() -> dict[str, object]:
 
     plain, look, looks = names(), utils._materialize_cpp_cia_ops, list[int]()
     utils._materialize_cpp_cia_ops = count
-    with one_look_a_list():
+    with single_scan_per_list():
         inside, first = names(), len(looks)
         with torch.library._scoped_library("farm_test", "DEF") as library:
             library.define("double(Tensor x) -> Tensor")
@@ -211,7 +211,7 @@ def kernels(*, kept: bool, again: bool = False) -> dict[str, object]:
         return [name in fake_impls.op_implementations_dict for name in overridden]
 
     before = [dict(name.py_kernels) for name in overridden]
-    with kept_kernels() if kept else nullcontext():
+    with cached_kernels() if kept else nullcontext():
         override = exported_program._override_composite_implicit_decomp
         for _ in range(1 + again):
             with override(overridden):
@@ -229,7 +229,7 @@ def refuse(*_arguments: object) -> object:
 def changed_kernels() -> dict[str, bool]:
     """Return whether a kernel that is registered between two overrides is in the second, and there afterwards."""
     operator, key = torch.ops.aten.linear.default, torch._C.DispatchKey.CPU
-    with kept_kernels():
+    with cached_kernels():
         override = exported_program._override_composite_implicit_decomp
         with override({operator: refuse}):
             pass

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def called(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def called(printed_json: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Output of made_calls.py."""
-    return told_by(Path(__file__).with_name("made_calls.py"))
+    return printed_json(Path(__file__).with_name("made_calls.py"))
 
 
 def test_uniform_inputs_fill_the_range_from_low_to_high(called: dict[str, Any]) -> None:

@@ -31,9 +31,9 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def found(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def found(printed_json: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Output of made_constants.py."""
-    return told_by(MODULES)
+    return printed_json(MODULES)
 
 
 def test_outputs_that_depend_on_no_input_are_constant(found: dict[str, Any]) -> None:

@@ -14,9 +14,9 @@ MODULES = Path(__file__).with_name("made_control_flow.py")
 
 
 @pytest.fixture(scope="module")
-def refusals(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def refusals(printed_json: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Output of made_control_flow.py."""
-    return told_by(MODULES)
+    return printed_json(MODULES)
 
 
 def line_of(text: str) -> int:

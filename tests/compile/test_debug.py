@@ -30,9 +30,9 @@ EDGE, QUANTIZED = "edge_after_transform/forward", "quantized/forward"
 
 
 @pytest.fixture(scope="module")
-def told(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def told(printed_json: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Output of debugging.py."""
-    return told_by(DEBUGGING)
+    return printed_json(DEBUGGING)
 
 
 @pytest.mark.parametrize(("reference", "step"), [(EDGE, "inspector"), (QUANTIZED, "compiler")])

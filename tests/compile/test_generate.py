@@ -62,8 +62,8 @@ def test_what_is_missing_is_stood_in_for_and_missing_again() -> None:
 
 
 @pytest.mark.whole
-def test_weights_of_users_make_the_decoder_that_they_are_of(told_by: Callable[[Path], dict[str, Any]]) -> None:
-    found = told_by(DECODING)
+def test_weights_of_users_make_the_decoder_that_they_are_of(printed_json: Callable[[Path], dict[str, Any]]) -> None:
+    found = printed_json(DECODING)
     assert found[".pth"] == found[".safetensors"] == float("inf")
     folders = {name: found[name] for name in found if name.isidentifier() and isinstance(found[name], float)}
     # ExecuTorch 1.5 leaves out the caps of attention of gemma2, and has another GELU for both.

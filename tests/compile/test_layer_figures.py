@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def figures(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def figures(printed_json: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Output of made_layer_figures.py."""
-    return told_by(Path(__file__).with_name("made_layer_figures.py"))
+    return printed_json(Path(__file__).with_name("made_layer_figures.py"))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e20, 1e38])

@@ -19,8 +19,8 @@ def suite(name: str) -> Suite:
 
 
 @pytest.fixture(scope="module")
-def drawn(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    return told_by(Path(__file__).with_name("drawing.py"))
+def drawn(printed_json: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    return printed_json(Path(__file__).with_name("drawing.py"))
 
 
 def test_small_models_are_those_of_full_size() -> None:

@@ -25,9 +25,9 @@ def folder(filled_by: Callable[[Path], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def taken(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def taken(printed_json: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Output of made_ready_writes.py."""
-    return told_by(MODULES)
+    return printed_json(MODULES)
 
 
 def method_of(folder: Path, name: str) -> Method:

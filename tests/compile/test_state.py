@@ -37,9 +37,9 @@ inputs = [{ shape = [2] }, { shape = [2], distribution = "constant", low = 0.0 }
 
 
 @pytest.fixture(scope="module")
-def samples(told_by: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def samples(printed_json: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Output of made_states.py."""
-    return told_by(MODULES)
+    return printed_json(MODULES)
 
 
 def test_each_sample_takes_what_the_one_before_left(samples: dict[str, Any]) -> None:

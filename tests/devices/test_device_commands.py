@@ -25,7 +25,7 @@ from farm.devices.execution.shell import shell_script
 from farm.devices.execution.takeover import take_over
 from farm.devices.identity import identify
 from farm.devices.platform_facts import read_platform
-from farm.devices.recovery import TELL_BOOT, TELL_STATE
+from farm.devices.recovery import PRINT_BOOT, PRINT_STATE
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.status import read_status
 
@@ -106,7 +106,7 @@ def test_page_size_and_selinux(transport: Transport) -> None:
 
 
 def test_boot_and_state(transport: Transport) -> None:
-    boot, state = run(transport, TELL_BOOT), run(transport, TELL_STATE)
+    boot, state = run(transport, PRINT_BOOT), run(transport, PRINT_STATE)
     assert boot.code == state.code == 0
     assert state.stdout.splitlines() == [*boot.stdout.splitlines(), b"1"]
 

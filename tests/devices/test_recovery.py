@@ -15,7 +15,7 @@ from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
 from farm.devices.connect import open_transport
 from farm.devices.device import Device, LocalAddress
-from farm.devices.recovery import TELL_BOOT, Step, StepResult, recover
+from farm.devices.recovery import PRINT_BOOT, Step, StepResult, recover
 from farm.devices.status import read_status
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
@@ -41,7 +41,7 @@ class Patient(NamedTuple):
     def boot_id(self) -> bytes:
         transport = open_transport(self.device)
         try:
-            return transport.run(["sh", "-c", TELL_BOOT], timeout_s=10).stdout
+            return transport.run(["sh", "-c", PRINT_BOOT], timeout_s=10).stdout
         finally:
             transport.close()
 
@@ -95,10 +95,10 @@ def test_one_that_adb_has_forgotten_is_found_by_its_address(patient: Patient) ->
 def test_one_that_answers_and_does_not_work_is_rebooted(patient: Patient) -> None:
     before = patient.boot_id()
 
-    def works() -> str:
+    def find_problem() -> str:
         return "its health check fails" if patient.boot_id() == before else ""
 
-    recovery = recover(patient.device, works=works)
+    recovery = recover(patient.device, find_problem=find_problem)
     assert recovery.ok
     assert words(recovery.steps) == [(Step.RECONNECT, False), (Step.RESTART, False), (Step.REBOOT, True)]
     assert [step.problem for step in recovery.steps] == ["its health check fails", "its health check fails", ""]
@@ -133,7 +133,7 @@ def test_another_phone_of_the_same_kind_at_its_address_is_not_rebooted(patient: 
     before, text = patient.boot_id(), properties.read_text()
     asked: list[str] = []
 
-    def works() -> str:
+    def find_problem() -> str:
         asked.append("health_check")
         if len(asked) == 6:
             # The latest possible moment: just before the reboot of the device.
@@ -143,7 +143,7 @@ def test_another_phone_of_the_same_kind_at_its_address_is_not_rebooted(patient: 
         return "its health check fails"
 
     try:
-        recovery = recover(patient.device, works=works)
+        recovery = recover(patient.device, find_problem=find_problem)
         assert words(recovery.steps) == [(step, False) for step in WITHOUT_POWER]
         assert recovery.problem == (
             "it cannot be rebooted: another device answers in its place: virtual-SM8650-0 (virtual SM8650, serial "
@@ -195,7 +195,7 @@ def test_a_device_is_back_as_soon_as_somebody_has_started_its_server_again(tmp_p
 
 def test_what_no_step_mends_ends_the_ladder_before_a_reboot(patient: Patient) -> None:
     before = patient.boot_id()
-    recovery = recover(patient.device, works=lambda: "its storage is full", hopeless=lambda: True)
+    recovery = recover(patient.device, find_problem=lambda: "its storage is full", is_unrecoverable=lambda: True)
     assert words(recovery.steps) == [(Step.RECONNECT, False)]
     assert recovery.problem == "its storage is full"
     assert patient.boot_id() == before
@@ -203,7 +203,7 @@ def test_what_no_step_mends_ends_the_ladder_before_a_reboot(patient: Patient) ->
 
 def test_this_machine_is_not_rebooted(tmp_path: Path) -> None:
     device = Device("here", "SM8650", "hardware", "", LocalAddress(str(tmp_path)), "", "linux")
-    recovery = recover(device, works=lambda: "its health check fails", timeout_s=0.1)
+    recovery = recover(device, find_problem=lambda: "its health check fails", timeout_s=0.1)
     assert not recovery.ok
     if len(recovery.steps) == len(Step):
         assert recovery.problem == "it cannot be rebooted: it is this machine"

@@ -111,13 +111,13 @@ def test_outputs_that_break_a_limit_are_the_reason_and_the_executions_a_note(alo
     assert attempt.notes == ("executions 1, 2 of 3 (the first is warm-up) gave other outputs than the last",)
 
 
-def test_a_known_issue_covers_it(alone: Execution) -> None:
+def test_a_known_issue_covers_differing_executions(alone: Execution) -> None:
     differ(alone, 0, 2)
-    alone.known_issues = (KnownIssue(reason="reads what nobody wrote"),)
-    assert alone.judge().known_issue == "reads what nobody wrote"
+    alone.known_issues = (KnownIssue(reason="reads uninitialized memory"),)
+    assert alone.judge().known_issue == "reads uninitialized memory"
 
 
-def test_a_runner_that_does_not_compare_judges_nothing_of_ours(execution: Execution) -> None:
+def test_results_of_a_runner_without_the_comparison_are_infra(execution: Execution) -> None:
     inferences: list[dict[str, Any]] = execution.report["inferences"]
     del inferences[1]["differing"]
     attempt = execution.judge()

@@ -126,13 +126,15 @@ def test_it_compiles_and_stops(compiled: Compiled) -> None:
 
 
 @pytest.mark.whole
-def test_what_is_compiled_anew_is_told_from_what_was_cached(compiled: Compiled) -> None:
+def test_a_bundle_that_is_compiled_again_is_compared_with_the_cached_one(compiled: Compiled) -> None:
     compiled.scale.write_text(str(float(compiled.scale.read_text()) + 1))
     code, [job], notes = _asked(compiled.home, "--compile-only", "--rebuild", "-k", "scaled")
     assert (code, job["outcome"]) == (0, "compiled")
     assert job["folder"] == compiled.jobs[0]["folder"]
-    assert "differs from what was cached: another program; other inputs or references (1 of 2 files)" in job["reason"]
-    assert f"{_JOB}: compiled anew, it differs" in notes
+    assert (
+        "it differs from the cached bundle: another program; other inputs or references (1 of 2 files)" in job["reason"]
+    )
+    assert f"{_JOB}: compiled again, it differs" in notes
     assert "1 bundle, 1 of them cached before: 0 the same, 1 different" in notes
 
 
@@ -157,7 +159,7 @@ def _fill(folder: Path, key: str, program: bytes, reference: bytes = b"r") -> No
         (b"old", b"r", "", "1 the same, 0 different"),
         (b"newer", b"r", "another program (bytes 3 -> 5)", "0 the same, 1 different"),
         (b"old", b"s", "other inputs or references (1 of 1 files)", "0 the same, 1 different"),
-        (None, b"r", "did not compile anew; what was cached before stays in the cache", "0 the same, 0 different"),
+        (None, b"r", "did not compile again; the cached bundle stays in the cache", "0 the same, 0 different"),
     ],
 )
 def test_how_a_new_bundle_differs_from_the_cached_one(
@@ -197,7 +199,7 @@ def test_a_run_with_rebuild_runs_what_it_compiled_and_says_what_differs(compiled
     # The cache still has the program of the last number.
     scale.write_text(other)
     assert (code, job["attempts"][-1]["stage"]) == (1, "build")
-    assert "did not compile anew; what was cached before stays in the cache" in notes
+    assert "did not compile again; the cached bundle stays in the cache" in notes
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from small_disk import small_disk
 from waiting import until
 
 from farm.devices.connect import open_transport
-from farm.devices.recovery import TELL_BOOT
+from farm.devices.recovery import PRINT_BOOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def small(home: FarmHome, tmp_path: Path) -> Iterator[Attached]:
 def boot_id(small: Attached) -> bytes:
     transport = open_transport(small.devices[0])
     try:
-        return transport.run(["sh", "-c", TELL_BOOT], timeout_s=20).stdout
+        return transport.run(["sh", "-c", PRINT_BOOT], timeout_s=20).stdout
     finally:
         transport.close()
 

@@ -23,7 +23,7 @@ SCRIPTS = {
     "healthy": {},
     "one is brought back": {"ailing": {0: 2}},
     "both are brought back": {"ailing": {0: 1, 1: 2}},
-    "one is given up": {"hopeless": (0,)},
+    "one is given up": {"is_unrecoverable": (0,)},
     "one computes wrong numbers": {"wrong": (1,)},
 }
 # Cases that others contain run only with -m whole.

@@ -20,9 +20,9 @@ def test_what_a_virtual_device_skips_is_run_by_hardware_of_the_same_run(tmp_path
     assert "skipped" in {one.verdict for attempts in world.recorded.values() for one in attempts}
 
 
-@pytest.mark.parametrize("script", [Script(virtual=(0, 1)), Script(virtual=(0, 1), hopeless=(2,))])
+@pytest.mark.parametrize("script", [Script(virtual=(0, 1)), Script(virtual=(0, 1), is_unrecoverable=(2,))])
 def test_what_no_hardware_is_left_for_stays_skipped(tmp_path: Path, script: Script) -> None:
-    world = World(tmp_path, script, devices=2 + len(script.hopeless))
+    world = World(tmp_path, script, devices=2 + len(script.is_unrecoverable))
     world.run()
     assert set(world.verdicts.values()) == {"skipped"}
     assert len(world.verdicts) == len(world.plan.jobs)

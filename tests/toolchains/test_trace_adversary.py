@@ -34,11 +34,11 @@ sys.path.insert(0, root)
 tracer = Tracer([root])
 tracer.start()
 from tool import job
-said = job.run()
+result = job.run()
 trace = tracer.finish(0, Path(cache))
 if trace is not None:
     write_trace(Path(out), trace)
-print(repr(said))
+print(repr(result))
 """
 PLAIN = """
 import sys

@@ -154,33 +154,33 @@ def bundle_key(job: Job, versions: Mapping[str, str]) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 
 
-class _Looked(NamedTuple):
+class _ReadSource(NamedTuple):
     digest: str
     as_of_ns: int
 
 
-_looked: dict[tuple[str, ...], _Looked] = {}
+_read_sources: dict[tuple[str, ...], _ReadSource] = {}
 
 
 def forget_sources() -> None:
     """Clear the remembered code of suites, so that a long-running process sees the user's edits."""
-    _looked.clear()
+    _read_sources.clear()
     package_state.cache_clear()
 
 
 def source_as_of_ns(job: Job) -> int:
     """Return the time at which the code of the job's suite was read for the key, in epoch nanoseconds; 0 if unread."""
-    looked = _looked.get(source_place(job.case))
-    return looked.as_of_ns if looked else 0
+    source = _read_sources.get(source_place(job.case))
+    return source.as_of_ns if source else 0
 
 
 def _source_digest_of(job: Job) -> str:
     # The digest is computed once per process and module: a suite has a hundred jobs over one file.
     where = source_place(job.case)
-    looked = _looked.get(where)
-    if looked is None:
+    source = _read_sources.get(where)
+    if source is None:
         let_the_clock_pass(suite_files(job.case))
         as_of_ns = time.time_ns()
         # Another thread may remove the entry at any moment, so the local variable is used.
-        looked = _looked[where] = _Looked(source_digest(job.case), as_of_ns)
-    return looked.digest
+        source = _read_sources[where] = _ReadSource(source_digest(job.case), as_of_ns)
+    return source.digest

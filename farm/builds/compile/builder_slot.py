@@ -13,8 +13,8 @@ from farm.base.processes import ending
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import base_key, remember_traced
 from farm.builds.bundles.trace import has_trace
-from farm.builds.compile.at_work import take_node
 from farm.builds.compile.compiler_process import BuilderProcess
+from farm.builds.compile.current_node import take_node
 from farm.builds.compile.protocol import BuildReply
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.base.backends.registry import runs_on_cpu
-from farm.builds.compile.at_work import NodeAtWork
+from farm.builds.compile.current_node import CurrentNode
 from farm.builds.compile.protocol import failure_of
 from farm.builds.compile.qnn_errors import explained
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def watched_failure_of(job: Job, log: Path, act: Callable[[], object]) -> tuple[str, bool]:
     """Compile `job` by `act`, and return the result of `failure_of`; `log` is the file of this process's output."""
-    with NodeAtWork(log) as at_work:
-        watch = _watch(job, at_work.note)
+    with CurrentNode(log) as current_node:
+        watch = _watch(job, current_node.note)
         with_watch = act if watch is None else watch.watching()(act)
         reason, infra = failure_of(with_watch)
         if not reason or infra or watch is None:

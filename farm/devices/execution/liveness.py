@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farm.base.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceSpaceError
-from farm.devices.identity import TELL_BOOT
+from farm.devices.identity import PRINT_BOOT
 from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Liveness:
         self._boot = ""
 
     def learn(self, boot: bytes) -> None:
-        """Note what TELL_BOOT printed, the first time."""
+        """Note what PRINT_BOOT printed, the first time."""
         self._boot = self._boot or clean_text(boot)
 
     def demand(self) -> None:
@@ -45,7 +45,7 @@ class Liveness:
 
     def _ask(self) -> str:
         """Return the identity of the device's start, empty where it prints none. Raises DeviceError."""
-        done = self._transport.run(["sh", "-c", TELL_BOOT], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
+        done = self._transport.run(["sh", "-c", PRINT_BOOT], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
         return clean_text(done.stdout)
 
 

@@ -31,7 +31,7 @@ from farm.devices.execution.workspace import (
     packages_folder,
     runtime_layout,
 )
-from farm.devices.identity import TELL_BOOT
+from farm.devices.identity import PRINT_BOOT
 from farm.devices.text import says_full
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ class DeviceSession:
         self._place(runtime_layout(self._runtime, self.runtime_folder, self._anchor))
         # The runner's file may lack the executable bit on this machine.
         runner = self._objects.path(self._runtime.hashes[self._runtime.runner])
-        done = self._shell(["sh", "-c", f'chmod 755 -- "$1" || exit\n{TELL_BOOT}', "sh", str(runner)])
+        done = self._shell(["sh", "-c", f'chmod 755 -- "$1" || exit\n{PRINT_BOOT}', "sh", str(runner)])
         self._liveness.learn(done.stdout)
         self._runtime_staged = True
 

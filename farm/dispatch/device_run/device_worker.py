@@ -46,7 +46,7 @@ class DeviceWorker:
         self.device = plan.devices[number]
         self._cache = BundleCache(plan.cache_root)
         self._health_check = next((c for c in plan.health_checks if c.job.target.soc == self.device.soc), None)
-        self._doubt = True
+        self._needs_check = True
         self._health, self._reason, self._marks = Health.HEALTHY, "", list[HealthMark]()
         self._outvoted = 0
         self.run = DeviceRun(
@@ -80,7 +80,7 @@ class DeviceWorker:
         if attempt.verdict is Verdict.INFRA:
             self._mark(Event.INFRA, attempt.reason, str(attempt.cause))
             # No device's fault, and the next job would fare no better before the server is back.
-            self._doubt = self._doubt or attempt.cause is Cause.ADB_SERVER
+            self._needs_check = self._needs_check or attempt.cause is Cause.ADB_SERVER
         else:
             self._mark(Event.JOB_DONE)
 
@@ -97,17 +97,17 @@ class DeviceWorker:
 
         Called before every job: the health check runs at first, after every doubt, and with `anew`. Raises LocalError.
         """
-        self._doubt = self._doubt or anew
+        self._needs_check = self._needs_check or anew
         if self.given_up:
             return self._reason
-        if not self._doubt:
+        if not self._needs_check:
             return ""
         problem = self._probe()
         if problem:
             self._mark(Event.CHECK_FAILED, problem, self.run.silence_cause())
         else:
             self._mark(Event.CHECK_PASSED)
-        self._doubt = bool(problem)
+        self._needs_check = bool(problem)
         return problem
 
     @property
@@ -127,10 +127,10 @@ class DeviceWorker:
             return self._reason
         problem = recover(
             self.device,
-            works=self._probe,
+            find_problem=self._probe,
             log=self._log_step,
             stop=self._stop,
-            hopeless=lambda: self.run.is_full or self.run.lacks_runtime,
+            is_unrecoverable=lambda: self.run.is_full or self.run.lacks_runtime,
         ).problem
         if self.run.is_full:
             problem = self._await_room(problem)
@@ -141,7 +141,7 @@ class DeviceWorker:
         else:
             self._mark(Event.RECOVERED)
             self._mark(Event.CHECK_PASSED)
-            self._doubt = False
+            self._needs_check = False
         return problem
 
     def _await_room(self, problem: str) -> str:
@@ -158,7 +158,7 @@ class DeviceWorker:
     def end_session(self) -> None:
         """Leave the device as it was found."""
         self.run.end_session()
-        self._doubt = True
+        self._needs_check = True
 
     def close(self) -> None:
         """Close for good."""
@@ -209,7 +209,7 @@ class DeviceWorker:
         self._health, why = next_health(before, self._marks, mark)
         self._reason = why or self._reason
         self._marks = [*self._marks, mark][-_MARKS:]
-        self._doubt = self._doubt or is_doubtful(mark)
+        self._needs_check = self._needs_check or is_doubtful(mark)
         # The device that outvoted this one has recorded the event.
         if event not in (Event.JOB_DONE, Event.OUTVOTED) or self._health is not before:
             latency_ns = self.run.health_check_latency_ns if event is Event.CHECK_PASSED else ()

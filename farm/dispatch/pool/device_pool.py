@@ -171,11 +171,11 @@ class DevicePool:
             except StoreLostError as error:
                 self.lost_store = str(error)
             except Exception as error:  # noqa: BLE001 - without this thread every lease is lost
-                self._complain(name, error)
+                self._warn_once(name, error)
             else:
                 self._problems.pop(name, None)
 
-    def _complain(self, name: str, error: Exception) -> None:
+    def _warn_once(self, name: str, error: Exception) -> None:
         if str(error) != self._problems.get(name):
             self._problems[name] = str(error)
             logger.warning("device pool: %s: %s", name, error)
@@ -197,7 +197,7 @@ class DevicePool:
             self.retire(number, reason)
         for soc in self._socs():
             numbers = [number for number in self._numbers(soc) if number not in self._retired]
-            self.leases.ask(soc, numbers, wanted=self._is_wanted)
+            self.leases.update_request(soc, numbers, wanted=self._is_wanted)
         self._note_waiting()
 
     def _note_waiting(self) -> None:

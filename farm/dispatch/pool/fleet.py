@@ -1,4 +1,4 @@
-"""The devices that a run may use, and the runtime each needs: virtual ones are booted, attached ones are found."""
+"""Devices that a run may use, with their runtimes: virtual devices are booted, attached devices are found."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Choice(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
     """Required labels, all of them."""
     heap: bool = False
-    """Only devices whose DSP's heap ExecuTorch measures."""
+    """Only devices on which ExecuTorch can measure the heap of the DSP."""
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class Fleet(msgspec.Struct, frozen=True):
     devices: list[Device]
     runtimes: dict[str, Runtime]
     leased: bool
-    """Others may use them as well: each needs a lease."""
+    """True if other users may use the devices as well, so that each device needs a lease."""
     revive: Callable[[], list[str]] = list
     """Function that starts ended servers, tunnels and own virtual devices again; it returns a line for each, and
     warnings about servers."""
@@ -93,8 +93,8 @@ def attached_fleet(
 ) -> Fleet:
     """Find the attached devices of every SoC that may be used, each under a lease.
 
-    Raises NoDeviceError for an SoC without one, with the reasons, or, `partly`, when none has one; MissingToolError for
-    a runtime that cannot be had.
+    Raises NoDeviceError, with the reasons, for an SoC without a device (with `partly`: if no SoC has a device), and
+    MissingToolError for a missing runtime.
     """
     from farm.devices.connect import require_named
     from farm.devices.discovery import scan_all
@@ -118,7 +118,7 @@ def attached_fleet(
 
 
 def attached_kind(config: Config, socs: Sequence[str], choice: Choice, supervisor: Supervisor, store: Store) -> str:
-    """Return the kind of the attached devices that a run may use now; empty where there is none."""
+    """Return the kind of the attached devices that a run may use now; empty without such a device."""
     from farm.devices.discovery import scan_all
 
     registered = {one.id: one for one in store.devices.all()}
@@ -180,7 +180,7 @@ def _with_root(fleet: Fleet, socs: Sequence[str], refused: Sequence[str] = ()) -
 
 
 def _root_refusal(device: Device) -> str:
-    """Return why `device` cannot run commands as root, without asking it to; empty when it does, or could."""
+    """Return why `device` cannot run commands as root, without switching to root; empty if it can."""
     from farm.devices.connect import open_transport
 
     with contextlib.closing(open_transport(device)) as transport:
@@ -218,18 +218,18 @@ def choose(
 
 
 def is_called(device: Device, known: Registered | None, name: str) -> bool:
-    """Tell whether a device goes by `name`: its name, serial or id. Pure."""
+    """Return whether `name` is the name, serial or id of a device. Pure."""
     return name in device.known_as or (known is not None and bool(name) and name == known.name)
 
 
 def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choice: Choice) -> str:
-    """Return why a device is not used; just its SoC when it is another one."""
+    """Return why a device is not used: its SoC alone if that is not among `socs`; empty for a usable device."""
     labels = {*device.labels, *(known.labels if known is not None else ())}
     missing = [label for label in choice.labels if label not in labels]
     if device.soc not in socs:
         return device.soc if device.soc in load_socs() else no_profile(device.soc)
     if choice.devices and not any(is_called(device, known, name) for name in choice.devices):
-        return "not among those that were asked for"
+        return "not among the requested devices"
     if missing:
         return f"not labelled {' and '.join(missing)}"
     if choice.heap and device.os == "linux":

@@ -113,7 +113,7 @@ class LeaseKeeper:
             self.leaving |= {self._number[device] for device in renewal.wanted} & self._leases.keys()
         return lost
 
-    def ask(self, soc: str, numbers: Sequence[int], *, wanted: bool) -> None:
+    def update_request(self, soc: str, numbers: Sequence[int], *, wanted: bool) -> None:
         """Wait for the unheld devices among `numbers`, of one SoC, and take the free ones.
 
         Without `wanted` the wait ends. Raises StoreError.

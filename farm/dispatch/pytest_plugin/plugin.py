@@ -15,7 +15,7 @@ import pytest
 from farm.base.log_setup import RecordHandler
 from farm.dispatch.pytest_plugin.plan import GIVEN_UP, read_plan
 from farm.dispatch.pytest_plugin.record import FACTS, OPEN, PROCESS, SERIAL
-from farm.dispatch.pytest_plugin.rework import is_framework, stand_in_for_subtests
+from farm.dispatch.pytest_plugin.rework import is_framework, provide_subtests
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -57,7 +57,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
 def pytest_configure(config: pytest.Config) -> None:
     """Set up the plugin's parts in this process: a recorder, a worker, or both."""
     if is_framework(config):
-        stand_in_for_subtests()
+        provide_subtests()
     plan = read_plan()
     if plan is None:
         return

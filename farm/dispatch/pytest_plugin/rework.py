@@ -26,7 +26,7 @@ def is_framework(config: pytest.Config) -> bool:
     return hasattr(config.option, "direct_build_folder")
 
 
-def stand_in_for_subtests(modules: MutableMapping[str, ModuleType] = sys.modules) -> None:
+def provide_subtests(modules: MutableMapping[str, ModuleType] = sys.modules) -> None:
     """Provide pytest's report of a subtest under the name in pytest-subtests, unless that package is installed."""
     report = getattr(pytest, "SubtestReport", None)
     if report is None or "pytest_subtests" in modules or importlib.util.find_spec("pytest_subtests") is not None:
@@ -44,8 +44,8 @@ def count_report(config: pytest.Config, report: pytest.TestReport) -> None:
         counts[report.nodeid] += 1
 
 
-def follow_workspaces(meet: Callable[[Any], None]) -> None:
-    """Have `meet` called with every SimpleADB, before its first use of a device."""
+def follow_workspaces(notify: Callable[[Any], None]) -> None:
+    """Call `notify` with every new SimpleADB, before its first use of a device."""
     cls = getattr(sys.modules.get(_UTILITIES), "SimpleADB", None)
     if cls is None or hasattr(cls, "farm_follows"):
         return
@@ -53,6 +53,6 @@ def follow_workspaces(meet: Callable[[Any], None]) -> None:
 
     def followed(self: Any, *arguments: Any, **named: Any) -> None:
         initialize(self, *arguments, **named)
-        meet(self)
+        notify(self)
 
     cls.__init__, cls.farm_follows = followed, True

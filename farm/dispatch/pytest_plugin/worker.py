@@ -296,8 +296,8 @@ class SuiteWorker:
         """Recover the device, or give it up for good."""
         problem = recover(
             self.info,
-            works=self._problem,
-            hopeless=lambda: self.run.is_full or self.run.lacks_runtime,
+            find_problem=self._problem,
+            is_unrecoverable=lambda: self.run.is_full or self.run.lacks_runtime,
         ).problem
         self.run.end_session()
         if problem:

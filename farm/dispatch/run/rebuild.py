@@ -1,4 +1,4 @@
-"""`farm run --rebuild`: bundles that are compiled anew although they are cached, and how they differ from those."""
+"""`farm run --rebuild`: cached bundles are compiled again, and both versions are compared."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class _OldBundle(NamedTuple):
     bundle: Bundle | None
     """Cached bundle; its manifest is read, its files are removed later."""
     program: str
+    """Hash of its program, from `program_of`."""
 
 
 class Rebuild:
@@ -93,15 +94,15 @@ class Rebuild:
         if before.bundle is None:
             return ""
         if not reply.ok:
-            return "did not compile anew; what was cached before stays in the cache"
+            return "did not compile again; the cached bundle stays in the cache"
         found = differences(before.bundle.manifest, before.program, load_bundle(self._cache.folder(reply.key)))
         if not found:
             self._same += 1
             return ""
         self._other += 1
-        return f"compiled anew, it differs from what was cached: {'; '.join(found)}"
+        return f"compiled again, it differs from the cached bundle: {'; '.join(found)}"
 
     def _summary(self) -> str:
         had = sum(before.bundle is not None for before in self._before.values())
-        done = f"compiled anew: {plural(len(self._before), 'bundle')}, {had} of them cached before"
+        done = f"compiled again: {plural(len(self._before), 'bundle')}, {had} of them cached before"
         return f"{done}: {self._same} the same, {self._other} different" if had else done

@@ -33,24 +33,24 @@ logger = logging.getLogger(__name__)
 # Longest wait for a further device while one is held.
 _TAKEN_S = 5.0
 _MOST_DEVICES = 4
-# A device that fails is begun anew, and its job tried again, so often.
+# Further tries of a failed device; its job is repeated with the new session.
 _TRIES = 2
 _LOOK_EVERY_S = 0.2
 
 
 class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of which one side at least is executed."""
+    """Job with at least one side to execute."""
 
     name: str
     target: Target
     """Target of either side: SoC and backend are equal."""
     a: Side | None
-    """None where that side was not compiled."""
+    """None if this side was not compiled."""
     b: Side | None
 
 
 class MeasuringPool:
-    """Devices that jobs are measured on, each by a thread of its own."""
+    """Devices that measure jobs, with a thread for each device."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class MeasuringPool:
         """Reasons of jobs that were not executed, by job name."""
 
     def run(self, jobs: Sequence[JobToRun], look: Callable[[], None] = lambda: None) -> None:
-        """Run all of `jobs`; `look` is called now and then, in this thread."""
+        """Run all of `jobs`; `look` is called every 0.2 s, in this thread."""
         # Each job claims its cycles, and on hardware its latency as well.
         claims = len(jobs) * (1 if self._request.virtual else 2)
         self._most_pairs = max(self._request.pairs, pairs_needed(claims))
@@ -96,7 +96,7 @@ class MeasuringPool:
                 self.left_out.setdefault(job.name, "interrupted" if self._stop.is_set() else "no device was left")
 
     def _serve(self, queue: deque[JobToRun], number: int) -> None:
-        """Run the jobs of a queue on one device, begun anew where it fails, until there are none."""
+        """Run the jobs of a queue on one device until the queue is empty; a failed device is opened again."""
         for tries_left in reversed(range(_TRIES + 1)):
             try:
                 target = queue[0].target
@@ -132,7 +132,7 @@ class MeasuringPool:
         )
 
     def _serve_on(self, bench: InterleavedBench, queue: deque[JobToRun]) -> None:
-        """Raises InfraError, with its job put back once."""
+        """Run the jobs of a queue on `bench`. Raises InfraError; the failed job is put back once."""
         with self._lock:
             self.devices[threading.current_thread().name] = bench.device
         # Runtimes of side A by mode.
@@ -168,14 +168,14 @@ class MeasuringPool:
     def _give_up(self, queue: deque[JobToRun], reason: str) -> None:
         logger.warning(reason_line(reason))
         for job in list(queue):
-            # Another device may run them all the same.
+            # Another device may still run these jobs.
             self.left_out.setdefault(job.name, reason_line(reason))
 
 
 def other_runtime(
     config: Config, device: Device, backend: str, runtime: Runtime, mode: Mode = "traditional"
 ) -> Runtime | None:
-    """Return what programs of the toolchain in `config` run with on a device, None where that is `runtime`."""
+    """Return the runtime of the toolchain in `config` for a device; None if it equals `runtime`."""
     from farm.base.socs import find_soc
     from farm.builds.runtime.runtime import attached_runtime, virtual_runtime
 

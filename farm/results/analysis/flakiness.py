@@ -1,4 +1,4 @@
-"""How reliable a job is: its pass rate, whether it is flaky, newly so, or healed. Pure: docs/guides/history.md."""
+"""Reliability of a job: pass rate, and steady, flaky, newly flaky or healed. Pure: docs/guides/history.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WINDOW = 20
-"""Runs that a pass rate is of, and that are compared with as many before them."""
+"""Number of runs in the newest window, which has the pass rate; the window before it has as many."""
 LOOKED_AT = 2 * WINDOW
 """Runs of a job that the statistics use."""
 
@@ -27,9 +27,9 @@ class Try(msgspec.Struct, frozen=True):
 
     run_id: str
     code: str
-    """Equal where program, tools and limits are; empty where that is not known."""
+    """Hash of program, tools and limits; empty if unknown."""
     passed: bool
-    """A known issue is a failure."""
+    """False for a known issue, too."""
 
 
 class Reliability(StrEnum):
@@ -39,30 +39,30 @@ class Reliability(StrEnum):
     """The verdicts agreed."""
     FLAKY = "flaky"
     NEWLY_FLAKY = "newly flaky"
-    """In the newest window, and not in the one before."""
+    """Flaky in the newest window and not in the window before."""
     HEALED = "healed"
     """The job was flaky and has passed since then too often for chance."""
 
 
 class Record(msgspec.Struct, frozen=True):
-    """How a job did in its last runs."""
+    """Statistics of the last runs of a job."""
 
     passed: int
     tries: int
-    """With a verdict about the code, in the newest window."""
+    """Attempts of the newest window with a verdict about the code."""
     low: float
     """Lower bound of the pass rate by Wilson's 95 % interval."""
     high: float
     reliability: Reliability
     since: str = ""
-    """The run where it slipped first, of those looked at; of a healed job the run that was one pass too many."""
+    """Id of the run with the first slip (`record_of`); for a healed job the run from which it counts as healed."""
 
 
 def record_of(tries: Sequence[Try]) -> Record:
     """Return the record of a job; `tries`, at least one and oldest first, come from its last `LOOKED_AT` runs.
 
     A job slips if it fails although the try before with the same code passed, or passes after a failure in the same
-    run. A window with a slip is flaky. A job that failed and passes from some run on was mended.
+    run. A window with a slip is flaky. A job that failed and passes since some run was fixed: it has no slip.
     """
     runs = list(dict.fromkeys(one.run_id for one in tries))
     newest = set(runs[-WINDOW:])
@@ -74,7 +74,7 @@ def record_of(tries: Sequence[Try]) -> Record:
 
 
 def wilson(passed: int, tries: int) -> tuple[float, float]:
-    """Return the 95 % interval of Wilson of a pass rate; of no tries it is all of it."""
+    """Return Wilson's 95 % interval of a pass rate; 0 to 1 without tries."""
     if not tries:
         return 0.0, 1.0
     rate, spread = passed / tries, _Z * _Z / tries
@@ -96,7 +96,7 @@ def _reliability(tries: Sequence[Try], newest: set[str]) -> tuple[Reliability, s
 
 
 def _pairs(tries: Sequence[Try]) -> list[tuple[Try, Try]]:
-    """Return each try with the one before it of the same code."""
+    """Return pairs of consecutive tries with the same code."""
     last: dict[tuple[str, str], Try] = {}
     found = []
     for one in tries:
@@ -112,10 +112,10 @@ def _code(one: Try) -> tuple[str, str]:
 
 
 def _healed_in(tries: Sequence[Try], flaky: set[tuple[str, str]]) -> str:
-    """Return the run with the pass that was one too many for a job as flaky as it was; empty where none was."""
+    """Return the run at which the passes since the last failure are too many for chance; empty for too few."""
     end = max(number for number, one in enumerate(tries) if not one.passed) + 1
     before = [one for one in tries[:end] if _code(one) in flaky]
-    # The number of tries plus one, as the part was cut at a failure.
+    # Add one to the number of tries, because `before` ends with a failure by construction.
     failure_rate = sum(not one.passed for one in before) / (len(before) + 1)
     needed = math.floor(math.log(_IMPROBABLE) / math.log1p(-failure_rate)) + 1
     return tries[end + needed - 1].run_id if end + needed <= len(tries) else ""

@@ -34,7 +34,7 @@ from farm.policy.situation import Lease
 
 # Seconds between two hints about results of a run: commits with a notification wait for each other, and followers look
 # about every second by themselves.
-_TELL_S = 0.5
+_NOTIFY_S = 0.5
 
 _LEASES = text("""
     UPDATE lease SET expires_ms = CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint) + :ttl_ms
@@ -162,15 +162,15 @@ class ShardResults(ClusterPart):
             # The shard comes last: the end of the last one finishes the run.
             done = {"shard": shard.row.id, "done": encode_names(shard.done), "next_job": left[0] if left else ""}
             connection.execute(_DONE, {**done, "left": len(left)})
-            if self._tells(run_id):
+            if self._may_notify(run_id):
                 hints.add(f"result {run_id}")
         notify(connection, hints)
 
-    def _tells(self, run_id: str) -> bool:
-        told: dict[str, float] = self.__dict__.setdefault("_told", {})
-        if time.monotonic() - told.get(run_id, -_TELL_S) < _TELL_S:
+    def _may_notify(self, run_id: str) -> bool:
+        notified: dict[str, float] = self.__dict__.setdefault("_notified", {})
+        if time.monotonic() - notified.get(run_id, -_NOTIFY_S) < _NOTIFY_S:
             return False
-        told[run_id] = time.monotonic()
+        notified[run_id] = time.monotonic()
         return True
 
 

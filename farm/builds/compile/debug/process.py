@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.builds.compile.at_work import take_node
 from farm.builds.compile.compiler_process import CompilerEnding, CompilerProcess
+from farm.builds.compile.current_node import take_node
 from farm.builds.compile.debug.protocol import DebugReply, no_module
 from farm.builds.toolchains.interpreters import process_environment
 

@@ -19,7 +19,7 @@ _OVERRIDE, _RULES = "_override_composite_implicit_decomp", "op_implementations_d
 
 
 @contextmanager
-def one_look_a_list() -> Iterator[None]:
+def single_scan_per_list() -> Iterator[None]:
     """Let torch scan its dispatcher once for a list of all composite operators, not once for each namespace.
 
     An export makes five such lists. Scans of all registrations for each of 41 namespaces took a third of the time of
@@ -30,7 +30,7 @@ def one_look_a_list() -> Iterator[None]:
     look, make = getattr(utils, _LOOK, None), getattr(utils, _LIST, None)
     if callable(look) and callable(make):
 
-        def make_after_one_look() -> Any:
+        def make_after_one_scan() -> Any:
             look()
             setattr(utils, _LOOK, _nothing)
             try:
@@ -42,7 +42,7 @@ def one_look_a_list() -> Iterator[None]:
         for module in (decomp_utils, exported_program):
             if getattr(module, _LIST, None) is make:
                 kept.append((module, _LIST, make))
-                setattr(module, _LIST, make_after_one_look)
+                setattr(module, _LIST, make_after_one_scan)
     try:
         yield
     finally:
@@ -68,7 +68,7 @@ _kernels: dict[Any, _Kernels] = {}
 
 
 @contextmanager
-def kept_kernels() -> Iterator[None]:
+def cached_kernels() -> Iterator[None]:
     """Let torch make the kernels of overridden composite operators once a process, not three times a compilation.
 
     An override sets 25 kernels of each of 250 operators, a fifth of the time of compiling an operator. torch overrides
@@ -80,7 +80,7 @@ def kept_kernels() -> Iterator[None]:
         return
 
     @contextmanager
-    def override_again(composites: Mapping[Any, Any]) -> Iterator[None]:
+    def override_cached(composites: Mapping[Any, Any]) -> Iterator[None]:
         known = {name: _kernels[name] for name in composites if _is_known(name, rules)}
         new = {name: implementation for name, implementation in composites.items() if name not in known}
         before = {name: (dict(name.py_kernels), name in rules) for name in new}
@@ -98,7 +98,7 @@ def kept_kernels() -> Iterator[None]:
                     _set_kernels(name, one.before)
                     rules.pop(name, None)
 
-    with patch.object(exported_program, _OVERRIDE, override_again):
+    with patch.object(exported_program, _OVERRIDE, override_cached):
         yield
 
 

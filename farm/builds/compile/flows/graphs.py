@@ -10,7 +10,7 @@ from unittest.mock import patch
 from torch.fx.graph_module import GraphModule
 from torch.fx.traceback import NodeSource
 
-from farm.builds.compile.flows.dispatcher import kept_kernels, one_look_a_list
+from farm.builds.compile.flows.dispatcher import cached_kernels, single_scan_per_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ _GENERATED = ("forward", "_code", "_lineno_map", "_prologue_start")
 @contextmanager
 def less_work() -> Iterator[None]:
     """Let torch skip repeated work of an export and a lowering while the body runs."""
-    with one_look_a_list(), kept_kernels(), shared_origins(), late_code():
+    with single_scan_per_list(), cached_kernels(), shared_origins(), late_code():
         yield
 
 

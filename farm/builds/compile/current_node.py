@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 400
 
 
-class NodeAtWork:
+class CurrentNode:
     """Writer of the file; a context manager, which removes the file. A killed process leaves it with the last node."""
 
     def __init__(self, log: Path) -> None:
