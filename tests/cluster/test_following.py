@@ -112,9 +112,9 @@ def test_bundles_are_counted_from_where_the_run_began() -> None:
     shown.show(progress(built=3))
     assert sorted(listener.told) == [
         ("build", "a"),
-        ("build", "health_check"),
+        ("build", "health check"),
         ("built", "a"),
-        ("built", "health_check"),
+        ("built", "health check"),
     ]
 
 
