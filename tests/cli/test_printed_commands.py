@@ -105,6 +105,7 @@ PARSED: dict[str, tuple[str, ...]] = {
     "farm setup runtime build --target {}": ("oe-linux-aarch64",),
     "farm setup runtime check --direct --soc SOC": (),
     "farm setup runtime check --soc SOC": (),
+    "farm setup sdk fetch --source maven": (),
     "farm setup sdk fetch {}": ("2.37",),
     "farm serve": (),
     "farm shell {}": ("phone-1",),

@@ -72,13 +72,17 @@ class _BuildTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """True to record the sources that take part in a bundle; default: for source trees and edited wheels."""
 
 
+MAVEN_URL = "https://repo1.maven.org/maven2"
+"""Maven's central repository."""
+
 _QnnFields: Any = msgspec.defstruct(
     "_QnnFields", [(name, str | None, None) for name in QNN_PATHS], frozen=True, forbid_unknown_fields=True
 )
 
 
 class _QnnTable(_QnnFields):  # type: ignore[misc]
-    pass
+    maven_url: str = MAVEN_URL
+    archive_url: str = ""
 
 
 class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,6 +126,8 @@ class Config(msgspec.Struct, frozen=True):
     """Resident memory, in MiB, beyond which a builder is replaced before the next job."""
     sdk_root: Path | None
     """QNN SDK; default: the libraries from PyPI."""
+    android_qnn: Path | None
+    """QNN SDK or runtime for Android devices; default: `sdk_root`."""
     android_runner: Path | None
     """Runner built for Android."""
     android_backend_library: Path | None
@@ -142,6 +148,10 @@ class Config(msgspec.Struct, frozen=True):
     """Hexagon tools, whose C++ runtime direct mode needs; usually a folder inside that SDK."""
     file: Path | None
     """The farm.toml that was read."""
+    maven_url: str = MAVEN_URL
+    """Maven repository with QNN for Android."""
+    archive_url: str = ""
+    """Address of Qualcomm's archive, `{version}` for the version; default: the address of ExecuTorch's downloader."""
     hosts: tuple[HostConfig, ...] = ()
     """Other machines with devices."""
     devices: tuple[DeviceConfig, ...] = ()
@@ -190,9 +200,9 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
 
     `file`, else $FARM_CONFIG, else the first farm.toml from `folder` (the current one) upwards that no other user could
     have written (`farm.base.trust`); others are named on standard error and ignored. $FARM_CACHE_DIR,
-    $FARM_STATE_DIR, $FARM_STORE, $FARM_ARTIFACTS, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT, $FARM_ANDROID_EXECUTORCH,
-    $FARM_EXECUTORCH_BUILD, $FARM_EXECUTORCH_LINUX_BUILD, $FARM_EXECUTORCH_DIRECT_BUILD, $HEXAGON_SDK_ROOT and
-    $HEXAGON_TOOLS_ROOT override it.
+    $FARM_STATE_DIR, $FARM_STORE, $FARM_ARTIFACTS, $QNN_SDK_ROOT, $ANDROID_NDK_ROOT, $FARM_ANDROID_QNN,
+    $FARM_ANDROID_EXECUTORCH, $FARM_EXECUTORCH_BUILD, $FARM_EXECUTORCH_LINUX_BUILD, $FARM_EXECUTORCH_DIRECT_BUILD,
+    $HEXAGON_SDK_ROOT and $HEXAGON_TOOLS_ROOT override it.
     Raises ConfigError, naming file and key, and UsageError, naming the variable.
     """
     require_known_variables()
@@ -234,6 +244,8 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         build_recycle_mb=recycle_mb,
         **qnn_paths,
         file=path,
+        maven_url=table.qnn.maven_url,
+        archive_url=table.qnn.archive_url,
         hosts=attached.hosts(table.host),
         devices=attached.devices(table.device),
         health=attached.health(table.health),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 QNN_PATHS = {
     "sdk_root": "QNN_SDK_ROOT",
+    "android_qnn": "FARM_ANDROID_QNN",
     "android_runner": "",
     "android_backend_library": "",
     "android_ndk_root": "ANDROID_NDK_ROOT",

@@ -91,14 +91,14 @@ def require_named(config: Config, backend: str, target: BuildTarget, mode: Mode)
     elif mode == "direct":
         config.require_there(*qnn, "executorch_build", "executorch_direct_build", "hexagon_tools_root")
     else:
-        ours = ("android_runner", "android_backend_library", "android_executorch", "executorch_build")
+        ours = ("android_qnn", "android_runner", "android_backend_library", "android_executorch", "executorch_build")
         config.require_there(*qnn, *ours)
 
 
 def android_places(config: Config) -> Places:
     """Return the places of the files for Android devices."""
     return Places(
-        qnn=android_files(config.sdk_root),
+        qnn=android_files(config.android_qnn or config.sdk_root),
         runner=_android_runner(config),
         backend_library=_android_backend_library(config),
         build=config.executorch_build,

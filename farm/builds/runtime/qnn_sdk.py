@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 ANDROID_FOLDER = "aarch64-android"
 LINUX_FOLDER = "aarch64-oe-linux-gcc*"
 GET_SDK = "set QNN_SDK_ROOT to a QNN SDK from Qualcomm (Qualcomm AI Engine Direct)"
+_GET_ANDROID = "run 'farm setup sdk fetch --source maven', or " + GET_SDK
 
 WHEEL = "onnxruntime-qnn"
 """Distribution with QNN's libraries."""
+MAVEN = "com.qualcomm.qti:qnn-runtime"
+"""Maven artifact with QNN's libraries for Android."""
 _WHEEL_EXTRA = "simulator"
 _PRODUCT_LIMIT = 60
 ORIGIN = "farm-fetched.json"
@@ -34,7 +37,7 @@ class FetchedSdk(msgspec.Struct, frozen=True):
 
     version: str
     origin: str
-    """The address of the archive, or the wheel: `onnxruntime-qnn 2.5.0`."""
+    """The address of the archive, or the package: `onnxruntime-qnn 2.5.0`."""
     sha256: str
     """SHA-256 of the archive or the wheel."""
     fetched_ms: int
@@ -75,7 +78,7 @@ class QnnFiles(msgspec.Struct, frozen=True):
 
 def android_files(sdk_root: Path | None) -> QnnFiles:
     """Return QNN's files for Android. The wheel's libraries are linked with glibc, which Android does not have."""
-    get = f"{GET_SDK} with {ANDROID_FOLDER} libraries"
+    get = f"{_GET_ANDROID} with {ANDROID_FOLDER} libraries"
     if sdk_root is None:
         return QnnFiles(get)
     return QnnFiles(get, sdk_root, sdk_root / "lib" / ANDROID_FOLDER, sdk_version(sdk_root))

@@ -16,7 +16,7 @@ from farm.base.socs import load_socs
 from farm.base.trust import require_own
 from farm.builds.bundles.cache import folder_size
 from farm.builds.runtime.packages import package_folder, package_version
-from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, ORIGIN, WHEEL, fetched_sdk, sdk_version
+from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, MAVEN, ORIGIN, WHEEL, fetched_sdk, sdk_version
 from farm.builds.runtime.runtime import require_backend
 from farm.builds.runtime.simulator import LIBRARY, TARGET, require_host_libraries
 
@@ -76,7 +76,7 @@ def resolve_qnn(config: Config, text: str) -> Path | None:
         return Path(text)
     wanted = require_version(text)
     there = installed_sdks(config)
-    found = [sdk for sdk in there if is_version(sdk.version, wanted)]
+    found = [sdk for sdk in there if is_version(sdk.version, wanted) and not _is_runtime(sdk)]
     if not found:
         known = ", ".join(sdk.version for sdk in there) or "none"
         raise MissingToolError(
@@ -110,8 +110,19 @@ def default_path(text: str) -> str:
 
 def find_cached(config: Config, version: str) -> Path | None:
     """Return the newest SDK in the cache with `version`."""
-    found = (sdk.root for sdk in installed_sdks(config) if sdk.root is not None and is_version(sdk.version, version))
-    return next(found, None)
+    return next(
+        (
+            sdk.root
+            for sdk in installed_sdks(config)
+            if sdk.root is not None and is_version(sdk.version, version) and not _is_runtime(sdk)
+        ),
+        None,
+    )
+
+
+def _is_runtime(sdk: QnnSdk) -> bool:
+    """Return whether an SDK has libraries for devices only."""
+    return sdk.origin.startswith(MAVEN)
 
 
 def sdk_states(config: Config) -> list[SdkState]:
@@ -128,10 +139,10 @@ def _state(sdk: QnnSdk, *, default: bool) -> SdkState:
     root, problem = sdk.root, ""
     backends = []
     try:
-        if root is not None:
+        if root is not None and not _is_runtime(sdk):
             require_host_libraries(root, f"QNN {sdk.version}")
         for name in BACKENDS:
-            if find_backend(name).on_cpu or not _compiles(name, root):
+            if find_backend(name).on_cpu or _is_runtime(sdk) or not _compiles(name, root):
                 continue
             backends.append(name)
     except MissingToolError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
+from msgspec.structs import replace
 
 from farm.base.config.settings import load_config
 from farm.base.errors import FarmError, UsageError
@@ -17,13 +18,14 @@ from farm.report.model.format import size
 from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from farm.base.config.settings import Config
-    from farm.builds.toolchains.sdk.downloader import SdkOffer
     from farm.builds.toolchains.sdks import SdkState
 
 _SHA256 = 64
+_WHEEL, _QAIRT, _MAVEN = _SOURCES = ("wheel", "qairt", "maven")
 
 
 @click.group("sdk", cls=SuggestingGroup)
@@ -34,6 +36,7 @@ def command() -> None:
     farm setup sdk list                     SDKs here, and SDKs to fetch
     farm setup sdk fetch 2.49               a wheel of onnxruntime-qnn, as an SDK
     farm setup sdk fetch --accept-licence   Qualcomm's SDK, as ExecuTorch has it
+    farm setup sdk fetch --source maven     libraries for Android devices only
     farm setup sdk use 2.49                 the default, in farm.toml
     A toolchain has its own: qnn = "2.49" in its table.
     """
@@ -76,46 +79,105 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
 @command.command("fetch")
 @config_option
 @click.argument("version", required=False)
+@click.option("--source", type=click.Choice(_SOURCES), help="wheel of onnxruntime-qnn; qairt: Qualcomm's archive, for "
+              "compiler and devices; maven: com.qualcomm.qti:qnn-runtime, for Android devices only.")  # fmt: skip
 @click.option(
     "--toolchain", callback=named, metavar="NAME|PATH|VERSION", help="Toolchain whose ExecuTorch names Qualcomm's SDK."
 )
-@click.option("--accept-licence", is_flag=True, help="You have read and accept Qualcomm's licence.")
+@click.option("--accept-licence", is_flag=True, help="You have read and accept the licence.")
 @click.option("--sha256", default="", help="Expected hash of the archive.")
+@click.option("--url", default="", metavar="URL", help="Other address: of the archive, or of the Maven repository.")
 def fetch(
-    config_file: Path | None, version: str | None, toolchain: str | None, sha256: str, *, accept_licence: bool
+    config_file: Path | None,
+    version: str | None,
+    source: str | None,
+    toolchain: str | None,
+    sha256: str,
+    url: str,
+    *,
+    accept_licence: bool,
 ) -> None:
     """Fetch an SDK into the cache, check it, and print its folder.
 
-    VERSION, such as 2.49, is the version of a wheel of onnxruntime-qnn, or of
-    the SDK that ExecuTorch's downloader knows. Without VERSION it is the
-    latter. pip's own configuration applies to wheels.
+    VERSION is a version of QNN, such as 2.49: by default of a wheel of
+    onnxruntime-qnn. Without VERSION ExecuTorch's downloader names the SDK. Before a download from Qualcomm its size and
+    licence are shown, and you are asked once. pip's configuration applies to
+    wheels.
     """
-    from farm.builds.toolchains.sdk.downloader import fetch_sdk, offered_sdk
-    from farm.builds.toolchains.sdk.wheels import candidates, fetch_wheel_sdk
-    from farm.builds.toolchains.sdks import find_cached, is_version, require_version
+    from farm.builds.toolchains.sdk.download import require_safe
+    from farm.builds.toolchains.sdks import require_version
     from farm.builds.toolchains.select import use_toolchain
 
     config = use_toolchain(load_config(config_file), toolchain or "")
     if sha256 and (len(sha256) != _SHA256 or any(letter not in "0123456789abcdefABCDEF" for letter in sha256)):
         raise UsageError(f"--sha256 {sha256!r} is no SHA-256: expected 64 hexadecimal digits")
+    if url:
+        if source not in (_QAIRT, _MAVEN):
+            raise UsageError(f"--url is the address of --source {_QAIRT} or --source {_MAVEN}: name one of them")
+        key = "maven_url" if source == _MAVEN else "archive_url"
+        config = replace(config, **{key: require_safe(url, "--url")})
     if version is not None:
         version = require_version(version)
+    if source == _MAVEN:
+        echo(_fetch_runtime(config, version or "", sha256, accepted=accept_licence))
+    elif source == _WHEEL:
+        if version is None or sha256 or accept_licence:
+            raise UsageError(f"--source {_WHEEL} takes a VERSION, such as 2.49, and neither --sha256 nor a licence")
+        echo(_fetch_wheel(config, version))
+    else:
+        ours = bool(source or accept_licence or sha256 or toolchain)
+        echo(_fetch_archive(config, version, sha256, named=ours, only=source == _QAIRT, accepted=accept_licence))
+
+
+def _fetch_wheel(config: Config, version: str) -> Path:
+    from farm.builds.toolchains.sdk.wheels import fetch_wheel_sdk
+    from farm.builds.toolchains.sdks import find_cached
+
+    return find_cached(config, version) or fetch_wheel_sdk(config.cache_dir, version)
+
+
+def _fetch_archive(
+    config: Config, version: str | None, sha256: str, *, named: bool, only: bool, accepted: bool
+) -> Path:
+    """Return the SDK of ExecuTorch's downloader, or of a wheel for a version of a wheel.
+
+    `named`: options are about Qualcomm's archive, which comes first then. `only`: no wheel is looked at.
+    """
+    from farm.builds.toolchains.sdk.downloader import LICENCE, fetch_sdk, is_complete, offered_sdk
+    from farm.builds.toolchains.sdk.wheels import candidates, fetch_wheel_sdk
+    from farm.builds.toolchains.sdks import find_cached, is_version
+
+    if version is not None:
         if (there := find_cached(config, version)) is not None:
-            echo(there)
-            return
-        if not accept_licence and not sha256 and not toolchain and candidates(version):
-            echo(fetch_wheel_sdk(config.cache_dir, version))
-            return
-    offer = offered_sdk(config)
+            return there
+        if not named and candidates(version):
+            return fetch_wheel_sdk(config.cache_dir, version)
+    offer = offered_sdk(config, version if only and version is not None and is_complete(version) else "")
     if version is not None and not is_version(offer.version, version):
-        if accept_licence or sha256 or toolchain:
+        if only:
+            example = f"a complete version, as {offer.version}"
+            raise UsageError(f"ExecuTorch's downloader knows QNN {offer.version}, not {version}: name {example}")
+        if named:
             notice(f"ExecuTorch's downloader knows QNN {offer.version}, not {version}: looking at {_WHEELS}")
-        echo(fetch_wheel_sdk(config.cache_dir, version))
-        return
+        return fetch_wheel_sdk(config.cache_dir, version)
     if (there := find_cached(config, offer.version)) is None:
-        _require_licence(offer, accepted=accept_licence)
+        about = f"QNN SDK {offer.version} is Qualcomm's, under a licence of its own: {LICENCE}"
+        _require_licence(config, LICENCE, about, offer.url, lambda: offer.nbytes, accepted=accepted)
         there = fetch_sdk(config, offer, sha256)
-    echo(there)
+    return there
+
+
+def _fetch_runtime(config: Config, version: str, sha256: str, *, accepted: bool) -> Path:
+    from farm.builds.runtime.qnn_sdk import MAVEN
+    from farm.builds.toolchains.sdk.maven import fetch_release, offered_release, release_folder
+
+    release = offered_release(config, version)
+    if not (folder := release_folder(config, release.version)).is_dir():
+        about = f"{MAVEN} {release.version} is Qualcomm's, under a licence of its own: {release.licence}"
+        _require_licence(config, release.licence, about, release.url, lambda: release.nbytes, accepted=accepted)
+        folder = fetch_release(config, release, sha256)
+    notice(f"for Android devices: export FARM_ANDROID_QNN={folder}, or android_qnn in the [qnn] table of farm.toml")
+    return folder
 
 
 @command.command("use")
@@ -148,19 +210,26 @@ def use(config_file: Path | None, sdk: str) -> None:
 _WHEELS = "wheels of onnxruntime-qnn"
 
 
-def _require_licence(offer: SdkOffer, *, accepted: bool) -> None:
-    """Ask on a terminal whether the user accepts the licence. Raises UsageError if not, or without a terminal."""
-    from farm.builds.toolchains.sdk.downloader import LICENCE
+def _require_licence(
+    config: Config, licence: str, about: str, url: str, nbytes: Callable[[], int], *, accepted: bool
+) -> None:
+    """Ask on a terminal, once for each licence, whether the user accepts it; record the consent.
 
-    about = f"QNN SDK {offer.version} is Qualcomm's, under a licence of its own: {LICENCE}"
-    if accepted:
+    Raises UsageError for a refusal, and without a terminal.
+    """
+    from farm.builds.toolchains.sdk.consent import is_accepted, record_consent
+
+    if is_accepted(config, licence):
         return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"{about}: read it and add --accept-licence")
-    notice(about)
-    notice(f"it is fetched from {offer.url}")
-    if not click.confirm("Do you accept the licence?", default=False, err=True):
-        raise UsageError("without the licence nothing was fetched")
+    shown_size = size(total) if (total := nbytes()) else "unknown size"
+    if not accepted:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(f"{about} ({shown_size} from {url}): read it and add --accept-licence")
+        notice(about)
+        notice(f"it is fetched from {url}, {shown_size}")
+        if not click.confirm("Do you accept the licence?", default=False, err=True):
+            raise UsageError("without the licence nothing was fetched")
+    record_consent(config, licence, url)
 
 
 def _offers(config: Config) -> list[dict[str, str]]:

@@ -36,12 +36,17 @@ def unpack_sdk(archive: Path, folder: Path, version: str) -> None:
     Raises InfraError for an archive that is damaged, has a name or a link leading out of the folder, or is larger than
     any SDK.
     """
-    prefix = f"qairt/{version}/"
+    unpack(archive, folder, f"qairt/{version}/", _MOST_BYTES)
+
+
+def unpack(archive: Path, folder: Path, prefix: str, most_bytes: int) -> None:
+    """Unpack the files below `prefix` in a zip file into `folder`, at most `most_bytes`. Raises as `unpack_sdk`."""
+    folder.mkdir(exist_ok=True)
     try:
         with zipfile.ZipFile(archive) as opened:
-            members = [one for one in _checked(opened.infolist()) if one.filename.startswith(prefix)]
+            members = [one for one in _checked(opened.infolist(), most_bytes) if one.filename.startswith(prefix)]
             if not members:
-                raise _refused(f"there is no {prefix} in it")
+                raise refused(f"there is no {prefix} in it" if prefix else "it is empty")
             _require_space(folder, sum(one.file_size for one in members))
             names = {PurePosixPath(one.filename[len(prefix) :]): one for one in members if one.filename != prefix}
             links = {name: opened.read(one).decode() for name, one in names.items() if _is_link(one)}
@@ -54,17 +59,17 @@ def unpack_sdk(archive: Path, folder: Path, version: str) -> None:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).symlink_to(target)
     except (zipfile.BadZipFile, EOFError, UnicodeDecodeError, NotImplementedError, RuntimeError) as error:
-        raise _refused(f"it is damaged ({error})") from None
+        raise refused(f"it is damaged ({error})") from None
 
 
 def check_sdk(folder: Path, version: str) -> None:
     """Raise InfraError unless `folder` has the SDK of `version` for this machine, with each library in its place."""
     said = _version_in(folder)
     if said != version:
-        raise _refused(f"its sdk.yaml says version {one_line(said, 80) or 'nothing'}, and {version} was fetched")
+        raise refused(f"its sdk.yaml says version {one_line(said, 80) or 'nothing'}, and {version} was fetched")
     missing = [name for name in _NEEDED if not (folder / "lib" / TARGET / name).is_file()]
     if missing:
-        raise _refused(f"it has no lib/{TARGET}/{missing[0]}")
+        raise refused(f"it has no lib/{TARGET}/{missing[0]}")
     check_machines(folder / "lib")
 
 
@@ -78,10 +83,10 @@ def check_machines(folder: Path) -> None:
             try:
                 found = read_elf(library)
             except (ConfigError, OSError) as error:
-                raise _refused(f"{library.relative_to(folder.parent)}: {error}") from None
+                raise refused(f"{library.relative_to(folder.parent)}: {error}") from None
             if found.machine != machine:
                 name = library.relative_to(folder.parent)
-                raise _refused(f"{name} is made for {found.machine_name}, expected {MACHINES[machine]}")
+                raise refused(f"{name} is made for {found.machine_name}, expected {MACHINES[machine]}")
 
 
 def _version_in(folder: Path) -> str:
@@ -92,23 +97,23 @@ def _version_in(folder: Path) -> str:
     return next((line.partition(":")[2].strip(" '\"") for line in lines if line.startswith("version:")), "")
 
 
-def _checked(members: list[zipfile.ZipInfo]) -> Iterator[zipfile.ZipInfo]:
+def _checked(members: list[zipfile.ZipInfo], most_bytes: int) -> Iterator[zipfile.ZipInfo]:
     """Yield the entries of an archive. Raises InfraError if one leads out of it, or is double or encrypted, and for an
     archive larger than any SDK.
     """
     nbytes = sum(one.file_size for one in members)
-    if len(members) > _MOST_FILES or nbytes > _MOST_BYTES:
-        raise _refused(f"it is larger than any SDK: {len(members)} files, {nbytes} bytes")
+    if len(members) > _MOST_FILES or nbytes > most_bytes:
+        raise refused(f"it is larger than any SDK: {len(members)} files, {nbytes} bytes")
     seen: set[str] = set()
     for one in members:
         name = one.filename
         parts = name.rstrip("/").split("/")
         if name.startswith("/") or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-            raise _refused(f"{one_line(name, 200)!r} in it leads out of its folder")
+            raise refused(f"{one_line(name, 200)!r} in it leads out of its folder")
         if name.rstrip("/") in seen:
-            raise _refused(f"{one_line(name, 200)!r} is in it twice")
+            raise refused(f"{one_line(name, 200)!r} is in it twice")
         if one.flag_bits & _ENCRYPTED:
-            raise _refused("it is encrypted")
+            raise refused("it is encrypted")
         seen.add(name.rstrip("/"))
         yield one
 
@@ -119,13 +124,13 @@ def _check_links(names: Iterable[PurePosixPath], links: dict[PurePosixPath, str]
         for part in PurePosixPath(target).parts:
             if PurePosixPath(*place) in links:
                 # The text of a link does not show where `..` leads behind another link.
-                raise _refused(f"the link {one_line(str(name), 200)!r} in it leads through another one")
+                raise refused(f"the link {one_line(str(name), 200)!r} in it leads through another one")
             if part == "/" or (part == ".." and not place):
-                raise _refused(f"the link {one_line(str(name), 200)!r} in it leads out of its folder")
+                raise refused(f"the link {one_line(str(name), 200)!r} in it leads out of its folder")
             place = place[:-1] if part == ".." else [*place, part]
     for name in names:
         if any(parent in links for parent in name.parents):
-            raise _refused(f"{one_line(str(name), 200)!r} in it lies behind a link")
+            raise refused(f"{one_line(str(name), 200)!r} in it lies behind a link")
 
 
 def _is_link(member: zipfile.ZipInfo) -> bool:
@@ -153,5 +158,6 @@ def _require_space(folder: Path, nbytes: int) -> None:
         )
 
 
-def _refused(why: str) -> InfraError:
+def refused(why: str) -> InfraError:
+    """Return the error for fetched files that farm will not use."""
     return InfraError(f"what was fetched is no QNN SDK that farm will use: {why}")

@@ -26,6 +26,7 @@ from farm.base.text import one_line
 from farm.builds.runtime.packages import package_folder
 from farm.builds.runtime.qnn_sdk import ORIGIN, FetchedSdk
 from farm.builds.toolchains.sdk.archive import check_sdk, unpack_sdk
+from farm.builds.toolchains.sdk.download import is_safe, size_of
 from farm.builds.toolchains.sdks import sdks_folder
 
 if TYPE_CHECKING:
@@ -44,13 +45,13 @@ names = runpy.run_path(sys.argv[1], run_name="download_qnn_sdk")
 if len(sys.argv) == 2:
     print(json.dumps({"version": names["QNN_VERSION"], "url": names["QNN_ZIP_URL"]}))
 else:
-    sys.exit(not names["_download_archive"](names["QNN_ZIP_URL"], pathlib.Path(sys.argv[2])))
+    sys.exit(not names["_download_archive"](sys.argv[3], pathlib.Path(sys.argv[2])))
 """
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,15}){2,4}")
+_COMPLETE_DOTS = 3
 _ASK_SECONDS = 60.0
 # 2 GB at 300 kB/s.
 _DOWNLOAD_SECONDS = 7200.0
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class SdkOffer(msgspec.Struct, frozen=True):
@@ -61,10 +62,16 @@ class SdkOffer(msgspec.Struct, frozen=True):
     script: Path
     python: Path
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the archive; 0 if its server does not report the size."""
+        return size_of(self.url)
 
-def offered_sdk(config: Config) -> SdkOffer:
+
+def offered_sdk(config: Config, version: str = "") -> SdkOffer:
     """Return the SDK that the downloader of the selected toolchain's ExecuTorch would fetch; its interpreter runs it.
 
+    A complete `version` replaces the version of the downloader, and `archive_url` of farm.toml replaces its address.
     Raises MissingToolError without a downloader, and for an unknown kind of downloader.
     """
     script = _script(config)
@@ -74,7 +81,7 @@ def offered_sdk(config: Config) -> SdkOffer:
     for python in pythons:
         code, lines, errors = _run(python, [str(script)], _ASK_SECONDS)
         if code == 0 and lines:
-            return _offer(lines[-1], script, python)
+            return _offer(lines[-1], script, python, version, config.archive_url)
         problem = problem or (errors or [f"exit code {code}"])[-1]
     raise MissingToolError(
         f"{script} does not say which QNN SDK it would fetch: {one_line(problem, 300)}: download the SDK yourself, "
@@ -92,7 +99,7 @@ def fetch_sdk(config: Config, offer: SdkOffer, sha256: str = "") -> Path:
     def fetch(folder: Path) -> None:
         archive = folder / "sdk.zip"
         logger.info("fetching QNN SDK %s from %s", offer.version, offer.url)
-        argv = [str(offer.script), str(archive)]
+        argv = [str(offer.script), str(archive), offer.url]
         code, lines, errors = _run(offer.python, argv, _DOWNLOAD_SECONDS)
         if code != 0 or not archive.is_file():
             why = [line for line in (*errors, *lines) if line.strip()] or [f"exit code {code}"]
@@ -125,13 +132,20 @@ def _script(config: Config) -> Path:
     return package_folder("executorch", _SCRIPT, "build") / _SCRIPT
 
 
-def _offer(line: str, script: Path, python: Path) -> SdkOffer:
+def is_complete(version: str) -> bool:
+    """Return whether a version is as complete as in the address of an archive, such as 2.37.0.250724."""
+    return bool(_VERSION.fullmatch(version)) and version.count(".") == _COMPLETE_DOTS
+
+
+def _offer(line: str, script: Path, python: Path, wanted: str, archive_url: str) -> SdkOffer:
     answer = json.loads(line)
     version, url = str(answer["version"]), str(answer["url"])
-    address = urlsplit(url)
+    if wanted:
+        version, url = wanted, url.replace(version, wanted)
+    if archive_url:
+        url = archive_url.replace("{version}", version)
     # The fetched files are executed, so that the address must be a safe one.
-    safe = address.scheme == "https" or (address.scheme == "http" and address.hostname in _LOOPBACK)
-    if not _VERSION.fullmatch(version) or not safe or not address.path.endswith(".zip"):
+    if not _VERSION.fullmatch(version) or not is_safe(url) or not urlsplit(url).path.endswith(".zip"):
         raise MissingToolError(
             f"{script} names QNN {one_line(version, 80)} at {one_line(url, 200)}: expected a version, and a zip file "
             "at an https address"

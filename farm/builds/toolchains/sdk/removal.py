@@ -67,7 +67,7 @@ def _used_ms(root: Path) -> int:
 
 
 def _named(config: Config) -> list[Path]:
-    found = [config.sdk_root] if config.sdk_root is not None else []
+    found = [root for root in (config.sdk_root, config.android_qnn) if root is not None]
     for toolchain in config.toolchains.values():
         if toolchain.qnn:
             with contextlib.suppress(FarmError):

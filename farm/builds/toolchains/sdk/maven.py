@@ -1,0 +1,212 @@
+"""QNN for Android from a Maven repository: the AAR `com.qualcomm.qti:qnn-runtime` as an SDK without compiler.
+
+An AAR is a zip file; its libraries and skels are in `jni/arm64-v8a`. Layout of a repository: versions in
+`maven-metadata.xml`, then VERSION/NAME-VERSION.aar and .pom, each with a file per checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import msgspec
+
+from farm.base.errors import ConfigError, InfraError, MissingToolError
+from farm.base.publish import published
+from farm.base.text import one_line
+from farm.builds.runtime.native.elf import AARCH64, HEXAGON, read_elf
+from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, MAVEN, ORIGIN, FetchedSdk
+from farm.builds.toolchains.sdk.archive import refused, unpack
+from farm.builds.toolchains.sdk.download import download, read_small, require_safe, size_of
+from farm.builds.toolchains.sdks import is_version, sdks_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+
+logger = logging.getLogger(__name__)
+
+_GROUP, _ARTIFACT = MAVEN.split(":")
+_LIBRARIES = "jni/arm64-v8a/"
+_NEEDED = ("libQnnHtp.so", "libQnnSystem.so")
+# Limits far above the artifact, which has about 100 MB.
+_MOST_BYTES, _MOST_UNPACKED = 2 << 30, 8 << 30
+_MOST_TEXT = 1 << 20
+# Maven Central has the first two for newer artifacts, and the third for all.
+_CHECKSUMS = ("sha512", "sha256", "sha1")
+_VERSION = re.compile(r"\d{1,6}(\.\d{1,6}){1,3}")
+
+
+class MavenRelease(msgspec.Struct, frozen=True):
+    """Release of the artifact in a repository."""
+
+    version: str
+    url: str
+    """Address of the AAR."""
+    nbytes: int
+    """Size of the AAR; 0 if unreported."""
+    licence: str
+    """Licence in the POM: name and address."""
+
+
+def offered_release(config: Config, wanted: str) -> MavenRelease:
+    """Return the newest release of version `wanted`, or of all for "". Raises MissingToolError, InfraError."""
+    repository = require_safe(config.maven_url, "maven_url in the [qnn] table:")
+    folder = f"{repository}/{_GROUP.replace('.', '/')}/{_ARTIFACT}"
+    try:
+        metadata = _parse(read_small(f"{folder}/maven-metadata.xml", _MOST_TEXT), f"{folder}/maven-metadata.xml")
+    except FileNotFoundError:
+        raise MissingToolError(
+            f"the repository {config.maven_url} has no {MAVEN}: name another one by maven_url in the [qnn] table"
+        ) from None
+    texts = (one.text or "" for one in metadata.iterfind("versioning/versions/version"))
+    versions = sorted((text for text in texts if _VERSION.fullmatch(text)), key=_numbers)
+    found = [one for one in versions if not wanted or is_version(one, wanted)]
+    if not found:
+        known = ", ".join(versions[-5:]) or "none"
+        raise MissingToolError(f"{config.maven_url} has no {MAVEN} {wanted}: the newest are {known}")
+    version = found[-1]
+    url = f"{folder}/{version}/{_ARTIFACT}-{version}.aar"
+    return MavenRelease(version, url, size_of(url), _licence(url, version))
+
+
+def fetch_release(config: Config, release: MavenRelease, sha256: str = "") -> Path:
+    """Return the folder of the release in the cache, downloaded and verified on the first call.
+
+    The caller must have the user's consent to the licence. `sha256` is the expected hash of the AAR besides the
+    repository's own checksums. Raises InfraError.
+    """
+
+    def fetch(folder: Path) -> None:
+        archive = folder / "qnn.aar"
+        logger.info("fetching %s %s from %s", MAVEN, release.version, release.url)
+        download(release.url, archive, _MOST_BYTES)
+        found = _verify(release.url, archive)
+        if sha256 and found != sha256.lower():
+            raise InfraError(f"the archive from {release.url} has the SHA-256 {found}, expected {sha256.lower()}")
+        unpack(archive, folder / "aar", "", _MOST_UNPACKED)
+        archive.unlink()
+        _lay_out(folder)
+        about = f"# {MAVEN} {release.version}: libraries for Android, without a compiler.\nversion: {release.version}\n"
+        (folder / "sdk.yaml").write_text(about)
+        origin = f"{MAVEN} {release.version}"
+        fetched = FetchedSdk(release.version, origin, found, int(time.time() * 1000), licence_accepted=True)
+        (folder / ORIGIN).write_bytes(msgspec.json.encode(fetched))
+
+    return published(release_folder(config, release.version), fetch)
+
+
+def release_folder(config: Config, version: str) -> Path:
+    """Return the folder of a release in the cache, present or not."""
+    return sdks_folder(config.cache_dir) / f"{_ARTIFACT}-{version}"
+
+
+def _licence(url: str, version: str) -> str:
+    """Return the licence in the POM of an AAR. Raises InfraError for a POM of something else."""
+    place = url.removesuffix(".aar") + ".pom"
+    try:
+        data = read_small(place, _MOST_TEXT)
+    except FileNotFoundError:
+        raise InfraError(f"{place} is missing: the repository is incomplete") from None
+    _require_checksum(place, data)
+    pom = _parse(data, place)
+    said = tuple(_text(pom, name) for name in ("groupId", "artifactId", "version", "packaging"))
+    if said != (_GROUP, _ARTIFACT, version, "aar"):
+        raise InfraError(f"{place} describes {one_line(':'.join(said), 200)}, expected {MAVEN}:{version}:aar")
+    texts = [
+        " ".join(filter(None, (_text(one, "name"), _text(one, "url"))))
+        for one in pom.iter()
+        if _local(one) == "license"
+    ]
+    return one_line(", ".join(filter(None, texts)), 400) or "no licence is named in its POM"
+
+
+def _verify(url: str, archive: Path) -> str:
+    """Return the SHA-256 of a file whose strongest checksum in the repository is right. Raises InfraError."""
+    name, expected = _checksum(url)
+    with archive.open("rb") as file:
+        found = hashlib.file_digest(file, name).hexdigest()
+        file.seek(0)
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise InfraError(f"{url} was damaged on the way: its {name} is {found}, expected {expected}: fetch it again")
+    return sha256
+
+
+def _require_checksum(url: str, data: bytes) -> None:
+    name, expected = _checksum(url)
+    if (found := hashlib.new(name, data, usedforsecurity=False).hexdigest()) != expected:
+        raise InfraError(f"{url} was damaged on the way: its {name} is {found}, expected {expected}: fetch it again")
+
+
+def _checksum(url: str) -> tuple[str, str]:
+    """Return name and value of the strongest checksum of a file in a repository. Raises InfraError without one."""
+    for name in _CHECKSUMS:
+        try:
+            words = read_small(f"{url}.{name}", 4096).decode(errors="replace").split()
+        except FileNotFoundError:
+            continue
+        digits = 2 * hashlib.new(name, usedforsecurity=False).digest_size
+        if not words or not re.fullmatch(rf"[0-9a-fA-F]{{{digits}}}", words[0]):
+            raise InfraError(f"{url}.{name} is no checksum: the repository is damaged")
+        return name, words[0].lower()
+    raise InfraError(f"{url} has no checksum ({', '.join(_CHECKSUMS)}) and cannot be verified")
+
+
+def _lay_out(folder: Path) -> None:
+    """Move libraries and skels of the unpacked AAR to their places in an SDK, and keep its licence files."""
+    unpacked = folder / "aar"
+    libraries = sorted((unpacked / _LIBRARIES).glob("*.so"))
+    missing = [name for name in _NEEDED if not (unpacked / _LIBRARIES / name).is_file()]
+    if missing:
+        raise refused(f"it has no {_LIBRARIES}{missing[0]}")
+    for library in libraries:
+        try:
+            header = read_elf(library)
+        except ConfigError as error:
+            raise refused(f"{_LIBRARIES}{library.name} {error.problem}") from None
+        if header.machine == HEXAGON and header.hexagon_arch:
+            target = folder / f"lib/hexagon-v{header.hexagon_arch}/unsigned"
+        elif header.machine == AARCH64:
+            target = folder / "lib" / ANDROID_FOLDER
+        else:
+            raise refused(f"{_LIBRARIES}{library.name} is made for {header.machine_name}")
+        target.mkdir(parents=True, exist_ok=True)
+        library.rename(target / library.name)
+    for path in sorted(unpacked.rglob("*")):
+        if path.is_file() and re.match(r"(?i)(licen[cs]e|notice)", path.name) and not (folder / path.name).exists():
+            path.rename(folder / path.name)
+    _remove(unpacked)
+
+
+def _remove(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), key=lambda one: len(one.parts), reverse=True):
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    folder.rmdir()
+
+
+def _parse(data: bytes, url: str) -> ElementTree.Element:
+    """Return the root of an XML file without a document type, which could define entities without bound."""
+    try:
+        if b"<!" in data.replace(b"<!--", b""):
+            raise InfraError(f"{url} has a document type or CDATA: it is not the expected file")
+        return ElementTree.fromstring(data)  # noqa: S314 - without entities, and of bounded size
+    except ElementTree.ParseError as error:
+        raise InfraError(f"{url} is no XML ({error}): it is not the expected file") from None
+
+
+def _text(parent: ElementTree.Element, name: str) -> str:
+    return next(((one.text or "").strip() for one in parent if _local(one) == name), "")
+
+
+def _local(element: ElementTree.Element) -> str:
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
