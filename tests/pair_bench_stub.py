@@ -43,17 +43,18 @@ class SideStub(msgspec.Struct, frozen=True):
 
     job: str
     bundle: BundleStub
-    runtime: None = None
-    device: str = ""
+    runtime: str | None = None
+    """Name of its runner; None for the newest one."""
+    is_whole: bool = True
     heap: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:
-        return self.job, self.bundle.key, *self.place
+        return self.job, self.bundle.key, self.place
 
     @property
-    def place(self) -> tuple[str, str]:
-        return "", self.device
+    def place(self) -> str:
+        return self.runtime or ""
 
 
 class World:
@@ -80,6 +81,10 @@ class World:
         self.turns: list[object] = []
         self.device = PHONE
         self.virtual = False
+        self.runners: dict[str, float] = {"r1": 1.0}
+        """Factor of all times by runner, the newest last."""
+        self.kept = True
+        """False if the cache has no old runner."""
 
     def night(
         self,
@@ -91,25 +96,31 @@ class World:
         days_ago: int | None = None,
         sizes: Mapping[int, int] | None = None,
         jobs: Sequence[int] | None = None,
+        phone: str = "phone",
+        build: str = "b",
+        device_by: float = 1.0,
+        odd: Mapping[int, float] | None = None,
     ) -> str:
         """Record a nightly run and return its id; `levels` multiplies the times of jobs by their numbers."""
+        device = msgspec.structs.replace(self.device, serial=phone, build=build)
+        all_by *= device_by * self.runners[[*self.runners][-1]]
         started_ms = now_ms() - (100 - len(self.nights) if days_ago is None else days_ago) * DAY
         run_id = self.store.begin_run(RunRecord("farm run", "ada", "bench", FACTS, started_ms, "nightly"))
         done = [job for n, job in enumerate(self.jobs) if jobs is None or n in jobs]
         self.store.plan_jobs(run_id, done)
-        self.store.record_device(run_id, self.device)
+        self.store.record_device(run_id, device, {"runner": [*self.runners][-1]})
         for n, job in enumerate(self.jobs):
             if job not in done:
                 continue
             key = (keys or {}).get(n, f"{n}-{run_id}")
             bundle = self.bundles.setdefault(key, BundleStub(key, 1e6 * (levels or {}).get(n, 1.0)))
             luck = all_by * (1.0 + noise * self.random.standard_normal())
-            samples = bundle.level * luck * (1.0 + WITHIN_RUN * self.random.standard_normal(9))
-            measured = [Measurement("latency", "ns", Direction.LOWER, tuple(samples.tolist()))]
+            samples = self.draw(bundle.level * luck * (odd or {}).get(n, 1.0) * self.luck_of(bundle), 9)
+            measured = [Measurement("latency", "ns", Direction.LOWER, tuple(samples))]
             if sizes and n in sizes:
                 measured.append(Measurement("pte_size", "bytes", Direction.LOWER, (float(sizes[n]),), exact=True))
             attempt = Attempt(
-                job.id, Verdict.PASSED, Stage.DONE, "", "phone", started_ms, 0.2, bundle_key=key,
+                job.id, Verdict.PASSED, Stage.DONE, "", phone, started_ms, 0.2, bundle_key=key,
                 measurements=tuple(measured),
             )  # fmt: skip
             self.store.record_attempt(run_id, attempt)
@@ -123,7 +134,15 @@ class World:
         return confirm_run(self.config, self.store, run_id, request, factory=factory, **more)
 
     def side(self, past: StoredResult) -> SideStub:
-        return SideStub(past.view.id, self.bundles[past.attempt.bundle_key])
+        [*_, newest] = self.runners
+        runner = past.runtime["runner"]
+        is_whole = self.kept or runner == newest
+        own = runner if is_whole and runner != newest else None
+        return SideStub(past.view.id, self.bundles[past.attempt.bundle_key], own, is_whole)
+
+    def mixed(self, base: SideStub, runner: SideStub) -> str:
+        del base
+        return runner.place or [*self.runners][-1]
 
     def measure(
         self, good: SideStub, new: SideStub, pairs: int, inferences: int, *, numerics: bool, **_: object
@@ -140,11 +159,22 @@ class World:
 
     def _pair(self, good: SideStub, new: SideStub, inferences: int) -> Pair:
         tonight = 1.0 + DRIFT * self.random.standard_normal()
+        runners = [self.runners[side.runtime or [*self.runners][-1]] for side in (good, new)]
         was, now = (
-            side.bundle.level * tonight * (1.0 + WITHIN_RUN * self.random.standard_normal(inferences))
-            for side in (good, new)
+            self.draw(side.bundle.level * runner * tonight * self.luck_of(side.bundle), inferences)
+            for side, runner in zip((good, new), runners, strict=True)
         )
-        return was.tolist(), now.tolist()
+        return was, now
+
+    def draw(self, time_ns: float, count: int) -> list[float]:
+        """Return the times of some inferences in a row."""
+        times: list[float] = (time_ns * (1.0 + WITHIN_RUN * self.random.standard_normal(count))).tolist()
+        return times
+
+    def luck_of(self, bundle: BundleStub) -> float:
+        """Return the factor that a bundle has in this night alone."""
+        del bundle
+        return 1.0
 
 
 class _StubFactory(BenchFactory):

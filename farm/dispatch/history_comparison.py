@@ -133,7 +133,7 @@ def compare_with_history(store: Store, run_id: str, *, programs: Collection[tupl
                 one.past.device,
                 _levelled(one),
                 one.values[-1],
-                [point.device for point in one.points[:-1]],
+                [point.place for point in one.points],
                 is_open=one.standing.alert is not None,
             )
             for one in compared
@@ -169,10 +169,11 @@ def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[Aler
             having = [index for index in having if left[index] == left[-1] or math.isnan(left[-1])]
         points = tuple(past.runs[index] for index in having)
         values = tuple(one.values[index] for index in having)
-        alerts = [alert for alert in known.get((one.id, past.runs[-1].device_kind), ()) if alert.state in STEPS]
+        all_alerts = known.get((one.id, past.runs[-1].device_kind), ())
+        alerts = [alert for alert in all_alerts if alert.state in STEPS]
         newest = points[-1].run_id
         found = frozenset(alert.finding for alert in alerts if alert.last_good < newest < alert.first_bad)
-        before = standing((alert for alert in alerts if alert.first_bad < newest), started_ms)
+        before = standing((alert for alert in all_alerts if alert.first_bad < newest), started_ms)
         yield ComparedSeries(past, one, points, values, _steps(points, alerts), found, before)
 
 
@@ -206,10 +207,10 @@ def changed_programs(
 
 
 def _is_new(one: ComparedSeries, measured: Mapping[tuple[int, str], Collection[str]]) -> bool:
-    """Return whether a program has older ones to be compared with, and never was."""
-    bundle = one.points[-1].bundle
-    runs = {point.run_id for point in one.points if point.bundle == bundle}
-    return bool(bundle) and one.points[0].bundle != bundle and runs.isdisjoint(measured.get(one.key, ()))
+    """Return whether a program, or what executes it, has older ones to be compared with, and never was."""
+    new = one.points[-1]
+    runs = {point.run_id for point in one.points if point.side == new.side}
+    return bool(new.bundle) and one.points[0].side != new.side and runs.isdisjoint(measured.get(one.key, ()))
 
 
 def found_alerts(comparison: HistoryComparison) -> list[NewAlert]:
@@ -217,7 +218,28 @@ def found_alerts(comparison: HistoryComparison) -> list[NewAlert]:
     return [
         *(_alert(comparison, index, AlertState.EXACT) for index in comparison.night.exact),
         *(_alert(comparison, index, AlertState.SUSPECTED) for index in comparison.night.suspected),
+        *(
+            _alert(comparison, index, AlertState.REFUTED)
+            for index in range(len(comparison.compared))
+            if _returned(comparison, index)
+        ),
     ]
+
+
+def _returned(comparison: HistoryComparison, index: int) -> bool:
+    """Return whether a number is back on the level before an open change that could not be measured."""
+    from farm.results.analysis.scale import scaled
+    from farm.results.analysis.suspected import Finding
+
+    one, judgement = comparison.compared[index], comparison.night.judgements[index]
+    alert = one.standing.alert
+    if alert is None or alert.state != AlertState.UNKNOWN or judgement.finding is not Finding.UNCHANGED:
+        return False
+    # The median is that of the level before as long as most runs are.
+    since = sum(point.run_id >= alert.first_bad for point in one.points)
+    # The shift of a device, which is no part of the judged change, may be the very change.
+    was, now = scaled(one.series.series.scale, [judgement.baseline, one.values[-1]])
+    return 2 * since <= judgement.count and abs(now - was) < abs(alert.change) / 2.0
 
 
 def record_comparison(store: Store, run_id: str) -> HistoryComparison:

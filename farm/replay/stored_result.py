@@ -23,7 +23,9 @@ from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.resume import changed_code, planned_jobs
 from farm.replay.made_bundle import find_made_bundle
 from farm.results.analysis.facts import CONTENTS, changed_facts
+from farm.results.analysis.history import side_of
 from farm.results.attempt import Attempt
+from farm.store.details import device_facts
 from farm.store.view import JobView, RunView
 from farm.suites.options import check_options
 from farm.suites.suite import Job, MethodInputs, Target
@@ -68,6 +70,21 @@ class StoredResult(msgspec.Struct, frozen=True):
         """Description of the result in one line."""
         attempt = f"attempt {self.number} of {len(self.view.attempts)}"
         return f"{self.view.id}: run {self.run.id}, {attempt}, on {self.attempt.device} ({self.kind})"
+
+    @property
+    def runtime(self) -> dict[str, str]:
+        """Versions of the runtime that its device had; empty if they were not recorded."""
+        return next((one.runtime or {} for one in self.run.devices if one.serial == self.attempt.device), {})
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Facts of its run, and of its device's runtime."""
+        return self.run.fingerprint | device_facts(None, self.runtime)
+
+    @property
+    def side(self) -> tuple[str, ...]:
+        """All that was under test, as `Point.side`."""
+        return side_of(self.attempt.bundle_key, self.facts)
 
     @property
     def is_heap(self) -> bool:

@@ -12,7 +12,7 @@ from farm.results.analysis.scale import Scale
 
 from .conftest import in_turns
 
-PROGRAM, RUNTIME, SDK, DEVICE = Factor.PROGRAM, Factor.RUNTIME, Factor.SDK, Factor.DEVICE
+PROGRAM, RUNTIME, SDK = Factor.PROGRAM, Factor.RUNTIME, Factor.SDK
 THREE = (PROGRAM, RUNTIME, SDK)
 
 
@@ -53,9 +53,9 @@ def test_what_only_comes_together_is_said_to_be_an_interaction() -> None:
 
 
 def test_what_was_not_swapped_may_be_it() -> None:
-    found = explain(Scale.RATIO, measured(1.2, 3), swapped(1.0, 1.0, 1.0), (*THREE, DEVICE))
+    found = explain(Scale.RATIO, measured(1.2, 3), {PROGRAM: measured(1.0, 7), RUNTIME: measured(1.0, 8)}, THREE)
     assert found.kind is AttributionKind.UNEXPLAINED
-    assert found.reason.startswith("device not swapped by itself")
+    assert found.reason.startswith("sdk not swapped by itself")
 
 
 def test_nothing_is_explained_where_there_is_nothing() -> None:

@@ -37,31 +37,27 @@ def test_runs_of_one_fingerprint_are_one_segment() -> None:
     assert len(history.comparable()) == 5
 
 
-def test_a_new_sdk_parts_the_series_and_is_told() -> None:
-    history = split([point(0), point(1), point(2, qnn="2.51"), point(3, qnn="2.51")])
-    assert sizes(history) == [2, 2]
-    assert told(history) == [("run-2", "qnn 2.47 -> 2.51", True)]
-    assert [one.run_id for one in history.comparable()] == ["run-2", "run-3"]
-    assert history.events[0].started_ms == 2 * DAY_MS
+def test_compiler_runner_and_sdk_are_under_test_and_part_nothing() -> None:
+    history = split([point(0), point(1, executorch="1.6.0", native_runner="bbbb"), point(2, qnn="2.51")])
+    assert sizes(history) == [3]
+    assert told(history) == [
+        ("run-1", "executorch 1.5.1 -> 1.6.0", False),
+        ("run-1", "runner changed", False),
+        ("run-2", "executorch 1.6.0 -> 1.5.1", False),
+        ("run-2", "runner changed", False),
+        ("run-2", "qnn 2.47 -> 2.51", False),
+    ]
+    assert history.events[0].started_ms == DAY_MS
 
 
-def test_a_new_executorch_is_what_is_under_test_and_parts_nothing() -> None:
-    history = split([point(0), point(1, executorch="1.6.0", native_runner="bbbb")])
+def test_a_runner_whose_build_differs_every_night_leaves_one_series() -> None:
+    assert sizes(split([point(night, native_runner=f"{night:04}") for night in range(9)])) == [9]
+
+
+def test_a_build_of_a_device_is_an_event_and_no_other_series() -> None:
+    history = split([point(0), point(1, device_build="UP1A.240101")])
     assert sizes(history) == [2]
-    assert told(history) == [("run-1", "executorch 1.5.1 -> 1.6.0", False), ("run-1", "runner changed", False)]
-
-
-def test_a_runner_that_changes_by_itself_parts_the_series() -> None:
-    history = split([point(0), point(1, native_runner="bbbb")])
-    assert sizes(history) == [1, 1]
-    assert told(history) == [("run-1", "runner changed", True)]
-
-
-def test_an_sdk_that_comes_with_a_new_executorch_still_parts() -> None:
-    history = split([point(0), point(1, executorch="1.6.0", native_runner="bbbb", qnn="2.51")])
-    assert sizes(history) == [1, 1]
-    assert ("run-1", "qnn 2.47 -> 2.51", True) in told(history)
-    assert ("run-1", "runner changed", False) in told(history)
+    assert [parts for _, _, parts in told(history)] == [False]
 
 
 def test_a_changed_case_starts_anew() -> None:
@@ -113,6 +109,7 @@ def test_an_empty_history_has_nothing() -> None:
                 "qnn": st.sampled_from("12"),
                 "executorch": st.sampled_from("12"),
                 "native_runner": st.sampled_from("123"),
+                "governor": st.sampled_from("12"),
             }
         ),
         max_size=12,
@@ -124,4 +121,4 @@ def test_every_run_is_in_one_segment_and_every_cut_has_a_reason(facts: list[dict
     assert [one for segment in history.segments for one in segment.points] == points
     cuts = {segment.points[0].run_id for segment in history.segments[1:]}
     assert {event.run_id for event in history.events if event.parts} == cuts
-    assert all(one.facts["qnn"] == points[-1].facts["qnn"] for one in history.comparable())
+    assert all(one.facts["governor"] == points[-1].facts["governor"] for one in history.comparable())

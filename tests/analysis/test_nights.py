@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+import numpy as np
 import pytest
 
 from farm.results.analysis.confirmation import confirm
@@ -134,7 +135,7 @@ def on_two_devices(count: int, *, apart: float, tonight: float = 1.0) -> list[Ob
         ]
         [value] = noisy(1, 1e6 * (1.0 + apart) * tonight, seed=1000 + number)
         series = Series(str(number), "latency", "ns", Direction.LOWER)
-        found.append(Observation(series, "slow", values, value, devices))
+        found.append(Observation(series, "slow", values, value, [(device, "") for device in [*devices, "slow"]]))
     return found
 
 
@@ -142,7 +143,7 @@ def test_a_device_that_is_always_slower_is_no_shift_and_hides_nothing() -> None:
     quiet = judge_night(on_two_devices(30, apart=0.06))
     assert not quiet.shifts
     assert len(quiet.suspected) <= 5
-    blind = judge_night([msgspec.structs.replace(one, devices=()) for one in on_two_devices(30, apart=0.06)])
+    blind = judge_night([msgspec.structs.replace(one, places=()) for one in on_two_devices(30, apart=0.06)])
     assert len(blind.suspected) > len(quiet.suspected) or blind.shifts
     found = [judge_night([one]).suspected for one in on_two_devices(30, apart=0.06, tonight=1.08)]
     assert sum(map(len, found)) >= 27
@@ -151,3 +152,28 @@ def test_a_device_that_is_always_slower_is_no_shift_and_hides_nothing() -> None:
 def test_devices_that_do_not_differ_stay_as_they_were_measured() -> None:
     for one in on_two_devices(20, apart=0.0)[:3]:
         assert one.past == one.history
+
+
+def test_eight_phones_with_eight_builds_in_rotation_have_one_history() -> None:
+    draw = np.random.default_rng(5)
+    effects = draw.uniform(-0.1, 0.1, 8)
+    places = [(f"phone-{night % 8}", f"build-{night % 8}") for night in range(41)]
+    for tonight, finding in ((1.0, Finding.UNCHANGED), (1.1, Finding.REGRESSION)):
+        values = [float(1e6 * np.exp(effects[night % 8] + 0.01 * draw.standard_normal())) for night in range(41)]
+        one = Observation(LATENCY, places[-1][0], values[:-1], tonight * values[-1], places)
+        [judged] = judge_night([one]).judgements
+        assert judged.finding is finding
+        assert judged.count == 21
+    # A phone that is new tells nothing before it has some values.
+    [judged] = judge_night([msgspec.structs.replace(one, places=[*places[:-1], ("new", "build-0")])]).judgements
+    assert judged.finding is Finding.INSUFFICIENT_DATA
+
+
+def test_the_effect_of_a_build_is_known_from_another_phone() -> None:
+    draw = np.random.default_rng(6)
+    # Phone a got build 2 after 20 nights; phone b gets it tonight. Build 2 is 8 % slower.
+    places = [("ab"[night % 2], "2" if night >= 20 and night % 2 == 0 else "1") for night in range(40)]
+    values = [1e6 * (1.08 if build == "2" else 1.0) * float(1 + 0.01 * draw.standard_normal()) for _, build in places]
+    for tonight, finding in ((1.08e6, Finding.UNCHANGED), (1.08 * 1.08e6, Finding.REGRESSION)):
+        [judged] = judge_night([Observation(LATENCY, "b", values, tonight, [*places, ("b", "2")])]).judgements
+        assert judged.finding is finding

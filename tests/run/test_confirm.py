@@ -16,7 +16,6 @@ from attached import attach
 from farm_home import FarmHome, wait_for_no_process
 from planted import JOB, Planted, write_suite
 
-from farm.builds.runtime.native.build import planned_native
 from farm.devices.virtual.faults import Fault, inject
 from farm.results.analysis.scale import GATES, Scale
 from farm.store.store import Store, open_store
@@ -198,63 +197,46 @@ def test_without_a_bundle_the_nearest_run_with_one_is_named(planted: Planted, tw
 
 @pytest.mark.whole
 class TestAxes:
-    def test_the_runner_is_swapped_by_itself_and_what_is_gone_is_named(
+    def test_a_kept_runner_is_swapped_by_itself_and_a_gone_one_is_named(
         self, planted: Planted, good: str, twice: str, tmp_path: Path
     ) -> None:
-        """Both runs are of one bundle; the later one records another runner and another QNN."""
+        """Both runs are of one bundle; the earlier one had another build of the runner."""
         del twice
         state = tmp_path / "state"
         shutil.copytree(planted.home.state, state)
         cache = tmp_path / "cache"
-        (cache / "native").mkdir(parents=True)
+        cache.mkdir()
         for part in planted.home.cache.iterdir():
-            if part.name not in ("native", "virtual"):
+            if part.name not in ("runtimes", "virtual"):
                 (cache / part.name).symlink_to(part)
-        for part in (planted.home.cache / "native").iterdir():
-            (cache / "native" / part.name).symlink_to(part)
-        now = planned_native(planted.home.cache).folder
-        older = cache / "native" / ("feedface" * 4)
-        shutil.copytree(now, older)
-        with (older / "farm_runner").open("ab") as file:
-            file.write(b"another build")
+        shutil.copytree(planted.home.cache / "runtimes", cache / "runtimes")
         with contextlib.closing(sqlite3.connect(state / "farm.db")) as database:
-            [[text]] = database.execute(
-                "SELECT facts FROM fingerprint JOIN run ON run.fingerprint_hash = hash WHERE run.id = ?", [good]
-            )
-            facts = json.loads(text) | {"native_runner": "feedface" * 2, "qnn": "v2.30.0"}
-            database.execute("INSERT INTO fingerprint VALUES ('older', ?)", [json.dumps(facts)])
-            database.execute("UPDATE run SET fingerprint_hash = 'older' WHERE id = ?", [good])
+            [[text]] = database.execute("SELECT runtime FROM run_device WHERE run_id = ?", [good])
+            had = json.loads(text)
+            older = {**had, "runner": "feedface" * 2}
+            database.execute("UPDATE run_device SET runtime = ? WHERE run_id = ?", [json.dumps(older), good])
             database.commit()
         home = dataclasses.replace(planted.home, state=state, cache=cache, owns_cache=True)
         new = dataclasses.replace(planted, home=dataclasses.replace(home, cache=planted.home.cache)).run()
-        told = dataclasses.replace(planted, home=home).json(
-            "perf", "confirm", JOB, "--good", good, "--bad", new, "--pairs", "5", code=0
-        )
+        asked = ("perf", "confirm", JOB, "--good", good, "--bad", new, "--pairs", "5")
+        gone = dataclasses.replace(planted, home=home).json(*asked, code=0)
+        answer = gone["metrics"][0]["confirmation"]
+        assert answer["answer"] == "unknown"
+        assert answer["reason"].endswith("was not measured") == ("not the program" in answer["reason"])
+        # The runner of the earlier run: as the one of today, and of another digest.
+        [kept] = [path for path in (cache / "runtimes").glob("*/runtime.json") if had in _versions(path)]
+        folder = shutil.copytree(kept.parent, cache / "runtimes" / ("feedface" * 8))
+        record = json.loads((folder / "runtime.json").read_text())
+        record["runtime"] |= {"versions": older, "digest": "feedface" * 8}
+        (folder / "runtime.json").write_text(json.dumps(record))
+        told = dataclasses.replace(planted, home=home).json(*asked, code=None)
         said = told["attribution"]
-        assert (told["same_bundle"], said["differing"]) == (True, ["runtime", "sdk"])
-        assert list(said["alone"]) == ["runtime"]
-        assert said["not_swapped"]["sdk"] == f"QNN v2.30.0 of run {good} is not in the cache any more"
-        assert len({turn["runtime"] for turn in told["turns"]}) == 2
+        assert (told["same_bundle"], said["differing"], list(said["alone"])) == (True, ["runtime"], ["runtime"])
+        assert len({turn["runtime"] for turn in told["turns"]}) >= 2
 
-    def test_another_device_is_swapped_in_where_both_are_attached(
-        self, planted: Planted, tmp_path: Path, store: Store
-    ) -> None:
-        with attach(planted.home, tmp_path, ["SM8650", "SM8650"]) as attached:
-            runs = []
-            for device in attached.devices:
-                ran = attached.farm("run", "--soc", "SM8650", "--suite", str(planted.suite), "--device", device.serial,
-                                    "--json", timeout_s=300)  # fmt: skip
-                assert ran.returncode == 0, ran.stderr
-                runs.append(json.loads(ran.stdout)["id"])
-            serials = [device.serial for device in attached.devices]
-            done = attached.farm("perf", "confirm", JOB, "--good", runs[0], "--bad", runs[1], "--pairs", "5",
-                                 "--device", serials[1], "--json")  # fmt: skip
-            assert done.returncode in (0, 3), done.stderr
-            told = json.loads(done.stdout)
-            assert list(told["attribution"]["alone"]) == ["device"]
-            assert {turn["device"] for turn in told["turns"]} == set(serials)
-            assert told["device"] == serials[1]
-            assert [lease.device for lease in store.leases.all() if lease.token] == []
+
+def _versions(record: Path) -> list[dict[str, str]]:
+    return [json.loads(record.read_text())["runtime"]["versions"]]
 
 
 @pytest.mark.whole

@@ -37,6 +37,8 @@ class StubSide(msgspec.Struct, frozen=True):
     factor: float
     failure: str = ""
     place: str = ""
+    runtime: None = None
+    is_whole: bool = True
     heap: bool = False
     luck: float = 1.0
     """Factor of its time in a process shared with other programs."""

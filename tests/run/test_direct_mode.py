@@ -282,7 +282,7 @@ def test_pairs_have_no_more_inferences_than_the_runner_can_be_asked_for(
     bench = bench_of(0)
     for inferences in (100, 100, 4):
         with pytest.raises(InfraError, match="no device here"):
-            bench._run(side, nothing, runtime, inferences, full=False, fresh=False)
+            bench._run(side, runtime, inferences, full=False, fresh=False)
     assert [(one.warm_up, one.iterations) for one in run.asked] == [(1, 4)] * 3
     assert said == [f"{job.id}: 4 inferences a turn, not 100: direct_runner writes the outputs of each"]
     # The named number is the least for the ends of `farm perf confirm` and `farm perf bisect`, and for each turn.
@@ -291,6 +291,6 @@ def test_pairs_have_no_more_inferences_than_the_runner_can_be_asked_for(
     with pytest.raises(UsageError, match=refusal):
         require_bundles(bench.config, nothing, bench_of(5), [nothing])
     with pytest.raises(InfraError, match="no device here"):
-        bench_of(4)._run(side, nothing, runtime, 100, full=False, fresh=False)
+        bench_of(4)._run(side, runtime, 100, full=False, fresh=False)
     with pytest.raises(UsageError, match=refusal):
-        bench_of(5)._run(side, nothing, runtime, 100, full=False, fresh=False)
+        bench_of(5)._run(side, runtime, 100, full=False, fresh=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from farm.builds.runtime.native import executorch as executorch_module
 from farm.builds.runtime.native.build import build_native, planned_native
 from farm.builds.runtime.native.executorch import default_executorch, runner_executorch
 from farm.builds.runtime.runtime import virtual_runtime
-from farm.builds.runtime.simulator import older_runner
 
 
 @pytest.fixture
@@ -88,29 +86,3 @@ def test_a_native_folder_of_this_machine_is_used_or_refused(farm_cache: Path, pa
     config = _with(tmp_path, farm_cache, native={"linux-x86_64": tmp_path})
     with pytest.raises(UsageError, match=r"^toolchain\.main: native\.linux-x86_64: there is no executorch-c"):
         runner_executorch(config)
-
-
-def test_an_older_runner_is_had_as_long_as_its_libraries_are_there(
-    farm_cache: Path, package: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    built = build_native(farm_cache).folder
-    folder = cache / "native" / ("feed" * 8)
-    shutil.copytree(built, folder)
-    # The cache has the root of the environment that built the runner first.
-    record = json.loads((folder / "executorch.json").read_bytes())
-    record["executorch"] |= {"root": str(package), "package": str(package / "share" / "cmake")}
-    (folder / "executorch.json").write_text(json.dumps(record))
-    bare = tmp_path / "other"
-    (bare / "lib").mkdir(parents=True)
-    elsewhere = msgspec.structs.replace(default_executorch(), root=bare)
-    found = older_runner(cache, "feed" * 4, elsewhere)
-    assert found is not None
-    assert (found[0], found[1].root) == (folder / "farm_runner", package)
-    # The same libraries in this command's place serve as well.
-    shutil.rmtree(package)
-    assert older_runner(cache, "feed" * 4, elsewhere) is None
-    again = older_runner(cache, "feed" * 4, default_executorch())
-    assert again is not None
-    assert again[1] == default_executorch()
-    assert older_runner(cache, "../" * 4, default_executorch()) is None

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.builds.runtime.native.executorch import NativeExecutorch
-    from farm.builds.runtime.simulator import HostSdk
 
 # FastRPC's mask for important messages and errors, as in ExecuTorch's own scripts.
 _DSP_LOGS = "0x0C"
@@ -81,8 +80,8 @@ class Runtime(msgspec.Struct, frozen=True):
     runner: str
     """Name in `files` of the program to execute."""
     versions: dict[str, str]
-    """Facts that numbers depend on: `runner` and `skel` are hashes, `qnn` and `executorch` versions, if known;
-    `dsp_logs` is a mask."""
+    """Facts that numbers depend on: `runner` is the key of farm's build or a hash, `skel` a hash; `qnn` and
+    `executorch` are versions, if known; `dsp_logs` is a mask."""
     kind: Kind
     needs_root: bool = False
     """True for a runner that must run as root (LPAI: signed process domain)."""
@@ -105,23 +104,13 @@ def virtual_runtime(
     backend: str = DEFAULT_BACKEND,
     *,
     mode: Mode = "traditional",
-    runner: tuple[Path, NativeExecutorch] | None = None,
-    sdk: HostSdk | None = None,
 ) -> Runtime:
     """Return the runtime of a virtual device for bundles of the toolchain that `config` has selected.
 
-    Direct mode is rehearsed: a stub takes its runner's place. `runner`, with the ExecuTorch that it runs with, and
-    `sdk` are older builds to use instead. All else is as in `simulator_runtime`.
+    Direct mode is rehearsed: a stub takes its runner's place. All else is as in `simulator_runtime`.
     """
-    program, executorch = runner or (None, runner_executorch(config))
     found = simulator_runtime(
-        config.cache_dir,
-        soc,
-        backend,
-        sdk_root=config.sdk_root,
-        executorch=executorch,
-        runner=program,
-        sdk=sdk,
+        config.cache_dir, soc, backend, sdk_root=config.sdk_root, executorch=runner_executorch(config)
     )
     return _rehearsed_direct(config.cache_dir, found, backend) if mode == "direct" else found
 
@@ -154,6 +143,13 @@ def with_runner(
     return msgspec.structs.replace(made, one_shot=True, flags=flags, versions={**made.versions, "runtime": made.digest})
 
 
+def remade(cache_dir: Path, runtime: Runtime, files: dict[str, Path], versions: dict[str, str]) -> Runtime:
+    """Return `runtime` with other `files`, among them its runner, and the known `versions` of these."""
+    made = _runtime(cache_dir, files, runtime.runner, versions, runtime.kind, runtime.needs_root)
+    known = {**made.versions, "runner": versions["runner"]}
+    return msgspec.structs.replace(made, one_shot=runtime.one_shot, flags=runtime.flags, versions=known)
+
+
 def simulator_runtime(
     cache_dir: Path,
     soc: Soc | None = None,
@@ -161,25 +157,25 @@ def simulator_runtime(
     *,
     sdk_root: Path | None = None,
     executorch: NativeExecutorch | None = None,
-    runner: Path | None = None,
-    sdk: HostSdk | None = None,
 ) -> Runtime:
     """Return the runtime of a virtual device for bundles of `backend`; `sdk_root` as for `host_sdk`.
 
     Simulated backends get the simulator, CPU backends no file of QNN. A rehearsed backend, which needs `soc`, gets an
     SDK's library for this machine, and the skel of a device, which is staged but not loaded. The first call builds the
-    runner with `executorch` or farm's own ExecuTorch. `runner` and `sdk` are older builds for use in their place.
-    Raises IllegalTargetError, MissingToolError, InfraError, ConfigError for a skel that is not signed as required.
+    runner with `executorch` or farm's own ExecuTorch. Raises IllegalTargetError, MissingToolError, InfraError,
+    ConfigError for a skel that is not signed as required.
     """
     known = find_backend(backend)
     if known.on_host == "absent":
         raise MissingToolError(f"there is no {backend.upper()} simulator: attach a device")
     executorch = executorch or default_executorch()
-    runner = runner or build_native(cache_dir, executorch=executorch).runner
-    files = {RUNNER: runner, **(_executorch_files(executorch.libraries) if executorch.shared else {})}
+    files = {
+        RUNNER: build_native(cache_dir, executorch=executorch).runner,
+        **(_executorch_files(executorch.libraries) if executorch.shared else {}),
+    }
     versions = {"executorch": executorch.version}
     if known.simulated:
-        sdk = sdk or host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch)
+        sdk = host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch)
         files[LIBRARY] = sdk.lib_dir / LIBRARY
         for pattern in _SIMULATOR_LIBRARIES:
             files |= {path.name: path for path in sorted(sdk.lib_dir.glob(pattern))}
@@ -344,7 +340,9 @@ def _runtime(
     for name in sorted(files):
         digest.update(f"{name}\0{hashes[files[name]]}\0".encode())
     known = {name: version for name, version in versions.items() if version}
-    known["runner"] = hashes[files[runner]]
+    # A build of farm is known by its sources and toolchain: its bytes may differ from build to build.
+    built = files[runner].parent
+    known["runner"] = built.name[:16] if built.parent == cache_dir / "native" else hashes[files[runner]]
     for name in files:
         if name.endswith(("Skel.so", DIRECT_SKEL)):
             known["skel"] = hashes[files[name]]

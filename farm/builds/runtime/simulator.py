@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -20,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.errors import MissingToolError, UntrustedError
+from farm.base.errors import MissingToolError
 from farm.base.hashes import hash_files
 from farm.base.publish import published
-from farm.base.trust import require_own, weakness_inside
+from farm.base.trust import require_own
 from farm.builds.runtime.native.build import NativeBuild, build_native
-from farm.builds.runtime.native.executorch import default_executorch, noted_executorch
-from farm.builds.runtime.native.targets import BRIDGE, RUNNER
+from farm.builds.runtime.native.executorch import default_executorch
+from farm.builds.runtime.native.targets import BRIDGE
 from farm.builds.runtime.packages import install_hint, package_folder
 
 if TYPE_CHECKING:
@@ -46,8 +45,6 @@ _MARKER = "farm-sdk.json"
 # Part of every key: another layout needs another number, and so another folder.
 _LAYOUT = "2"
 _PROBE_SECONDS = 120
-# Key of a build of `farm.builds.runtime.native.build`, or its beginning.
-_BUILD_KEY = re.compile(r"[0-9a-f]{1,32}")
 
 
 class HostSdk(msgspec.Struct, frozen=True):
@@ -157,41 +154,6 @@ def outside_environment(
         "LD_LIBRARY_PATH": ":".join([*ours, *before]),
         "QNN_EXECUTOR_RUNNER": str(_standalone(cache_dir, native.runner, native.key, libraries)),
     }
-
-
-def older_runner(cache_dir: Path, key: str, here: NativeExecutorch) -> tuple[Path, NativeExecutorch] | None:
-    """Return the runner of the cache whose build key begins with `key`, and the ExecuTorch that it runs with.
-
-    `key` is the value of the fact `native_runner`, and `here` is this command's ExecuTorch. None if the runner or its
-    ExecuTorch has been removed.
-    """
-    if not _BUILD_KEY.fullmatch(key):
-        return None
-    found = sorted(path for path in (cache_dir / "native").glob(f"{key}*/{RUNNER}") if path.is_file())
-    if len(found) != 1 or weakness_inside(found[0].parent):
-        return None
-    executorch = noted_executorch(cache_dir, found[0].parent, here)
-    return (found[0], executorch) if executorch is not None else None
-
-
-def older_sdk(cache_dir: Path, version: str) -> HostSdk | None:
-    """Return the cache's newest layout of a build id, as the fact `qnn` has it; None if it has been removed.
-
-    Layouts that another user could have written are left out. A layout consists of links, so that the build id is read
-    from the linked libraries.
-    """
-    markers = sorted((cache_dir / "sdk").glob(f"*/{_MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for marker in markers:
-        try:
-            sdk = _read_marker(marker.parent)
-            source = _real_libraries(sdk)
-            if sdk.qnn_version != version or not source.library.is_file():
-                continue
-            if _probe(cache_dir, source, _key(cache_dir, source)).build_id == version:
-                return sdk
-        except (UntrustedError, MissingToolError, OSError):
-            continue
-    return None
 
 
 def _source(sdk_root: Path | None) -> _Libraries:

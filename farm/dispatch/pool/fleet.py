@@ -66,12 +66,13 @@ def virtual_fleet(
 
     Raises MissingToolError for a missing runtime.
     """
+    from farm.builds.runtime.kept import keep
     from farm.builds.runtime.runtime import virtual_runtime
     from farm.devices.adb.server import start_adb_server
     from farm.devices.virtual.boot import Reviver, boot
 
     # Runtimes come first, as one may be missing.
-    runtimes = {soc.name: virtual_runtime(config, soc, backend, mode=mode) for soc in socs}
+    runtimes = {soc.name: keep(config.cache_dir, virtual_runtime(config, soc, backend, mode=mode)) for soc in socs}
     server = start_adb_server(supervisor, config.state_dir / "adb")
     devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
     reviver = Reviver(supervisor, server, devices, folder)
@@ -259,6 +260,7 @@ def runtimes_of(
     config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device], mode: Mode = "traditional"
 ) -> dict[str, Runtime]:
     """Return the runtimes of devices of some SoCs, by serial. Raises MissingToolError for a missing runtime."""
+    from farm.builds.runtime.kept import keep
     from farm.builds.runtime.runtime import attached_runtime, virtual_runtime
 
     by_name = {soc.name: soc for soc in socs}
@@ -267,9 +269,10 @@ def runtimes_of(
         key = (device.soc, device.kind, device.os)
         if key not in made:
             soc = by_name[device.soc]
-            made[key] = (
+            made[key] = keep(
+                config.cache_dir,
                 virtual_runtime(config, soc, backend, mode=mode)
                 if device.kind == "virtual"
-                else attached_runtime(config, soc, backend, mode, linux=device.os == "linux")
+                else attached_runtime(config, soc, backend, mode, linux=device.os == "linux"),
             )
     return {device.serial: made[device.soc, device.kind, device.os] for device in devices}

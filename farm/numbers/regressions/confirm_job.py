@@ -68,7 +68,7 @@ class ConfirmOutcome(msgspec.Struct, frozen=True):
 
     @property
     def same_bundle(self) -> bool:
-        """True for equal programs, so that only runtime, SDK, device or the date can be the cause."""
+        """True for equal programs, so that only runtime, SDK or the date can be the cause."""
         return self.good.attempt.bundle_key == self.new.attempt.bundle_key
 
     @property

@@ -163,13 +163,15 @@ class _ConfirmRun:
         """Return the devices and metrics that are off as a whole because of the programs."""
         found, pairs, measure = set(), self._request.pairs, self._remeasurement.measure
         for shift in comparison.night.shifts:
-            answers = [
-                result.confirmation
+            results = [
+                result
                 for index in shift.representatives
                 if time.monotonic() < self._end_s
                 and (result := measure(comparison.compared[index], pairs, up=shift.change > 0, attribute=False))
             ]
-            if answers and programs_are_cause(answers):
+            # A runtime that could not be measured may be the cause as well.
+            left = any(result.cause for result in results)
+            if results and (left or programs_are_cause(result.confirmation for result in results)):
                 found.add((shift.device, shift.metric))
         return found
 
@@ -267,7 +269,7 @@ class _ConfirmRun:
         found: dict[tuple[int, str], set[str]] = {}
         own = self._store.alerts.of_run(self._run_id, unchanged=True)
         for one in (*itertools.chain(*comparison.alerts.values()), *own):
-            if one.device or one.state in STEPS:
+            if one.device or one.state in (*STEPS, AlertState.REFUTED):
                 found.setdefault((one.series_id, one.device_kind), set()).add(one.run_id)
         return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shutil
 from contextlib import ExitStack
 from enum import StrEnum
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.errors import InfraError, LeaseLostError, NoDeviceError, UsageError
+from farm.base.errors import InfraError, LeaseLostError, UsageError
 from farm.base.hashes import sha256_of
-from farm.devices.adb.names import SERIAL_VARIABLE, named_device
+from farm.builds.runtime.kept import find_kept, with_runner_of
 from farm.devices.execution.one_shot import reduced, too_many
 from farm.devices.execution.raw import RESULT_FILE, RunnerOptions
-from farm.devices.text import clean_text
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
 from farm.dispatch.pool.acquire import DeviceAcquirer
 from farm.dispatch.pool.fleet import Choice
@@ -40,9 +38,7 @@ if TYPE_CHECKING:
     from farm.builds.bundles.bundle import Bundle
     from farm.builds.runtime.runtime import Runtime
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.devices.device import Device
     from farm.devices.execution.raw import RawResult
-    from farm.dispatch.pool.acquire import AcquiredDevice
     from farm.replay.stored_result import StoredResult
     from farm.results.analysis.confirmation import Pair
     from farm.results.attempt import Attempt, Measurement
@@ -78,18 +74,18 @@ class Side(msgspec.Struct, frozen=True):
     """Seconds of generation in every turn, as in its run."""
     runtime: Runtime | None = None
     """Runtime of the side; None for the bench's."""
-    device: str = ""
-    """Serial of a device of the bench; empty for the first device."""
+    is_whole: bool = True
+    """False if the runtime of its run is not kept, so that only the program is that of the run."""
 
     @property
-    def place(self) -> tuple[str, str]:
-        """Device and runtime: sides with an equal place share a process."""
-        return self.runtime.digest if self.runtime else "", self.device
+    def place(self) -> str:
+        """Digest of its own runtime: sides with an equal place share a process."""
+        return self.runtime.digest if self.runtime else ""
 
     @property
     def key(self) -> tuple[str, ...]:
         """Values that distinguish the side from other sides."""
-        return self.job.id, self.bundle.manifest.key, *self.place
+        return self.job.id, self.bundle.manifest.key, self.place
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -138,9 +134,8 @@ class InterleavedBench:
         self._acquirer = DeviceAcquirer(
             config, store, target, name="ab", purpose=purpose, otherwise="--virtual", until_s=until_s
         )
-        self._acquired: dict[str, AcquiredDevice] = {}
-        self._gates: dict[str, HeatGate] = {}
-        self._runs: dict[tuple[str, str], DeviceRun] = {}
+        self._gate = HeatGate(config.health)
+        self._runs: dict[str, DeviceRun] = {}
         self._proven: dict[tuple[str, ...], str] = {}
         self.judged: dict[tuple[str, ...], Attempt] = {}
         """Newest turn with compared outputs, by the key of its side."""
@@ -160,9 +155,7 @@ class InterleavedBench:
             self._stack.enter_context(self._acquirer)
             # Files and sessions leave the devices before their leases end.
             self._open = self._stack.enter_context(ExitStack())
-            acquired = self._acquirer.acquire(None if self.virtual else self._choice)
-            self.device, self.runtime, self.fence = acquired
-            self._acquired[self.device.serial] = acquired
+            self.device, self.runtime, self.fence = self._acquirer.acquire(None if self.virtual else self._choice)
             self._stack = self._stack.pop_all()
         return self
 
@@ -170,27 +163,20 @@ class InterleavedBench:
         self._stack.close()
 
     def side(self, stored: StoredResult) -> Side:
-        """Return the side of a stored result. Raises UsageError for a pruned bundle that cannot be made again."""
+        """Return the side of a stored result, with the runtime that executed it if that is kept.
+
+        Raises UsageError for a pruned bundle that cannot be made again.
+        """
         job = find_job(self.config, stored)
         bundle = find_bundle(self.config, stored, job, self.tools, self._acquirer.supervisor)
-        return Side(job, bundle, stored.profile, stored.is_heap, stored.seconds)
+        runtime, is_whole = None, stored.runtime == self.runtime.versions
+        if not is_whole and (runtime := find_kept(self.config.cache_dir, stored.runtime)) is not None:
+            is_whole = True
+        return Side(job, bundle, stored.profile, stored.is_heap, stored.seconds, runtime, is_whole)
 
-    def add_device(self, serial: str) -> None:
-        """Lease another attached device for sides that name it. Raises NoDeviceError, UnknownNameError."""
-        if serial in self._acquired:
-            return
-        if name := named_device(os.environ):
-            raise NoDeviceError(f"{SERIAL_VARIABLE} names {clean_text(name)}, and {serial} is another device")
-        now_ms = self._store.leases.now_ms()
-        for lease in self._store.leases.all():
-            # Waiting for a second device while holding one could deadlock with another user.
-            if serial in (lease.device, lease.device.partition("@")[0]) and lease.token and lease.expires_ms > now_ms:
-                raise NoDeviceError(f"{serial} is with {lease.user}")
-        self._acquired[serial] = self._acquirer.acquire(Choice((serial,)))
-
-    def build_of(self, serial: str) -> str:
-        """Return the fingerprint of the system of a device."""
-        return self._acquired[serial].device.build
+    def mixed(self, base: Side, runner: Side) -> Runtime | None:
+        """Return the runtime of `base` with the runner of another side; None for runners that take different jobs."""
+        return with_runner_of(self.config.cache_dir, base.runtime or self.runtime, runner.runtime or self.runtime)
 
     def measure(
         self,
@@ -262,36 +248,35 @@ class InterleavedBench:
         return self._proven[side.key]
 
     def _turn(self, role: Role, side: Side, pair: int, inferences: int, *, full: bool, fresh: bool = False) -> Turn:
-        acquired = self._acquired[side.device or self.device.serial]
-        runtime = side.runtime or acquired.runtime
+        runtime = side.runtime or self.runtime
         try:
-            started_ms, measured, failure = self._run(side, acquired, runtime, inferences, full=full, fresh=fresh)
+            started_ms, measured, failure = self._run(side, runtime, inferences, full=full, fresh=fresh)
         except InfraError as error:
-            self._recover(acquired.device, runtime, error)
-            started_ms, measured, failure = self._run(side, acquired, runtime, inferences, full=full, fresh=fresh)
-        key, serial = side.bundle.manifest.key, acquired.device.serial
+            self._recover(runtime, error)
+            started_ms, measured, failure = self._run(side, runtime, inferences, full=full, fresh=fresh)
+        key, serial = side.bundle.manifest.key, self.device.serial
         turn = Turn(role, pair, key, runtime.digest, serial, started_ms, measured, failure)
         self.turns.append(turn)
         return turn
 
-    def _recover(self, device: Device, runtime: Runtime, error: InfraError) -> None:
+    def _recover(self, runtime: Runtime, error: InfraError) -> None:
         """Begin anew on a device that may have been away: that is no reason to measure all again. Raises `error`."""
         from farm.devices.recovery import Step, recover
 
-        if (run := self._runs.pop((device.serial, runtime.digest), None)) is not None:
+        if (run := self._runs.pop(runtime.digest, None)) is not None:
             run.close()
         # A reboot would leave it cold.
-        if not recover(device, max_step=Step.RESTART).ok:
+        if not recover(self.device, max_step=Step.RESTART).ok:
             raise error
         logger.warning("once more: %s", error)
 
     def _run(
-        self, side: Side, acquired: AcquiredDevice, runtime: Runtime, inferences: int, *, full: bool, fresh: bool
+        self, side: Side, runtime: Runtime, inferences: int, *, full: bool, fresh: bool
     ) -> tuple[int, tuple[Measurement, ...], str]:
         """Return the begin of a turn, its measurements, and the reason of its failure. Raises InfraError."""
         self._count += 1
         folder = self._acquirer.folder / "raw" / str(self._count)
-        run = self._device_run(acquired, runtime)
+        run = self._device_run(runtime)
         options = RunnerOptions(
             iterations=1 if side.heap else inferences,
             warm_up=0 if side.heap else _WARM_UP,
@@ -335,25 +320,20 @@ class InterleavedBench:
             logger.info("%s: %s inferences a turn, not %s: %s", side.job.id, made.iterations, options.iterations, why)
         return made
 
-    def _device_run(self, acquired: AcquiredDevice, runtime: Runtime) -> DeviceRun:
+    def _device_run(self, runtime: Runtime) -> DeviceRun:
         """Return what runs programs with `runtime`, which stays up: a runner each."""
-        serial = acquired.device.serial
-        key = serial, runtime.digest
-        if key not in self._runs:
-            gate = self._gates.setdefault(serial, HeatGate(self.config.health))
-            first = not any(other == serial for other, _ in self._runs)
+        if runtime.digest not in self._runs:
+            takeover = not self._runs and self.fence is not None
             name = f"{self._acquirer.folder.name}.{self._count}"
-            takeover = first and acquired.fence is not None
-            run = DeviceRun(acquired.device, runtime, name, takeover=takeover, gate=gate)
-            self._runs[key] = self._open.enter_context(run)
-        return self._runs[key]
+            run = DeviceRun(self.device, runtime, name, takeover=takeover, gate=self._gate)
+            self._runs[runtime.digest] = self._open.enter_context(run)
+        return self._runs[runtime.digest]
 
     def _require_lease(self) -> None:
-        """Raise LeaseLostError if another user may have used a device meanwhile."""
+        """Raise LeaseLostError if another user may have used the device meanwhile."""
         fences = {lease.device: lease.fence for lease in self._store.leases.all() if lease.token}
-        for one in self._acquired.values():
-            if one.fence is not None and fences.get(one.fence[0]) != one.fence[1]:
-                raise LeaseLostError(f"the lease of {one.device.serial} was lost meanwhile: measure again")
+        if self.fence is not None and fences.get(self.fence[0]) != self.fence[1]:
+            raise LeaseLostError(f"the lease of {self.device.serial} was lost meanwhile: measure again")
 
 
 def _output_hashes(raw: RawResult, bundle: Bundle) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from farm.base.errors import FarmError, UnknownNameError, UsageError
 from farm.base.text import reason_line
 from farm.dispatch.history_comparison import TEXT_RATES, TIMES
 from farm.replay.stored_result import StoredResult
-from farm.results.analysis.confirmation import INFERENCES, P_CONFIRMED, PAIRS, Answer, Confirmation, confirm
+from farm.results.analysis.confirmation import INFERENCES, P_CONFIRMED, PAIRS, Answer, Confirmation, confirm, unsure
 from farm.results.analysis.first_bad import MOST_PROBES, narrowed, next_probe, suspicion
+from farm.results.analysis.history import runtime_changes
 from farm.results.analysis.scale import GATES, Series
 from farm.results.analysis.sequential import add_pairs, confirmed_again, steady_inferences, until_clear
 from farm.results.attempt import Direction
@@ -49,6 +50,8 @@ class Compared(msgspec.Struct, frozen=True):
     confirmation: Confirmation
     pairs: tuple[Pair, ...]
     """Samples of good and new."""
+    left: str = ""
+    """Differences of what executed both results that the pairs could not have; empty for none."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -137,7 +140,7 @@ def compare(
     sides measured just before, and receives the new ones. A side that crashes or has wrong numbers makes the claim
     unknown. Raises InfraError for trouble of farm and device, UsageError for a pruned bundle.
     """
-    was, now = (bench.side(one) if isinstance(one, StoredResult) else one for one in (good, new))
+    was, now, left = sides_of(bench, good, new)
     numerics = any(_is_of_outputs(claim.series) for claim in claims)
     since = len(bench.turns)
     found: dict[str, list[Pair]] = {}
@@ -187,7 +190,19 @@ def compare(
             for claim, one in zip(claims, compared, strict=True)
         ]
     problems = bench.problems(was, now, since=since)
-    return [_with_problem(one, problems) for one in compared]
+    return [_with_left(_with_problem(one, problems), left) for one in compared]
+
+
+def sides_of(bench: InterleavedBench, good: StoredResult | Side, new: StoredResult | Side) -> tuple[Side, Side, str]:
+    """Return both sides, each with its own runtime, and an empty text.
+
+    Where a runtime is gone, both have the runtime of the bench, and the text names what is not compared.
+    """
+    was, now = (bench.side(one) if isinstance(one, StoredResult) else one for one in (good, new))
+    if not (isinstance(good, StoredResult) and isinstance(new, StoredResult)) or (was.is_whole and now.is_whole):
+        return was, now, ""
+    was, now = (msgspec.structs.replace(one, runtime=None) for one in (was, now))
+    return was, now, runtime_changes(good.facts, new.facts)
 
 
 def first_bad(
@@ -213,10 +228,10 @@ def first_bad(
     if good is None:
         raise UsageError("the good run's bundle is gone: nothing can be compared with it")
     claim = Claim(series, change > 0)
-    answers = {good.attempt.bundle_key: Answer.REFUTED}
+    answers = {good.side: Answer.REFUTED}
     bad = runs[bracket.bad]
     if bad is not None:
-        answers.setdefault(bad.attempt.bundle_key, Answer.CONFIRMED)
+        answers.setdefault(bad.side, Answer.CONFIRMED)
     # An infinite change means that equal outputs now differ: the history has no weights, and any difference counts.
     finite = math.isfinite(change)
     weights = suspicion(series.scale, values, bracket, change) if finite else np.zeros(len(values))
@@ -230,17 +245,17 @@ def first_bad(
             probes += 1
             probe = _probe(bench, claim, good, number, runs[number], gate, pairs, inferences, measured)
             if (past := runs[number]) is not None:
-                answers[past.attempt.bundle_key] = probe.answer
+                answers[past.side] = probe.answer
         on_probe(probe)
         bracket = narrowed(bracket, number, probe.answer)
     return bracket
 
 
-def _known(number: int, past: StoredResult | None, answers: dict[str, Answer]) -> Probe | None:
+def _known(number: int, past: StoredResult | None, answers: dict[tuple[str, ...], Answer]) -> Probe | None:
     """Return the answer for a run that is known without measuring."""
     if past is None:
         return Probe(number, None, Answer.UNKNOWN, "its bundle is gone")
-    answer = answers.get(past.attempt.bundle_key)
+    answer = answers.get(past.side)
     return None if answer is None else Probe(number, None, answer, "the same bundle as one that is known")
 
 
@@ -257,10 +272,10 @@ def _probe(
 ) -> Probe:
     assert past is not None  # noqa: S101 - for the type
     try:
-        side = bench.side(past)
+        bench.side(past)
     except FarmError as error:
         return Probe(number, None, Answer.UNKNOWN, reason_line(str(error)))
-    [one] = compare(bench, [claim], good, side, pairs, inferences, gate=gate, early=True, fresh=True, measured=measured)
+    [one] = compare(bench, [claim], good, past, pairs, inferences, gate=gate, early=True, fresh=True, measured=measured)
     return Probe(number, one.confirmation, one.confirmation.answer, one.confirmation.reason)
 
 
@@ -294,6 +309,20 @@ def _with_problem(one: Compared, problems: Sequence[str]) -> Compared:
     if one.confirmation.pairs:
         reason += f": {one.confirmation.reason}"
     return msgspec.structs.replace(one, confirmation=msgspec.structs.replace(one.confirmation, reason=reason))
+
+
+def _with_left(one: Compared, left: str) -> Compared:
+    """Return the result as unknown if it refutes only a part of what differs."""
+    if not left or one.confirmation.answer is not Answer.REFUTED:
+        return one
+    # The change of the program is not the change of the number.
+    answer = msgspec.structs.replace(unsure(one.confirmation, not_measured(left)), change=math.nan)
+    return msgspec.structs.replace(one, confirmation=answer, left=left)
+
+
+def not_measured(left: str) -> str:
+    """Return the reason of an unknown answer where only the program was compared."""
+    return f"not the program; {left} was not measured"
 
 
 def _is_of_outputs(series: Series) -> bool:

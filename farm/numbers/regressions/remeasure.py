@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from farm.base.errors import FarmError, InfraError, NoDeviceError, UsageError
 from farm.base.text import reason_line
 from farm.numbers.regressions.factor_swap import plan_swaps, swap_factors
-from farm.numbers.regressions.paired_test import Claim, compare, first_bad
+from farm.numbers.regressions.paired_test import Claim, compare, first_bad, not_measured
 from farm.replay.repro import differences
 from farm.replay.stored_result import Results
-from farm.results.analysis.confirmation import P_CONFIRMED, Answer, Confirmation, alone_level
+from farm.results.analysis.confirmation import P_CONFIRMED, Answer, Confirmation, alone_level, unsure
 from farm.results.analysis.factors import Factor
 from farm.results.analysis.first_bad import Bracket
-from farm.results.analysis.scale import GATES
+from farm.results.analysis.robust import median
+from farm.results.analysis.scale import GATES, scaled
 from farm.results.analysis.sequential import inferences_for
 from farm.results.analysis.suspected import levelled
 from farm.store.records import AlertState
@@ -133,6 +135,11 @@ class Remeasurement:
             self._benches.give_up(now, reason_line(str(error)))
             return None
         result.confirmation, result.pairs, result.device = compared.confirmation, compared.pairs, bench.device.serial
+        result.cause = compared.left and not_measured(compared.left)
+        refuted = result.confirmation.answer is Answer.REFUTED
+        if refuted and good is not None and self._may_have_step(number, good, up):
+            why = f"the programs before run {points[good].run_id} are gone, and it may be as slow itself"
+            result.confirmation = unsure(result.confirmation, why)
         is_step = bool(base) and result.confirmation.answer is Answer.CONFIRMED
         if is_step and abs(base + result.confirmation.change) <= GATES[claim.series.scale].confirmed:
             # The level before the first step has returned, and the alert ends.
@@ -146,10 +153,10 @@ class Remeasurement:
     ) -> Confirmation | None:
         """Return the answer for a program that was there before, which needs no pairs; None for a new one."""
         points, first, new = number.points, number.first, number.points[-1]
-        if home is not None and points[home].bundle == new.bundle and up == (base < 0.0):
+        if home is not None and points[home].side == new.side and up == (base < 0.0):
             reason = f"the program is that of {points[home].run_id} again"
             return Confirmation(Answer.CONFIRMED, reason, 0, -base, -base, -base, 0.0)
-        if not points[first].bundle or points[first].bundle != new.bundle:
+        if not points[first].bundle or points[first].side != new.side:
             return None
         return of_one_bundle(*(self._results.of(number.past.job_id, one.run_id) for one in (points[first], new)))
 
@@ -177,11 +184,11 @@ class Remeasurement:
     def good(self, number: ComparedSeries) -> int | None:
         """Return the oldest run of the level with another program whose bundle is there; None where none is."""
         *before, new = number.points
-        if before[number.first].bundle == new.bundle:
+        if before[number.first].side == new.side:
             return None
         for index in range(number.first, len(before)):
             bundle = before[index].bundle
-            if bundle and bundle != new.bundle and self._factory.has_bundle(bundle):
+            if bundle and before[index].side != new.side and self._factory.has_bundle(bundle):
                 return index
         return None
 
@@ -198,6 +205,17 @@ class Remeasurement:
             ),
             None,
         )
+
+    @staticmethod
+    def _may_have_step(number: ComparedSeries, good: int, up: bool) -> bool:
+        """Return whether the runs from `good` on are worse than those before it, whose programs are gone."""
+        scale = number.series.series.scale
+        level = scaled(scale, levelled(scale, number.values, number.steps))
+        older, newer = (part[np.isfinite(part)] for part in (level[number.first : good], level[good:-1]))
+        if not len(older) or not len(newer):
+            return False
+        change = median(newer) - median(older)
+        return (change if up else -change) > GATES[scale].confirmed
 
     def _inferences(self, number: ComparedSeries) -> int:
         """Return how many inferences a side has in a pair."""
@@ -220,9 +238,9 @@ class Remeasurement:
         )
         result.good, result.bad = bracket.good, bracket.bad
         # Runs after the first bad run are no part of its step.
-        bundle = number.points[bracket.bad].bundle
+        side = number.points[bracket.bad].side
         for probe in probes:
-            of_bad = probe.answer is Answer.CONFIRMED and number.points[probe.number].bundle == bundle
+            of_bad = probe.answer is Answer.CONFIRMED and number.points[probe.number].side == side
             if of_bad and (there := probe.confirmation):
                 reason = f"{result.confirmation.reason}; {there.reason} in the first bad run"
                 result.confirmation = msgspec.structs.replace(

@@ -27,8 +27,6 @@ class Factor(StrEnum):
     """The runner."""
     SDK = "sdk"
     """QNN's libraries and skel."""
-    DEVICE = "device"
-    """Another device of the SoC, or the same with another system."""
 
 
 class AttributionKind(StrEnum):

@@ -11,17 +11,18 @@ import msgspec
 from farm.results.analysis.facts import CONTENTS, SHORT_COMMIT, is_mute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+
+RUNTIME = ("native_runner", "native_runner_of", "runtime", "skel", "qnn", "qnn_product", "qnn_content", "dsp_logs")
+"""Facts of what executes a program: runner, libraries and QNN. A side of a comparison has them with its program."""
 
 UNDER_TEST = frozenset(
-    {"executorch", "farm", "torch", "torchao", "transformers", "toolchain", "commit", "dirty", "native_runner_of"}
-) | CONTENTS.keys() - {"qnn_content"}
-"""Facts of the program under test: they never part a series, because their effect is the subject of the history."""
+    {"executorch", "farm", "torch", "torchao", "transformers", "toolchain", "commit", "dirty", *RUNTIME, *CONTENTS}
+)
+"""Facts under test: they never part a series, because their effect is the subject of the history."""
 
-# Facts that follow from another, and are under test with it: the runner is built from ExecuTorch, so that a new
-# ExecuTorch could otherwise never be found to be slower.
-_MADE_FROM = {"native_runner": ("executorch", "executorch_content", "commit")}
-_APART = UNDER_TEST | _MADE_FROM.keys() | CONTENTS.keys()
+# The build of a device is no class either: devices and builds have estimated effects.
+_APART = UNDER_TEST | {"device_build"}
 # Their values are hashes, which are not shown.
 _NAMELESS = frozenset({"native_runner", "runtime", "skel"})
 _NAMES = {
@@ -30,6 +31,11 @@ _NAMES = {
     "device_kind": "device kind",
     "device_build": "device build",
 }
+
+
+def side_of(bundle: str, facts: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what distinguishes a side of a comparison: its bundle, and the facts of what executed it."""
+    return bundle, *(facts.get(name, "") for name in RUNTIME)
 
 
 class Point(msgspec.Struct, frozen=True, gc=False):
@@ -52,6 +58,16 @@ class Point(msgspec.Struct, frozen=True, gc=False):
     """Serial of its device; empty if unneeded."""
     mad: float | None = None
     """Median absolute deviation of the samples in the metric's unit, for charts alone."""
+
+    @property
+    def side(self) -> tuple[str, ...]:
+        """Return all that was under test: the bundle, empty for a pruned one, and what executed it."""
+        return side_of(self.bundle, self.facts)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Return the device and its build."""
+        return self.device, self.facts.get("device_build", "")
 
 
 class SeriesEvent(msgspec.Struct, frozen=True):
@@ -94,65 +110,28 @@ def split(points: Sequence[Point]) -> History:
 
     A fact that is not known here ends a segment as well: a comparison too few is better than a wrong one.
     """
-    classes = _classes(points)
     segments = [
         SeriesSegment(number, tuple(point for _, point in run))
-        for number, run in groupby(zip(classes, points, strict=True), key=itemgetter(0))
+        for number, run in groupby(zip(_classes(points), points, strict=True), key=itemgetter(0))
     ]
     events = [
         SeriesEvent(now.run_id, now.started_ms, text, parts)
-        for (was, now), (class_was, class_now) in zip(pairwise(points), pairwise(classes), strict=True)
-        for text, parts in _changes(was, now, parted=class_was != class_now)
+        for was, now in pairwise(points)
+        for text, parts in _changes(was, now)
     ]
     return History(tuple(segments), tuple(events))
 
 
 def _classes(points: Sequence[Point]) -> list[int]:
     numbers: dict[object, int] = {}
-    lineages = [_lineage(points, name, source) for name, source in _MADE_FROM.items()]
-    lineages.append(_known_states(points, "qnn_content"))
     found = []
-    for point, *made in zip(points, *lineages, strict=True):
-        facts = frozenset(fact for fact in point.facts.items() if fact[0] not in _APART)
-        key = (point.device_kind, point.case_version, tuple(made), facts)
-        found.append(numbers.setdefault(key, len(numbers)))
-    return found
-
-
-def _lineage(points: Sequence[Point], name: str, sources: Sequence[str]) -> list[int]:
-    """Return a number for each run, equal if versions of the fact `name` changed only together with `sources`."""
-    numbers: dict[str | None, int] = {}
-    found: list[int] = []
-    for place, point in enumerate(points):
-        value = point.facts.get(name)
-        if value not in numbers:
-            follows = place > 0 and _changed(points[place - 1], point, sources)
-            numbers[value] = found[-1] if follows else len(numbers)
-        found.append(numbers[value])
-    return found
-
-
-def _changed(was: Point, now: Point, sources: Sequence[str]) -> bool:
-    """Return whether a fact of `sources` differs; a missing fact counts as equal, except for the first of them."""
-    first, *others = sources
-    if was.facts.get(first) != now.facts.get(first):
-        return True
-    pairs = ((was.facts.get(name), now.facts.get(name)) for name in others)
-    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
-
-
-def _known_states(points: Iterable[Point], name: str) -> list[int]:
-    """Return a number for each run by its value of the fact; a run without the fact gets the number before it."""
-    numbers: dict[str, int] = {}
-    found: list[int] = []
     for point in points:
-        value = point.facts.get(name)
-        before = found[-1] if found else 0
-        found.append(before if value is None else numbers.setdefault(value, len(numbers)))
+        facts = frozenset(fact for fact in point.facts.items() if fact[0] not in _APART)
+        found.append(numbers.setdefault((point.device_kind, point.case_version, facts), len(numbers)))
     return found
 
 
-def _changes(was: Point, now: Point, *, parted: bool) -> list[tuple[str, bool]]:
+def _changes(was: Point, now: Point) -> list[tuple[str, bool]]:
     """Return the differences between two runs, each with the decision whether it parts them."""
     found = []
     if was.device_kind != now.device_kind:
@@ -167,12 +146,17 @@ def _changes(was: Point, now: Point, *, parted: bool) -> list[tuple[str, bool]]:
             or (name in CONTENTS and is_mute(name, was.facts, now.facts))
         ):
             continue
-        sources = _MADE_FROM.get(name)
-        follows = sources is not None and _changed(was, now, sources)
-        found.append((fact_text(name, old, new), parted and not follows and name not in UNDER_TEST))
-    # Something has to be what parted them: a runner that is known from before, with another ExecuTorch.
-    unclear = parted and not any(parts for _, parts in found)
-    return [(text, parts or unclear) for text, parts in found]
+        found.append((fact_text(name, old, new), name not in _APART))
+    return found
+
+
+def runtime_changes(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the differences of what executed two results: `runner r1 -> r2, qnn 2.47 -> 2.51`; empty for none."""
+    return ", ".join(
+        f"{_NAMES.get(name, name)} {(was.get(name) or 'unknown')[:16]} -> {(now.get(name) or 'unknown')[:16]}"
+        for name in RUNTIME
+        if was.get(name) != now.get(name)
+    )
 
 
 def fact_text(name: str, old: str | None, new: str | None) -> str:

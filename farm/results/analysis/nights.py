@@ -11,7 +11,7 @@ import numpy as np
 from farm.results.analysis.confirmation import Answer, Confirmation
 from farm.results.analysis.robust import NORMAL, difference, median, median_and_mad
 from farm.results.analysis.scale import GATES, Gates, Scale, Series, change_text, scaled
-from farm.results.analysis.suspected import SUSPECTED, TURNS, Judgement, judge, on_device
+from farm.results.analysis.suspected import SUSPECTED, TURNS, Judgement, judge, on_place
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,17 +36,17 @@ class Observation(msgspec.Struct, frozen=True):
     history: Sequence[float]
     """Values of the comparable runs before, oldest first, with known steps taken out (`levelled`)."""
     value: float
-    devices: Sequence[str] = ()
-    """Device of each value in the history; empty if all are from `device`."""
+    places: Sequence[tuple[str, str]] = ()
+    """Device and build of each value in the history and of the new one; empty if all are equal."""
     is_open: bool = False
     """True for a series with an open alert."""
 
     @property
     def past(self) -> Sequence[float]:
-        """Return the history as it would have been on `device`."""
-        if self.series.exact or set(self.devices) <= {self.device}:
+        """Return the history as it would have been on the device of the new value, with its build."""
+        if self.series.exact or len(set(self.places)) < 2:
             return self.history
-        return on_device(self.series.scale, self.history, self.devices, self.device)
+        return on_place(self.series.scale, self.history, self.places[:-1], self.places[-1])
 
 
 class DeviceShift(msgspec.Struct, frozen=True):

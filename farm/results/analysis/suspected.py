@@ -35,9 +35,9 @@ TURNS = 3
 # So many of the newest runs, or twice as many, have to be better than those before by that many standard errors.
 _SETTLED_ERRORS = 1.5
 _LEAST_OLD = 3
-# Fewest values of a device for its difference from others, and the standard errors that the difference needs.
-_LEAST_OF_DEVICE = 3
-_DEVICE_ERRORS = 2.0
+# Fewest values of a device or build for its effect, and the standard errors that the effect needs.
+_LEAST_OF_PLACE = 3
+_PLACE_ERRORS = 2.0
 # A run is that many sigmas too good by chance once in forty times.
 _LUCK_SIGMAS = 2.0
 
@@ -176,30 +176,44 @@ def levelled(scale: Scale, values: Sequence[float], steps: Mapping[int, float]) 
     ]
 
 
-def on_device(scale: Scale, values: Sequence[float], devices: Sequence[str], device: str) -> list[float]:
-    """Return `values`, oldest first, corrected for the known differences between their devices and `device`.
+def on_place(
+    scale: Scale, values: Sequence[float], places: Sequence[tuple[str, str]], place: tuple[str, str]
+) -> list[float]:
+    """Return `values`, oldest first, corrected for the known effects of their devices and builds against `place`.
 
-    `devices` has the device of each value. Values of another device are moved to the median of `device` if both have
-    enough values and differ by more than chance.
+    A place is a device and its build. Effects add up: those of a device come from all its builds, and those of a build
+    from all devices. Other devices tell nothing of a device with too few values: theirs are NaN.
     """
-    found = list(values)
-    recent = slice(-2 * BASELINE, None)
-    by_device: dict[str, list[float]] = {}
-    for number, name in zip(scaled(scale, values[recent]).tolist(), devices[recent], strict=True):
-        if math.isfinite(number):
-            by_device.setdefault(name, []).append(number)
-    known = {name: np.array(numbers) for name, numbers in by_device.items() if len(numbers) >= _LEAST_OF_DEVICE}
-    here = known.get(device)
-    if here is None or len(known) == 1:
-        return found
-    _, mad = median_and_mad(np.concatenate([numbers - middle(numbers) for numbers in known.values()]))
-    for name, there in known.items():
-        offset = middle(here) - middle(there)
-        error = NORMAL * mad * math.sqrt(math.pi / 2.0 * (1.0 / len(here) + 1.0 / len(there)))
-        if abs(offset) > _DEVICE_ERRORS * error:
-            moved = (unscaled(scale, number + offset) for number in scaled(scale, values).tolist())
-            found = [new if of == name else old for new, old, of in zip(moved, found, devices, strict=True)]
-    return found
+    numbers = scaled(scale, values)
+    known = np.isfinite(numbers)
+    rest = np.where(known, numbers - middle(numbers[known]), math.nan) if known.any() else numbers
+    offset = np.zeros(len(values))
+    for axis, name in enumerate(place):
+        names = np.array([one[axis] for one in places])
+        groups = {str(one): known & (names == one) for one in {*names.tolist(), name}}
+        spread = [rest[group] - middle(rest[group]) for group in groups.values() if group.sum() >= _LEAST_OF_PLACE]
+        if len(groups) == 1 or not spread:
+            continue
+        _, mad = median_and_mad(np.concatenate(spread))
+        effects = {one: _effect(rest[group], mad) for one, group in groups.items()}
+        if axis == 0 and math.isnan(effects[name]):
+            return [value if one == name else math.nan for one, value in zip(names, values, strict=True)]
+        own = np.nan_to_num([effects[one] for one in names.tolist()])
+        rest = rest - own
+        offset += float(np.nan_to_num(effects[name])) - own
+    # Values without a correction stay unchanged to the last digit.
+    return [
+        unscaled(scale, float(number + by)) if by else value
+        for value, number, by in zip(values, numbers, offset, strict=True)
+    ]
+
+
+def _effect(rest: NDArray[np.float64], mad: float) -> float:
+    """Return the effect of a device or build from what its values are off by: 0 for chance, NaN for too few values."""
+    if len(rest) < _LEAST_OF_PLACE:
+        return math.nan
+    effect, error = middle(rest), NORMAL * mad * math.sqrt(math.pi / 2.0 / len(rest))
+    return effect if abs(effect) > _PLACE_ERRORS * error else 0.0
 
 
 def reference(series: Series, values: Sequence[float], steps: Mapping[int, float]) -> int:

@@ -181,7 +181,11 @@ def open_alerts(connection: Connection) -> list[AlertRecord]:
 
     Metrics without a better direction and findings of local runs are left out.
     """
-    found = _find(connection, schema.alert.c.state.in_(STEPS) & ~schema.alert.c.alert_private)
+    alert = schema.alert.c
+    # Answers after a change of which a part could not be measured.
+    unsure = select(alert.series_id).where(alert.state == AlertState.UNKNOWN, alert.guilt != "")
+    answers = alert.state.in_((AlertState.UNKNOWN, AlertState.REFUTED)) & alert.series_id.in_(unsure)
+    found = _find(connection, (alert.state.in_(STEPS) | answers) & ~alert.alert_private)
     started: dict[str, int] = {}
     run = schema.run.c
     for part in chunks(sorted({one.first_bad for one in found})):
@@ -190,8 +194,8 @@ def open_alerts(connection: Connection) -> list[AlertRecord]:
     steps: dict[tuple[int, str, str], list[AlertRecord]] = {}
     for one in found:
         steps.setdefault((one.series_id, one.device_kind, one.line or ""), []).append(one)
-    alerts = [alert for of_series in steps.values() if (alert := standing(of_series, started).alert)]
-    return sorted(alerts, key=lambda one: (one.first_bad, one.id))
+    found = [grown for of_series in steps.values() if (grown := standing(of_series, started).alert)]
+    return sorted(found, key=lambda one: (one.first_bad, one.id))
 
 
 def not_remarked() -> ColumnElement[bool]:

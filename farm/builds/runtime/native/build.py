@@ -17,7 +17,6 @@ from farm.base.publish import published
 from farm.base.resources import data_folder
 from farm.base.trust import require_own
 from farm.builds.runtime.native.cross_compilers import AndroidKit, CMakeToolchain, find_toolchain
-from farm.builds.runtime.native.executorch import note_executorch
 from farm.builds.runtime.native.targets import BRIDGE, HOST, RUNNER, find_target
 from farm.builds.runtime.packages import packaged_tool
 
@@ -129,8 +128,6 @@ def _build(sources: Path, toolchain: CMakeToolchain, cache_dir: Path, folder: Pa
         run([ninja, "-C", tree])
         for name in toolchain.products:
             shutil.copy2(tree / name, folder / name)
-    if toolchain.linked is not None:
-        note_executorch(folder, *toolchain.linked)
 
 
 def _run(

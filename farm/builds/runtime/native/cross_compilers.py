@@ -57,8 +57,6 @@ class CMakeToolchain:
     products: tuple[str, ...]
     package: Path | None = None
     """Folder of ExecuTorch's CMake package; None if it is in a wheel that is fetched first."""
-    linked: tuple[NativeExecutorch, str] | None = None
-    """Linked ExecuTorch and its hash; None for targets other than this machine."""
 
     def executorch(self, cache_dir: Path) -> Path:
         """Return the folder of ExecuTorch's CMake package, and fetch its wheel if needed."""
@@ -122,16 +120,18 @@ def _host(target: BuildTarget, cache_dir: Path, executorch: NativeExecutorch | N
         where = where if wanted else f"none of {', '.join(names)} is in PATH"
         raise MissingToolError(f"a C++ compiler is needed to build the runner and {where}: apt-get install g++")
     executorch = executorch or default_executorch()
-    identity = executorch.identity(cache_dir)
     arguments = [] if wanted else [f"-DCMAKE_CXX_COMPILER={compiler}"]
     arguments += [f"-DFARM_EXECUTORCH_HEADERS={executorch.headers}"] if executorch.headers else []
     return CMakeToolchain(
         target,
         arguments=tuple(arguments),
-        identity=(*_file_identity(compiler), identity, *(os.environ.get(name, "") for name in _ENVIRONMENT)),
+        identity=(
+            *_file_identity(compiler),
+            executorch.identity(cache_dir),
+            *(os.environ.get(name, "") for name in _ENVIRONMENT),
+        ),
         products=(RUNNER, BRIDGE),
         package=executorch.package,
-        linked=(executorch, identity),
     )
 
 

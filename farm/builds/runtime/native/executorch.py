@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,7 +32,6 @@ _CMAKE_VERSION = re.compile(r'^set\(PACKAGE_VERSION "([\w.+-]{1,80})"\)', re.MUL
 # Suffixes of the files that a compiler or a linker reads from a package.
 _HEADERS = frozenset({".h", ".hpp", ".inc", ".ipp"})
 _LINKED = frozenset({".a", ".so", ".cmake"})
-_RECORD = "executorch.json"
 
 
 class NativeExecutorch(msgspec.Struct, frozen=True):
@@ -60,13 +59,6 @@ class NativeExecutorch(msgspec.Struct, frozen=True):
         """Return the hash of headers and libraries; copies in other folders have the same hash."""
         more = content_of(cache_dir, self.headers.parent) if self.headers else ""
         return content_of(cache_dir, self.root) + more
-
-
-class _RunnerRecord(msgspec.Struct, frozen=True):
-    """Record beside a runner: its ExecuTorch, for later repetitions of a run."""
-
-    executorch: NativeExecutorch
-    identity: str
 
 
 def content_of(cache_dir: Path, root: Path) -> str:
@@ -111,24 +103,6 @@ def default_executorch() -> NativeExecutorch:
     return found
 
 
-def note_executorch(folder: Path, executorch: NativeExecutorch, identity: str) -> None:
-    """Record the ExecuTorch of the runner in `folder`."""
-    (folder / _RECORD).write_bytes(msgspec.json.encode(_RunnerRecord(executorch, identity), enc_hook=str))
-
-
-def noted_executorch(cache_dir: Path, folder: Path, here: NativeExecutorch) -> NativeExecutorch | None:
-    """Return the ExecuTorch of the runner in `folder`; None if it has been removed or changed since.
-
-    `here` is returned if its content equals the recorded one, as the recorded folder may have been removed.
-    """
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=_RunnerRecord, dec_hook=_path)
-        for one in (here, record.executorch):
-            if one.identity(cache_dir) == record.identity:
-                return one
-    return None
-
-
 def executorch_version(root: Path) -> str:
     """Return the version of an executorch package or prefix; empty if its files name none."""
     beside = sorted(root.parent.glob("executorch-*.dist-info"))
@@ -169,10 +143,6 @@ def _prefix(root: Path, key: str, package_root: Path | None) -> NativeExecutorch
         looked = " and ".join(str(root / folder) for folder in IN_PREFIX)
         raise UsageError(f"{key}: there is no {_CONFIG} in {looked}: name a folder that ExecuTorch was installed into")
     return NativeExecutorch(root, package, executorch_version(root), shared=False, headers=wheel_headers(package_root))
-
-
-def _path(kind: type, value: Any) -> Any:
-    return kind(value)
 
 
 def _is_other(toolchain: ToolchainConfig) -> bool:
