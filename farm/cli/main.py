@@ -89,6 +89,7 @@ _IN_GROUPS = {
         "export": ("looking.transfer:export_command", "Write runs for other tools or another store."),
         "import": ("looking.transfer:import_command", "Read runs that 'farm data export' wrote."),
         "sql": ("looking.sql:command", "Query the store in SQL, read only."),
+        "mcp": ("looking.mcp:command", "Answer the tools of an AI assistant (MCP)."),
     },
 }
 # The group "" is the top level.
@@ -121,7 +122,7 @@ _GROUPS = {
     "devices": "Devices: list, show, lease, release, shell, check, enable, disable.",
     "lab": "Shared farm: agents, queue, quotas, notices, roles.",
     "setup": "This machine: toolchains, SDKs, runtimes, signing, cache.",
-    "data": "Store: export, import, SQL.",
+    "data": "Store: export, import, SQL, MCP.",
 }
 _FIRST = ("doctor", "suites", "run", "show", "report", "status", "diff", "serve", "devices", "exec", "history", "lease")
 _OTHERWISE = {

@@ -24,6 +24,7 @@ from farm.report.formats.run_json import render_json
 from farm.report.html.page_of_run import assets, render_html
 from farm.serve.access import Access
 from farm.serve.address import link
+from farm.serve.metrics import CONTENT_TYPE, Metrics
 from farm.serve.pages import PAGES
 from farm.serve.render import API, Renderer, wants_json
 from farm.serve.security import HEADERS
@@ -87,6 +88,7 @@ class _Server:
         self.renderer = Renderer()
         self._stores, self._artifacts = StoreHolder(config.store_url), open_artifacts(config)
         self._reports = asyncio.Semaphore(_REPORTS_AT_ONCE)
+        self._metrics = Metrics(is_shared=config.is_shared)
 
     def handler(self, page: Page) -> HTTPRouteHandler:
         """Return the route of a page; its parameters are the fields of the page's query."""
@@ -108,7 +110,7 @@ class _Server:
         return get(page.path, sync_to_thread=True)(answer)
 
     def files(self) -> list[HTTPRouteHandler]:
-        """Return the routes of reports, artifacts, style sheets and scripts."""
+        """Return the routes of reports, artifacts, style sheets, scripts and metrics."""
 
         @get(["/runs/{run:str}", "/runs/{run:str}/report"])
         async def report(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[bytes]:
@@ -128,7 +130,12 @@ class _Server:
             kind = _TYPES[name.rpartition(".")[2]]
             return Response(content, headers={"cache-control": _FOREVER}, media_type=kind)
 
-        return [report, artifact, asset]
+        @get("/metrics", sync_to_thread=True)
+        def metrics() -> Response[bytes]:
+            with self._stores.opened() as store:
+                return Response(self._metrics.read(store), media_type=CONTENT_TYPE)
+
+        return [report, artifact, asset, metrics]
 
     def _report(self, request: Request[Any, Any, Any], run: FromPath[str]) -> Response[bytes]:
         with self._stores.opened() as store:

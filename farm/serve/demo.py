@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 DAY_MS = 86_400_000
-FACT = "demo data of 'farm serve --demo', not measured"
+FACT = "demo data, made by a seed and not measured"
 """Value of the fact `demo` in the fingerprint of each run."""
 USER, HOST = "demo", "demo"
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from farm.store.queries.browse import Browse
     from farm.store.queries.grid import GridReader
     from farm.store.queries.history import HistoryReader
+    from farm.store.queries.metrics import MetricsReader
     from farm.store.queries.profiles import ProfileReader
     from farm.store.queries.runs import RunReader
     from farm.store.queries.selection import SelectionReader
@@ -138,6 +139,13 @@ class Store(Recording):
         from farm.store.queries.selection import SelectionReader
 
         return SelectionReader(self._database, self._clock)
+
+    @cached_property
+    def metrics(self) -> MetricsReader:
+        """Counts of attempts for a monitoring system."""
+        from farm.store.queries.metrics import MetricsReader
+
+        return MetricsReader(self._database)
 
     @cached_property
     def browse(self) -> Browse:

@@ -38,6 +38,7 @@ from farm.dispatch.pool.fleet import Choice
 from farm.dispatch.request.request import RunRequest
 from farm.replay.debug import DebugOutcome
 from farm.replay.stored_result import find_job
+from farm.report.formats.review import rerun_commands
 from farm.report.model.rerun import fetch_command, rerun_command, ways_again
 from farm.results.attempt import Attempt, Cause, OperatorProfile, Stage, Verdict
 from farm.results.layers import Diagnosis
@@ -75,6 +76,10 @@ NAMED = {
     "farm data import": "reader of a file, in a help text",
     "farm lease": "purpose of a lease",
     "farm nightly": "purpose of a lease",
+    "farm nightly {}": "name of a commit status",
+    "farm perf compare": "name of a commit status",
+    "farm run --soc {} --suite demo_operators --profile detailed": "command of a run of demo data",
+    "farm run --soc {} --suite demo_operators --suite demo_models": "command of a run of demo data",
     "farm jobs profile": "page of help that another help text names",
     "farm jobs rerun": "command whose runs enter no history",
     "farm pytest": "subject of an error",
@@ -344,6 +349,7 @@ def built() -> dict[str, list[str]]:
         "cli/running/debug_failures.py:_command": [debug_failures._command(JOB.id, virtual=True)],
         "dispatch/nightly/plan.py:command_of": [command_of(request)],
         "replay/stored_result.py:find_job": refused(lambda: find_job(config, generated)),
+        "report/formats/review.py:rerun_commands": list(rerun_commands("1", [JOB.id])),
         "report/model/rerun.py:fetch_command": [fetch_command(failed(), "1")],
         "report/model/rerun.py:rerun_command": [
             again,

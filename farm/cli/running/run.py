@@ -379,6 +379,7 @@ def _deliver(
     as_json: bool,
 ) -> int:
     from farm.report.formats.github import add_summary, run_markdown
+    from farm.report.formats.spans import send_spans
 
     if outcome.left:
         from farm.cli.cluster.following import show_left
@@ -387,6 +388,8 @@ def _deliver(
     add_summary(lambda: run_markdown(outcome.view))
     deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)
     post_review(pull, lambda: review_of_run(config, outcome.view))
+    if problem := send_spans(outcome.view):
+        notice(problem)
     if outcome.exit_code == INTERRUPTED:
         notice(f"interrupted: 'farm run --resume {outcome.view.id}' executes the missing jobs")
     return outcome.exit_code

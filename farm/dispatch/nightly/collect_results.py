@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,6 +13,7 @@ from farm.dispatch.nightly.record import CellResult, JobNote
 from farm.dispatch.nightly.state import write_whole
 from farm.dispatch.request.ending import report_context
 from farm.report.formats import export_formats
+from farm.report.formats.spans import send_spans
 from farm.report.html.page_of_run import render_html
 from farm.report.model.status import Standing, standing
 from farm.report.model.summary import summarize
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from farm.dispatch.nightly.plan import Plan
     from farm.store.records import JobStatus
     from farm.store.view import RunView
+
+logger = logging.getLogger(__name__)
 
 _REASON_CHARS = 300
 
@@ -39,6 +43,8 @@ def collect_results(config: Config, plan: Plan, folder: Path, cell: CellResult) 
         for name, path in exports.items():
             write_whole(path, b"".join(export_formats()[name].write(store, [view.id], view)))
     write_page(config, cell.run_id, page)
+    if problem := send_spans(view):
+        logger.warning(problem)
     summary = summarize(view)
     by_kind: dict[Standing, list[JobStatus]] = {kind: [] for kind in Standing}
     for job in jobs:
