@@ -64,6 +64,8 @@ class ReadyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request of the user."""
 
     model: Path
+    name: str = ""
+    """Name of the job's case; empty for the name of the file."""
     inputs: tuple[Path, ...] = ()
     """Files of the inputs, inference by inference; empty for random inputs."""
     expect: tuple[Path, ...] = ()
@@ -92,7 +94,7 @@ class ReadyProgram:
         self.sources = _sources(request, method)
         """Text with the origin of each input."""
         self._state = request.state
-        self.is_random = bool(method.inputs) and not request.inputs
+        self.is_random, self.is_virtual = bool(method.inputs) and not request.inputs, request.virtual
         digest = hashlib.sha256()
         for tensor in (tensor for sample in samples for tensor in sample):
             digest.update(f"{tensor.dtype.name}{tensor.shape}".encode() + tensor.tobytes())
@@ -273,7 +275,7 @@ def _shown_files(files: Sequence[Path]) -> str:
 
 def ready_case(request: ReadyRequest) -> Case:
     """Return the case that a program is recorded as, without hashes of its content."""
-    name = re.sub(r"[^a-z0-9_]+", "_", request.model.stem.lower()).strip("_")[:64]
+    name = re.sub(r"[^a-z0-9_]+", "_", (request.name or request.model.stem).lower()).strip("_")[:64]
     return Case(suite=SUITE, name=name or "program", module="", inputs=(), method=request.method, state=request.state)
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
     from farm.builds.bundles.bundle import Bundle
+    from farm.builds.compile.protocol import BuildReply
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.store.store import Store
 
@@ -338,6 +339,13 @@ def _as_facts(job: Job, tools: Toolchain) -> dict[str, str]:
 
 def build_bundle(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:
     """Compile the bundle `key` of a job into the cache. Raises InfraError."""
+    reply, log = try_build(config, job, key, tools, supervisor)
+    if not reply.ok:
+        raise InfraError(f"{job.id} could not be built: {reply.reason}: see {log}")
+
+
+def try_build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> tuple[BuildReply, Path]:
+    """Compile the bundle `key` of a job into the cache; return the reply, and the log, which a failure leaves."""
     from farm.builds.compile.pool import MemoryLimits, build_one
     from farm.builds.compile.protocol import BuildRequest
 
@@ -353,6 +361,6 @@ def build_bundle(config: Config, job: Job, key: str, tools: Toolchain, superviso
         log_folder=logs,
         timeout_s=config.build_timeout_s,
     )
-    if not reply.ok:
-        raise InfraError(f"{job.id} could not be built: {reply.reason}: see {log}")
-    log.unlink(missing_ok=True)
+    if reply.ok:
+        log.unlink(missing_ok=True)
+    return reply, log

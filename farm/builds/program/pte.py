@@ -19,6 +19,7 @@ from farm.builds.program.layout import Call, DeclaredTensor, LayoutError, find_l
 from farm.builds.program.qnn_options import QnnOptions, read_qnn_options
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -186,7 +187,7 @@ def read_pte(path: Path) -> Program:
         raise ConfigError(path, "", str(error)) from None
 
 
-def qnn_payloads(data: bytes) -> list[tuple[int, int]]:
+def qnn_payloads(data: bytes | mmap.mmap) -> list[tuple[int, int]]:
     """Return start and end of the compiled data of each QNN delegate in a segment of a `.pte`.
 
     ExecuTorch puts all of this data into segments behind the description; data within the description is left out.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from farm.base.errors import UsageError
 from farm.cli.options import (
@@ -22,8 +23,8 @@ from farm.cli.options import (
     toolchain_option,
     typed,
 )
-from farm.cli.output import as_called, echo, notice, opened, show, width
-from farm.cli.running import exec_text
+from farm.cli.output import as_called, echo, notice, opened, print_json, show, width
+from farm.cli.running import exec_fit, exec_text
 from farm.cli.running.program import NamedProgram, program_options
 from farm.devices.execution.raw import MOST_SECONDS
 from farm.dispatch.request.profiling import Profile
@@ -32,7 +33,13 @@ from farm.report.terminal.layout import SIMULATED, columns
 from farm.suites.state import State
 
 if TYPE_CHECKING:
-    from farm.replay.ready_program import OutputFigures, ReadyOutcome, ReadyProgram
+    from collections.abc import Sequence
+
+    from farm.base.config.settings import Config
+    from farm.replay.exec_plan import PlannedProgram
+    from farm.replay.module_program import NamedModule
+    from farm.replay.one_off_request import OneOffRequest
+    from farm.replay.ready_program import OutputFigures, ReadyOutcome, ReadyProgram, ReadyRequest
     from farm.replay.repro import ReproOutcome
     from farm.results.attempt import Attempt, Comparison, Measurement
 
@@ -57,7 +64,7 @@ def _state(_context: click.Context, _option: click.Parameter, given: tuple[str, 
 
 
 @click.command("exec")
-@click.argument("model", metavar="MODEL.pte", type=FILE)
+@click.argument("model", metavar="MODEL.pte|NET.py:CLASS")
 @click.argument("more", nargs=-1, type=FILE, metavar="")
 @click.option("--inputs", multiple=True, type=FILE, metavar="FILE...",
               help="Inputs, .npy or raw, in the order of the program, for one inference after another.")  # fmt: skip
@@ -80,9 +87,10 @@ def _state(_context: click.Context, _option: click.Parameter, given: tuple[str, 
               help="With --prompt: generate for S seconds, to measure the loss of rate by heat.")  # fmt: skip
 @click.option("--output", type=FOLDER, metavar="FOLDER",
               help="Save the outputs here, raw and .npy, and the profile if taken.")  # fmt: skip
-@click.option(
-    "--soc", default="", metavar="SOC", help="SoC to run on; otherwise the SoC that the program was compiled for."
-)
+@click.option("--soc", "socs", multiple=True, metavar="SOC",
+              help="SoC to run on, repeatable; otherwise the SoC that the program was compiled for.")  # fmt: skip
+@click.option("--precision", default="", metavar="PRECISION",
+              help="With NET.py:CLASS: precision to compile it at; 8a8w by default for htp.")  # fmt: skip
 @click.option("--backend", default="", metavar="BACKEND",
               help="Backend; otherwise the backend that the program was compiled for.")  # fmt: skip
 @click.option("--device", metavar="NAME", help="Run it on this attached device: name, serial or id.")
@@ -99,6 +107,7 @@ def _state(_context: click.Context, _option: click.Parameter, given: tuple[str, 
 @toolchain_option("Toolchain whose runner and libraries execute it")
 @json_option("Print everything as JSON instead.")
 def exec_command(
+    model: str,
     more: tuple[Path, ...],
     inputs: tuple[Path, ...],
     input_list: Path | None,
@@ -107,6 +116,8 @@ def exec_command(
     stop: tuple[int, ...],
     seconds: int | None,
     output: Path | None,
+    socs: tuple[str, ...],
+    precision: str,
     device: str | None,
     limit: int,
     iterations: int | None,
@@ -122,7 +133,11 @@ def exec_command(
     as_json: bool,
     **program: Any,
 ) -> int:
-    """Run a ready .pte file on a device, and show its outputs, latency and profile.
+    """Run one program on a device, and show its fit, outputs, latency and profile.
+
+    The program is a .pte file, or a torch module with example_inputs in a Python file, which farm compiles. Before a
+    device is used, farm shows whether SoC, QNN and skel fit, which operators are left on the CPU, the error against
+    FP32, the size and the VTCM.
 
     Outputs are never judged, with --expect neither: only a failed load or execution fails the job. The run is in the
     store, as a job of the suite exec.
@@ -132,19 +147,24 @@ def exec_command(
     ExecuTorch's qnn_llama_runner generates the text; its jobs are of the suite qnn_llama_runner.
 
     \b
-    Exit codes: 0 it ran; 1 it could not be loaded or executed; 2 usage, or
+    Exit codes: 0 it ran; 1 it was not compiled, loaded or executed; 2 usage, or
     a program for another SoC or backend; 4 no device or infrastructure;
     130 interrupted.
     """
+    from farm.base.config.settings import load_config
     from farm.builds.toolchains.select import use_toolchain
     from farm.dispatch.pool.fleet import Choice
     from farm.dispatch.request.choose import require_dsp, require_heap
+    from farm.replay.exec_plan import plan_programs
     from farm.replay.generation import run_generation
     from farm.replay.llama_program import job_of
+    from farm.replay.module_program import find_module
     from farm.replay.one_off_request import OneOffRequest
-    from farm.replay.ready_program import ReadyRequest, plan_ready, run_ready
+    from farm.replay.ready_program import ReadyRequest
     from farm.store.view import Purpose
 
+    module = find_module(model)
+    program |= {"model": FILE.convert(model, None, click.get_current_context()) if module is None else Path(model)}
     program |= {"virtual": bool(program["virtual"]), "profile": Profile(program["profile"])}
     if program["virtual"]:
         refuse_together({"--device": device}, FOR_ATTACHED)
@@ -165,7 +185,9 @@ def exec_command(
         refuse_together({"--prompt": prompt}, "--heap is for programs that take tensors: leave {} out")
         refuse_together({"--warm-up": warm_up, **dict.fromkeys(typed(profile="--profile"), True)},
                         "--heap times nothing: leave {} out")  # fmt: skip
+    _check_together(module, precision, socs, {"--device": device, "--output": output, "--prompt": prompt}, asked)
     if prompt is not None:
+        asked = msgspec.structs.replace(asked, soc="".join(socs))
         foreign = typed(**_FOR_TENSORS) or (["an input"] if asked.inputs else [])
         text = exec_text.plan(asked, prompt, new, stop, foreign)
         if other is not None:
@@ -179,19 +201,58 @@ def exec_command(
         {"--program": other, "--new": new, "--stop": stop, "--seconds": seconds},
         "{} is for generated text: it needs --prompt",
     )
-    ready = plan_ready(asked)
+    config = use_toolchain(load_config(config_file), toolchain)
+    if heap and asked.virtual:
+        require_dsp(config)
+    programs = plan_programs(config, asked, socs, module, precision)
     if heap:
-        require_heap(ready.job.target.backend)
-    if ready.is_random:
+        require_heap(programs[0].ready.job.target.backend)
+    if not as_json:
+        exec_fit.show_fit(programs)
+    exec_fit.require_fit(programs)
+    if programs[0].ready.is_random:
         notice(f"NO INPUTS GIVEN: they are random (seed {asked.seed}), so the outputs mean little")
-    request = OneOffRequest(job=ready.job, **asked_for)
-    with opened(config_file) as (config, store):
-        selected = use_toolchain(config, toolchain)
-        if heap and asked.virtual:
-            require_dsp(selected)
-        outcome = run_ready(selected, store, ready, request, output)
-    show(_exec_data(ready, outcome), _exec_lines(ready, outcome, limit), as_json=as_json)
-    return _saved(output, outcome.one.exit_code, there=bool(outcome.outputs))
+    requests = [OneOffRequest(job=one.ready.job, **asked_for) for one in programs]
+    return _run_programs(config, programs, requests, output, limit, as_json=as_json)
+
+
+def _check_together(
+    module: NamedModule | None, precision: str, socs: Sequence[str], for_one: dict[str, Any], asked: ReadyRequest
+) -> None:
+    """Raise UsageError for options that the program, or several SoCs, exclude; `for_one` are for one SoC."""
+    if len(socs) > 1:
+        refuse_together(for_one, "{} is for one --soc")
+    if module is None:
+        refuse_together({"--precision": precision}, "{} is for a module, as net.py:Net: a .pte is compiled already")
+    else:
+        refuse_together({"--prompt": for_one["--prompt"], "--state": asked.state}, "{} is for a .pte file")
+
+
+def _run_programs(
+    config: Config,
+    programs: Sequence[PlannedProgram],
+    requests: Sequence[OneOffRequest],
+    output: Path | None,
+    limit: int,
+    *,
+    as_json: bool,
+) -> int:
+    """Run each program, print its result, and return the exit code."""
+    from farm.replay.ready_program import run_ready
+    from farm.store.store import open_store
+
+    answers: list[dict[str, object]] = []
+    exit_codes = []
+    with open_store(config.store_url) as store:
+        for one, request in zip(programs, requests, strict=True):
+            outcome = run_ready(config, store, one.ready, request, output)
+            answers.append({**_exec_data(one.ready, outcome), "fit": exec_fit.data(one)})
+            exit_codes.append(outcome.one.exit_code)
+            if not as_json:
+                show({}, _exec_lines(one.ready, outcome, limit), as_json=False)
+    if as_json:
+        print_json(answers[0] if len(answers) == 1 else {"programs": answers})
+    return _saved(output, max(exit_codes), there=bool(outcome.outputs))
 
 
 def _saved(folder: Path | None, exit_code: int, *, there: bool) -> int:
