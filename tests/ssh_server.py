@@ -26,7 +26,8 @@ REQUIRED = os.environ.get("FARM_REQUIRE_SSHD") == "1"
 class SshServer:
     """Listens from `start` on; its port stays the same. What runs over it sees the `getprop` of a device.
 
-    `sftp` is the command of its SFTP server, `force` the command that runs in place of every other.
+    `sftp` is the command of its SFTP server, `force` the command that runs in place of every other, `options` are more
+    lines of its configuration.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class SshServer:
         *,
         sftp: str = "internal-sftp",
         force: str = "",
+        options: tuple[str, ...] = (),
     ) -> None:
         program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
         if program is None:
@@ -71,6 +73,7 @@ class SshServer:
             "KbdInteractiveAuthentication no",
             *([f"Subsystem sftp {sftp}"] if sftp else []),
             *([f"ForceCommand {force}"] if force else []),
+            *options,
             # HOME as well: the ~/.bashrc of this user is no part of the device.
             f"SetEnv PATH={self.tools}:/usr/local/bin:/usr/bin:/bin HOME={folder}/device",
         ]

@@ -66,6 +66,7 @@ _IN_GROUPS = {
         "unquarantine": ("devices.device:unquarantine_command", "End the quarantine of a device."),
         "name": ("devices.device:name_command", "Give a device a name."),
         "label": ("devices.device:label_command", "Replace the labels of a device."),
+        "host": ("devices.host:command", "Use devices that are rented for a session."),
         "forget": ("devices.device:forget_command", "Remove an absent device from every list."),
         "socs": ("setup.suites:socs_command", "List the SoCs that farm supports."),
     },

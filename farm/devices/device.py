@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -139,6 +140,8 @@ class Device(msgspec.Struct, frozen=True):
     """Power command of farm.toml: the last step of recovery."""
     soc_reported: str = ""
     """Name of the SoC as the device reports it, `QCS6490`; empty if it equals the profile's."""
+    until_s: float = 0.0
+    """End of its rented session, epoch seconds; 0 for a device without an end."""
     boot_id: str = ""
     """Start of its system: two addresses with the same serial and the same start are one device."""
 
@@ -146,6 +149,11 @@ class Device(msgspec.Struct, frozen=True):
     def called(self) -> str:
         """Name of the device in messages."""
         return self.name or self.serial
+
+    @property
+    def is_over(self) -> bool:
+        """True after the end of its rented session."""
+        return 0 < self.until_s <= time.time()
 
     @property
     def known_as(self) -> frozenset[str]:

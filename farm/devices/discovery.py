@@ -19,6 +19,7 @@ from farm.devices.connect import from_plain
 from farm.devices.device import LOOPBACK, AdbAddress, Device, DeviceAddress, LocalAddress, PowerCommand, Unusable
 from farm.devices.hosts import reach_server
 from farm.devices.identity import identify
+from farm.devices.rented import host_configs
 from farm.devices.ssh.config import ssh_address
 from farm.devices.text import clean_text
 
@@ -103,15 +104,16 @@ class _Found(NamedTuple):
     """The entry of farm.toml that it was found by."""
 
 
-def scan_all(config: Config, supervisor: Supervisor) -> Scan:
-    """Identify every device of every host: of the ordinary adb server and of farm.toml.
+def scan_all(config: Config, supervisor: Supervisor, *, rented: bool = True) -> Scan:
+    """Identify every device of every host: of the ordinary adb server, of farm.toml, and of `rented` hosts.
 
     Tunnels to other hosts are children of `supervisor`. An unreachable device is an Unusable with the reason. Names and
     labels of farm.toml are filled in, and its expectations are checked.
     """
     warnings: list[str] = []
+    hosts = list(host_configs(config)) if rented else list(config.hosts)
     asked: list[Callable[[], list[_Found]]] = [lambda: _ordinary(config.devices, warnings)]
-    asked += [lambda host=host: _beyond(host, config.devices, supervisor, warnings) for host in config.hosts]  # type: ignore[misc]
+    asked += [lambda host=host: _beyond(host, config.devices, supervisor, warnings) for host in hosts]  # type: ignore[misc]
     asked += [lambda one=one: _alone(one) for one in config.devices if one.ssh or one.local or one.address]  # type: ignore[misc]
     with ThreadPoolExecutor(max_workers=min(_MOST_AT_ONCE, len(asked))) as pool:
         found = [one for answers in pool.map(lambda ask: ask(), asked) for one in answers]
@@ -205,9 +207,15 @@ def _beyond(
 ) -> list[_Found]:
     """Return what another machine's adb server has."""
     try:
-        return _behind(reach_server(host, supervisor), host.name, configured, warnings)
+        found = _behind(reach_server(host, supervisor), host.name, configured, warnings)
+        return [one._replace(device=_until(one.device, host.until_s)) for one in found]
     except InfraError as error:
         return [_Found(Unusable(host.name, ABSENT, clean_text(str(error), 400), host.name))]
+
+
+def _until(device: Device | Unusable, until_s: float) -> Device | Unusable:
+    """Return a device with the end of its rented session."""
+    return replace(device, until_s=until_s) if isinstance(device, Device) and until_s else device
 
 
 def _alone(entry: DeviceConfig) -> list[_Found]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from farm.base.errors import LeaseLostError
 from farm.dispatch.assigned import own_fault
 from farm.dispatch.job_source import Prepared
 from farm.policy.retries import avoided, is_failure
+from farm.policy.session_time import fits
 from farm.policy.situation import Lease, Priority
 from farm.store.cluster.records import HeldShard, ShardJob
 
@@ -213,10 +215,13 @@ class LocalJobs:
             is_early = self._most_failures > 0 and bool(runner.runs)
             if not self._is_ours(runner) or device not in self._requests or is_early:
                 continue
-            job_id = next((one for one in self._pending if self._may_have(device, self._jobs[one])), None)
+            mine = (one for one in self._pending if self._may_have(device, self._jobs[one]))
+            job_id = next((one for one in mine if _fits(self._jobs[one], runner.device)), None)
             if job_id is not None:
                 self._pending.remove(job_id)
                 self._give(runner, self._jobs[job_id])
+            elif runner.device.until_s:
+                self._leave_ending(runner)
         self._show()
 
     def _give(self, runner: DeviceRunner, job: _LocalJob) -> None:
@@ -240,6 +245,16 @@ class LocalJobs:
     def _may_have(self, device: str, job: _LocalJob) -> bool:
         is_possible = self._runners[device].device.soc == job.soc and device not in job.avoid
         return is_possible and self._is_usable(device)
+
+    def _leave_ending(self, runner: DeviceRunner) -> None:
+        """End the use of a rented device that has time for none of the jobs that are left for it."""
+        left = [self._jobs[one] for one in self._pending if self._may_have(runner.device.id, self._jobs[one])]
+        if left and not any(_fits(job, runner.device) for job in left):
+            end = time.strftime("%H:%M", time.localtime(runner.device.until_s))
+            why = f"its rented session ends at {end}, and {len(left)} jobs do not fit into the rest"
+            self._pool.retire(self._number[runner.device.id], why)
+            runner.drain(why)
+            self._abandon()
 
     def _is_usable(self, device: str) -> bool:
         return not self._pool.is_retired(self._number[device]) and not self._runners[device].resting
@@ -370,6 +385,11 @@ class LocalJobs:
         if running != self._shown:
             self._shown = running
             self._listener.devices(running)
+
+
+def _fits(job: _LocalJob, device: Device) -> bool:
+    """Return whether a job ends before the rented session of a device."""
+    return fits(job.planned.expected_s, device.until_s, time.time())
 
 
 def shown(attempt: Attempt) -> dict[str, str | float]:

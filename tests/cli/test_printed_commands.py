@@ -102,6 +102,7 @@ PARSED: dict[str, tuple[str, ...]] = {
     "farm devices enable DEVICE": (),
     "farm devices disable DEVICE": (),
     "farm nightly {} --check": ("nightly.toml",),
+    "farm devices host remove {}": ("qdc",),
     "farm devices release": (),
     "farm run --resume {}": ("1",),
     "farm run --soc {}": ("SM8650",),

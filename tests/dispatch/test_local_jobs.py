@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,6 @@ from farm.results.attempt import Cause, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from farm.dispatch.messages import FromDevice, RunJob
 
@@ -226,7 +226,7 @@ def test_one_phone_on_two_addresses_does_not_confirm_its_own_crash(
     phone = Device("2233fd19", "SM8650", "hardware", "build", addresses[0], "phone", boot_id="same")
     found = [_Found(replace(phone, address=address)) for address in addresses]
     monkeypatch.setattr("farm.devices.discovery._ordinary", lambda *_: found)
-    config: Any = SimpleNamespace(devices=(), hosts=())
+    config: Any = SimpleNamespace(devices=(), hosts=(), state_dir=Path("nowhere"))
     with Supervisor() as supervisor:
         devices = scan_all(config, supervisor).devices
     bench = make(1, devices)

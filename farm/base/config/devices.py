@@ -77,6 +77,8 @@ class HostConfig(msgspec.Struct, frozen=True):
     """adb server of the device; with `ssh`, the address on that machine."""
     ssh: SshLogin | None = None
     """The adb server is reached through it, None when directly."""
+    until_s: float = 0.0
+    """End of the rented session of its devices, epoch seconds; 0 for a host without an end."""
 
 
 class DeviceConfig(msgspec.Struct, frozen=True):

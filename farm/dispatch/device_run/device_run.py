@@ -23,7 +23,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from farm.base.backends.registry import find_backend
-from farm.base.errors import DeviceError, DeviceSpaceError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
+from farm.base.errors import (
+    AdbServerError,
+    DeviceError,
+    DeviceGoneError,
+    DeviceSpaceError,
+    FarmError,
+    LocalError,
+    MissingPackageError,
+    NeedsDeviceError,
+)
 from farm.devices.connect import open_transport
 from farm.devices.execution.content_store import SESSION_PREFIX
 from farm.devices.execution.crash_logs import collect_crash_logs
@@ -257,12 +266,27 @@ class DeviceRun:
         passed = attempt.verdict is Verdict.PASSED or bool(self.lacks_heap)
         return "" if passed else f"the health check did not pass: {attempt.reason}"
 
+    @property
+    def session_ended(self) -> bool:
+        """True for a rented device after its session: its time is over, or its server has lost it."""
+        if not self.device.until_s or self.device.is_over:
+            return self.device.is_over
+        try:
+            self.transport.run(["true"], timeout_s=_HEALTH_CHECK_SECONDS)
+        except (DeviceGoneError, AdbServerError):
+            return True
+        except DeviceError:
+            return False
+        return False
+
     def silence_cause(self) -> str:
         """Return the cause of a failing health check outside the device: adb server, runtime, or files of others."""
         if self.is_full:
             return FULL
         if self.lacks_runtime:
             return RUNTIME
+        if self.session_ended:
+            return str(Cause.LEASE)
         return "" if self.transport.server_answers() else str(Cause.ADB_SERVER)
 
     def flags(self, target: Target, profile: Profile | None) -> dict[str, str]:

@@ -78,7 +78,8 @@ class DeviceWorker:
     def ended(self, attempt: Attempt) -> None:
         """Note how an attempt ended: where the device, or its cable, may be at fault, its health check runs next."""
         if attempt.verdict is Verdict.INFRA:
-            self._mark(Event.INFRA, attempt.reason, str(attempt.cause))
+            cause = Cause.LEASE if self.device.until_s and self.run.session_ended else attempt.cause
+            self._mark(Event.INFRA, attempt.reason, str(cause))
             # No device's fault, and the next job would fare no better before the server is back.
             self._needs_check = self._needs_check or attempt.cause is Cause.ADB_SERVER
         else:
@@ -129,13 +130,15 @@ class DeviceWorker:
             self.device,
             find_problem=self._probe,
             log=self._log_step,
-            stop=self._stop,
+            stop=lambda: self._stop() or self.device.is_over,
             is_unrecoverable=lambda: self.run.is_full or self.run.lacks_runtime,
         ).problem
         if self.run.is_full:
             problem = self._await_room(problem)
         if problem and self._stop():
             return problem
+        if problem and self.run.session_ended:
+            return f"its rented session has ended: {problem}"
         if problem:
             self._mark(Event.GAVE_UP, problem, self.run.silence_cause())
         else:

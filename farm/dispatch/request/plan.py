@@ -30,6 +30,8 @@ class PlannedJob(msgspec.Struct, frozen=True):
     """The bundle was there when the run began."""
     failed_before: bool = False
     """True if its newest verdict before this run, on such devices, was failed."""
+    expected_s: float | None = None
+    """Expected seconds on a device, from its history; None without history."""
 
 
 class RunPlan(msgspec.Struct, frozen=True):

@@ -180,7 +180,13 @@ class RunSteps:
         )
         red = {job_id for job_id, past in self._past.items() if past.last.outcome == "failed"}
         return [
-            PlannedJob(by_id[job_id], found[job_id].key, cached=found[job_id].cached, failed_before=job_id in red)
+            PlannedJob(
+                by_id[job_id],
+                found[job_id].key,
+                cached=found[job_id].cached,
+                failed_before=job_id in red,
+                expected_s=self._past[job_id].run_seconds if job_id in self._past else None,
+            )
             for job_id in order
         ]
 

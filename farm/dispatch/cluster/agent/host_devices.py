@@ -98,7 +98,7 @@ class HostDevices:
         is_due = age_s > (_BUSY_SCAN_SECONDS if busy else _IDLE_SCAN_SECONDS)
         if self._scan is None or listing != self._listing or is_due:
             before = self._scan
-            self._scan = keep_busy(scan_all(self._config, self._supervisor).narrowed, before, busy)
+            self._scan = keep_busy(scan_all(self._config, self._supervisor, rented=False).narrowed, before, busy)
             self._scanned_s, self._listing = time.monotonic(), listing
             if before is None or before.devices != self._scan.devices:
                 self._seen_s = float("-inf")

@@ -1,0 +1,172 @@
+"""`farm devices host`."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from farm.base.config.settings import load_config
+from farm.base.errors import UsageError
+from farm.base.text import one_line
+from farm.cli.devices.hold import CommandWithWords, words_of
+from farm.cli.options import FILE, ListingGroup, config_option, duration, json_option
+from farm.cli.output import echo, notice, show
+from farm.report.terminal.layout import columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from farm.devices.device import Device, Unusable
+    from farm.devices.rented import RentedHost
+
+
+@click.group("host", cls=ListingGroup)
+def command() -> None:
+    """Hosts with an end time: devices that are rented for a session.
+
+    \b
+    farm devices host add qdc --ssh user@gateway --adb TARGET:5037 --until 2h
+    farm devices host list
+    farm devices host remove qdc
+    Other hosts belong into farm.toml. Agents of a shared farm use none of these.
+    """
+
+
+@command.command("add", cls=CommandWithWords, short_help="Use the devices of a host until a time.")
+@click.argument("name")
+@click.option("--ssh", default="", metavar="LOGIN",
+              help="user@host[:port], or a Host of ~/.ssh/config; the account may only forward.")  # fmt: skip
+@click.option("--adb", default="", metavar="HOST:PORT",
+              help="Its adb server, with --ssh as that machine reaches it; else 127.0.0.1:5037 there.")  # fmt: skip
+@click.option("--until", "seconds", metavar="TIME", callback=duration, required=True,
+              help="End of the session, from now: 90m, 2h.")  # fmt: skip
+@click.option("--key-file", type=FILE, help="Private key of this session.")
+@click.option("--known-hosts", type=FILE, help="File with the host key of this session.")
+@click.option("--ssh-config", default="", metavar="FILE|none", help="File in place of ~/.ssh/config.")
+@config_option
+@click.pass_context
+def add(
+    context: click.Context,
+    config_file: Path | None,
+    *,
+    name: str,
+    ssh: str,
+    adb: str,
+    seconds: float,
+    key_file: Path | None,
+    known_hosts: Path | None,
+    ssh_config: str,
+) -> int:
+    """Use the devices of a host until the time of --until.
+
+    The host is asked for its devices first. With COMMAND, such as farm run, the
+    host belongs to that command: it is removed when COMMAND exits, or when this
+    process is killed, and the exit code is the exit code of COMMAND.
+    """
+    from farm.base.config.devices import HostTable
+    from farm.devices.rented import RentedHost, add_rented, remove_rented, this_process
+
+    config = load_config(config_file)
+    words = words_of(context)
+    table = HostTable(
+        name,
+        adb or None,
+        ssh or None,
+        str(key_file.absolute()) if key_file else "",
+        str(known_hosts.absolute()) if known_hosts else "",
+        ssh_config,
+    )
+    rented = RentedHost(table, time.time() + seconds, this_process() if words else None)
+    found = _look(rented)
+    add_rented(config, rented)
+    _tell(name, found, rented.until_s)
+    if not words:
+        echo(f"'farm devices host remove {name}' removes it earlier")
+        return 0
+    try:
+        return _run(words)
+    finally:
+        remove_rented(config, name)
+        notice(f"{name} is removed")
+
+
+@command.command("list")
+@json_option()
+def list_hosts(config_file: Path | None, *, as_json: bool) -> None:
+    """List the hosts with an end time."""
+    from farm.devices.rented import rented_hosts
+
+    found = rented_hosts(load_config(config_file))
+    rows = [(one.host.name, f"until {_clock(one.until_s)}", _way(one)) for one in found]
+    hosts = [
+        {"name": one.host.name, "until_ms": int(one.until_s * 1000), "ssh": one.host.ssh, "adb": one.host.adb}
+        for one in found
+    ]
+    show({"hosts": hosts}, columns(rows) if rows else ["no host with an end time"], as_json=as_json)
+
+
+@command.command("remove")
+@click.argument("name")
+@config_option
+def remove(config_file: Path | None, name: str) -> None:
+    """Remove a host before its end time. A running job on its devices is broken off."""
+    from farm.base.errors import UnknownNameError
+    from farm.devices.rented import remove_rented, rented_hosts
+
+    config = load_config(config_file)
+    if not remove_rented(config, name):
+        raise UnknownNameError("rented host", name, [one.host.name for one in rented_hosts(config)])
+    echo(f"{name} is removed")
+
+
+def _look(rented: RentedHost) -> tuple[Sequence[Device], Sequence[Unusable]]:
+    """Return the devices of a host. Raises UsageError for an invalid address, InfraError for an unreachable host."""
+    from farm.base.errors import ConfigError
+    from farm.base.processes import Supervisor
+    from farm.devices.discovery import scan
+    from farm.devices.hosts import reach_server
+
+    try:
+        host = rented.config()
+    except ConfigError as error:
+        raise UsageError(f"--{error.key.rpartition('.')[2] or 'ssh'}: {error.problem}") from None
+    with Supervisor() as supervisor:
+        server = reach_server(host, supervisor)
+        found = scan(server.port, server.host)
+    return found.devices, found.unusable
+
+
+def _tell(name: str, found: tuple[Sequence[Device], Sequence[Unusable]], until_s: float) -> None:
+    devices, unusable = found
+    rows = [(one_line(one.serial), one.soc, one.product) for one in devices]
+    rows += [(one_line(one.serial), one.state, one_line(one.reason)) for one in unusable]
+    echo(f"{name} is used until {_clock(until_s)}, with {len(devices)} devices")
+    for line in columns(rows, indent="  ") if rows else ():
+        echo(line)
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run a command in the foreground, which ends with this process, and return its exit code."""
+    from farm.base.processes import Supervisor
+
+    # Ctrl-C is for the command: farm run finishes its jobs first.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        with Supervisor() as supervisor:
+            code = supervisor.spawn(words, name=one_line(words[0]), foreground=True).process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return code if code >= 0 else 128 - code
+
+
+def _way(rented: RentedHost) -> str:
+    host = rented.host
+    return " ".join(filter(None, (f"ssh {host.ssh}" if host.ssh else "", f"adb {host.adb}" if host.adb else "")))
+
+
+def _clock(until_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(until_s))
