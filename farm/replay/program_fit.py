@@ -133,7 +133,12 @@ def qnn_line(compiled: str, runtime: str) -> FitLine:
     """Return the line of the version of QNN: a runtime loads no program of a newer QNN."""
     by = f"compiled by QNN {compiled}" if compiled else "compiled by an unknown QNN"
     if not runtime:
-        return FitLine(FitOf.QNN, Level.WARNING, f"{by}, the runtime's version is unknown", "farm setup runtime list")
+        return FitLine(
+            FitOf.QNN,
+            Level.WARNING,
+            f"{by}, the runtime's version is unknown",
+            "docs/guides/runtime.md names its files",
+        )
     ours, theirs = release_of(runtime), release_of(compiled)
     runtime = _BUILD_ID.sub(rb"\1", runtime.encode()).decode()
     if ours and theirs and theirs > ours:

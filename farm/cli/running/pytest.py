@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,10 +20,10 @@ from farm.cli.options import (
     require_separator,
     toolchain_option,
 )
-from farm.cli.output import as_called, deliver
+from farm.cli.output import as_called, deliver, notice
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from farm.dispatch.pytest_plugin.upstream_command import UpstreamCommand
 
 
 @click.command("pytest")
@@ -55,12 +56,14 @@ def command(
     Arguments behind `--` go to your pytest, with your rootdir, conftest and
     plugins. Tests have the fixtures device, runner and bundle; ExecuTorch's
     own Qualcomm tests get the device and the options they need. Every test is
-    a job of a run in the store: farm report latest shows it.
+    a job of a run in the store: farm report latest shows it. A command of
+    upstream's test_qnn_delegate.py behind `--` is taken with its own flags.
 
     \b
     farm pytest --soc SM8650 --virtual 2 -- tests -k conv
     farm pytest --soc SM8650 -- --pyargs \\
         executorch.backends.qualcomm.tests.test_qnn_delegate -k relu
+    farm pytest -- test_qnn_delegate.py CLASS.test -s SERIAL -m SM8650
 
     \b
     Exit codes: 0 all passed, expected failures aside; 1 a test failed;
@@ -70,9 +73,14 @@ def command(
     from farm.builds.toolchains.select import use_toolchain
     from farm.dispatch.pool.fleet import Choice
     from farm.dispatch.pytest_plugin.launch import SuiteRequest, is_listing, list_tests, run
+    from farm.dispatch.pytest_plugin.upstream_command import read_upstream
     from farm.store.view import Purpose
 
     require_separator(pytest_arguments)
+    upstream = read_upstream(pytest_arguments, Path.cwd())
+    if upstream is not None:
+        devices, pytest_arguments = _with_upstream(upstream, asked, devices)
+        asked["upstream"] = upstream.attributes
     if is_listing(pytest_arguments):
         refuse_together({"--toolchain": toolchain}, "tests are listed by farm's own Python: leave {} out")
         return list_tests(pytest_arguments)
@@ -87,3 +95,24 @@ def command(
     outcome = run(use_toolchain(load_config(config_file), toolchain), request)
     deliver(outcome.view, report=outcome.report, html=html, junitxml=None, as_json=as_json)
     return outcome.exit_code
+
+
+def _with_upstream(
+    upstream: UpstreamCommand, asked: dict[str, Any], devices: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return devices and arguments of pytest with upstream's flags; set the others in `asked`.
+
+    Raises UsageError for a contradiction.
+    """
+    if upstream.soc and asked["soc"].upper() not in ("", upstream.soc.upper()):
+        raise UsageError(f"--soc {asked['soc']} and upstream's {upstream.soc}: name one SoC")
+    asked["soc"] = asked["soc"] or upstream.soc
+    asked["backend"] = upstream.backend or asked["backend"]
+    asked["virtual"] = asked["virtual"] or (1 if upstream.simulated else asked["virtual"])
+    for line in upstream.shown():
+        notice(line)
+    if asked["virtual"]:
+        if upstream.device:
+            notice(f"left out: {upstream.device}, as the tests run on virtual devices")
+        return devices, upstream.arguments
+    return devices or ((upstream.device,) if upstream.device else ()), upstream.arguments

@@ -75,6 +75,8 @@ class SuiteRequest(msgspec.Struct, frozen=True, kw_only=True):
     most_devices: int | None = None
     arguments: tuple[str, ...] = ()
     """Arguments of pytest."""
+    upstream: dict[str, str | int | bool] = {}
+    """Values for upstream's TestQNN."""
     command: str = ""
     name: str = ""
     """Name of the run."""
@@ -273,6 +275,7 @@ class _Launch:
             build_timeout_s=self._config.build_timeout_s,
             build_limits=MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb),
             health=self._config.health,
+            upstream=self._request.upstream,
         )
 
     def _pytest(self, plan: SuitePlan, supervisor: Supervisor) -> int:

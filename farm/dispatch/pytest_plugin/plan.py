@@ -62,6 +62,8 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
     build_timeout_s: float
     build_limits: MemoryLimits
     health: HealthConfig = HealthConfig()
+    upstream: dict[str, str | int | bool] = {}
+    """Values for upstream's TestQNN."""
 
     @property
     def path(self) -> Path:

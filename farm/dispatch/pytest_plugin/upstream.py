@@ -145,6 +145,8 @@ class Upstream:
         base.direct_build_folder = None
         base.executorch_root = base.executorch_root or str(self._folder)
         base.artifact_dir = str(self._folder)
+        for name, asked in self._plan.upstream.items():
+            setattr(base, name, asked)
 
     def clean(self) -> None:
         """Remove the folders of SimpleADB from the device."""
