@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from farm.base.config.devices import TAC_MODULE
 from farm.base.errors import ConfigError, InfraError, UnknownNameError
 from farm.devices.device import AdbAddress, DeviceAddress, LocalAddress, SshAddress
 from farm.devices.stub.transport import StubAddress, StubTransport
+from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.devices.device import Device
     from farm.devices.transport import Transport
+
+
+# A start of Python, and a look at the serial ports.
+_CHECK_SECONDS = 30.0
 
 
 class TransportKind(NamedTuple):
@@ -80,9 +87,7 @@ def require_named(config: Config) -> None:
         if device.in_service:
             _require_files(file, f"device[{number}]", device.ssh)
             _require_address(file, f"device[{number}].address", device.address)
-            if device.power and shutil.which(device.power[0]) is None:
-                problem = f"there is no program {device.power[0]} that can be executed: correct it, or leave it out"
-                raise ConfigError(file, f"device[{number}].power", problem)
+            _require_power(file, f"device[{number}].power", device.power)
 
 
 def _require_files(file: Path, place: str, login: SshLogin | None) -> None:
@@ -90,6 +95,29 @@ def _require_files(file: Path, place: str, login: SshLogin | None) -> None:
         name = getattr(login, field, "")
         if name and (field, name) != ("config", "none") and not Path(name).is_file():
             raise ConfigError(file, f"{place}.{key}", f"there is no file {name}: correct it, or leave it out")
+
+
+def _require_power(file: Path, place: str, command: tuple[str, ...]) -> None:
+    if not command:
+        return
+    if shutil.which(command[0]) is None:
+        problem = f"there is no program {command[0]} that can be executed: correct it, or leave it out"
+        raise ConfigError(file, place, problem)
+    if TAC_MODULE in command[1:]:
+        # A missing debug board is found now, and not when a device hangs at night.
+        try:
+            done = subprocess.run(
+                [*command, "--check"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_CHECK_SECONDS,
+                check=False,
+            )
+        except (subprocess.SubprocessError, OSError) as error:
+            raise ConfigError(file, place, f"the debug board cannot be looked for: {error}") from None
+        if done.returncode:
+            lines = clean_text(done.stderr, 4096, lines=True).strip().splitlines() or ["without a reason"]
+            raise ConfigError(file, place, lines[-1])
 
 
 def _require_address(file: Path, place: str, address: dict[str, Any]) -> None:

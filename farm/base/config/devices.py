@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +22,10 @@ SSH_PORT = 22
 POWER_SERIAL = "{serial}"
 """Stands in a power command for the device's serial."""
 
+TAC_MODULE = "farm.devices.tac_power"
+"""Program of the power command for a Qualcomm debug board."""
+
+_TAC = re.compile(r"tac:[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}")
 # Not `${NAME}`, which is for a shell that the command starts.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{\w+\}")
 _SERIAL = re.compile(r"[\x21-\x7e]{1,128}")
@@ -177,8 +182,9 @@ class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Note that every refusal of the device shows."""
     soc: str = ""
     """Expected SoC; a device with another SoC is refused."""
-    power: tuple[str, ...] = ()
-    """Command that switches the power off and on again; `{serial}` stands for the device."""
+    power: tuple[str, ...] | str = ()
+    """Command that switches the power off and on again; `{serial}` stands for the device. Or `tac:SERIAL` of a Qualcomm
+    debug board."""
     power_timeout_s: float = 60.0
     """Longest time of that command, 1 to 600."""
 
@@ -305,13 +311,18 @@ class DeviceTables:
         if not table.power:
             return ()
         self._expect(not table.local, f"{key}.power", "this machine cannot cut its own power: leave it out")
+        self._within(f"{key}.power_timeout_s", table.power_timeout_s, 1, 600)
+        if isinstance(table.power, str):
+            board = _TAC.fullmatch(table.power)
+            expected = '"tac:SERIAL" of a debug board, or a list with a program and its arguments'
+            self._expect(board, f"{key}.power", f"{table.power!r}: expected {expected}")
+            return (sys.executable, "-m", TAC_MODULE, table.power.removeprefix("tac:"))
         fine = all(word and "\0" not in word for word in table.power)
         self._expect(fine, f"{key}.power", "expected a program and its arguments, none of them empty")
         for name in (name for word in table.power for name in _PLACEHOLDER.findall(word)):
             if name != POWER_SERIAL:
                 problem = UnknownNameError("placeholder", name, [POWER_SERIAL])
                 raise ConfigError(self._path, f"{key}.power", str(problem))
-        self._within(f"{key}.power_timeout_s", table.power_timeout_s, 1, 600)
         program, *arguments = table.power
         return (str(self._beside(program)) if "/" in program else program, *arguments)
 
