@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from enum import IntEnum
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from farm.dispatch.pytest_plugin.backend_suite import is_of_backend, result_of
+from farm.dispatch.pytest_plugin.backend_suite import BackendSuite, is_of_backend, result_of
 from farm.dispatch.pytest_plugin.trees import rooted_arguments
 from farm.results.attempt import Cause, Stage
 
@@ -90,3 +92,19 @@ def test_the_suite_is_collected_from_its_own_root(tmp_path: Path, named: str) ->
     assert told[told.index("--rootdir") + 1] == str(suite.parent)
     assert "python_files" not in " ".join(told)
     assert rooted_arguments([str(suite), "--device", "x"], tmp_path), "the suite has no option of that name"
+
+
+def test_outputs_of_the_device_keep_their_shape_scalars_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Arrays in the place of tensors: this process has no torch.
+    stub: Any = ModuleType("torch")
+    stub.from_numpy = lambda array: array
+    stub.utils = SimpleNamespace(_pytree=SimpleNamespace(tree_flatten=lambda tree: (list(tree), None)))
+    monkeypatch.setitem(sys.modules, "torch", stub)
+    scalar, image = np.array(3.5, np.float32), np.ones((1, 2, 3), np.float32)
+    suite = BackendSuite.__new__(BackendSuite)
+    suite._worker, suite._count = SimpleNamespace(scratch=tmp_path), 0  # type: ignore[assignment]
+    suite._bundles = SimpleNamespace(pte=lambda path, _inputs: path.read_bytes())  # type: ignore[assignment]
+    suite._runner = lambda program, **_: SimpleNamespace(outputs=((scalar, image),), program=program)  # type: ignore[assignment]
+    made = suite._execute(b"program", ())
+    assert [array.shape for array in made] == [(), (1, 2, 3)]
+    assert not list(tmp_path.iterdir()), "the program is removed after its execution"

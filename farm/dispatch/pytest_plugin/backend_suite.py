@@ -107,7 +107,8 @@ class BackendSuite:
             made = self._runner(self._bundles.pte(path, arrays), iterations=1, warm_up=0, timeout_s=900.0)
         finally:
             path.unlink()
-        return [torch.from_numpy(np.ascontiguousarray(array)) for array in made.outputs[0]]
+        # ascontiguousarray would give a scalar a dimension.
+        return [torch.from_numpy(np.array(array, order="C")) for array in made.outputs[0]]
 
 
 def _compile_for(soc: str, module: Any) -> None:
