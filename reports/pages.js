@@ -9,6 +9,35 @@
     });
   }
 
+  // Files are fetched when a reader unfolds them; text is shown as text.
+  for (const one of document.querySelectorAll("details[data-view]")) {
+    one.addEventListener("toggle", async () => {
+      if (!one.open || one.querySelector(".shown")) return;
+      const place = document.createElement("div");
+      place.className = "shown";
+      one.append(place);
+      try {
+        const answer = await fetch(one.dataset.view);
+        const kind = answer.headers.get("Content-Type") || "";
+        if (!answer.ok) {
+          place.textContent = answer.status === 415 ? "Neither text nor an image: download it." : "Not on this machine, or pruned.";
+        } else if (kind.startsWith("image/")) {
+          const image = document.createElement("img");
+          image.src = one.dataset.view;
+          image.alt = one.querySelector("summary").textContent.trim();
+          place.append(image);
+        } else {
+          const text = document.createElement("pre");
+          text.tabIndex = 0;
+          text.textContent = await answer.text();
+          place.append(text);
+        }
+      } catch (error) {
+        place.textContent = "No answer from the server.";
+      }
+    });
+  }
+
   const note = document.getElementById("live-note");
   if (!note || note.dataset.live !== "yes") return;
   const region = document.getElementById("live");

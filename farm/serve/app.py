@@ -24,6 +24,7 @@ from farm.report.formats.run_json import render_json
 from farm.report.html.page_of_run import assets, render_html
 from farm.serve.access import Access
 from farm.serve.address import link
+from farm.serve.inline import inline
 from farm.serve.metrics import CONTENT_TYPE, Metrics
 from farm.serve.pages import PAGES
 from farm.serve.render import API, Renderer, wants_json
@@ -51,9 +52,9 @@ _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-
 _TITLES = {404: "Not found", 400: "Invalid request", 405: "Method not allowed", 503: "No answer from the store"}
 
 
-def create_app(config: Config, access: Access) -> Litestar:
+def create_app(config: Config, access: Access, *, demo: bool = False) -> Litestar:
     """Return the server as an ASGI application."""
-    server = _Server(config)
+    server = _Server(config, demo=demo)
     handlers = [server.handler(page) for page in PAGES]
     shown = [handler for page, handler in zip(PAGES, handlers, strict=True) if page.facts.template]
     shown += [*server.files(), *access.handlers(server.renderer)]
@@ -84,8 +85,8 @@ def create_app(config: Config, access: Access) -> Litestar:
 class _Server:
     """Store, files and templates behind the routes."""
 
-    def __init__(self, config: Config) -> None:
-        self.renderer = Renderer()
+    def __init__(self, config: Config, *, demo: bool) -> None:
+        self.renderer = Renderer(demo=demo)
         self._stores, self._artifacts = StoreHolder(config.store_url), open_artifacts(config)
         self._reports = asyncio.Semaphore(_REPORTS_AT_ONCE)
         self._metrics = Metrics(is_shared=config.is_shared)
@@ -112,7 +113,7 @@ class _Server:
     def files(self) -> list[HTTPRouteHandler]:
         """Return the routes of reports, artifacts, style sheets, scripts and metrics."""
 
-        @get(["/runs/{run:str}", "/runs/{run:str}/report"])
+        @get("/runs/{run:str}/report")
         async def report(request: Request[Any, Any, Any], run: FromPath[str]) -> Response[bytes]:
             """Return the report of a run in one file, or the run as `farm report --json`."""
             async with self._reports:
@@ -121,6 +122,10 @@ class _Server:
         @get("/artifacts/{sha256:str}", sync_to_thread=True)
         def artifact(sha256: FromPath[str]) -> File:
             return self._artifact(sha256)
+
+        @get("/artifacts/{sha256:str}/view", sync_to_thread=True)
+        def view(sha256: FromPath[str]) -> Response[bytes]:
+            return inline(self._artifact(sha256).file_path)
 
         @get("/assets/{name:str}", sync_to_thread=False, opt={"open": True})
         def asset(name: FromPath[str]) -> Response[bytes]:
@@ -135,7 +140,7 @@ class _Server:
             with self._stores.opened() as store:
                 return Response(self._metrics.read(store), media_type=CONTENT_TYPE)
 
-        return [report, artifact, asset, metrics]
+        return [report, artifact, view, asset, metrics]
 
     def _report(self, request: Request[Any, Any, Any], run: FromPath[str]) -> Response[bytes]:
         with self._stores.opened() as store:

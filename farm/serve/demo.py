@@ -6,7 +6,10 @@ import hashlib
 import math
 import random
 import struct
+import tempfile
 import zlib
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -29,10 +32,13 @@ from farm.results.attempt import (
     Verdict,
 )
 from farm.store import rows, schema, values
+from farm.store.artifacts import ArtifactStore
 from farm.store.attempt_fields import columns_of
+from farm.store.database import Database
 from farm.store.leases.registry import Seen
 from farm.store.recording import plan_rows
 from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
+from farm.store.store import Store
 from farm.store.toolchains import toolchain_columns
 from farm.store.view import RunCommit, RunToolchain, SkipReason
 from farm.suites.suite import Case, InputSpec, Job, Target
@@ -42,9 +48,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Table
 
-    from farm.store.artifacts import ArtifactStore
-    from farm.store.database import Database
-    from farm.store.store import Store
+    from farm.base.config.settings import Config
 
 DAY_MS = 86_400_000
 FACT = "demo data, made by a seed and not measured"
@@ -122,6 +126,18 @@ def fill(store: Store, database: Database, artifacts: ArtifactStore, size: Size 
     demo = _Demo(store, database, size or Size(), rows.now_ms())
     database.write(demo.insert)
     demo.record(artifacts)
+
+
+@contextmanager
+def demo_config(config: Config) -> Iterator[Config]:
+    """Yield a configuration with a filled demo store in a temporary folder, which is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="farm-demo-") as folder:
+        path = Path(folder, "farm.db")
+        artifacts = ArtifactStore(Path(folder, "artifacts"))
+        database = Database(path)
+        with Store(database) as store:
+            fill(store, database, artifacts)
+        yield msgspec.structs.replace(config, state_dir=Path(folder), store_url=f"sqlite:///{path}", artifacts=None)
 
 
 class _Demo:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from importlib.metadata import distribution
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from litestar import MediaType, Response
 from litestar.template.base import csrf_token
 
@@ -21,24 +25,32 @@ if TYPE_CHECKING:
     from farm.serve.page import Facts
 
 API = "/api/"
+DEMO = "demo data"
+"""Beginning of the titles in the JSON of a demo store."""
+# The script that Plotly's Python package contains; importing the package itself would take a second.
+_PLOTLY = Path(str(distribution("plotly").locate_file("plotly/package_data/plotly.min.js")))
 
 
 class Renderer:
     """Templates, style sheets and scripts of the server's pages."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, demo: bool = False) -> None:
+        self._demo = demo
         self.assets = _read_assets()
         names = {name.partition(".")[0] + name[name.rindex(".") :]: name for name in self.assets}
         self._served = Served(
             styles=tuple(f"/assets/{names[name]}" for name in PAGE_STYLES),
             early_script=f"/assets/{names[EARLY_SCRIPT]}",
             scripts=tuple(f"/assets/{names[name]}" for name in PAGE_SCRIPTS),
+            plot_script=f"/assets/{names['plotly.js']}",
+            plot_style=_style_of_maps(_PLOTLY.read_text(encoding="utf-8")),
+            demo=demo,
         )
 
     def facts(self, request: Request[Any, Any, Any], facts: Facts) -> Response[bytes]:
         """Return facts in the format that the request asks for."""
         if wants_json(request):
-            return json_answer(facts)
+            return json_answer(msgspec.structs.replace(facts, title=f"{DEMO}: {facts.title}") if self._demo else facts)
         return _html(html_of(facts, self._served, _address(request), **_who(request)))
 
     def html(self, request: Request[Any, Any, Any], template: str, status: int, **values: Any) -> Response[bytes]:
@@ -79,11 +91,18 @@ def json_answer(answer: Any, status: int = 200) -> Response[bytes]:
     return Response(json_document(answer), status_code=status, media_type=MediaType.JSON)
 
 
+def _style_of_maps(script: str) -> str:
+    """Return the id of the element with the styles of maps, which Plotly adds unless the page has it."""
+    found = re.search(r'getElementById\("([0-9a-f]{64})"\)', script)
+    return found[1] if found else "no-maps"
+
+
 def _read_assets() -> dict[str, bytes]:
     """Return style sheets and scripts by a name with their hash: `report.0123456789abcdef.css`."""
     found = {}
-    for name in (*PAGE_STYLES, EARLY_SCRIPT, *PAGE_SCRIPTS):
-        content = (data_folder("reports") / name).read_bytes()
-        stem, _, kind = name.rpartition(".")
+    folder = data_folder("reports")
+    for path in (*(folder / name for name in (*PAGE_STYLES, EARLY_SCRIPT, *PAGE_SCRIPTS)), _PLOTLY):
+        content = path.read_bytes()
+        stem, _, kind = path.name.rpartition(".")
         found[f"{stem}.{hashlib.sha256(content).hexdigest()[:16]}.{kind}"] = content
     return found

@@ -58,12 +58,12 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def serve(config: Config, host: str, token: str, bound: socket.socket) -> None:
-    """Serve until a signal ends the process."""
+def serve(config: Config, host: str, token: str, bound: socket.socket, *, demo: bool = False) -> None:
+    """Serve until a signal ends the process; with `demo` each page is labelled as made-up data."""
     import uvicorn
 
     try:
-        uvicorn.Server(settings(config, host, token)).run(sockets=[bound])
+        uvicorn.Server(settings(config, host, token, demo=demo)).run(sockets=[bound])
     except KeyboardInterrupt:
         if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
             # Python would wait for the threads of queries whose clients have left; queries only read, so an exit is
@@ -73,7 +73,7 @@ def serve(config: Config, host: str, token: str, bound: socket.socket) -> None:
         raise
 
 
-def settings(config: Config, host: str, token: str) -> uvicorn.Config:
+def settings(config: Config, host: str, token: str, *, demo: bool = False) -> uvicorn.Config:
     """Return the uvicorn settings."""
     import uvicorn
     from litestar.concurrency import set_asyncio_executor
@@ -83,7 +83,7 @@ def settings(config: Config, host: str, token: str) -> uvicorn.Config:
     from farm.serve.app import create_app
 
     # Several threads render pages, so the decoders are prepared before the first request.
-    app = create_app(config, Access(token, host))
+    app = create_app(config, Access(token, host), demo=demo)
     prepare_decoders()
     # Not asyncio's own executor, for which the end of the event loop would wait.
     set_asyncio_executor(ThreadPoolExecutor(_THREADS, "farm-serve"))

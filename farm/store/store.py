@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from farm.store.queries.browse import Browse
     from farm.store.queries.grid import GridReader
     from farm.store.queries.history import HistoryReader
+    from farm.store.queries.jobs import JobReader
     from farm.store.queries.metrics import MetricsReader
     from farm.store.queries.profiles import ProfileReader
     from farm.store.queries.runs import RunReader
@@ -118,6 +119,13 @@ class Store(Recording):
         from farm.store.queries.grid import GridReader
 
         return GridReader(self._database)
+
+    @cached_property
+    def jobs(self) -> JobReader:
+        """Jobs of runs in short, and the runs of a job."""
+        from farm.store.queries.jobs import JobReader
+
+        return JobReader(self._database)
 
     @cached_property
     def history(self) -> HistoryReader:

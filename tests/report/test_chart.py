@@ -8,7 +8,7 @@ import pytest
 
 from farm.devices.health import HealthEvent
 from farm.report.model.chart import HEIGHT, WIDTH, ChartPoint, chart
-from farm.report.model.drift import drift_of, health_check_chart
+from farm.report.model.drift import drift_of
 from farm.report.model.history import tables
 from farm.store.queries.browse import DeviceAttempt
 from farm.store.records import HistoryPoint
@@ -56,8 +56,6 @@ def test_a_table_has_a_row_an_attempt_and_says_what_is_new() -> None:
     assert [row.change for row in table.rows] == ["", "qnn 1 -> 2", "another test under the same name", ""]
     assert (table.metrics, table.units, table.others) == (("latency",), ("ms",), ("load_time",))
     assert [row.figures[0] and row.figures[0].value for row in table.rows] == [1e6, 2e6, 2e6, None]
-    assert len(table.charts) == 1
-    assert len(table.charts[0].rules) == 2
 
 
 def ran(latency_ns: float | None, fingerprint: str = "f", verdict: str = "passed", job: str = "j") -> DeviceAttempt:
@@ -87,10 +85,3 @@ def test_drift_of_jobs_is_of_one_toolchain_and_of_what_passed() -> None:
     assert drift_of([], [ran(1.0, "newer"), *here]).jobs_ratio is None
     assert drift_of([], [*here, *(ran(1.0, job="k") for _ in range(4))]).jobs == 2
     assert drift_of([], [ran(0.0)] * 9).jobs_ratio is None
-
-
-def test_a_health_check_has_a_plot_when_there_are_two() -> None:
-    assert health_check_chart([health_check(1e6)]) is None
-    made = health_check_chart([health_check(2e6), health_check(1e6)])
-    assert made is not None
-    assert made.low == "1.000 ms"

@@ -7,7 +7,7 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +80,12 @@ class Filled:
         job = self.jobs[done]
         self._done.add(job.id)
         self.store.record_attempt(self.live, attempt(job, 1e6), self.device)
+
+    def record(self, job: Job, device: Device | None = None, artifacts: Sequence[ArtifactRecord] = ()) -> None:
+        """Record an attempt of a job of the run that has no end."""
+        device = device or self.device
+        made = attempt(job, 1e6, device=device.serial)
+        self.store.record_attempt(self.live, made, device, artifacts=artifacts)
 
     _done: set[str] = field(default_factory=set)
 
@@ -182,10 +188,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(config: Config, token: str = "", host: str = "127.0.0.1") -> Iterator[Server]:
+def running(config: Config, token: str = "", host: str = "127.0.0.1", *, demo: bool = False) -> Iterator[Server]:
     """Run a server in a thread until the block ends; `host` is the name that it believes to listen on."""
     with listen("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(settings(config, host, token))
+        server = uvicorn.Server(settings(config, host, token, demo=demo))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
@@ -243,7 +249,7 @@ def server_of_unchanged(config_of_unchanged: Config, unchanged: Filled) -> Itera
 @pytest.fixture
 def start(config: Config) -> Callable[..., contextlib.AbstractContextManager[Server]]:
     """Return a function that starts a server with a token, or with none."""
-    return lambda token="", host="127.0.0.1": running(config, token, host)
+    return lambda token="", host="127.0.0.1", *, demo=False: running(config, token, host, demo=demo)
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import chromium
 import pytest
+from selenium import webdriver
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
 
 
 TOKEN = "correct-horse-battery-staple"
+JOB = "quantized_ops%2Fsoftmax%5BSM8650-htp-8a8w%5D"
 PAGES = ("", "runs", "diff?a=latest~2&b=latest~1", "devices", "devices/pixel-left", "history?job=quantized_ops/conv2d",
-         "runs/latest~1/files", "runs/latest~1", "nowhere")  # fmt: skip
+         "runs/latest~1/files", "runs/latest~1", "nowhere", "grid", "nights", "nights/{night}",
+         f"jobs/{JOB}?run=latest~1", "suites", "suites/quantized_ops", "hosts", "hosts/bench", "toolchains",
+         "toolchains/-", "alerts", "alerts/1", "queue")  # fmt: skip
 VIEWS = (("light", 1366), ("dark", 1366), ("light", 400))
 
 
@@ -57,11 +62,11 @@ def find(browser: WebDriver, selector: str) -> Any:
 
 
 def test_access_for_everybody_and_nothing_of_a_page_is_where_it_should_not_be(
-    browser: WebDriver, server_of_unchanged: Server, tmp_path_factory: pytest.TempPathFactory
+    browser: WebDriver, server_of_unchanged: Server, unchanged: Filled, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     found, misplaced = {}, {}
     for path in PAGES:
-        show(browser, f"{server_of_unchanged.url}/{path}")
+        show(browser, f"{server_of_unchanged.url}/{path.format(night=unchanged.runs[3])}")
         for scheme, width in VIEWS:
             chromium.see(browser, scheme=scheme, width=width, height=768)
             found[path, scheme, width] = chromium.violations(browser)
@@ -78,7 +83,7 @@ def test_every_page_is_looked_at() -> None:
     asked = [f"/{path.partition('?')[0]}" for path in PAGES]
     for page in ALL_PAGES:
         if page.facts.template:
-            pattern = re.sub(r"\\{\w+:(str|path)\\}", ".+", re.escape(page.path))
+            pattern = re.sub(r"\\{\w+:(str|path|int)\\}", ".+", re.escape(page.path))
             assert any(re.fullmatch(pattern, path) for path in asked), page.path
 
 
@@ -146,8 +151,55 @@ def test_what_is_chosen_is_in_the_address_and_nothing_else(
     wait(browser, lambda b: b.current_url == f"{server_of_unchanged.url}/diff?b={unchanged.live}&a={unchanged.runs[3]}")
 
 
+def test_the_grid_is_used_by_keys_alone(browser: WebDriver, server_of_unchanged: Server, unchanged: Filled) -> None:
+    show(browser, f"{server_of_unchanged.url}/grid")
+    wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, "tbody .cells > a"))
+    link = find(browser, "tbody th a")
+    browser.execute_script("arguments[0].focus()", link)
+    press = webdriver.ActionChains(browser)
+    press.send_keys(Keys.TAB, Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_LEFT).perform()
+    cell = browser.switch_to.active_element
+    assert cell.get_attribute("class") == "failed"
+    assert cell.get_attribute("aria-label").startswith("failed, 20")
+    # One stop of the tab key per row.
+    assert len(browser.find_elements(By.CSS_SELECTOR, 'tbody .cells > a[tabindex="0"]')) == 8
+    cell.send_keys(Keys.ENTER)
+    wait(browser, lambda b: f"?night={unchanged.runs[3]}" in b.current_url)
+    assert "✗ failed" in find(browser, "h1").text
+    assert complaints(browser) == []
+
+
+def test_a_chart_names_run_commit_and_samples_and_a_table_has_the_numbers(
+    browser: WebDriver, server_of_unchanged: Server, unchanged: Filled
+) -> None:
+    show(browser, f"{server_of_unchanged.url}/alerts/1")
+    wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, ".chart .xtick"))
+    texts = browser.execute_script("return document.querySelector('.chart').data.map((one) => one.text).flat()")
+    assert any(f"run {unchanged.runs[3]}" in text and "3 samples" in text for text in texts if text)
+    assert any("alert 1" in text for text in texts if text)
+    assert find(browser, ".chart .ytitle").text == "latency (ms)"
+    assert find(browser, ".chart .xtitle").text == "start of the run"
+    dark = browser.execute_script("return getComputedStyle(document.querySelector('.chart .ytitle')).fill")
+    find(browser, "#theme").click()
+    wait(
+        browser,
+        lambda b: b.execute_script("return getComputedStyle(document.querySelector('.chart .ytitle')).fill") != dark,
+    )
+    browser.execute_script("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert unchanged.runs[3] in find(browser, "table").text
+    find(browser, "#theme").click()
+    assert complaints(browser) == []
+
+
+def test_a_file_is_shown_in_the_page_of_its_job(browser: WebDriver, server_of_unchanged: Server) -> None:
+    show(browser, f"{server_of_unchanged.url}/jobs/{JOB}?run=latest~1")
+    find(browser, ".files-list summary").click()
+    wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, ".files-list pre"))
+    assert find(browser, ".files-list pre").text == "an etdump"
+
+
 def test_the_report_of_a_run_is_the_file_with_a_way_home(browser: WebDriver, server_of_unchanged: Server) -> None:
-    show(browser, f"{server_of_unchanged.url}/runs/latest~1#q=softmax")
+    show(browser, f"{server_of_unchanged.url}/runs/latest~1/report#q=softmax")
     assert len([one for one in browser.find_elements(By.CSS_SELECTOR, "#jobs-table tbody") if one.is_displayed()]) == 2
     find(browser, "a.brand").click()
     wait(browser, lambda b: b.current_url == f"{server_of_unchanged.url}/")

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 from recipe import recipe_code
 
+from farm.devices.device import AdbAddress, Device
 from farm.policy.situation import Priority
 from farm.report.formats.run_json import parse_json
 from farm.serve import app, pages
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
 
+JOB = quote("quantized_ops/softmax[SM8650-htp-8a8w]", safe="")
 PAGES = ("/", "/runs", "/runs/latest", "/runs/latest~1/files", "/diff", "/devices", "/devices/pixel-left",
-         "/history?job=quantized_ops", "/history")  # fmt: skip
+         "/history?job=quantized_ops", "/history", "/grid", "/grid?q=softmax&state=new_failure", "/nights",
+         f"/jobs/{JOB}", f"/jobs/{JOB}?run=latest~1", "/suites", "/suites/quantized_ops", "/hosts", "/hosts/bench",
+         "/toolchains", "/toolchains/-", "/alerts", "/alerts?state=all", "/alerts/1", "/queue")  # fmt: skip
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -66,7 +70,7 @@ def test_json_is_what_the_command_says(server: Server, filled: Filled, home: Far
         ("/devices/pixel-left", ["devices", "show", "pixel-left"], "events"),
     ):
         assert server.json(path)[key] == home.json(*arguments)[key]
-    text = server.get("/runs/latest?format=json").text
+    text = server.get("/runs/latest/report?format=json").text
     assert parse_json(text).id == filled.live
     assert text.strip() == home.farm("report", filled.live, "--json").stdout.strip()
 
@@ -123,8 +127,7 @@ def test_two_runs_are_compared_and_what_is_told_is_chosen(server_of_unchanged: S
 def test_a_device_shows_its_drift_its_events_and_what_ran(server_of_unchanged: Server, unchanged: Filled) -> None:
     page = server_of_unchanged.get("/devices/pixel-left").text
     assert "+20.0 %" in page
-    assert "<svg" in page
-    assert "health check p50, 6 values" in page
+    assert "health check in ms of 1 series with 6 values" in page
     assert unchanged.runs[0] in page
     told = server_of_unchanged.json("/devices/R5CX1")
     assert told["drift"]["health_check_ratio"] == pytest.approx(1.2)
@@ -161,8 +164,10 @@ def test_who_waits_for_a_device_is_told_to_the_eye_and_to_programs(server: Serve
 
 def test_history_has_a_plot_of_what_moved_and_a_table(server_of_unchanged: Server) -> None:
     page = server_of_unchanged.get("/history?job=quantized_ops/conv2d&soc=SM8650").text
-    assert page.count("<svg") == 1
-    assert "latency, 5 values" in page
+    assert page.count("<figure") == 2
+    assert "latency in ms of 1 series with 5 values" in page
+    [latency, _] = server_of_unchanged.json("/history?job=quantized_ops/conv2d&soc=SM8650")["plots"]
+    assert [point["n"] for point in latency["series"][0]["points"]] == [3] * 5
     assert "1.300" in page
     assert "metric=pte_size" in server_of_unchanged.get("/history?job=quantized_ops/conv2d&metric=latency").text
     assert "Page 2 of" not in page
@@ -174,7 +179,9 @@ def test_files_are_served_by_hash_and_only_those_that_the_store_knows(
     server: Server, filled: Filled, config: Config
 ) -> None:
     assert filled.sha256 in server.get(f"/runs/{filled.runs[3]}/files").text
-    assert f'href="/artifacts/{filled.sha256}"' in server.get(f"/runs/{filled.runs[3]}").text
+    assert f'href="/artifacts/{filled.sha256}"' in server.get(f"/runs/{filled.runs[3]}/report").text
+    job = quote(filled.jobs[0].id, safe="")
+    assert f'data-view="/artifacts/{filled.sha256}/view"' in server.get(f"/jobs/{job}?run={filled.runs[3]}").text
     found = server.get(f"/artifacts/{filled.sha256}")
     assert (found.status, found.body) == (200, b"an etdump")
     assert found.headers["content-type"] == "application/octet-stream"
@@ -229,10 +236,9 @@ def test_what_cannot_be_is_said_as_a_page_and_as_json(
 @pytest.mark.parametrize("path", PAGES)
 def test_the_api_returns_the_facts_of_the_page(server_of_unchanged: Server, path: str) -> None:
     facts = server_of_unchanged.json(path)
-    if path != "/runs/latest":
-        assert facts == server_of_unchanged.json(f"/api/v1{path}")
-        title = server_of_unchanged.get(path).text.partition("<title>")[2].partition("</title>")[0]
-        assert html.unescape(title) == f"{facts['title']} · farm"
+    assert facts == server_of_unchanged.json(f"/api/v1{path}")
+    title = server_of_unchanged.get(path).text.partition("<title>")[2].partition("</title>")[0]
+    assert html.unescape(title) == f"{facts['title']} · farm"
 
 
 def test_the_api_is_described(server_of_unchanged: Server) -> None:
@@ -240,6 +246,129 @@ def test_the_api_is_described(server_of_unchanged: Server) -> None:
     assert set(described["paths"]) >= {"/api/v1", "/api/v1/runs", "/api/v1/devices/{device}"}
     limit = next(one for one in described["paths"]["/api/v1/runs"]["get"]["parameters"] if one["name"] == "limit")
     assert (limit["schema"]["minimum"], limit["schema"]["maximum"]) == (1, 100)
+
+
+def test_a_cell_of_the_grid_leads_to_the_job_of_that_night(server_of_unchanged: Server, unchanged: Filled) -> None:
+    facts = server_of_unchanged.json("/grid")
+    newest, before, oldest = facts["nights"]
+    assert (newest["id"], newest["new"], newest["counts"]) == (unchanged.runs[3], 2, {"f": 2, "i": 2, "p": 4})
+    assert oldest["id"] == unchanged.runs[1]
+    assert [row["cells"] for row in facts["rows"]] == ["fpp"] * 2 + ["ipp"] * 2 + ["ppp"] * 4
+    softmax = next(row for row in facts["rows"] if row["job_id"] == "quantized_ops/softmax[SM8650-htp-8a8w]")
+    assert softmax["standing"] == "new_failure"
+    page = server_of_unchanged.get("/grid").text
+    assert f'<tr data-c="fpp"><th scope="row"><a href="/jobs/{JOB}">softmax</a>' in page
+    assert "2 new failures, 0 still failing of 8 jobs" in page
+    for night, outcome in ((newest, "failed"), (before, "passed")):
+        job = server_of_unchanged.json(f"/jobs/{JOB}?night={night['id']}")
+        assert (job["run"]["id"], job["outcome"]) == (night["id"], outcome)
+    assert server_of_unchanged.get(f"/jobs/{JOB}?night=of-nobody").status == 404
+
+
+def test_the_grid_is_filtered_by_its_address(server_of_unchanged: Server) -> None:
+    def jobs(query: str) -> list[str]:
+        return [row["case"] for row in server_of_unchanged.json(f"/grid?{query}")["rows"]]
+
+    assert jobs("soc=SM8650&state=passed") == ["conv2d", "relu"]
+    assert jobs("q=SOFT+8750") == ["softmax"]
+    # Both passed and failed with the same code.
+    assert jobs("state=flaky") == ["softmax", "softmax"]
+    assert jobs("backend=gpu") == jobs("suite=fp_ops") == []
+    assert len(jobs("limit=3")) == 3
+    page = server_of_unchanged.get("/grid?soc=SM8650&nights=2").text
+    assert '<option value="SM8650" selected>' in page
+    assert 'href="/grid?soc=SM8650&amp;nights=2&amp;state=new_failure"' in page
+    assert [night["counts"]["p"] for night in server_of_unchanged.json("/grid?nights=2")["nights"]] == [4, 8]
+
+
+def test_a_job_shows_its_run_its_files_its_commands_and_its_history(
+    server_of_unchanged: Server, unchanged: Filled
+) -> None:
+    run = unchanged.runs[3]
+    told = server_of_unchanged.json(f"/jobs/{JOB}?run={run}")
+    assert told["title"] == f"failed: quantized_ops/softmax[SM8650-htp-8a8w] in {run}"
+    assert [one["outcome"] for one in told["runs"]] == ["not_run", "failed", "passed", "passed", "passed"]
+    assert [(one["kind"], one["size"]) for one in told["files"]] == [("etdump", 9)]
+    assert [plot["metric"] for plot in told["plots"]] == ["latency"]
+    assert told["commands"][-1][1] == "farm history 'quantized_ops/softmax[SM8650-htp-8a8w]'"
+    page = server_of_unchanged.get(f"/jobs/{JOB}?run={run}").text
+    assert f"farm jobs rerun &#39;quantized_ops/softmax[SM8650-htp-8a8w]&#39; --run {run}" in page
+    assert f'href="/runs/{run}"' in page
+    newest = server_of_unchanged.json(f"/jobs/{JOB}")
+    assert newest["run"]["id"] == unchanged.live
+    slower = quote("quantized_ops/conv2d[SM8650-htp-8a8w]", safe="")
+    assert [one["id"] for one in server_of_unchanged.json(f"/jobs/{slower}")["alerts"]] == [1]
+
+
+def test_files_are_displayed_as_text_or_as_a_checked_image_or_not_at_all(
+    server: Server, filled: Filled, config: Config
+) -> None:
+    from farm.store.artifacts import ArtifactStore
+    from farm.store.records import ArtifactRecord
+
+    kinds = {
+        b"<script>alert(1)</script>": ("text/plain; charset=utf-8", 200),
+        b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>": ("text/plain; charset=utf-8", 200),
+        b"\x89PNG\r\n\x1a\n<script>": ("image/png", 200),
+        b"PK\x03\x04\0\0": ("", 415),
+        b"\xff\xfe\x81\x82": ("", 415),
+        "ä".encode() * 2**20: ("text/plain; charset=utf-8", 200),
+    }
+    artifacts = ArtifactStore(config.state_dir / "artifacts")
+    kept = [ArtifactRecord(artifacts.put(content), len(content), "log") for content in kinds]
+    filled.record(filled.jobs[3], artifacts=kept)
+    for record, (content, (kind, status)) in zip(kept, kinds.items(), strict=True):
+        shown = server.get(f"/artifacts/{record.sha256}/view")
+        assert shown.status == status
+        if kind:
+            assert shown.headers["content-type"] == kind
+            assert shown.body.startswith(content[:1000])
+            assert len(shown.body) < 2**20 + 100
+            assert shown.headers["content-security-policy"] == "default-src 'none'; sandbox; frame-ancestors 'none'"
+            assert shown.headers["x-content-type-options"] == "nosniff"
+    assert server.get(f"/artifacts/{'0' * 64}/view").status == 404
+
+
+def test_a_virtual_device_is_known_after_its_run(server: Server, filled: Filled) -> None:
+    virtual = Device(
+        serial="farm-virtual-1", soc="SM8650", kind="virtual", build="v", address=AdbAddress(5037), product=""
+    )
+    filled.record(filled.jobs[2], virtual)
+    [row] = [row for row in server.json("/devices")["devices"] if row["id"] == virtual.serial]
+    assert (row["state"], row["kind"], row["soc"]) == ("ended", "virtual", "SM8650")
+    told = server.json("/devices/farm-virtual-1")
+    assert [one["job_id"] for one in told["attempts"]] == [filled.jobs[2].id]
+    assert "farm-virtual-1" in server.get("/devices?state=ended").text
+
+
+def test_a_toolchain_has_its_runs(server_of_unchanged: Server, unchanged: Filled) -> None:
+    [one] = server_of_unchanged.json("/toolchains")["toolchains"]
+    assert (one["hash"], one["runs"], one["passed"], one["failed"]) == ("", 5, 3, 1)
+    told = server_of_unchanged.json("/toolchains/-")
+    assert [run["run_id"] for run in told["runs"]] == [unchanged.live, *reversed(unchanged.runs)]
+    assert server_of_unchanged.get("/toolchains/abc").status == 404
+
+
+def test_an_alert_has_its_chart_remarks_and_commands(server_of_unchanged: Server, unchanged: Filled) -> None:
+    told = server_of_unchanged.json("/alerts/1")
+    assert told["alert"]["first_bad"] == unchanged.runs[3]
+    assert [one["id"] for one in told["plots"][0]["alerts"]] == [1]
+    assert ["Accept the new level", "farm alerts accept 1 --note REASON"] in told["commands"]
+    assert told["remarks"][0]["owner"] == "grace"
+    assert server_of_unchanged.json("/alerts?state=refuted")["alerts"] == []
+    assert server_of_unchanged.get("/alerts?state=green").status == 400
+
+
+def test_pages_of_a_demo_say_so(start: object, filled: Filled) -> None:
+    assert filled.live
+    with start(demo=True) as server:  # type: ignore[operator]
+        for path in ("/", "/grid", f"/jobs/{JOB}"):
+            page = server.get(path).text
+            assert "<title>demo data: " in page
+            assert "nothing here was measured" in page
+            assert server.json(path)["title"].startswith("demo data: ")
+    with start() as server:  # type: ignore[operator]
+        assert "demo" not in server.get("/grid").text
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
@@ -270,5 +399,5 @@ def test_the_recipe_for_a_page(start: object, filled: Filled, monkeypatch: pytes
     monkeypatch.setattr(app, "PAGES", pages.PAGES)
     assert filled.live
     with start() as server:  # type: ignore[operator]
-        assert server.json("/api/v1/hosts/nobody") == {"schema": 1, "title": "nobody", "host": "nobody", "devices": []}
-        assert server.get("/api/v1/hosts/nobody?limit=0").status == 400
+        assert server.json("/api/v1/labels/none") == {"schema": 1, "title": "none", "label": "none", "devices": []}
+        assert server.get("/api/v1/labels/none?limit=0").status == 400

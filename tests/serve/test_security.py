@@ -60,11 +60,14 @@ def test_every_answer_has_a_strict_policy(start: Start, filled: Filled, path: st
 
 def test_style_and_scripts_are_files_that_never_change(server: Server) -> None:
     page = server.get("/")
-    assert "script-src 'self'; style-src 'self'" in page.headers["content-security-policy"]
+    assert (
+        "script-src 'self'; style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=';"
+        in page.headers["content-security-policy"]
+    )
     assert "<style" not in page.text
     assert not re.search(r"<script(?! src=)", page.text)
     found = re.findall(r'(?:src|href)="(/assets/[^"]+)"', page.text)
-    assert len(found) == 5
+    assert len(found) == 7
     for path in found:
         asset = server.get(path)
         assert asset.status == 200

@@ -68,8 +68,11 @@ def diff_command(
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="0 takes a free one.")
 @click.option("--token-file", type=FILE, help="File with the token to log in with; otherwise $FARM_SERVE_TOKEN.")
+@click.option("--demo", is_flag=True, help="Show made-up data of 60 nights from a temporary store.")
 @json_option("Print the address as JSON.")
-def serve_command(*, host: str, port: int, token_file: Path | None, as_json: bool, config_file: Path | None) -> None:
+def serve_command(
+    *, host: str, port: int, token_file: Path | None, demo: bool, as_json: bool, config_file: Path | None
+) -> None:
     """Show the store in a browser: status, runs, devices, history, live.
 
     All pages are read-only. Without --host only this machine can open them, with
@@ -94,4 +97,10 @@ def serve_command(*, host: str, port: int, token_file: Path | None, as_json: boo
             echo(json.dumps({"schema": 1, "url": url_of(bound), "token": bool(token)}))
         else:
             echo(f"farm: {url_of(bound)}{' (with a token)' if token else ''}, until Ctrl-C")
-        serve(config, address, token, bound)
+        if demo:
+            from farm.serve.demo import demo_config
+
+            with demo_config(config) as config:
+                serve(config, address, token, bound, demo=True)
+        else:
+            serve(config, address, token, bound)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farm.report.model.diff import RunDiff
 
 PAGE_STYLES = (*STYLES, "pages.css")
-PAGE_SCRIPTS = (*SCRIPTS, "pages.js")
+PAGE_SCRIPTS = (*SCRIPTS, "pages.js", "grid.js", "charts.js")
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -26,6 +26,12 @@ class Served(msgspec.Struct, frozen=True):
     """Addresses of the style sheets."""
     early_script: str
     scripts: tuple[str, ...]
+    plot_script: str
+    """Address of Plotly, for pages with charts."""
+    plot_style: str
+    """Id of an element that keeps Plotly from adding styles of maps, which the policy forbids."""
+    demo: bool = False
+    """True for a store that `farm serve --demo` made."""
 
 
 def render(template: str, served: Served | None, **values: Any) -> str:

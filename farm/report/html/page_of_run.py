@@ -21,7 +21,9 @@ from farm.base.resources import data_folder
 from farm.base.text import one_line, visible
 from farm.builds.program.layers import LayerStep
 from farm.report.html.context import ReportContext, files_of
+from farm.report.html.grid import cells_markup, letter_markup
 from farm.report.html.matrix import matrices
+from farm.report.html.texts import plot_json, with_links
 from farm.report.html.triage import triage
 from farm.report.model import format as fmt
 from farm.report.model.alerts import alert_change, is_confirmed
@@ -261,6 +263,10 @@ def _environment() -> jinja2.Environment:
     for function in (*functions, fetch_command, ways_again):
         environment.filters[function.__name__] = function
     environment.filters |= {
+        "cells_markup": cells_markup,
+        "letter_markup": letter_markup,
+        "plot_json": plot_json,
+        "with_links": with_links,
         "ms": fmt.milliseconds,
         "secs": fmt.seconds,
         "cut": fmt.cut_log,

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.report.model.chart import Chart, ChartPoint, chart
-from farm.report.model.format import milliseconds
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -54,20 +51,6 @@ def drift_of(events: Sequence[HealthEvent], attempts: Sequence[DeviceAttempt]) -
         if ratio is not None:
             ratios.append(ratio)
     return Drift(_ratio(health_checks), len(health_checks), statistics.median(ratios) if ratios else None, len(ratios))
-
-
-def health_check_chart(events: Sequence[HealthEvent]) -> Chart | None:
-    """Return the times of the health check as a chart; None with fewer than two values. `events` are newest first."""
-    points = [
-        ChartPoint(
-            event.time_ms, median, f"health check, then {event.state}", event.time_ms, bad=event.event == "check_failed"
-        )
-        for event in reversed(events)
-        if (median := health_check_p50(event)) is not None
-    ]
-    return (
-        chart("health check p50", points, lambda value: f"{milliseconds(value / 1e6)} ms") if len(points) > 1 else None
-    )
 
 
 def health_check_p50(event: HealthEvent) -> float | None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.report.model.chart import Chart, ChartPoint, chart
-from farm.report.model.format import quantity
 from farm.results.analysis.facts import changed_facts
 from farm.results.analysis.history import fact_text
 
@@ -64,8 +61,6 @@ class HistoryTable(msgspec.Struct, frozen=True):
     others: tuple[str, ...]
     """Other metrics of the job."""
     rows: tuple[HistoryRow, ...]
-    charts: tuple[Chart, ...]
-    """Charts of the metrics whose values changed."""
 
 
 def tables(
@@ -117,7 +112,6 @@ def _table(
         before = next((row.first for row in reversed(rows) if not row.first.local), rows[-1].first if rows else first)
         change = what_changed(before, first, facts)
         rows.append(HistoryRow(first, tuple(values.get(metric) for metric in metrics), change))
-    charts = [_chart(metric, units[metric], column, rows) for column, metric in enumerate(metrics)]
     return HistoryTable(
         job_id=job_id,
         kind=kind,
@@ -125,25 +119,4 @@ def _table(
         units=tuple("ms" if units[metric] == "ns" else units[metric].removesuffix("1") for metric in metrics),
         others=tuple(sorted(units.keys() - set(metrics))),
         rows=tuple(rows),
-        charts=tuple(one for one in charts if one.moved),
     )
-
-
-def _chart(metric: str, unit: str, column: int, rows: Sequence[HistoryRow]) -> Chart:
-    points = []
-    for place, row in enumerate(rows):
-        figure = row.figures[column]
-        value = math.nan if figure is None or figure.value is None else float(figure.value)
-        bad = row.first.verdict == "failed" and not row.first.known_issue
-        points.append(
-            ChartPoint(
-                place,
-                value,
-                f"{row.first.run_id}{', local run' if row.first.local else ''}",
-                time_ms=row.first.time_ms,
-                broken=bool(row.change) and not row.first.local,
-                bad=bad,
-                apart=bool(row.first.local),
-            )
-        )
-    return chart(metric, points, lambda value: quantity(value, unit))

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
+from farm.base.errors import UnknownNameError
 from farm.devices.health import HealthEvent
 from farm.dispatch.pool.inventory import DeviceRow, remembered, resolve_device, wanted_of
 from farm.policy.situation import Lease, Waiting
-from farm.report.model.drift import Drift, drift_of, health_check_chart, health_check_p50
+from farm.report.model.drift import Drift, drift_of, health_check_p50
+from farm.report.model.plot import Plot, health_check_plots
 from farm.serve.page import Facts, Text
 from farm.serve.pages.progress import device_rows
 from farm.store.leases.registry import Registered
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _EVENTS, _ATTEMPTS = 200, 1000
+ENDED = "ended"
+"""State of a device of runs that is not registered, such as a virtual device, which ends with its run."""
 
 
 class DevicesQuery(msgspec.Struct, frozen=True):
@@ -63,20 +67,22 @@ class DeviceFacts(Facts, frozen=True, kw_only=True):
     looked_at: int
     """Attempts that the drift is made of."""
     drift: Drift
+    plots: list[Plot]
+    """Times of the health check; empty with fewer than two."""
     leased_ms: int | None
     """Time since which a process has the device."""
     leased_on: str = ""
     """Host of that process."""
 
     def shown(self) -> dict[str, Any]:
-        """Return the chart of the health check."""
+        """Return the values of the table of health events."""
         shared = self.device.kind == "virtual" and self.device.id != self.device.serial
-        return {"chart": health_check_chart(self.events), "health_check_p50": health_check_p50, "host_shared": shared}
+        return {"health_check_p50": health_check_p50, "host_shared": shared}
 
 
 def devices_page(store: Store, query: DevicesQuery) -> DevicesFacts:
     """Return every device in the store, without contacting it."""
-    found = device_rows(store)
+    found = [*device_rows(store), *ended_rows(store)]
     words = query.q.casefold().split()
     rows = [
         row
@@ -98,22 +104,72 @@ def devices_page(store: Store, query: DevicesQuery) -> DevicesFacts:
     )
 
 
+def ended_rows(store: Store) -> list[DeviceRow]:
+    """Return the devices of runs that are not registered, such as virtual devices, which end with their run."""
+    known = {one.serial for one in store.devices.all(forgotten=True)}
+    return [
+        DeviceRow(
+            id=one.serial,
+            serial=one.serial,
+            soc=one.soc,
+            kind=one.kind,
+            state=ENDED,
+            health="",
+            last_seen_ms=one.last_ms,
+        )
+        for one in store.browse.met_devices()
+        if one.serial not in known
+    ]
+
+
+def _find(store: Store, name: str) -> Registered:
+    """Return a device by its name, registered or met in a run. Raises UnknownNameError."""
+    try:
+        return resolve_device(store, name, forgotten=True)
+    except UnknownNameError:
+        row = next((row for row in ended_rows(store) if row.serial == name), None)
+        if row is None:
+            raise
+    return Registered(
+        id=row.id,
+        serial=row.serial,
+        host="",
+        soc=row.soc,
+        kind=row.kind,
+        os="",
+        product="",
+        name="",
+        labels=(),
+        in_service=True,
+        service_note="",
+        service_user="",
+        health="",
+        health_reason="",
+        status=None,
+        state=ENDED,
+        last_seen_ms=row.last_seen_ms,
+        forgotten_ms=0,
+    )
+
+
 def device_page(store: Store, query: DeviceQuery) -> DeviceFacts:
     """Return one device, as `farm devices show`, with its recent attempts and its drift."""
-    known = resolve_device(store, query.device, forgotten=True)
+    known = _find(store, query.device)
     events = store.devices.health_events(known.id, _EVENTS)
     lease: Lease | None = next((lease for lease in store.leases.all() if lease.device == known.id), None)
     attempts = store.browse.on_device(known.serial, known.kind, _ATTEMPTS) if known.serial else []
+    now = remembered(known, lease)
     # The token of a lease is a secret: who has it can end the lease.
     held = lease is not None and bool(lease.token)
     return DeviceFacts(
         title=known.name or known.id,
         device=known,
         events=events,
-        now=remembered(known, lease),
+        now=now if known.state != ENDED else msgspec.structs.replace(now, state=ENDED),
         attempts=attempts[: query.limit],
         looked_at=len(attempts),
         drift=drift_of(events, attempts),
+        plots=health_check_plots(events),
         leased_ms=lease.acquired_ms if lease is not None and held else None,
         leased_on=lease.host if lease is not None and held else "",
     )

@@ -9,6 +9,7 @@ import msgspec
 from farm.report.model import format as fmt
 from farm.report.model.alerts import change_of, word_of
 from farm.report.model.history import USUAL, tables
+from farm.report.model.plot import Plot, plots_of
 from farm.report.model.status_query import records_of, steps_of
 from farm.results.analysis.flakiness import Record
 from farm.serve.page import Facts, PageNumber, Text
@@ -30,7 +31,7 @@ class HistoryQuery(msgspec.Struct, frozen=True):
     metric: Text = ""
     """Metrics, separated by commas; empty for all."""
     branch: Text = ""
-    limit: Annotated[int, msgspec.Meta(ge=1, le=200, description="Attempts of a job.")] = 20
+    limit: Annotated[int, msgspec.Meta(ge=1, le=200, description="Attempts of a job.")] = 60
     jobs: Annotated[int, msgspec.Meta(ge=1, le=200, description="Jobs of a page.")] = 8
     page: PageNumber = 1
 
@@ -63,6 +64,8 @@ class HistoryFacts(Facts, frozen=True, kw_only=True):
     lines: list[str]
     cases: list[str]
     socs: list[str]
+    plots: list[Plot]
+    """Plots of the chosen or usual metrics, all jobs of the page in each."""
 
     def shown(self) -> dict[str, Any]:
         """Return the tables of the page."""
@@ -96,21 +99,25 @@ def history_page(store: Store, query: HistoryQuery) -> HistoryFacts:
         # The pattern and not the names: a metric is unknown when no job of the pattern has it.
         of_metric = [_points(store, query.job, metric, query, line) for metric in chosen]
         points = [point for part in of_metric for point in part if point.job_id in shown]
+    usual = chosen or USUAL
+    facts = store.history.fingerprints(point.fingerprint for point in points)
+    steps = steps_of(store, points, chosen, line)
     return HistoryFacts(
         title=f"History of {query.job}" if query.job else "History",
         points=points,
         reliability=[Reliability(job, kind, one) for (job, kind), one in records_of(store, points, line).items()],
-        alerts=steps_of(store, points, chosen, line),
+        alerts=steps,
         line=line,
         query=query,
         jobs=len(names),
         number=query.page,
         pages=max(1, -(-len(names) // query.jobs)),
         metrics=metrics,
-        fingerprints=store.history.fingerprints(point.fingerprint for point in points),
+        fingerprints=facts,
         commit_url=store.status.newest_toolchain(line).commit_url,
         lines=list(map(line_text, store.status.lines())),
         cases=store.browse.cases(_MOST_CASES),
+        plots=plots_of([one for one in points if one.metric in usual], facts, steps, usual),
         socs=list(store.browse.known().socs),
     )
 

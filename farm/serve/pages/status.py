@@ -16,6 +16,8 @@ from farm.store.queries.browse import Progress
 from farm.store.toolchains import line_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farm.store.store import Store
 
 
@@ -71,12 +73,18 @@ class StatusFacts(Facts, frozen=True, kw_only=True):
 def status_page(store: Store, query: StatusQuery) -> StatusFacts:
     """Return the state of the farm and its results, as `farm status`."""
     # The viewer of a page is another user than the owner of the server process.
-    run_id = store.runs.resolve(query.run, own=False) if query.run else None
+    runs = [store.runs.resolve(query.run, own=False)] if query.run else []
+    return status_facts(store, query.limit, runs=runs, branch=query.branch)
+
+
+def status_facts(store: Store, limit: int, *, runs: Sequence[str] = (), branch: str = "") -> StatusFacts:
+    """Return the state of runs; without `runs` of the newest nightly run of a branch."""
+    status = read_status(store, None, branch or None, run_ids=runs)
     return StatusFacts(
-        title="Status",
-        status=read_status(store, run_id, query.branch or None),
+        title=counts(status.runs) if status.runs else "No run yet",
+        status=status,
         progress={one.run_id: one for one in store.browse.progress()},
         known=len(store.devices.all()),
         lines=list(map(line_text, store.status.lines())),
-        limit=query.limit,
+        limit=limit,
     )

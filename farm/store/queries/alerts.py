@@ -116,6 +116,12 @@ class Alerts:
             found += self._find(schema.job.c.name.in_(part) & _in_line(line))
         return found
 
+    def all(self, most: int = 2000) -> list[AlertRecord]:
+        """Return the newest alerts in every state without those of local runs, oldest first."""
+        alert = schema.alert.c
+        newest = select(alert.id).where(~alert.alert_private, alert.finding != "unchanged")
+        return self._find(alert.id.in_(newest.order_by(alert.id.desc()).limit(most)))
+
     def get(self, alert_id: int) -> AlertRecord:
         """Return one alert. Raises UnknownNameError."""
         found = self._find(schema.alert.c.id == alert_id) if alert_id < _MOST_IDS else []

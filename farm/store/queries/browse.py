@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 
 from farm.store import schema, values
 from farm.store.clock import clock_ms
+from farm.store.queries.runs import find_run
 from farm.store.statements import statement
 from farm.store.toolchains import line_text, purpose_of, toolchain_of
 from farm.store.view import Purpose, RunToolchain
@@ -16,7 +17,7 @@ from farm.store.view import Purpose, RunToolchain
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import ColumnElement, Connection, Row
 
     from farm.store.clock import Clock
     from farm.store.database import Database
@@ -43,6 +44,11 @@ class RunFilter(msgspec.Struct, frozen=True):
     """Value of `STATES`."""
     line: str = ""
     """As `line_text` has it; private runs belong to none."""
+    host: str = ""
+    commit: str | None = None
+    """Commit of the toolchain, empty for runs without one; None for all."""
+    toolchain: str | None = None
+    """Name of the toolchain, empty for the default one; None for all."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -128,6 +134,52 @@ class RunFile(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class OneRun(msgspec.Struct, frozen=True):
+    """Run with the conditions of its numbers."""
+
+    run: ListedRun
+    fingerprint: dict[str, str]
+    night: str
+    """Id of the nightly run that it is a cell of; empty without."""
+
+
+class MetDevice(msgspec.Struct, frozen=True):
+    """Device of runs, registered or not."""
+
+    serial: str
+    soc: str
+    kind: str
+    last_ms: int
+    """Start of its newest run; epoch, milliseconds."""
+    runs: int
+
+
+class UsedToolchain(msgspec.Struct, frozen=True):
+    """Toolchain with its runs."""
+
+    name: str
+    line: str
+    hash: str
+    """Commit; empty if unknown."""
+    runs: int
+    last_ms: int
+    first_ms: int
+    newest: str
+    """Id of its newest run."""
+    passed: int
+    """Runs with exit code 0."""
+    failed: int
+    """Runs with exit code 1."""
+
+
+class UsedHost(msgspec.Struct, frozen=True):
+    """Host that started runs."""
+
+    name: str
+    runs: int
+    last_ms: int
+
+
 class Browse:
     """Every method is one transaction that reads, and raises StoreError when the database refuses."""
 
@@ -147,29 +199,14 @@ class Browse:
             newest = run.started_ms.desc(), run.id.desc()
             query = select(schema.run).where(*conditions).order_by(*newest).limit(limit).offset(offset)
             rows = connection.execute(query).all()
-            ids = [row.id for row in rows]
-            progress = {one.run_id: one for one in _progress(connection, ids)}
-            targets, files = _targets(connection, ids), _by_id(connection, "file_counts", runs=ids)
-        listed = [
-            ListedRun(
-                run_id=row.id,
-                command=row.command,
-                user=row.user_name,
-                host=row.host,
-                priority=row.priority,
-                started_ms=row.started_ms,
-                socs=_distinct(soc for soc, _ in targets.get(row.id, ())),
-                suites=_distinct(suite for _, suite in targets.get(row.id, ())),
-                files=files.get(row.id, 0),
-                progress=progress[row.id],
-                toolchain=toolchain_of(row),
-                name=row.run_name,
-                purpose=purpose_of(row),
-                began=row.run_began,
-            )
-            for row in rows
-        ]
-        return listed, total
+            return _listed(connection, rows), total
+
+    def run(self, run_id: str) -> OneRun:
+        """Return a run without its jobs. Raises UnknownNameError."""
+        with self._database.reading() as connection:
+            row = find_run(connection, run_id)
+            [listed] = _listed(connection, [row])
+            return OneRun(listed, row.facts, row.run_night)
 
     def progress(self) -> list[Progress]:
         """Return how far the runs of the last day are that have no end, or ended in the last minutes; newest first."""
@@ -200,6 +237,23 @@ class Browse:
             latencies = _by_id(connection, "latencies", attempts=[row.id for row in rows])
         return [DeviceAttempt(*(*row[1:-1], latencies.get(row.id), row.run_private or msgspec.UNSET)) for row in rows]
 
+    def met_devices(self) -> list[MetDevice]:
+        """Return the devices of runs, the newest first, also virtual devices, which no registry has."""
+        with self._database.reading() as connection:
+            rows = connection.execute(statement("browse.met_devices"), {"most": _KNOWN_LIMIT})
+            return [MetDevice(*row) for row in rows]
+
+    def toolchains(self, commit: str = "", most: int = _KNOWN_LIMIT) -> list[UsedToolchain]:
+        """Return the toolchains of runs, the newest first; only of a commit where one is given."""
+        of = {"hash": values.clean(commit, values.SOC_LIMIT), "most": most}
+        with self._database.reading() as connection:
+            return [UsedToolchain(*row) for row in connection.execute(statement("browse.toolchains"), of)]
+
+    def hosts(self) -> list[UsedHost]:
+        """Return the hosts that started runs, the newest first."""
+        with self._database.reading() as connection:
+            return [UsedHost(*row) for row in connection.execute(statement("browse.hosts"), {"most": _KNOWN_LIMIT})]
+
     def files(self, run_id: str, limit: int) -> list[RunFile]:
         """Return the artifacts of a run, by job, oldest first."""
         with self._database.reading() as connection:
@@ -213,9 +267,41 @@ class Browse:
             return kind
 
 
+def _listed(connection: Connection, rows: Sequence[Row[Any]]) -> list[ListedRun]:
+    """Return runs of rows of `run`."""
+    ids = [row.id for row in rows]
+    progress = {one.run_id: one for one in _progress(connection, ids)}
+    targets, files = _targets(connection, ids), _by_id(connection, "file_counts", runs=ids)
+    return [
+        ListedRun(
+            run_id=row.id,
+            command=row.command,
+            user=row.user_name,
+            host=row.host,
+            priority=row.priority,
+            started_ms=row.started_ms,
+            socs=_distinct(soc for soc, _ in targets.get(row.id, ())),
+            suites=_distinct(suite for _, suite in targets.get(row.id, ())),
+            files=files.get(row.id, 0),
+            progress=progress[row.id],
+            toolchain=toolchain_of(row),
+            name=row.run_name,
+            purpose=purpose_of(row),
+            began=row.run_began,
+        )
+        for row in rows
+    ]
+
+
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     run, job = schema.run.c, schema.job.c
     found: list[ColumnElement[bool]] = []
+    if wanted.commit is not None:
+        found.append(run.run_commit == values.clean(wanted.commit))
+    if wanted.toolchain is not None:
+        found.append(run.run_toolchain == values.clean(wanted.toolchain))
+    if wanted.host:
+        found.append(run.host == values.clean(wanted.host))
     if wanted.user:
         found.append(run.user_name == values.clean(wanted.user))
     if wanted.purpose:

@@ -78,11 +78,21 @@ class RunReader:
         with self._database.reading() as connection:
             return with_elsewhere(connection, _run_view(connection, run_id))
 
+    def view_of_job(self, run_id: str, job_id: str) -> RunView:
+        """Return a run with one of its jobs alone, and what that did elsewhere. Raises UnknownNameError."""
+        with self._database.reading() as connection:
+            job = connection.scalar(statement("jobs.row"), {"name": job_id})
+            view = _run_view(connection, run_id, job or -1)
+            if not view.jobs:
+                raise UnknownNameError("job", job_id, (), f"(run {view.id} has no such job)")
+            return with_elsewhere(connection, view)
+
     def artifacts(self, run_id: str, job_id: str | None = None) -> list[JobFile]:
         """Return the artifacts of a run, or of a job in it, oldest first."""
         with self._database.reading() as connection:
-            found = connection.execute(statement("runs.artifacts"), {"run": run_id})
-            return [job_file_of(row) for row in found if job_id in (None, row.job_id)]
+            job = 0 if job_id is None else connection.scalar(statement("jobs.row"), {"name": job_id}) or -1
+            found = connection.execute(statement("runs.artifacts"), {"run": run_id, "job": job})
+            return [job_file_of(row) for row in found]
 
     def planned_jobs(self, run_ids: Iterable[str], soc: str, backend: str) -> list[ListedJob]:
         """Return the jobs for a SoC and backend that runs were to do, in the order of the first run."""
@@ -176,12 +186,12 @@ def find_run(connection: Connection, run_id: str) -> Row[Any]:
     return find_run(connection, resolve_run(connection, run_id)) if run is None else run
 
 
-def _run_view(connection: Connection, run_id: str) -> RunView:
+def _run_view(connection: Connection, run_id: str, job: int = 0) -> RunView:
     run = find_run(connection, run_id)
     # Before the attempts: each statement on PostgreSQL sees newer rows than the one before, and the deciding attempt
     # of a job has to be among the attempts.
-    jobs = jobs_of(connection, run.id)
-    attempts = attempts_of(connection, run.id)
+    jobs = jobs_of(connection, run.id, job)
+    attempts = attempts_of(connection, run.id, job)
     return RunView(
         id=run.id,
         command=run.command,
@@ -250,14 +260,14 @@ def _job_views(jobs: Iterable[Row[Any]], attempts: Iterable[tuple[Row[Any], Atte
     )
 
 
-def jobs_of(connection: Connection, run_id: str) -> Sequence[Row[Any]]:
-    """Return the planned jobs of a run, in their order."""
-    return connection.execute(statement("runs.jobs"), {"run": run_id}).all()
+def jobs_of(connection: Connection, run_id: str, job: int = 0) -> Sequence[Row[Any]]:
+    """Return the planned jobs of a run, in their order, or the one with the row id `job`."""
+    return connection.execute(statement("runs.jobs"), {"run": run_id, "job": job}).all()
 
 
-def attempts_of(connection: Connection, run_id: str) -> list[tuple[Row[Any], Attempt]]:
-    """Return the attempts of a run with their rows, oldest first."""
-    of_run = {"run": run_id}
+def attempts_of(connection: Connection, run_id: str, job: int = 0) -> list[tuple[Row[Any], Attempt]]:
+    """Return the attempts of a run, or of the job with the row id `job` in it, with their rows, oldest first."""
+    of_run = {"run": run_id, "job": job}
     # Attempts are read first: rows recorded meanwhile give details without an attempt, never the other way round.
     rows = connection.execute(statement("runs.attempts"), of_run).all()
     comparisons = comparisons_of(connection.execute(statement("runs.comparisons"), of_run))
@@ -281,7 +291,7 @@ def attempts_of(connection: Connection, run_id: str) -> list[tuple[Row[Any], Att
     ]
 
 
-def _measurements(connection: Connection, of_run: dict[str, str]) -> dict[int, dict[int, Measurement]]:
+def _measurements(connection: Connection, of_run: dict[str, Any]) -> dict[int, dict[int, Measurement]]:
     """Return measurements by attempt id and position."""
     found: dict[int, dict[int, Measurement]] = {}
     for name, unpack in (("measurements", values.unpack_floats), ("counters", values.unpack_integers)):

@@ -43,7 +43,7 @@ def background(connection: Connection, run_id: str, runs: int) -> Background:
         one = series[series_id]
         trends.setdefault(one.name, []).append(TrendSeries(one.metric, one.unit, one.direction, points))
     artifacts: dict[str, list[JobFile]] = {}
-    for row in connection.execute(statement("runs.artifacts"), {"run": run_id}):
+    for row in connection.execute(statement("runs.artifacts"), {"run": run_id, "job": 0}):
         artifacts.setdefault(row.job_id, []).append(job_file_of(row))
     return Background(
         trends={name: tuple(series) for name, series in trends.items()},

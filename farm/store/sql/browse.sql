@@ -63,3 +63,23 @@ ORDER BY run_job.position, artifact.id LIMIT :most;
 
 -- name: file_kind
 SELECT kind FROM artifact WHERE sha256 = :sha256 LIMIT 1;
+
+-- Devices of runs by serial and kind, also devices that no one registered, such as virtual devices.
+-- name: met_devices
+SELECT device.serial, device.soc, device.kind, max(run.started_ms) AS last_ms, count(*) AS runs
+FROM run_device JOIN device ON device.id = run_device.device_id JOIN run ON run.id = run_device.run_id
+GROUP BY device.serial, device.soc, device.kind
+ORDER BY last_ms DESC LIMIT :most;
+
+-- Toolchains of runs, the newest first.
+-- name: toolchains
+SELECT run_toolchain AS name, run_line AS line, run_commit AS hash, count(*) AS runs, max(started_ms) AS last_ms,
+       min(started_ms) AS first_ms, max(id) AS newest,
+       sum(CASE WHEN exit_code = 0 THEN 1 ELSE 0 END) AS passed,
+       sum(CASE WHEN exit_code = 1 THEN 1 ELSE 0 END) AS failed
+FROM run WHERE run_kind <> 'debug' AND run_began AND (:hash = '' OR run_commit = :hash)
+GROUP BY run_toolchain, run_line, run_commit
+ORDER BY last_ms DESC LIMIT :most;
+
+-- name: hosts
+SELECT host, count(*) AS runs, max(started_ms) AS last_ms FROM run GROUP BY host ORDER BY last_ms DESC LIMIT :most;

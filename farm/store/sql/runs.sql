@@ -33,13 +33,14 @@ SELECT device.*, run_device.runtime
 FROM run_device JOIN device ON device.id = run_device.device_id
 WHERE run_device.run_id = :run;
 
+-- Jobs of a run, or of one job in it if `job` is no 0; so the following statements.
 -- name: jobs
 SELECT run_job.*, job.name, job.suite, job.soc, job.backend, job.precision, job.options,
        suite_case.module, suite_case.version
 FROM run_job
 JOIN job ON job.id = run_job.job_id
 JOIN suite_case ON suite_case.id = run_job.case_id
-WHERE run_job.run_id = :run
+WHERE run_job.run_id = :run AND (:job = 0 OR run_job.job_id = :job)
 ORDER BY run_job.position, run_job.id;
 
 -- name: attempts
@@ -48,14 +49,14 @@ FROM attempt
 JOIN run_job ON run_job.id = attempt.run_job_id
 JOIN job ON job.id = run_job.job_id
 LEFT JOIN device ON device.id = attempt.device_id
-WHERE run_job.run_id = :run
+WHERE run_job.run_id = :run AND (:job = 0 OR run_job.job_id = :job)
 ORDER BY attempt.id;
 
 -- name: comparisons
 SELECT comparison.*
 FROM comparison
 WHERE comparison.attempt_id IN (
-    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run
+    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run AND (:job = 0 OR run_job.job_id = :job)
 )
 ORDER BY comparison.attempt_id, comparison.position;
 
@@ -64,7 +65,7 @@ SELECT measurement.attempt_id, measurement.position, measurement.samples,
        series.metric, series.unit, series.direction, series.exact
 FROM measurement JOIN series ON series.id = measurement.series_id
 WHERE measurement.attempt_id IN (
-    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run
+    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run AND (:job = 0 OR run_job.job_id = :job)
 );
 
 -- name: counters
@@ -72,14 +73,14 @@ SELECT counter.attempt_id, counter.position, counter.samples,
        series.metric, series.unit, series.direction, series.exact
 FROM counter JOIN series ON series.id = counter.series_id
 WHERE counter.attempt_id IN (
-    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run
+    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run AND (:job = 0 OR run_job.job_id = :job)
 );
 
 -- name: operators
 SELECT attempt_id, node, delegate, unit, n, p50, least, greatest, share, module, source
 FROM op_profile
 WHERE attempt_id IN (
-    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run
+    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run AND (:job = 0 OR run_job.job_id = :job)
 )
 ORDER BY attempt_id, position;
 
@@ -87,7 +88,7 @@ ORDER BY attempt_id, position;
 SELECT layer.*
 FROM layer
 WHERE layer.attempt_id IN (
-    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run
+    SELECT attempt.id FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id WHERE run_job.run_id = :run AND (:job = 0 OR run_job.job_id = :job)
 )
 ORDER BY layer.attempt_id, layer.position;
 
@@ -99,7 +100,7 @@ FROM artifact
 JOIN attempt ON attempt.id = artifact.attempt_id
 JOIN run_job ON run_job.id = attempt.run_job_id
 JOIN job ON job.id = run_job.job_id
-WHERE run_job.run_id = :run
+WHERE run_job.run_id = :run AND (:job = 0 OR run_job.job_id = :job)
 ORDER BY artifact.id;
 
 -- Planned jobs of a run on one SoC and backend.

@@ -138,7 +138,7 @@ def _read(connection: Connection, run_id: str) -> _RecordedRun | None:
         attempts_of(connection, run_id),
         devices_of(connection, run_id),
         jobs_of(connection, run_id),
-        connection.execute(statement("runs.artifacts"), {"run": run_id}).all(),
+        connection.execute(statement("runs.artifacts"), {"run": run_id, "job": 0}).all(),
     )
 
 

@@ -1,0 +1,130 @@
+"""Results of nightly runs -> rows of a grid: state of each job, order, and counts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.report.model.status import Standing
+from farm.results.analysis.facts import changed_facts
+from farm.results.analysis.flakiness import Record, Reliability
+from farm.results.analysis.history import fact_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from farm.store.queries.grid import GridJob, Night
+
+# Verdicts about the code; the other letters of a cell decide nothing about the job before.
+_VERDICTS = "pfk"
+_FLAKY = (Reliability.FLAKY, Reliability.NEWLY_FLAKY)
+# Facts that change with each commit.
+_OF_A_COMMIT = frozenset({"commit", "dirty", "executorch_content", "native_runner", "profile"})
+ORDER = (
+    Standing.NEW_FAILURE,
+    Standing.STILL_FAILING,
+    Standing.INFRA,
+    Standing.FIXED,
+    Standing.NOT_TESTED,
+    Standing.KNOWN,
+    Standing.PASSED,
+)
+"""States in the order in which a grid lists them."""
+
+
+class GridRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Job with its results in nightly runs."""
+
+    job_id: str
+    suite: str
+    case: str
+    soc: str
+    backend: str
+    precision: str
+    cells: str
+    """Letter of `farm.store.queries.grid.CELLS` for each nightly run, newest first."""
+    standing: Standing
+    """State in the newest nightly run that planned the job."""
+    flaky: Record | None = None
+    """Reliability of a flaky job."""
+
+
+class GridNight(msgspec.Struct, frozen=True, kw_only=True):
+    """Column of a grid: a nightly run."""
+
+    id: str
+    started_ms: int
+    finished_ms: int | None
+    """End of its last run; None while one is unfinished."""
+    runs: list[str]
+    commit: str
+    subject: str
+    counts: dict[str, int]
+    """Jobs by letter, without jobs that have no row."""
+    new: int
+    """Jobs that failed here and passed at the verdict before, or had none."""
+    events: list[str]
+    """Changed tools since the nightly run before in the grid."""
+
+
+def rows_of(jobs: Sequence[GridJob], records: Mapping[str, Record]) -> list[GridRow]:
+    """Return the rows of a grid, the most urgent first, then by name; `records` are by job id."""
+    rows = []
+    for job in jobs:
+        record = records.get(job.job_id)
+        flaky = record if record is not None and record.reliability in _FLAKY else None
+        names = {name: getattr(job, name) for name in job.__struct_fields__}
+        rows.append(GridRow(**names, standing=standing_of(job.cells), flaky=flaky))
+    place = {standing: number for number, standing in enumerate(ORDER)}
+    # A flaky job is more urgent than others of its state.
+    return sorted(rows, key=lambda row: (place[row.standing], row.flaky is None, row.job_id))
+
+
+def standing_of(cells: str) -> Standing:
+    """Return the state of a job by its cells, newest first."""
+    there = cells.lstrip("\N{MIDDLE DOT}")
+    now, before = there[:1], next((letter for letter in there[1:] if letter in _VERDICTS), "")
+    if now == "f":
+        return Standing.STILL_FAILING if before == "f" else Standing.NEW_FAILURE
+    if now == "p":
+        return Standing.FIXED if before in ("f", "k") else Standing.PASSED
+    return {"i": Standing.INFRA, "k": Standing.KNOWN}.get(now, Standing.NOT_TESTED)
+
+
+def may_be_flaky(job: GridJob) -> bool:
+    """Return True for a job with passes and failures, whose reliability is worth a query."""
+    return "p" in job.cells and ("f" in job.cells or "k" in job.cells)
+
+
+def nights_of(nights: Sequence[Night], jobs: Sequence[GridJob]) -> list[GridNight]:
+    """Return the columns of a grid, newest first."""
+    found = []
+    for place, night in enumerate(nights):
+        letters = Counter(job.cells[place] for job in jobs)
+        new = sum(job.cells[place] == "f" and standing_of(job.cells[place:]) is Standing.NEW_FAILURE for job in jobs)
+        before = nights[place + 1].facts if place + 1 < len(nights) else night.facts
+        ends = [run.finished_ms for run in night.runs]
+        found.append(
+            GridNight(
+                id=night.id,
+                started_ms=night.started_ms,
+                finished_ms=None if None in ends else max(end for end in ends if end is not None),
+                runs=[run.run_id for run in night.runs],
+                commit=night.toolchain.commit,
+                subject=night.toolchain.subject,
+                counts={letter: count for letter, count in sorted(letters.items()) if letter != "\N{MIDDLE DOT}"},
+                new=new,
+                events=events_of(before, night.facts),
+            )
+        )
+    return found
+
+
+def events_of(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return changed tools as text: `qnn 2.50 -> 2.51`."""
+    changed = changed_facts(before, now)
+    return [
+        fact_text(name, old or None, new or None) for name, (old, new) in changed.items() if name not in _OF_A_COMMIT
+    ]

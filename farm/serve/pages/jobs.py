@@ -1,0 +1,96 @@
+"""Job of a run: attempts, numbers, profile, layers, files, commands, history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+
+from farm.report.model.alerts import change_line
+from farm.report.model.cross_target import cross_targets
+from farm.report.model.plot import Plot, plots_of
+from farm.report.model.profile_tables import row_limit
+from farm.report.model.rerun import ways_again
+from farm.report.model.summary import WORDS, summarize
+from farm.serve.page import Facts, Text
+from farm.store.queries.jobs import JobRun
+from farm.store.records import AlertRecord, JobFile
+from farm.store.toolchains import line_text
+from farm.store.view import RunView
+
+if TYPE_CHECKING:
+    from farm.store.store import Store
+
+_METRICS = ("latency", "htp_cycles", "sqnr_fp32[0]")
+_RUNS = 60
+
+
+class JobQuery(msgspec.Struct, frozen=True):
+    """A job in a run, or in a nightly run; its newest run without either."""
+
+    job: Text
+    run: Text = ""
+    night: Text = ""
+    runs: Annotated[int, msgspec.Meta(ge=1, le=400, description="Runs of the history.")] = 40
+
+
+class JobFacts(Facts, frozen=True, kw_only=True):
+    """Job of a run."""
+
+    template: ClassVar[str] = "job_page.html.j2"
+    job: str
+    outcome: str
+    run: RunView
+    """The run with this job alone."""
+    night: str
+    """Id of the nightly run that the run is a cell of; empty without."""
+    runs: list[JobRun]
+    """Newest runs of the job, newest first."""
+    alerts: list[AlertRecord]
+    files: list[JobFile]
+    plots: list[Plot]
+    commands: list[tuple[str, str]]
+    """Title and text of each command to repeat the job."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return the values of the job's template."""
+        summary = summarize(self.run)
+        return {
+            "view": self.run,
+            "item": summary.jobs[0],
+            "cross": cross_targets(summary),
+            "extras": (),
+            "links": {},
+            "row_limit": row_limit(1),
+            "line_text": line_text,
+            "change_line": change_line,
+        }
+
+
+def job_page(store: Store, query: JobQuery) -> JobFacts:
+    """Return a job of a run with its history."""
+    runs = store.jobs.runs(query.job, max(query.runs, 1))
+    if query.night:
+        run_id = store.jobs.run_of_night(query.job, query.night)
+    else:
+        run_id = store.runs.resolve(query.run, own=False) if query.run else runs[0].run_id
+    view = store.runs.view_of_job(run_id, query.job)
+    summary = summarize(view).jobs[0]
+    here = next((one for one in runs if one.run_id == view.id), None)
+    line = view.toolchain.line if view.toolchain else ""
+    points = store.history.points(query.job, None, None, _RUNS, line, local_runs_of=store.user)
+    points = [one for one in points if one.metric in _METRICS]
+    alerts = store.alerts.of_jobs([query.job], line)
+    facts = store.history.fingerprints(point.fingerprint for point in points)
+    return JobFacts(
+        title=f"{WORDS[summary.outcome]}: {query.job} in {view.name or view.id}",
+        job=query.job,
+        outcome=str(summary.outcome),
+        run=view,
+        night=here.night if here else query.night,
+        runs=runs,
+        alerts=alerts,
+        files=store.runs.artifacts(view.id, query.job),
+        plots=plots_of(points, facts, alerts, _METRICS),
+        commands=ways_again(summary.job, summary.rerun, view.id),
+    )

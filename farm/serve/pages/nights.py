@@ -1,0 +1,91 @@
+"""Nightly runs, and one with all its cells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+
+from farm.base.errors import UnknownNameError
+from farm.report.model import format as fmt
+from farm.report.model.grid import GridNight, nights_of
+from farm.serve.page import Facts, Text
+from farm.serve.pages.status import StatusFacts, status_facts
+from farm.store.queries.grid import JobFilter
+from farm.store.toolchains import line_text
+from farm.store.view import RunCommit
+
+if TYPE_CHECKING:
+    from farm.store.store import Store
+
+
+class NightsQuery(msgspec.Struct, frozen=True):
+    """Part of the nightly runs."""
+
+    branch: Text = ""
+    before: Annotated[int, msgspec.Meta(ge=0, lt=2**53, description="Only nightly runs from before; ms.")] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100, description="Nightly runs.")] = 30
+
+
+class NightsFacts(Facts, frozen=True, kw_only=True):
+    """Nightly runs, newest first."""
+
+    template: ClassVar[str] = "nights.html.j2"
+    nights: list[GridNight]
+    lines: list[str]
+    line: str
+    commit_url: str
+    older: int
+    """Value of `before` for older nightly runs; 0 without any."""
+
+
+class NightQuery(msgspec.Struct, frozen=True):
+    """A nightly run and the length of its lists."""
+
+    night: Text
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Rows of each list.")] = 20
+
+
+class NightFacts(StatusFacts, frozen=True, kw_only=True):
+    """Nightly run with the state of its jobs."""
+
+    night: str
+    commits: list[RunCommit]
+    """Commits since the nightly run before, newest first."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return the values of the status page, and the clock."""
+        return {**super().shown(), "clock": fmt.clock}
+
+
+def nights_page(store: Store, query: NightsQuery) -> NightsFacts:
+    """Return nightly runs with the results of their jobs."""
+    line = store.status.line_to_show(query.branch or None)
+    # The night after the last shown one gives its changes, and the link to older nights.
+    found = store.grid.nights(line, query.limit + 1, before_ms=query.before or None)
+    nights = nights_of(found, store.grid.jobs(found, JobFilter()))
+    more = len(nights) > query.limit
+    return NightsFacts(
+        title=f"Nightly runs of {line_text(line)}",
+        nights=nights[: query.limit],
+        lines=list(map(line_text, store.status.lines())),
+        line=line_text(line),
+        commit_url=found[0].toolchain.commit_url if found else "",
+        older=nights[query.limit - 1].started_ms if more else 0,
+    )
+
+
+def night_page(store: Store, query: NightQuery) -> NightFacts:
+    """Return a nightly run with the state of its jobs."""
+    night = store.grid.night(query.night)
+    if night is None:
+        known = [one.id for one in store.grid.nights(None, 20)]
+        raise UnknownNameError("nightly run", query.night, known, "" if known else "(the store has none)")
+    facts = status_facts(store, query.limit, runs=[run.run_id for run in night.runs])
+    commits = {one.hash: one for run in night.runs if run.toolchain for one in run.toolchain.since}
+    return NightFacts(
+        **{name: getattr(facts, name) for name in facts.__struct_fields__ if name != "title"},
+        title=f"Nightly run {fmt.day(night.started_ms)}: {facts.title}",
+        night=night.id,
+        commits=list(commits.values()),
+    )

@@ -1,0 +1,89 @@
+"""Run with its jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+
+from farm.report.model.status import Standing, exit_meaning, purpose_text, standing
+from farm.serve.page import Facts, Text
+from farm.serve.pages.progress import progress_text
+from farm.store.queries.browse import ListedRun
+from farm.store.queries.jobs import RunJob
+from farm.store.records import AlertRecord, RunStatus
+
+if TYPE_CHECKING:
+    from farm.store.store import Store
+
+OUTCOMES = ("failed", "known", "infra", "stale", "not_run", "skipped", "passed")
+"""Outcomes of jobs, the most urgent first."""
+
+
+class RunQuery(msgspec.Struct, frozen=True):
+    """A run and the filter of its jobs."""
+
+    run: Text
+    """Id, its beginning, a name or `latest`."""
+    outcome: Text = ""
+    q: Text = ""
+    """Words of job, device or reason."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=20_000, description="Jobs, the most urgent first.")] = 300
+
+
+class RunFacts(Facts, frozen=True, kw_only=True):
+    """Run with its jobs."""
+
+    template: ClassVar[str] = "run_page.html.j2"
+    run: ListedRun
+    fingerprint: dict[str, str]
+    jobs: list[RunJob]
+    """Jobs that match the filter, the most urgent first."""
+    total: int
+    """Jobs that match the filter."""
+    counts: dict[str, int]
+    """All jobs by outcome."""
+    new: list[str]
+    """Jobs that failed newly."""
+    alerts: list[AlertRecord]
+    night: str
+    """Id of the nightly run that this run is a cell of; empty without."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return the words of the page."""
+        words = {"progress_text": progress_text, "exit_meaning": exit_meaning, "purpose_text": purpose_text}
+        return {**words, "outcomes": OUTCOMES}
+
+
+def run_page(store: Store, query: RunQuery) -> RunFacts:
+    """Return a run with its jobs."""
+    run_id = store.runs.resolve(query.run, own=False)
+    run = store.browse.run(run_id)
+    jobs, status = store.jobs.of_run(run_id), store.status.of_run(run_id)
+    new = _new(status)
+    words = query.q.casefold().split()
+    fits = [
+        job
+        for job in jobs
+        if query.outcome in ("", job.outcome)
+        and all(word in f"{job.job_id} {job.device} {job.reason}".casefold() for word in words)
+    ]
+    place = {outcome: number for number, outcome in enumerate(OUTCOMES)}
+    fits.sort(key=lambda job: (place.get(job.outcome, -1), job.job_id not in new))
+    counts = Counter(job.outcome for job in jobs)
+    return RunFacts(
+        title=f"{counts['failed']} failed of {len(jobs)} jobs: run {run.run.name or run_id}",
+        run=run.run,
+        fingerprint=run.fingerprint,
+        jobs=fits[: query.limit],
+        total=len(fits),
+        counts={outcome: counts[outcome] for outcome in OUTCOMES if counts[outcome]},
+        new=sorted(new),
+        alerts=store.alerts.of_run(run_id),
+        night=run.night,
+    )
+
+
+def _new(status: RunStatus) -> set[str]:
+    return {job.job_id for job in status.jobs if standing(job) is Standing.NEW_FAILURE}
