@@ -197,7 +197,7 @@ done <lines
     assert run(transport, "cat output_1_0.raw", cwd=folder).stdout == b"b"
 
 
-def test_script_of_farm_repro(transport: Transport, folder: PurePosixPath) -> None:
+def test_script_of_farm_jobs_rerun(transport: Transport, folder: PurePosixPath) -> None:
     words = {"outputs": "outputs", "runner": "program", "flags": "--word=1"}
     script = re.sub(r"@(\w+)@", lambda found: words[found[1]], (REPLAY / "repro_on_device.sh").read_text())
     program = b'#!/bin/sh\necho "$@" >outputs/words; [ "$LD_LIBRARY_PATH" = "$PWD" ] || exit 2; exit 7\n'

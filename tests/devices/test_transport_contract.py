@@ -244,7 +244,7 @@ def test_a_command_that_is_too_long_is_refused(device: Transport) -> None:
     assert device.run(["echo", "x" * 50_000], timeout_s=SECONDS).stdout == b"x" * 50_000 + b"\n"
 
 
-def test_a_program_that_stays_answers_what_it_is_sent(device: Transport) -> None:
+def test_a_program_that_stays_answers_its_input(device: Transport) -> None:
     script = 'echo ready; while read -r line; do echo "got $line"; done; exit 7'
     process = device.start(["sh", "-c", script])
     try:

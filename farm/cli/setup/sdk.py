@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -243,15 +244,13 @@ def _offers(config: Config) -> list[dict[str, str]]:
         for wheel, qnn in reversed(KNOWN_WHEELS.items())
         if find_cached(config, qnn) is None and qnn != wheel_version()
     ]
-    try:
+    with contextlib.suppress(FarmError):
         offer = offered_sdk(config)
-    except FarmError:
-        return offers
-    if find_cached(config, offer.version) is None:
-        offers.append(
-            {"fetch": offer.version, "qnn": offer.version, "from": "Qualcomm's, about 2 GB, under its licence"}
-        )
-    return offers
+        if find_cached(config, offer.version) is None:
+            about = "Qualcomm's, about 2 GB, under its licence"
+            offers.append({"fetch": offer.version, "qnn": offer.version, "from": about})
+    about = "Qualcomm's, for Android devices"
+    return [*offers, {"fetch": "--source maven", "qnn": "the newest", "from": about}]
 
 
 def _state(state: SdkState) -> dict[str, object]:
