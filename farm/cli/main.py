@@ -72,6 +72,8 @@ _IN_GROUPS = {
     },
     "lab": {
         "agent": ("cluster.agent:command", "Run this host's devices and compilers for a shared farm."),
+        "accounts": ("setup.accounts:accounts_command", "List, make and remove accounts of farm serve."),
+        "audit": ("setup.accounts:audit_command", "Show the actions of accounts on farm serve."),
         "queue": ("cluster.queue:command", "Show waiting runs and commands, with reason and estimate."),
         "quota": ("cluster.quota:command", "Show or set the most devices of a user or label."),
         "notify": ("setup.notify:command", "Show or test the receivers of quarantine notices."),
@@ -107,6 +109,7 @@ _COMMANDS = {
         "exec": ("running.exec:exec_command", "Run a .pte file on a device: outputs, latency, profile."),
         "history": _IN_GROUPS["jobs"]["history"],
         "lease": _IN_GROUPS["devices"]["lease"],
+        "audit": _IN_GROUPS["lab"]["audit"],
         "debug": _IN_GROUPS["jobs"]["debug"],
         "nightly": ("running.nightly:command", "Run a matrix of suites and SoCs within a time budget."),
         "pytest": ("running.pytest:command", "Run pytest tests, also ExecuTorch's, with a device per worker."),
@@ -121,7 +124,7 @@ _GROUPS = {
     "perf": "Numbers: compare, confirm, bisect, diff, baseline.",
     "alerts": "Regressions and failing jobs: list, assign, accept.",
     "devices": "Devices: list, show, lease, release, shell, check, enable, disable.",
-    "lab": "Shared farm: agents, queue, quotas, notices, roles.",
+    "lab": "Shared farm: agents, accounts, audit, queue, quotas, notices, roles.",
     "setup": "This machine: toolchains, SDKs, runtimes, signing, cache.",
     "data": "Store: export, import, SQL, MCP.",
 }

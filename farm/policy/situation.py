@@ -69,8 +69,9 @@ class Lease(msgspec.Struct, frozen=True):
     acquired_ms: int
     expires_ms: int
     reserved_for: str = ""
-    """The only user whose processes may lease it until `reserved_until_ms`."""
+    """The only user whose processes may lease it from `reserved_from_ms` until `reserved_until_ms`."""
     reserved_until_ms: int = 0
+    reserved_from_ms: int = 0
 
     def is_held(self, now_ms: int) -> bool:
         """Tell whether a process has it."""
@@ -78,7 +79,7 @@ class Lease(msgspec.Struct, frozen=True):
 
     def reserved_by(self, now_ms: int) -> str:
         """Return the user that it is reserved for, empty when there is none."""
-        return self.reserved_for if self.reserved_until_ms > now_ms else ""
+        return self.reserved_for if self.reserved_from_ms <= now_ms < self.reserved_until_ms else ""
 
 
 class LivingDevice(msgspec.Struct, frozen=True):

@@ -1,17 +1,19 @@
-"""Sign-in: who asks, by a bearer token or a session cookie."""
+"""Sign-in and roles: the user of a request, by a bearer token or a session cookie."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from litestar import Request, Response, get, post
+from litestar.concurrency import sync_to_thread
 from litestar.config.allowed_hosts import AllowedHostsConfig
 from litestar.config.csrf import CSRFConfig
 from litestar.enums import RequestEncodingType
@@ -23,28 +25,45 @@ from litestar.middleware.session.client_side import ClientSideSessionBackend, Co
 from litestar.params import Body
 from litestar.response import Redirect
 
+from farm.base.errors import NoStoreError, UsageError
 from farm.serve.render import API
 from farm.serve.security import is_loopback, local_path
+from farm.store.accounts import Role
 
 if TYPE_CHECKING:
     from litestar.connection import ASGIConnection
     from litestar.handlers import HTTPRouteHandler
     from litestar.types import ASGIApp
 
+    from farm.base.config.settings import Config
     from farm.serve.render import Renderer
+    from farm.serve.stores import StoreHolder
+    from farm.store.accounts import Account
 
 SESSION_S = 7 * 86_400
 _COOKIE = "farm-session"
 _BEARER = "bearer "
 _LOGIN = "/login"
+_OPENID = "/login/openid"
 _LOGINS: tuple[Literal["minute"], int] = ("minute", 10)
+_CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 class User(msgspec.Struct, frozen=True):
     """User of a request."""
 
+    name: str
+    """Empty on a server without accounts."""
+    role: Role
     session: bool = False
-    """True for a user who has logged in, and can log out."""
+    """True for a user who has signed in with a browser, and can sign out."""
+
+    def may(self, role: str) -> bool:
+        """Return True for a user with an account whose role includes `role`."""
+        return bool(self.name) and self.role.may(Role(role))
+
+
+_ANYBODY = User("", Role.VIEWER)
 
 
 class LoginForm(msgspec.Struct, frozen=True):
@@ -57,61 +76,98 @@ class LoginForm(msgspec.Struct, frozen=True):
 class Access:
     """Middleware and routes of the sign-in."""
 
-    def __init__(self, token: str, host: str) -> None:
-        self._token = token
+    def __init__(self, config: Config, stores: StoreHolder, host: str) -> None:
+        self._stores, self._loopback, self._url = stores, is_loopback(host), config.serve.url
+        self._openid = None
+        if config.serve.openid is not None:
+            from farm.serve.openid import OpenId
+
+            self._openid = OpenId(config.serve.openid, config.serve.url)
+        secure = config.serve.url.startswith("https:")
         # A key of this process: sessions end with it. Sessions on the server's side would be kept for every client that
-        # sends no cookie, under the id that a cookie chose.
-        session = _Cookies(secret=os.urandom(32), key=_COOKIE, max_age=SESSION_S, samesite="strict")
+        # sends no cookie, under the id that a cookie chose. Not strict: a provider's page leads back to this server.
+        session = _Cookies(secret=os.urandom(32), key=_COOKIE, max_age=SESSION_S, samesite="lax", secure=secure)
         self.middleware = [session.middleware, DefineMiddleware(_Authentication, access=self)]
-        if is_loopback(host):
-            self.middleware.insert(0, DefineMiddleware(_LocalHosts, host=host))
+        if self._loopback:
+            self.middleware.insert(0, DefineMiddleware(_LocalHosts, names=(host, urlsplit(self._url).hostname or host)))
         secret = os.urandom(32).hex()
-        # Litestar keeps a cookie that it finds, so that one of an earlier process would fail for ever.
+        # Litestar keeps a cookie that it finds, also one that an earlier process signed and that fails for ever.
         name = f"farm-csrf-{hashlib.sha256(secret.encode()).hexdigest()[:8]}"
         self.csrf = CSRFConfig(
-            secret=secret, cookie_name=name, cookie_samesite="strict", cookie_httponly=True, exclude=[f"^{API}"]
-        )
+            secret=secret, cookie_name=name, cookie_samesite="strict", cookie_httponly=True, cookie_secure=secure,
+            exclude=[f"^{API}"],
+        )  # fmt: skip
+
+    def require_accounts(self) -> None:
+        """Raise UsageError for a server that other machines reach and that nobody could sign in to."""
+        if not self._loopback and not self.has_accounts():
+            raise UsageError(
+                "other machines can reach this address, and there is no account: "
+                "'farm lab accounts --add NAME --role operator' makes one, or [serve.openid] of farm.toml"
+            )
+
+    def has_accounts(self) -> bool:
+        """Return True if requests need an account."""
+        if self._openid is not None:
+            return True
+        with suppress(NoStoreError), self._stores.opened() as store:
+            return bool(store.accounts.all())
+        return False
 
     def user_of(self, connection: ASGIConnection[Any, Any, Any, Any]) -> User:
         """Return the user of a request. Raises NotAuthorizedException."""
-        if not self._token:
-            return User()
         credentials = connection.headers.get("authorization", "")
         if credentials[: len(_BEARER)].casefold() == _BEARER:
-            if self._is_token(credentials[len(_BEARER) :].strip()):
-                return User()
-            raise NotAuthorizedException("this is not the token", headers={"www-authenticate": "Bearer"})
-        began = connection.session.get("began", 0) if connection.session else 0
-        if 0 <= time.time() - began < SESSION_S:
-            return User(session=True)
-        raise NotAuthorizedException(
-            "a token is needed: Authorization: Bearer TOKEN", headers={"www-authenticate": "Bearer"}
-        )
+            account = self._of_token(credentials[len(_BEARER) :].strip())
+            if account is None:
+                raise NotAuthorizedException("this is no token of an account", headers=_CHALLENGE)
+            return User(account.name, account.role)
+        session = connection.session or {}
+        # Browsers send cookies with requests that other pages make; the API has no other protection against them.
+        if 0 <= time.time() - session.get("began", 0) < SESSION_S and (
+            not connection.scope["path"].startswith(API) or connection.scope.get("method") == "GET"
+        ):
+            name, role = session["name"], session.get("role")
+            if role is not None:
+                return User(name, Role(role), session=True)
+            with self._stores.opened() as store:
+                known = store.accounts.named(name)
+            # A new account of the same name is not the account that signed in.
+            if known is not None and known.created_ms == session["created_ms"]:
+                return User(name, known.role, session=True)
+        elif not self.has_accounts():
+            return _ANYBODY
+        raise NotAuthorizedException("a token is needed: Authorization: Bearer TOKEN", headers=_CHALLENGE)
 
-    def _is_token(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode())
+    def _of_token(self, token: str) -> Account | None:
+        with self._stores.opened() as store:
+            return store.accounts.of_token(token)
 
     def handlers(self, renderer: Renderer) -> list[HTTPRouteHandler]:
-        """Return the routes that log in and out."""
+        """Return the routes that sign in and out."""
 
         def page(request: Request[Any, Any, Any], path: str, problem: str, status: int) -> Response[bytes]:
-            return renderer.html(request, "login.html.j2", status, title="Log in", next=path, problem=problem)
+            openid = _OPENID if self._openid else ""
+            return renderer.html(
+                request, "login.html.j2", status, title="Sign in", next=path, problem=problem, openid=openid
+            )
 
-        @get(_LOGIN, opt={"open": True}, sync_to_thread=False)
+        @get(_LOGIN, opt={"open": True}, sync_to_thread=True)
         def login(request: Request[Any, Any, Any]) -> Response[Any]:
-            if not self._token:
+            if not self.has_accounts():
                 return Redirect("/", status_code=303)
             return page(request, local_path(request.query_params.get("next", "/")), "", 200)
 
-        @post(_LOGIN, opt={"open": True}, sync_to_thread=False, middleware=[RateLimitConfig(_LOGINS).middleware])
+        @post(_LOGIN, opt={"open": True}, sync_to_thread=True, middleware=[RateLimitConfig(_LOGINS).middleware])
         def log_in(
             request: Request[Any, Any, Any],
             data: Annotated[LoginForm, Body(media_type=RequestEncodingType.URL_ENCODED)],
         ) -> Response[Any]:
-            path = local_path(data.next)
-            if not self._token or not self._is_token(data.token.strip()):
-                return page(request, path, "This is not the token.", 401)
-            request.set_session({"began": time.time()})
+            path, account = local_path(data.next), self._of_token(data.token.strip())
+            if account is None:
+                return page(request, path, "This is no token of an account.", 401)
+            began = {"began": time.time(), "name": account.name, "created_ms": account.created_ms}
+            request.set_session(began)
             return Redirect(path, status_code=303)
 
         @post("/logout", sync_to_thread=False)
@@ -119,7 +175,29 @@ class Access:
             request.clear_session()
             return Redirect(_LOGIN, status_code=303)
 
-        return [login, log_in, log_out]
+        found = [login, log_in, log_out]
+        if self._openid is not None:
+            openid = self._openid
+
+            @get(_OPENID, opt={"open": True}, sync_to_thread=True)
+            def begin(request: Request[Any, Any, Any]) -> Redirect:
+                address, memory = openid.begin()
+                request.set_session({"openid": memory})
+                return Redirect(address, status_code=303)
+
+            @get(f"{_OPENID}/callback", opt={"open": True}, sync_to_thread=True)
+            def end(request: Request[Any, Any, Any]) -> Response[Any]:
+                memory = (request.session or {}).get("openid", {})
+                request.clear_session()
+                try:
+                    name, role = openid.end(memory, dict(request.query_params))
+                except UsageError as error:
+                    return page(request, "/", str(error), 401)
+                request.set_session({"began": time.time(), "name": name, "role": role})
+                return Redirect("/", status_code=303)
+
+            found += [begin, end]
+        return found
 
 
 class _CookieBackend(ClientSideSessionBackend):
@@ -147,16 +225,16 @@ class _Authentication(AbstractAuthenticationMiddleware):
 
     async def authenticate_request(self, connection: ASGIConnection[Any, Any, Any, Any]) -> AuthenticationResult:
         """Return the user of a request."""
-        return AuthenticationResult(user=self._access.user_of(connection), auth=None)
+        return AuthenticationResult(user=await sync_to_thread(self._access.user_of, connection), auth=None)
 
 
 class _LocalHosts(AllowedHostsMiddleware):
-    """Middleware that refuses requests for hosts other than this machine, on any port.
+    """Middleware that refuses requests for hosts other than this machine and the server's address, on any port.
 
     The check stops DNS rebinding: a foreign page whose name resolves to 127.0.0.1 sends another Host header.
     """
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
+    def __init__(self, app: ASGIApp, names: tuple[str, ...]) -> None:
         super().__init__(app, AllowedHostsConfig())
-        names = "|".join(map(re.escape, ("127.0.0.1", "localhost", host)))
-        self.allowed_hosts_regex = re.compile(rf"({names}|\[::1\]|\[{re.escape(host)}\])\.?(:\d+)?", re.IGNORECASE)
+        known = "|".join(map(re.escape, {"127.0.0.1", "localhost", "[::1]", *names, *(f"[{one}]" for one in names)}))
+        self.allowed_hosts_regex = re.compile(rf"({known})\.?(:\d+)?", re.IGNORECASE)

@@ -18,7 +18,7 @@ from litestar.params import FromPath, PathParameter, QueryParameter
 from litestar.response import File, Redirect
 
 from farm import __version__
-from farm.base.errors import FarmError, StoreError, UnknownNameError, UsageError
+from farm.base.errors import FarmError, LeaseLostError, NoDeviceError, StoreError, UnknownNameError, UsageError
 from farm.dispatch.request.ending import report_context
 from farm.report.formats.run_json import render_json
 from farm.report.html.page_of_run import assets, render_html
@@ -27,6 +27,7 @@ from farm.serve.address import link
 from farm.serve.inline import inline
 from farm.serve.metrics import CONTENT_TYPE, Metrics
 from farm.serve.pages import PAGES
+from farm.serve.perform import Actions, me
 from farm.serve.render import API, Renderer, wants_json
 from farm.serve.security import HEADERS
 from farm.serve.stores import StoreHolder
@@ -49,19 +50,32 @@ _LONGEST_BODY = 1 << 20
 # A report takes about 100 MB while it is rendered.
 _REPORTS_AT_ONCE = 2
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
-_TITLES = {404: "Not found", 400: "Invalid request", 405: "Method not allowed", 503: "No answer from the store"}
+_TITLES = {
+    400: "Invalid request",
+    403: "Not permitted",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Not now",
+    503: "No answer from the store",
+}
 
 
-def create_app(config: Config, access: Access, *, demo: bool = False) -> Litestar:
-    """Return the server as an ASGI application."""
+def create_app(config: Config, host: str, *, demo: bool = False) -> Litestar:
+    """Return the server as an ASGI application that listens on `host`.
+
+    Raises UsageError for a host that other machines reach, without an account.
+    """
     server = _Server(config, demo=demo)
+    access = Access(config, server.stores, host)
+    access.require_accounts()
     handlers = [server.handler(page) for page in PAGES]
+    actions = Actions(config, server.renderer)
     shown = [handler for page, handler in zip(PAGES, handlers, strict=True) if page.facts.template]
-    shown += [*server.files(), *access.handlers(server.renderer)]
+    shown += [*server.files(), *actions.forms(), *access.handlers(server.renderer)]
     return Litestar(
         [
             Router("/", route_handlers=shown, include_in_schema=False),
-            Router(API_VERSION, route_handlers=handlers),
+            Router(API_VERSION, route_handlers=[*handlers, *actions.api(), me]),
         ],
         middleware=access.middleware,
         csrf_config=access.csrf,
@@ -87,7 +101,7 @@ class _Server:
 
     def __init__(self, config: Config, *, demo: bool) -> None:
         self.renderer = Renderer(demo=demo)
-        self._stores, self._artifacts = StoreHolder(config.store_url), open_artifacts(config)
+        self.stores, self._artifacts = StoreHolder(config.store_url), open_artifacts(config)
         self._reports = asyncio.Semaphore(_REPORTS_AT_ONCE)
         self._metrics = Metrics(is_shared=config.is_shared)
 
@@ -96,7 +110,7 @@ class _Server:
 
         def answer(request: Request[Any, Any, Any], **values: Any) -> Response[bytes]:
             query = page.query(**{name.removeprefix(_ASKED): _plain(value) for name, value in values.items()})
-            with self._stores.opened() as store:
+            with self.stores.opened() as store:
                 facts = page.make(store, query)
             return self.renderer.facts(request, facts)
 
@@ -137,13 +151,13 @@ class _Server:
 
         @get("/metrics", sync_to_thread=True)
         def metrics() -> Response[bytes]:
-            with self._stores.opened() as store:
+            with self.stores.opened() as store:
                 return Response(self._metrics.read(store), media_type=CONTENT_TYPE)
 
         return [report, artifact, view, asset, metrics]
 
     def _report(self, request: Request[Any, Any, Any], run: FromPath[str]) -> Response[bytes]:
-        with self._stores.opened() as store:
+        with self.stores.opened() as store:
             # The viewer of a page is another user than the owner of the server process.
             view = store.runs.view(store.runs.resolve(run, own=False))
             if wants_json(request):
@@ -159,7 +173,7 @@ class _Server:
         return {sha256: link("artifacts", sha256) for sha256 in set(hashes) if self._artifacts.may_find(sha256)}
 
     def _artifact(self, sha256: str) -> File:
-        with self._stores.opened() as store:
+        with self.stores.opened() as store:
             kind = store.browse.file_kind(sha256)
         if kind is None:
             raise NotFoundException("no attempt has an artifact with this hash")
@@ -175,6 +189,8 @@ class _Server:
             status = 404
         elif isinstance(error, UsageError):
             status = 400
+        elif isinstance(error, NoDeviceError | LeaseLostError):
+            status = 409
         else:
             status = 503 if isinstance(error, StoreError) else 500
         return self._error(request, status, str(error))

@@ -17,6 +17,8 @@ from farm.base.errors import UsageError
 from farm.base.text import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import uvicorn
     from litestar.types import ASGIApp
 
@@ -58,12 +60,19 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def serve(config: Config, host: str, token: str, bound: socket.socket, *, demo: bool = False) -> None:
-    """Serve until a signal ends the process; with `demo` each page is labelled as made-up data."""
+def serve(config: Config, bound: socket.socket, ready: Callable[[], None], *, demo: bool = False) -> None:
+    """Serve until a signal ends the process; call `ready` before the first request.
+
+    With `demo` each page is labelled as made-up data.
+    Raises UsageError for a host that other machines reach, without an account.
+    """
     import uvicorn
 
+    # The name may resolve to another address by now: the bound address counts.
+    server = uvicorn.Server(settings(config, str(bound.getsockname()[0]), demo=demo))
+    ready()
     try:
-        uvicorn.Server(settings(config, host, token, demo=demo)).run(sockets=[bound])
+        server.run(sockets=[bound])
     except KeyboardInterrupt:
         if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
             # Python would wait for the threads of queries whose clients have left; queries only read, so an exit is
@@ -73,17 +82,16 @@ def serve(config: Config, host: str, token: str, bound: socket.socket, *, demo: 
         raise
 
 
-def settings(config: Config, host: str, token: str, *, demo: bool = False) -> uvicorn.Config:
+def settings(config: Config, host: str, *, demo: bool = False) -> uvicorn.Config:
     """Return the uvicorn settings."""
     import uvicorn
     from litestar.concurrency import set_asyncio_executor
 
     from farm.base.structs import prepare_decoders
-    from farm.serve.access import Access
     from farm.serve.app import create_app
 
     # Several threads render pages, so the decoders are prepared before the first request.
-    app = create_app(config, Access(token, host), demo=demo)
+    app = create_app(config, host, demo=demo)
     prepare_decoders()
     # Not asyncio's own executor, for which the end of the event loop would wait.
     set_asyncio_executor(ThreadPoolExecutor(_THREADS, "farm-serve"))
@@ -98,7 +106,9 @@ def settings(config: Config, host: str, token: str, *, demo: bool = False) -> uv
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,
+        # Of a reverse proxy on this machine.
+        proxy_headers=True,
+        forwarded_allow_ips="127.0.0.1,::1",
         limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=_LAST_ANSWERS_S,
     )

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class StoreHolder:
     """Store that is opened on first use and again after an error, since a database may appear or be replaced."""
 
-    def __init__(self, url: str) -> None:
-        self._url, self._lock = url, threading.Lock()
+    def __init__(self, url: str, *, readonly: bool = True) -> None:
+        self._url, self._lock, self._readonly = url, threading.Lock(), readonly
         self._store: Store | None = None
 
     @contextmanager
@@ -27,7 +27,7 @@ class StoreHolder:
         """Lend the store; after a StoreError the next caller gets a new one."""
         with self._lock:
             if self._store is None:
-                self._store = open_store(self._url, readonly=True)
+                self._store = open_store(self._url, readonly=self._readonly, existing=True)
             store = self._store
         try:
             yield store

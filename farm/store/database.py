@@ -140,6 +140,9 @@ class Database:
     @cached_property
     def user(self) -> str:
         """User of this process by the name that others see (`farm.store.postgresql.user_of`). Raises StoreError."""
+        # The database refuses another name than the login's, except from the owner of its tables.
+        if named := os.environ.get("FARM_USER"):
+            return named
         if self.is_sqlite:
             return user_name()
         with self.reading() as connection:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from farm.store.accounts import Accounts
     from farm.store.clock import Clock
     from farm.store.cluster.cluster import Cluster
     from farm.store.cluster.roles import Roles
@@ -161,6 +162,13 @@ class Store(Recording):
         from farm.store.queries.browse import Browse
 
         return Browse(self._database, self._clock)
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        """Accounts of `farm serve`, and their actions."""
+        from farm.store.accounts import Accounts
+
+        return Accounts(self._database)
 
     @cached_property
     def alerts(self) -> Alerts:

@@ -27,7 +27,7 @@ SECRETS = {
     "PGPASSWORD": "pgp4ss",
     "AWS_SECRET_ACCESS_KEY": "s3cret+of/S3",
     "AWS_SESSION_TOKEN": "session-of-S3",
-    "FARM_SERVE_TOKEN": "token-of-the-page",
+    "FARM_TOKEN": "token-of-the-page",
     "HOOK": "https://hooks.example.com/T0/of-the-variable",
     "HOOK_AUTH": "bearer-of-the-hook",
 }

@@ -93,6 +93,9 @@ NAMED = {
 PARSED: dict[str, tuple[str, ...]] = {
     "farm devices adb DEVICE -- shell getprop": (),
     "farm devices adb {} -- COMMAND": ("phone-1",),
+    "farm lab accounts": (),
+    "farm lab accounts --add NAME --role operator": (),
+    "farm lab accounts --remove NAME": (),
     "farm lab agent": (),
     "farm runs watch": (),
     "farm runs watch {}": ("1",),

@@ -180,6 +180,10 @@ class Server:
             cookies = tuple(value for name, value in found.getheaders() if name.lower() == "set-cookie")
             return Answer(found.status, pairs, found.read(), cookies)
 
+    def json_of(self, path: str, **headers: str) -> Any:
+        """Return the answer of a path as JSON, whatever its status."""
+        return self.get(path, Accept="application/json", **headers).json
+
     def json(self, path: str) -> Any:
         """Return the answer of a path as JSON."""
         answer = self.get(path, Accept="application/json")
@@ -188,10 +192,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(config: Config, token: str = "", host: str = "127.0.0.1", *, demo: bool = False) -> Iterator[Server]:
+def running(config: Config, host: str = "127.0.0.1", *, demo: bool = False) -> Iterator[Server]:
     """Run a server in a thread until the block ends; `host` is the name that it believes to listen on."""
     with listen("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(settings(config, host, token, demo=demo))
+        server = uvicorn.Server(settings(config, host, demo=demo))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
@@ -248,8 +252,8 @@ def server_of_unchanged(config_of_unchanged: Config, unchanged: Filled) -> Itera
 
 @pytest.fixture
 def start(config: Config) -> Callable[..., contextlib.AbstractContextManager[Server]]:
-    """Return a function that starts a server with a token, or with none."""
-    return lambda token="", host="127.0.0.1", *, demo=False: running(config, token, host, demo=demo)
+    """Return a function that starts a server, which believes to listen on a host."""
+    return lambda host="127.0.0.1", *, demo=False: running(config, host, demo=demo)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
 from farm.serve.pages import PAGES as ALL_PAGES
+from farm.store.accounts import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from conftest import Filled, Server
 
 
-TOKEN = "correct-horse-battery-staple"
 JOB = "quantized_ops%2Fsoftmax%5BSM8650-htp-8a8w%5D"
 PAGES = ("", "runs", "diff?a=latest~2&b=latest~1", "devices", "devices/pixel-left", "history?job=quantized_ops/conv2d",
          "runs/latest~1/files", "runs/latest~1", "nowhere", "grid", "nights", "nights/{night}",
@@ -212,14 +212,14 @@ def test_one_logs_in_and_out(
     filled: Filled,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    del filled
-    with start(TOKEN) as server:
+    right = filled.store.accounts.add("ada", Role.VIEWER)
+    with start() as server:
         show(browser, f"{server.url}/runs?user=grace")
         flaws = chromium.flaws(browser)
         chromium.keep_screenshot(browser, tmp_path_factory.getbasetemp(), "served-login", flawed=bool(flaws))
         assert flaws == []
         assert chromium.violations(browser) == []
-        for token in ("wrong", TOKEN):
+        for token in ("wrong", right):
             # A page gives its field the focus a moment after it is there.
             wait(browser, lambda b: b.switch_to.active_element.get_attribute("name") == "token")
             browser.switch_to.active_element.send_keys(token + "\n")

@@ -17,17 +17,15 @@ if TYPE_CHECKING:
     from conftest import Filled
     from farm_home import FarmHome
 
-TOKEN = "correct-horse-battery-staple"
-
 
 def test_it_says_where_answers_and_ends_with_ctrl_c_while_somebody_is_connected(home: FarmHome, filled: Filled) -> None:
-    with home.running("serve", "--port", "0", "--json", env={"FARM_SERVE_TOKEN": TOKEN}) as process:
+    token = home.farm("lab", "accounts", "--add", "ada").stdout.strip()
+    with home.running("serve", "--port", "0", "--json") as process:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
-        assert said["token"] is True
         assert said["url"].startswith("http://127.0.0.1:")
         request = urllib.request.Request(  # noqa: S310 - http
-            f"{said['url']}runs", headers={"Authorization": f"Bearer {TOKEN}", "Accept": "application/json"}
+            f"{said['url']}runs", headers={"Authorization": f"Bearer {token}", "Accept": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
             assert json.load(answer)["total"] == 5
@@ -38,7 +36,7 @@ def test_it_says_where_answers_and_ends_with_ctrl_c_while_somebody_is_connected(
             assert process.wait(20) in (0, 130)
         rest = process.stdout.read()
     assert "Traceback" not in rest
-    assert TOKEN not in rest
+    assert token not in rest
     assert filled.live not in rest
 
 
@@ -97,17 +95,16 @@ def test_a_port_that_is_taken_is_named(home: FarmHome) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - it refuses
-def test_beyond_this_machine_it_does_not_start_without_a_token(home: FarmHome, host: str) -> None:
+def test_beyond_this_machine_it_does_not_start_without_an_account(home: FarmHome, host: str) -> None:
     done = home.farm("serve", "--host", host, "--port", "0")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "$FARM_SERVE_TOKEN" in done.stderr
-    assert "--token-file" in done.stderr
+    assert "farm lab accounts --add NAME" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_an_address_that_is_none_is_one_line(home: FarmHome) -> None:
     for host in ("no such host", "192.0.2.1"):
-        done = home.farm("serve", "--host", host, env={"FARM_SERVE_TOKEN": TOKEN}, code=2)
+        done = home.farm("serve", "--host", host, code=2)
         assert done.stderr.count("\n") == 1
 
 

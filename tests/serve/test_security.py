@@ -11,19 +11,26 @@ import pytest
 
 from farm.base.errors import UsageError
 from farm.serve import access
-from farm.serve.security import is_loopback, local_path, read_token
+from farm.serve.security import is_loopback, local_path
+from farm.store.accounts import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from conftest import Answer, Filled, Server
 
+    from farm.base.config.settings import Config
+
     Start = Callable[..., AbstractContextManager[Server]]
 
-TOKEN = "correct-horse-battery-staple"
 FORM = {"Content_Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.fixture
+def token(filled: Filled) -> str:
+    """Token of an account."""
+    return filled.store.accounts.add("ada", Role.DEVELOPER)
 
 
 def log_in(server: Server, token: str, path: str = "/", **headers: str) -> Answer:
@@ -85,15 +92,15 @@ def test_a_page_of_elsewhere_that_became_127_0_0_1_sees_nothing(server: Server) 
         assert server.get("/", Host=host).status == 200, host
 
 
-def test_beyond_loopback_any_host_name_will_do_as_a_token_is_needed(start: Start, filled: Filled) -> None:
+def test_beyond_loopback_any_host_name_will_do_as_a_token_is_needed(start: Start, filled: Filled, token: str) -> None:
     del filled
-    with start(TOKEN, "0.0.0.0") as server:  # noqa: S104 - what it believes
+    with start("0.0.0.0") as server:  # noqa: S104 - what it believes
         assert server.get("/", Host="farm.lab").status == 303
-        assert server.get("/", Host="farm.lab", Authorization=f"Bearer {TOKEN}").status == 200
+        assert server.get("/", Host="farm.lab", Authorization=f"Bearer {token}").status == 200
 
 
-def test_without_the_token_there_is_only_the_way_to_log_in(start: Start, filled: Filled) -> None:
-    with start(TOKEN) as server:
+def test_without_the_token_there_is_only_the_way_to_log_in(start: Start, filled: Filled, token: str) -> None:
+    with start() as server:
         for path in ("/runs?user=ada&page=2", f"/artifacts/{filled.sha256}", f"/runs/{filled.runs[0]}"):
             sent = server.get(path)
             assert sent.status == 303
@@ -106,50 +113,54 @@ def test_without_the_token_there_is_only_the_way_to_log_in(start: Start, filled:
         assert page.status == 200
         assert 'type="password"' in page.text
         assert "Devices" not in page.text
-        assert TOKEN not in page.text
+        assert token not in page.text
 
 
 def test_who_logs_in_gets_a_cookie_that_is_not_the_token(
-    start: Start, filled: Filled, capfd: pytest.CaptureFixture[str]
+    start: Start, filled: Filled, token: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     del filled
-    with start(TOKEN) as server:
+    with start() as server:
         wrong = log_in(server, "wrong")
         assert (wrong.status, [one for one in wrong.cookies if "session" in one]) == (401, [])
-        assert "This is not the token." in wrong.text
-        answer = log_in(server, TOKEN, "/runs?user=ada")
+        assert "This is no token of an account." in wrong.text
+        answer = log_in(server, token, "/runs?user=ada")
         assert (answer.status, answer.headers["location"]) == (303, "/runs?user=ada")
         [cookie] = [one for one in answer.cookies if one.startswith("farm-session")]
-        assert TOKEN not in cookie
-        assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().casefold() for part in cookie.split(";")}
+        assert token not in cookie
+        assert {"httponly", "samesite=lax", "path=/"} <= {part.strip().casefold() for part in cookie.split(";")}
         value = cookie.partition(";")[0]
         page = server.get("/", Cookie=value)
-        assert (page.status, "Log out" in page.text) == (200, True)
+        assert (page.status, "Sign out" in page.text) == (200, True)
         name, _, proof = value.partition("=")
-        for forged in (f"{name}={proof[:-1]}{'1' if proof[-1] == '0' else '0'}", f"{name}=x", f"{name}={TOKEN}"):
+        for forged in (
+            f"{name}={proof[:30]}{'A' if proof[30] == 'B' else 'B'}{proof[31:]}",
+            f"{name}=x",
+            f"{name}={token}",
+        ):
             assert server.get("/runs", Cookie=forged).status == 303, forged
         csrf, cookies = proof_of(page, value)
         assert server.get("/logout", method="POST", body="", **FORM, Cookie=cookies).status == 403
         left = server.get("/logout", method="POST", body=f"_csrf_token={csrf}", **FORM, Cookie=cookies)
         assert left.status == 303
         assert any(one.startswith("farm-session=null") for one in left.cookies)
-    with start(TOKEN) as server:
+    with start() as server:
         assert server.get("/runs", Cookie=value).status == 303
     logged = capfd.readouterr().err
     assert "127.0.0.1 POST /login 401" in logged
     assert "GET /runs 200" not in logged
-    assert TOKEN not in logged
+    assert token not in logged
     assert "wrong" not in logged
     assert "user=ada" not in logged
 
 
-def test_a_session_has_no_id_that_somebody_else_chose(start: Start, filled: Filled) -> None:
+def test_a_session_has_no_id_that_somebody_else_chose(start: Start, filled: Filled, token: str) -> None:
     del filled
-    with start(TOKEN) as server:
+    with start() as server:
         chosen = f"farm-session={'a' * 64}"
         form = server.get("/login", Cookie=chosen)
         csrf, cookie = proof_of(form, chosen)
-        body = urlencode({"token": TOKEN, "_csrf_token": csrf})
+        body = urlencode({"token": token, "_csrf_token": csrf})
         answer = server.get("/login", method="POST", body=body, **FORM, Cookie=cookie)
         assert answer.status == 303
         assert server.get("/runs", Cookie=chosen).status == 303
@@ -157,25 +168,25 @@ def test_a_session_has_no_id_that_somebody_else_chose(start: Start, filled: Fill
         assert server.get("/runs", Cookie=given).status == 200
 
 
-def test_a_form_of_elsewhere_does_not_log_in(start: Start, filled: Filled) -> None:
+def test_a_form_of_elsewhere_does_not_log_in(start: Start, filled: Filled, token: str) -> None:
     del filled
-    with start(TOKEN) as server:
-        assert server.get("/login", method="POST", body=f"token={TOKEN}", **FORM).status == 403
-        assert log_in(server, TOKEN).status == 303
+    with start() as server:
+        assert server.get("/login", method="POST", body=f"token={token}", **FORM).status == 403
+        assert log_in(server, token).status == 303
         assert server.get("/login", method="POST", body="token=" + "x" * 2_000_000, **FORM).status == 413
 
 
-def test_who_guesses_has_to_wait_with_the_right_token_too(start: Start, filled: Filled) -> None:
+def test_who_guesses_has_to_wait_with_the_right_token_too(start: Start, filled: Filled, token: str) -> None:
     del filled
-    with start(TOKEN) as server:
+    with start() as server:
         assert {log_in(server, f"guess{n}").status for n in range(10)} == {401}
-        assert log_in(server, TOKEN).status == 429
+        assert log_in(server, token).status == 429
 
 
-def test_a_session_ends_after_a_week(start: Start, filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_ends_after_a_week(start: Start, filled: Filled, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     del filled
-    with start(TOKEN) as server:
-        answer = log_in(server, TOKEN)
+    with start() as server:
+        answer = log_in(server, token)
         [cookie] = [one.partition(";")[0] for one in answer.cookies if one.startswith("farm-session")]
         assert server.get("/runs", Cookie=cookie).status == 200
         now = time.time()
@@ -190,26 +201,42 @@ def test_after_logging_in_nobody_is_led_elsewhere(path: str) -> None:
     assert local_path(path) == "/"
 
 
-def test_a_token_is_read_from_a_file_of_ones_own_or_the_environment(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text(f"{TOKEN}\n")
-    file.chmod(0o640)
-    with pytest.raises(UsageError, match="chmod 600"):
-        read_token(file, {})
-    file.chmod(0o600)
-    assert read_token(file, {"FARM_SERVE_TOKEN": "another token of somebody"}) == TOKEN
-    assert read_token(None, {"FARM_SERVE_TOKEN": TOKEN}) == TOKEN
-    assert read_token(None, {}) == ""
-    for bad in ("short", "x" * 2000, "a token with a \x07 bell", "ein Schlüssel mit Umlaut"):
-        with pytest.raises(UsageError) as said:
-            read_token(None, {"FARM_SERVE_TOKEN": bad})
-        assert bad not in str(said.value)
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_token(tmp_path / "nothing", {})
-
-
 def test_what_only_this_machine_reaches() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.0.2.1")))  # noqa: S104 - asked, not listened on
     with pytest.raises(UsageError, match="no such address"):
         is_loopback("no such host")
+
+
+def test_a_session_ends_with_its_account(start: Start, filled: Filled, token: str) -> None:
+    with start() as server:
+        answer = log_in(server, token)
+        [cookie] = [one.partition(";")[0] for one in answer.cookies if one.startswith("farm-session")]
+        assert server.json_of("/api/v1/me", Cookie=cookie) == {"name": "ada", "role": "developer", "schema": 1}
+        filled.store.accounts.remove("ada")
+        filled.store.accounts.add("another", Role.VIEWER)
+        assert server.get("/runs", Cookie=cookie).status == 303
+        assert server.get("/runs", Authorization=f"Bearer {token}").status == 303
+        again = filled.store.accounts.add("ada", Role.OPERATOR)
+        assert server.get("/runs", Cookie=cookie).status == 303
+        assert server.get("/runs", Authorization=f"Bearer {again}").status == 200
+
+
+def test_a_store_has_no_token(filled: Filled, token: str, config: Config) -> None:
+    assert filled.store.accounts.of_token(token) is not None
+    assert filled.store.accounts.of_token("") is None
+    with pytest.raises(UsageError, match="exists"):
+        filled.store.accounts.add("ada", Role.VIEWER)
+    for name in ("", " ", "a\x1b[31m", "x" * 300):
+        with pytest.raises(UsageError, match="printable"):
+            filled.store.accounts.add(name, Role.VIEWER)
+    for file in config.state_dir.glob("farm.db*"):
+        assert token.encode() not in file.read_bytes()
+
+
+def test_other_machines_need_an_account(start: Start, filled: Filled) -> None:
+    with pytest.raises(UsageError, match="farm lab accounts --add"), start("0.0.0.0"):  # noqa: S104
+        pass
+    filled.store.accounts.add("ada", Role.VIEWER)
+    with start("0.0.0.0") as server:  # noqa: S104 - what it believes
+        assert server.get("/runs").status == 303

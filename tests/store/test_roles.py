@@ -676,6 +676,7 @@ def test_an_upgrade_by_the_owner_gives_the_rights_of_today(lab: Lab) -> None:
         CREATE TABLE farm_roles (prefix text PRIMARY KEY); INSERT INTO farm_roles VALUES ('gone');
         UPDATE farm_schema SET version_num = '0014'; UPDATE farm_messages SET version = replace(version, '/', '/0');
         ALTER TABLE shard_weights DROP COLUMN user_name;
+        DROP TABLE account; DROP TABLE audit; ALTER TABLE lease DROP COLUMN reserved_from_ms;
         ALTER FUNCTION attempt_decides() SECURITY INVOKER; GRANT EXECUTE ON FUNCTION attempt_decides() TO PUBLIC;
         DROP FUNCTION farm_apply_builds(text[]); DROP FUNCTION farm_take_build(bigint, text[]);
         ALTER FUNCTION farm_shards_released() RENAME TO farm_shards_left;

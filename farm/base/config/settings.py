@@ -24,6 +24,7 @@ from farm.base.config.devices import (
 )
 from farm.base.config.notify import NotifyConfig, read_notify
 from farm.base.config.retention import FailuresConfig, RetentionConfig, age_ms
+from farm.base.config.serve import ServeConfig
 from farm.base.config.shared import EXPECTED, AgentConfig, AgentTable, ArtifactsAddress, read_agent, read_artifacts
 from farm.base.config.store_address import with_files_beside
 from farm.base.config.toolchains import ToolchainConfig, read_toolchains
@@ -104,6 +105,7 @@ class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retention: RetentionConfig = RetentionConfig()
     failures: FailuresConfig = FailuresConfig()
     notify: NotifyConfig = NotifyConfig()
+    serve: ServeConfig = ServeConfig()
     toolchain: dict[str, Any] = {}
 
 
@@ -161,6 +163,7 @@ class Config(msgspec.Struct, frozen=True):
     retention: RetentionConfig = RetentionConfig()
     failures: FailuresConfig = FailuresConfig()
     notify: NotifyConfig = NotifyConfig()
+    serve: ServeConfig = ServeConfig()
     toolchains: dict[str, ToolchainConfig] = {}
     """Toolchains of farm.toml by name."""
     toolchain: ToolchainConfig = ToolchainConfig()
@@ -253,6 +256,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         retention=_retention(path or FILE_NAME, table.retention),
         failures=_failures(path or FILE_NAME, table.failures),
         notify=read_notify(path or Path(FILE_NAME), table.notify, lambda value: _beside(base, value)),
+        serve=table.serve,
         toolchains=read_toolchains(path or Path(FILE_NAME), table.toolchain, lambda value: _beside(base, value)),
         trace=table.build.trace,
         artifacts=_artifacts(path or Path(FILE_NAME), base, table, store_url),

@@ -66,7 +66,7 @@ def cancel_command(*, runs: tuple[str, ...], force: bool, config_file: Path | No
         require_shared(config.is_shared)
         run_ids = list(dict.fromkeys(store.runs.resolve(run, own=not force) for run in runs))
         for run_id in run_ids:
-            order = cancel(store, run_id, force=force)
+            order = cancel(store, run_id, store.user, force=force)
             whose = f" of {order.user}" if order.user != store.user else ""
             echo(f"run {run_id}{whose} is cancelled")
         for run_id in run_ids:

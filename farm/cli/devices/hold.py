@@ -125,9 +125,9 @@ def device_held(
 def _my_only(store: Store) -> str:
     """Return the id of the only device that is reserved for this user. Raises UsageError."""
     from farm.base.errors import UsageError
-    from farm.cli.devices.lease import reserved_by_me
+    from farm.dispatch.pool.reserve import reserved_for
 
-    mine = [lease.device for lease in reserved_by_me(store)]
+    mine = [lease.device for lease in reserved_for(store, store.user)]
     if len(mine) != 1:
         which = f"name one of {', '.join(mine)}" if mine else "name a device or an SoC"
         raise UsageError(f"{len(mine) or 'no'} devices are reserved for you: {which}")
@@ -214,7 +214,7 @@ class Hold:
 
     def _whose(self) -> str:
         """Return the reason for the loss of the lease. Raises StoreError."""
-        from farm.cli.devices.lease import clock_time
+        from farm.dispatch.pool.reserve import clock_time
 
         now = next((one for one in self._store.leases.all() if one.device == self._lease.device), None)
         if now is not None and now.token:

@@ -18,6 +18,7 @@ from farm.cli.output import echo, opened, show
 from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
+    import datetime
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
     from types import FrameType
@@ -37,12 +38,21 @@ _SHOWN_CHARACTERS = 500
 @click.argument("wanted", metavar="SOC|DEVICE")
 @click.option("--for", "seconds", metavar="TIME", callback=duration, default="1h", show_default=True,
               help="Time of the reservation: 90s, 10m, 1h, 2d.")  # fmt: skip
+@click.option("--from", "begin", metavar="TIME", type=click.DateTime(["%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M"]),
+              help="Start of the reservation, as 2026-11-30 14:00; otherwise at once.")  # fmt: skip
 @click.option("--wait", "wait_s", metavar="TIME", callback=duration, default="10m", show_default=True,
               help="Longest wait for a device.")  # fmt: skip
 @click.option("--no-wait", is_flag=True, help="Do not wait; show the user of the device.")
 @json_option()
 def lease_command(
-    *, wanted: str, seconds: float, wait_s: float, no_wait: bool, as_json: bool, config_file: Path | None
+    *,
+    wanted: str,
+    seconds: float,
+    begin: datetime.datetime | None,
+    wait_s: float,
+    no_wait: bool,
+    as_json: bool,
+    config_file: Path | None,
 ) -> None:
     """Reserve a device: until the time of --for only your commands may use it.
 
@@ -52,10 +62,19 @@ def lease_command(
     from farm.base.processes import Supervisor
     from farm.base.socs import reported_profile
     from farm.dispatch.pool.inventory import resolve_device
+    from farm.dispatch.pool.reserve import clock_time, reserve_device, reserved_for
 
+    if begin is not None:
+        from_ms = round(begin.timestamp() * 1000)
+        with opened(config_file) as (_, store):
+            later, lease = reserve_device(store, wanted, store.user, seconds, from_ms)
+            answer = {"id": later.id, "user": store.user, "from_ms": from_ms, "until_ms": lease.reserved_until_ms}
+        times = f"from {clock_time(from_ms)} until {clock_time(lease.reserved_until_ms)}"
+        show(answer, [f"{later.called} ({later.soc}, {later.kind}) is yours {times}"], as_json=as_json)
+        return
     with ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
         devices = find_devices(config, store, supervisor, wanted)
-        mine = {lease.device for lease in reserved_by_me(store)}
+        mine = {lease.device for lease in reserved_for(store, store.user)}
         is_soc = (reported_profile(wanted) or wanted).casefold() == devices[0].soc.casefold()
         if len(devices) == 1 and not is_soc and devices[0].id in mine:
             device = devices[0]
@@ -70,7 +89,7 @@ def lease_command(
             lease = acquire(store, devices, purpose="farm lease", wait_s=wait_s, ttl_s=ttl_s, seconds=seconds)
             store.leases.release([lease])
             device = next(one for one in devices if one.id == lease.device)
-            until_ms = next(one.reserved_until_ms for one in reserved_by_me(store) if one.device == device.id)
+            until_ms = next(one.reserved_until_ms for one in reserved_for(store, store.user) if one.device == device.id)
         name, user = resolve_device(store, device.id).called, store.user
     hints = [
         (f"farm shell {name}", "a shell on it"),
@@ -108,60 +127,24 @@ def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
 @config_option
 def release_command(*, device: str | None, everything: bool, force: bool, config_file: Path | None) -> None:
     """Give a device back: DEVICE, or the only device that is reserved for you."""
+    from farm.dispatch.pool.reserve import give_back, reserved_for
+
     if device and everything:
         raise UsageError("give a device or --all, not both")
     with opened(config_file) as (_, store):
         if device:
-            _release(store, _find_lease(store, device), force=force)
+            echo(give_back(store, device, store.user, force=force))
             return
-        mine = reserved_by_me(store)
+        later = [lease for lease in store.leases.upcoming() if lease.reserved_for == store.user]
+        mine = [*reserved_for(store, store.user), *later]
         if not mine:
             raise UsageError("no device is reserved for you: 'farm devices' shows who has which")
         if len(mine) > 1 and not everything:
-            names = _names(store)
+            names = {known.id: known.called for known in store.devices.all()}
             yours = ", ".join(names.get(lease.device, lease.device) for lease in mine)
             raise UsageError(f"{len(mine)} devices are yours: name one of {yours}, or give --all")
         for lease in mine:
-            _release(store, lease, force=force)
-
-
-def _find_lease(store: Store, device: str) -> Lease:
-    """Return the lease of a device. Raises UnknownNameError, and UsageError when it is free."""
-    from farm.dispatch.pool.inventory import resolve_device
-
-    leases = {lease.device: lease for lease in store.leases.all()}
-    id_ = device if device in leases else resolve_device(store, device).id
-    if id_ not in leases:
-        raise UsageError(f"{device} is free already")
-    return leases[id_]
-
-
-def _release(store: Store, lease: Lease, *, force: bool) -> None:
-    from farm.devices.text import clean_text
-
-    name = _names(store).get(lease.device, lease.device)
-    if lease.reserved_for != store.user and not force:
-        end = "end that" if lease.user == store.user else "ask for it"
-        raise UsageError(f"{_holder(lease, name)}: {end}, or give --force")
-    if lease.reserved_for:
-        store.leases.cancel(lease.device, lease.reserved_for)
-    if lease.token and force:
-        store.leases.release([lease])
-    after = ""
-    if lease.token and not force:
-        after = f"; {lease.user} uses it still, for {lease.purpose!r}"
-    elif lease.token and lease.purpose.startswith("farm shell"):
-        after = f"; the shell of {lease.user} is being ended"
-    elif lease.token and lease.purpose.startswith(("farm devices adb", "farm devices connect")):
-        after = f"; {lease.purpose!r} of {lease.user} is being ended"
-    elif lease.token:
-        after = f"; {lease.purpose!r} of {lease.user} stops using it after its running job"
-    echo(clean_text(f"{name} is given back{after}", 400))
-
-
-def _names(store: Store) -> dict[str, str]:
-    """Return the names of devices by id."""
-    return {known.id: known.called for known in store.devices.all()}
+            echo(give_back(store, lease.device, store.user, force=force))
 
 
 def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: str) -> list[Device]:
@@ -174,6 +157,7 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
     from farm.base.socs import load_socs, reported_profile
     from farm.devices.discovery import scan_all
     from farm.dispatch.pool.fleet import narrowed
+    from farm.dispatch.pool.reserve import why_unfit
     from farm.store.leases.registry import Seen
 
     scan = scan_all(config, supervisor)
@@ -198,7 +182,7 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
             pinned = scan.pinned
             none = f"{pinned.name}, which ANDROID_SERIAL names, is no {soc}" if pinned else f"no {soc} is attached"
             raise NoDeviceError(f"{none}: 'farm devices' shows the devices, and why others cannot be used")
-    reasons = {device.id: _why_not(known[device.id]) for device in found}
+    reasons = {device.id: why_unfit(known[device.id]) for device in found}
     usable = [device for device in found if not reasons[device.id]]
     if not usable:
         raise NoDeviceError("; ".join(f"{device.name or device.id} {reasons[device.id]}" for device in found))
@@ -213,6 +197,7 @@ def acquire(
     With `seconds` the device is also reserved for the user, in the same step.
     """
     from farm.dispatch.pool.device_pool import LOOK_SECONDS
+    from farm.dispatch.pool.reserve import holder_text
     from farm.policy.situation import Priority
 
     user = store.user
@@ -230,7 +215,9 @@ def acquire(
         deadline, noted = time.monotonic() + wait_s, False
         while not (taken := store.leases.poll(token, ttl_s=ttl_s)):
             leases = {lease.device: lease for lease in store.leases.all()}
-            held = [_holder(leases[device.id], device.name or device.id) for device in devices if device.id in leases]
+            held = [
+                holder_text(leases[device.id], device.name or device.id) for device in devices if device.id in leases
+            ]
             holders = "; ".join([_why(store, token), *held, *_queue(store, devices)])
             if time.monotonic() >= deadline:
                 hint = "wait longer" if wait_s else "wait for it"
@@ -275,6 +262,7 @@ def ended_in_order() -> Iterator[None]:
 def _queue(store: Store, devices: Sequence[Device]) -> list[str]:
     """Return the other processes that wait for any of `devices`, in one text; empty without any."""
     from farm.devices.text import clean_text
+    from farm.dispatch.pool.reserve import clock_time
 
     ids, here = {device.id for device in devices}, (os.getpid(), socket.gethostname())
     waiting = [
@@ -283,42 +271,6 @@ def _queue(store: Store, devices: Sequence[Device]) -> list[str]:
         if (one.pid, one.host) != here and ids & {*one.devices}
     ]
     return [clean_text(f"waiting as well: {', '.join(waiting)}", _SHOWN_CHARACTERS)] if waiting else []
-
-
-def reserved_by_me(store: Store) -> list[Lease]:
-    """Return the leases of devices that are reserved for this user."""
-    return [lease for lease in store.leases.all() if lease.reserved_for == store.user]
-
-
-def _holder(lease: Lease, name: str) -> str:
-    """Return user, time and purpose of the lease of the device `name`."""
-    from farm.devices.text import clean_text
-
-    parts = []
-    if lease.reserved_for:
-        parts.append(f"is reserved for {lease.reserved_for} until {clock_time(lease.reserved_until_ms)}")
-    if lease.token:
-        purpose = f" for {lease.purpose!r}" if lease.purpose else ""
-        where = f"process {lease.pid} on {lease.host}"
-        parts.append(f"is used by {lease.user} since {clock_time(lease.acquired_ms)}{purpose} ({where})")
-    # Programs of other users wrote these texts into the store.
-    return clean_text(f"{name} {' and '.join(parts)}", _SHOWN_CHARACTERS)
-
-
-def clock_time(time_ms: int) -> str:
-    """Return a local time, with the date unless it is today."""
-    then = time.localtime(time_ms / 1000)
-    today = time.strftime("%Y-%m-%d", then) == time.strftime("%Y-%m-%d")
-    return time.strftime("%H:%M" if today else "%Y-%m-%d %H:%M", then)
-
-
-def _why_not(known: Registered) -> str:
-    if not known.in_service:
-        note = f" ({known.service_note})" if known.service_note else ""
-        return f"is out of service{note}: 'farm devices enable {known.called}' puts it back"
-    if known.health == "quarantined":
-        return f"is quarantined ({known.health_reason}): 'farm devices show {known.called}' shows its history"
-    return ""
 
 
 def _refuse_unusable(scan: Scan, known: Iterable[Registered], wanted: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import FILE, OUTPUT_FILE, json_option, limit_option
+from farm.cli.options import OUTPUT_FILE, json_option, limit_option
 from farm.cli.output import deliver, echo, opened, print_json, width, write_file
 
 if TYPE_CHECKING:
@@ -67,40 +67,34 @@ def diff_command(
 @click.command("serve")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="0 takes a free one.")
-@click.option("--token-file", type=FILE, help="File with the token to log in with; otherwise $FARM_SERVE_TOKEN.")
 @click.option("--demo", is_flag=True, help="Show made-up data of 60 nights from a temporary store.")
 @json_option("Print the address as JSON.")
-def serve_command(
-    *, host: str, port: int, token_file: Path | None, demo: bool, as_json: bool, config_file: Path | None
-) -> None:
+def serve_command(*, host: str, port: int, demo: bool, as_json: bool, config_file: Path | None) -> None:
     """Show the store in a browser: status, runs, devices, history, live.
 
-    All pages are read-only. Without --host only this machine can open them, with
-    the token if one is set. For other machines a token is required.
+    Without accounts only this machine can open the pages, and they are
+    read-only. farm lab accounts makes accounts with roles; then every request
+    needs one, and pages have actions.
     """
-    import json
-    import os
+    from functools import partial
 
     from farm.base.config.settings import load_config
-    from farm.serve.security import read_token, require_token
     from farm.serve.server import listen, serve, url_of
 
     config = load_config(config_file)
-    token = read_token(token_file, os.environ)
-    require_token(host, token)
     with listen(host, port) as bound:
-        address = str(bound.getsockname()[0])
-        # The name may resolve to another address by now, so the bound address is checked as well.
-        require_token(address, token)
-        if as_json:
-            # On one line, so that a script can read it while the server runs.
-            echo(json.dumps({"schema": 1, "url": url_of(bound), "token": bool(token)}))
-        else:
-            echo(f"farm: {url_of(bound)}{' (with a token)' if token else ''}, until Ctrl-C")
+        show_address = partial(_show_address, url_of(bound), as_json=as_json)
         if demo:
             from farm.serve.demo import demo_config
 
             with demo_config(config) as config:
-                serve(config, address, token, bound, demo=True)
+                serve(config, bound, show_address, demo=True)
         else:
-            serve(config, address, token, bound)
+            serve(config, bound, show_address)
+
+
+def _show_address(url: str, *, as_json: bool) -> None:
+    import json
+
+    # On one line, so that a script can read it while the server runs.
+    echo(json.dumps({"schema": 2, "url": url}) if as_json else f"farm: {url}, until Ctrl-C")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import math
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.errors import UnknownNameError, UsageError
 from farm.cli.options import json_option, limit_option, line_option
 from farm.cli.output import echo, opened, print_json, show, width
 from farm.report.terminal.layout import LEAST_WIDTH, fitted, titled, wrapped
@@ -90,52 +88,14 @@ def assign_command(
     A remark changes no verdict: a failing job still fails. Without options
     the remarks are shown.
     """
+    from farm.numbers.regressions.remarks import assign
+
     with opened(config_file, existing=True) as (_, store):
-        key, title = _subject(store, subject)
-        if state in ("accepted", "fixed") and key.startswith("job:"):
-            raise UsageError(f"a job is red until it passes: --state {state} is for alerts; acknowledge it, or fix it")
-        if state is not None or owner or note or until is not None:
-            store.alerts.remark(key, _remark(store.user, state or _state_now(store, key), owner, note, until))
+        key, title = assign(store, subject, store.user, state=state, owner=owner, note=note, until=until)
         remarks = store.alerts.remarks([key]).get(key, [])
     lines = [title, *(f"  {_remark_line(one)}" for one in remarks)]
     lines += [] if remarks else ["  no remark on it yet"]
     show({"subject": key, "remarks": remarks}, (part for line in lines for part in wrapped(line)), as_json=as_json)
-
-
-def _subject(store: Store, subject: str) -> tuple[str, str]:
-    """Return the key of an alert or a job in the store, and its title."""
-    number = subject.removeprefix("#")
-    if number.isascii() and number.isdigit():
-        from farm.report.model.alerts import change_of, word_of
-
-        # No database has an alert with so many digits.
-        if len(number) > 18:
-            raise UnknownNameError("alert", number[:18] + "…", [])
-        alert = store.alerts.get(int(number))
-        return f"alert:{alert.id}", f"#{alert.id} {alert.job_id}: {alert.metric} {word_of(alert)}, {change_of(alert)}"
-    names = store.history.job_names(subject)
-    if len(names) > 1:
-        raise UsageError(f"{subject} means {len(names)} jobs, such as {names[0]} and {names[1]}: name one")
-    return f"job:{names[0]}", names[0]
-
-
-def _state_now(store: Store, key: str) -> str:
-    """Return the state of a remark without --state: an accepted or fixed subject stays so."""
-    remarks = store.alerts.remarks([key]).get(key)
-    over = not remarks or (remarks[-1].until_ms or math.inf) <= time.time() * 1000
-    return "acknowledged" if not remarks or over or remarks[-1].state == "open" else remarks[-1].state
-
-
-def _remark(user: str, state: str, owner: str, note: str, until: datetime.datetime | None) -> Remark:
-    from farm.store.records import Remark
-
-    until_ms = None
-    if until is not None:
-        end = until.replace(tzinfo=datetime.UTC) + datetime.timedelta(days=1)
-        if end < datetime.datetime.now(tz=datetime.UTC):
-            raise UsageError(f"--until {until:%Y-%m-%d} is over")
-        until_ms = round(end.timestamp() * 1000)
-    return Remark(state, user, owner, note, until_ms=until_ms)
 
 
 def _list(store: Store, asked: str | None, limit: int, *, as_json: bool) -> None:

@@ -45,7 +45,7 @@ _FREE = text("""
          ON mine.device = lease.device
     WHERE CASE WHEN lease.device = ANY(:keep) THEN token = :token
                ELSE token = '' OR expires_ms <= :now_ms END
-      AND (reserved_until_ms <= :now_ms OR reserved_for = mine.user_name)
+      AND (reserved_until_ms <= :now_ms OR reserved_from_ms > :now_ms OR reserved_for = mine.user_name)
       AND NOT EXISTS (
           SELECT 1 FROM device_state JOIN lease AS earlier ON earlier.device = device_state.id
           WHERE service_user = :adopted AND service_note = lease.device

@@ -108,11 +108,12 @@ def _adopt(connection: Connection, key: str, earlier: Row[Any], now_ms: int) -> 
     connection.execute(update(state).where(state.c.id == earlier.id).values(over))
     lease = schema.lease
     before = lease_row(connection, earlier.id)
-    if before.reserved_by(now_ms):
-        if not lease_row(connection, key).reserved_by(now_ms):
-            reserved = {"reserved_for": before.reserved_for, "reserved_until_ms": before.reserved_until_ms}
+    if before.reserved_until_ms > now_ms:
+        if lease_row(connection, key).reserved_until_ms <= now_ms:
+            names = ("reserved_for", "reserved_until_ms", "reserved_from_ms")
+            reserved = {name: getattr(before, name) for name in names}
             connection.execute(update(lease).where(lease.c.device == key).values(reserved))
-        free = {"reserved_for": "", "reserved_until_ms": 0}
+        free = {"reserved_for": "", "reserved_until_ms": 0, "reserved_from_ms": 0}
         connection.execute(update(lease).where(lease.c.device == earlier.id).values(free))
 
 

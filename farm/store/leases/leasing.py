@@ -162,9 +162,10 @@ class Leases:
 
         self._database.write(give_back)
 
-    def reserve(self, device: str, user: str, seconds: float) -> Lease:
+    def reserve(self, device: str, user: str, seconds: float, from_ms: int = 0) -> Lease:
         """Reserve a device for processes of `user`, for `seconds` from now; a further call changes the time.
 
+        With `from_ms` the reservation begins then: others may use the device until then. A device has one reservation.
         Raises LeaseLostError if another user has leased or reserved the device.
         """
         device, user = lease_rows.device_key(device), values.clean(user, values.NAME_LIMIT)
@@ -172,10 +173,12 @@ class Leases:
         def change(connection: Connection) -> Lease:
             now_ms = self._clock(connection)
             lease = lease_rows.lease_row(connection, device)
-            other = lease.reserved_by(now_ms) or (lease.user if lease.is_held(now_ms) else user)
+            reserved_by = lease.reserved_for if lease.reserved_until_ms > now_ms else ""
+            other = reserved_by or (lease.user if lease.is_held(now_ms) and from_ms <= now_ms else user)
             if other != user:
                 raise LeaseLostError(f"{device} is {other}'s: it cannot be reserved for {user} now")
-            reserved: dict[str, Any] = {"reserved_for": user, "reserved_until_ms": now_ms + _ms(seconds)}
+            reserved: dict[str, Any] = {"reserved_for": user, "reserved_from_ms": from_ms if from_ms > now_ms else 0}
+            reserved["reserved_until_ms"] = max(now_ms, from_ms) + _ms(seconds)
             if not lease.is_held(now_ms):
                 # A holder that continues after a long stop must find its expired lease lost.
                 reserved |= {"token": "", "expires_ms": 0}
@@ -192,7 +195,7 @@ class Leases:
 
         def change(connection: Connection) -> bool:
             live = ours & (row.reserved_until_ms > self._clock(connection))
-            over = update(schema.lease).where(live).values(reserved_for="", reserved_until_ms=0)
+            over = update(schema.lease).where(live).values(reserved_for="", reserved_until_ms=0, reserved_from_ms=0)
             return connection.execute(over).rowcount > 0
 
         return self._database.write(change)
@@ -207,9 +210,16 @@ class Leases:
                 if not held and not reserved_by:
                     continue
                 over: dict[str, Any] = {} if held else {"token": "", "user": "", "purpose": ""}
-                over |= {} if reserved_by else {"reserved_for": "", "reserved_until_ms": 0}
+                over |= {} if reserved_by else {"reserved_for": "", "reserved_until_ms": 0, "reserved_from_ms": 0}
                 found.append(msgspec.structs.replace(lease, **over))
             return found
+
+    def upcoming(self) -> list[Lease]:
+        """Return the reservations that begin later, by their start."""
+        with self._database.reading() as connection:
+            now_ms = self._clock(connection)
+            found = [one for one in lease_rows.leases_now(connection, now_ms) if one.reserved_from_ms > now_ms]
+        return sorted(found, key=lambda one: (one.reserved_from_ms, one.device))
 
     def waiting(self) -> list[Waiting]:
         """Return the processes that wait for devices, each with its reason; the most urgent first, then the longest."""

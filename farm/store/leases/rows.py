@@ -181,6 +181,7 @@ def lease_of(row: Row[Any]) -> Lease:
         row.expires_ms,
         row.reserved_for,
         row.reserved_until_ms,
+        row.reserved_from_ms,
     )
 
 
@@ -194,10 +195,13 @@ def leases_now(connection: Connection, now_ms: int, also: Iterable[str] | None =
     for row in connection.execute(_EARLIER, {"now_ms": now_ms}).all():
         held, own = found.pop(row.device, None), found.get(row.now_id)
         if held is not None and (own is None or not own.is_held(now_ms)):
-            reserved = (own.reserved_for, own.reserved_until_ms) if own is not None else ("", 0)
-            found[row.now_id] = msgspec.structs.replace(
-                held, device=row.now_id, reserved_for=reserved[0], reserved_until_ms=reserved[1]
+            names = ("reserved_for", "reserved_until_ms", "reserved_from_ms")
+            reserved = (
+                {name: getattr(own, name) for name in names}
+                if own is not None
+                else dict(zip(names, ("", 0, 0), strict=True))
             )
+            found[row.now_id] = msgspec.structs.replace(held, device=row.now_id, **reserved)
     return [found[device] for device in sorted(found)]
 
 

@@ -29,7 +29,8 @@ _DEVICE = """
            agent_device.refused = '' AND NOT is_draining AND NOT has_left AND agent.expires_ms > :now_ms
                AND coalesce(device_state.in_service AND device_state.health <> 'quarantined', true) AS is_fit,
            lease.fence, lease.token, lease.user_name, lease.host, lease.pid, lease.purpose, lease.priority,
-           lease.acquired_ms, lease.expires_ms, lease.reserved_for, lease.reserved_until_ms, lease.wanted_by
+           lease.acquired_ms, lease.expires_ms, lease.reserved_for, lease.reserved_until_ms, lease.reserved_from_ms,
+           lease.wanted_by
     FROM agent_device JOIN agent ON agent.name = agent_device.agent JOIN lease ON lease.device = agent_device.device
     LEFT JOIN device_state ON device_state.id = agent_device.device
     WHERE agent_device.soc = :soc

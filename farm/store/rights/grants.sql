@@ -34,7 +34,7 @@ $$;
 
 -- All groups read all tables except for Procrastinate's messages, which carry no information.
 GRANT SELECT ON farm_schema, farm_messages, farm_roles,
-    agent, agent_device, alert, artifact, attempt, build, build_wanted, comparison, counter, device, device_state,
+    account, agent, agent_device, alert, artifact, attempt, audit, build, build_wanted, comparison, counter, device, device_state,
     fingerprint, health_event, job, layer, lease, measurement, night_start, op_profile, quota, run, run_device, run_job,
     run_order, series, shard, shard_jobs, shard_weights, soc_look, suite_case, triage, waiter
     TO {agent}, {developer}, {viewer};

@@ -217,7 +217,8 @@ BEGIN
         END IF;
     END IF;
     IF OLD.reserved_for NOT IN ('', session_user) AND OLD.reserved_until_ms > now_ms AND (
-        NEW.reserved_for <> OLD.reserved_for OR NEW.reserved_until_ms <> OLD.reserved_until_ms OR NEW.token <> OLD.token
+        NEW.reserved_for <> OLD.reserved_for OR NEW.reserved_until_ms <> OLD.reserved_until_ms
+        OR NEW.reserved_from_ms <> OLD.reserved_from_ms OR NEW.token <> OLD.token AND OLD.reserved_from_ms <= now_ms
     ) THEN
         PERFORM farm_refuse(format('%s is reserved for %s', OLD.device, OLD.reserved_for));
     END IF;

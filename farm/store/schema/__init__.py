@@ -26,6 +26,7 @@ from farm.store.schema.recorded import (
     suite_case,
     triage,
 )
+from farm.store.schema.serving import account, audit
 from farm.store.schema.sharing import (
     agent,
     agent_device,
@@ -48,11 +49,13 @@ VERSION_TABLE = "farm_schema"
 __all__ = [
     "REVISION",
     "VERSION_TABLE",
+    "account",
     "agent",
     "agent_device",
     "alert",
     "artifact",
     "attempt",
+    "audit",
     "build",
     "build_wanted",
     "comparison",

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 1.0
 
 
-def cancel(store: Store, run_id: str, *, force: bool = False) -> Order:
-    """Cancel a run and return its order as it was before; a run of another user needs `force`.
+def cancel(store: Store, run_id: str, user: str, *, force: bool = False) -> Order:
+    """Cancel a run for `user` and return its order as it was before; a run of another user needs `force`.
 
     Raises UsageError for a run that is over, belongs to another user, or was never submitted.
     """
@@ -26,9 +26,9 @@ def cancel(store: Store, run_id: str, *, force: bool = False) -> Order:
     if order.state != "open":
         how = "cancelled" if order.cancelled_by else "over"
         raise UsageError(f"run {run_id} is {how} already: 'farm report {run_id}' shows what it found")
-    if order.user != store.user and not force:
+    if order.user != user and not force:
         raise UsageError(f"run {run_id} is {order.user}'s: ask them, or give --force")
-    store.cluster.cancel(run_id, store.user, may_others=force)
+    store.cluster.cancel(run_id, user, may_others=force)
     return order
 
 

@@ -1,0 +1,278 @@
+"""Actions of accounts; each calls the function of the command with the same name.
+
+An action is a function that takes its context and checked fields and returns a sentence, and a line in `ACTIONS`.
+`farm/serve/app.py` makes its routes: a form for pages, and JSON below `/api/v1/actions`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from farm.base.errors import UsageError
+from farm.dispatch.cluster.client.cancel import cancel
+from farm.dispatch.pool.inventory import resolve_device
+from farm.dispatch.pool.reserve import clock_time, give_back, reserve_device
+from farm.numbers.regressions import baseline
+from farm.numbers.regressions.remarks import assign
+from farm.serve.page import Text
+from farm.store.accounts import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.base.config.settings import Config
+    from farm.store.store import Store
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+Seconds = Annotated[int, msgspec.Meta(ge=1, le=90 * 86_400)]
+TimeMs = Annotated[int, msgspec.Meta(ge=0, le=1 << 53, description="Epoch, milliseconds; 0 is now.")]
+Note = Annotated[str, msgspec.Meta(max_length=4000)]
+
+
+class Context(NamedTuple):
+    """Configuration, store and user of an action."""
+
+    config: Config
+    store: Store
+    user: str
+    role: Role
+
+
+class Done(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Result of an action."""
+
+    done: str
+    """Effect in words."""
+    schema: int = 1
+    device: str = ""
+    from_ms: int = 0
+    until_ms: int = 0
+    run_id: str = ""
+    log: str = ""
+    """File on the server with the output of a started command."""
+
+
+class LeaseDevice(msgspec.Struct, frozen=True):
+    """Device or SoC to reserve, and the time."""
+
+    device: Text
+    seconds: Seconds = 3600
+    from_ms: TimeMs = 0
+
+
+def lease(context: Context, asked: LeaseDevice) -> Done:
+    """Reserve a device or one of a SoC, now or from a given time."""
+    known, found = reserve_device(context.store, asked.device, context.user, asked.seconds, asked.from_ms)
+    begin = f"from {clock_time(found.reserved_from_ms)} " if found.reserved_from_ms else ""
+    text = f"{known.called} ({known.soc}, {known.kind}) is yours {begin}until {clock_time(found.reserved_until_ms)}"
+    return Done(text, device=known.id, from_ms=found.reserved_from_ms, until_ms=found.reserved_until_ms)
+
+
+class ReleaseDevice(msgspec.Struct, frozen=True):
+    """Device to give back."""
+
+    device: Text
+    force: bool = False
+    """Also another user's; only operators may."""
+
+
+def release(context: Context, asked: ReleaseDevice) -> Done:
+    """Give a device back."""
+    _require_operator(context, force=asked.force)
+    return Done(give_back(context.store, asked.device, context.user, force=asked.force))
+
+
+class CancelRun(msgspec.Struct, frozen=True):
+    """Run to cancel."""
+
+    run: Text
+    force: bool = False
+    """Also another user's; only operators may."""
+
+
+def cancel_run(context: Context, asked: CancelRun) -> Done:
+    """Cancel a submitted run of a shared farm."""
+    _require_operator(context, force=asked.force)
+    run_id = context.store.runs.resolve(asked.run, own=False)
+    cancel(context.store, run_id, context.user, force=asked.force)
+    return Done(f"run {run_id} is cancelled", run_id=run_id)
+
+
+class StartRun(msgspec.Struct, frozen=True):
+    """Suites and SoCs of a run."""
+
+    suite: Text
+    """Names of suites, separated by commas."""
+    soc: Text
+    """Names of SoCs, separated by commas."""
+    keyword: Text = ""
+    """Expression of `-k`."""
+    name: Text = ""
+    virtual: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
+    """Virtual devices that the run starts on the server; 0 for attached devices."""
+
+
+def run(context: Context, asked: StartRun) -> Done:
+    """Start a run, as `farm run`; on a shared farm it is submitted."""
+    words = ["run"]
+    for option, text in (("--suite", asked.suite), ("--soc", asked.soc)):
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        # A path would name code of any folder of the server.
+        if not names or not all(_NAME.fullmatch(name) for name in names):
+            raise UsageError(f"{option}: {text[:60]!r}: expected names, separated by commas")
+        words += [f"{option}={name}" for name in names]
+    words += [f"-k{asked.keyword}"] if asked.keyword else []
+    words += [f"--name={asked.name}"] if asked.name else []
+    words += [f"--virtual={asked.virtual}"] if asked.virtual else []
+    words += ["--detach"] if context.config.is_shared and not asked.virtual else []
+    return _start(context, words)
+
+
+class RerunJob(msgspec.Struct, frozen=True):
+    """Job to run again, and the run with its result."""
+
+    job: Text
+    run: Text = ""
+    virtual: bool = False
+
+
+def rerun(context: Context, asked: RerunJob) -> Done:
+    """Run a stored result again from its bundle, as `farm jobs rerun`."""
+    words = ["jobs", "rerun"]
+    if asked.run:
+        words.append(f"--run={context.store.runs.resolve(asked.run, own=False)}")
+    words += ["--virtual"] if asked.virtual else []
+    return _start(context, [*words, "--", asked.job])
+
+
+class AssignAlert(msgspec.Struct, frozen=True):
+    """Remark on an alert or a failing job."""
+
+    subject: Text
+    """Number of an alert, or a job."""
+    owner: Text = ""
+    state: Text = ""
+    note: Note = ""
+
+
+def assign_alert(context: Context, asked: AssignAlert) -> Done:
+    """Record owner, state and note of an alert or a failing job."""
+    if not (asked.owner or asked.state or asked.note):
+        raise UsageError("owner, state and note are empty: give one")
+    _, title = assign(
+        context.store, asked.subject, context.user, state=asked.state or None, owner=asked.owner, note=asked.note
+    )
+    return Done(f"recorded: {title}")
+
+
+class AcceptLevel(msgspec.Struct, frozen=True):
+    """Job whose numbers have a new level."""
+
+    job: Text
+    note: Note
+    soc: Text = ""
+    metric: Text = ""
+    """Metrics, separated by commas; empty for those with an open alert."""
+    run: Text = ""
+    branch: Text = ""
+
+
+def accept(context: Context, asked: AcceptLevel) -> Done:
+    """Accept the new level of a job's numbers."""
+    if not asked.note.strip():
+        raise UsageError("note: is empty: give the reason why the level is right")
+    store = context.store
+    run_id = store.runs.resolve(asked.run, own=False) if asked.run else None
+    named = asked.branch or None
+    line = store.runs.line(run_id)[0] if run_id and named is None else store.status.line_to_show(named)
+    metrics = tuple(one.strip() for one in asked.metric.split(",") if one.strip())
+    done = baseline.accept(
+        store, asked.job, asked.soc or None, metrics, run_id, user=context.user, note=asked.note, line=line
+    )
+    return Done("accepted: " + (", ".join(f"{one.job_id} {one.metric}" for one in done) or "no open change"))
+
+
+class DeviceService(msgspec.Struct, frozen=True):
+    """Device to take out of service."""
+
+    device: Text
+    note: Note = ""
+
+
+def disable(context: Context, asked: DeviceService) -> Done:
+    """Take a device out of service."""
+    known = resolve_device(context.store, asked.device)
+    context.store.devices.set_service(known.id, in_service=False, note=asked.note, user=context.user)
+    return Done(f"{known.called} is out of service", device=known.id)
+
+
+class NamedDevice(msgspec.Struct, frozen=True):
+    """Device by its name, serial or id."""
+
+    device: Text
+
+
+def enable(context: Context, asked: NamedDevice) -> Done:
+    """Put a device into service again."""
+    known = resolve_device(context.store, asked.device)
+    context.store.devices.set_service(known.id, in_service=True, note="", user=context.user)
+    return Done(f"{known.called} is in service", device=known.id)
+
+
+def check(context: Context, asked: NamedDevice) -> Done:
+    """Start the health check of a device that is attached to the server."""
+    known = resolve_device(context.store, asked.device)
+    return _start(context, ["devices", "check", "--", known.id])
+
+
+class Action:
+    """Name of an action, its function, and the role that it needs."""
+
+    def __init__(self, name: str, role: Role, perform: Callable[[Context, Any], Done]) -> None:
+        self.name, self.role, self.perform = name, role, perform
+        self.asked: type[msgspec.Struct] = get_type_hints(perform)["asked"]
+
+
+ACTIONS = [
+    Action("lease", Role.DEVELOPER, lease),
+    Action("release", Role.DEVELOPER, release),
+    Action("cancel", Role.DEVELOPER, cancel_run),
+    Action("run", Role.DEVELOPER, run),
+    Action("rerun", Role.DEVELOPER, rerun),
+    Action("assign", Role.DEVELOPER, assign_alert),
+    Action("accept", Role.DEVELOPER, accept),
+    Action("disable", Role.OPERATOR, disable),
+    Action("enable", Role.OPERATOR, enable),
+    Action("check", Role.OPERATOR, check),
+]
+
+
+def _require_operator(context: Context, *, force: bool) -> None:
+    if force and not context.role.may(Role.OPERATOR):
+        raise UsageError("force: needs the role operator")
+
+
+def _start(context: Context, words: list[str]) -> Done:
+    """Start a command of farm in the name of the user; it goes on without the server."""
+    folder = context.config.state_dir / "serve"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = folder / f"{context.store.leases.now_ms()}-{words[0]}-{os.urandom(3).hex()}.log"
+    with log.open("xb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "farm.cli.main", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "FARM_USER": context.user, "NO_COLOR": "1"},
+            start_new_session=True,
+        )
+    # A reaped process leaves no zombie.
+    threading.Thread(target=process.wait, daemon=True).start()
+    return Done(f"started as process {process.pid} on the server: farm {' '.join(words)}", log=str(log))

@@ -1,0 +1,131 @@
+"""Accounts of `farm serve` and the record of their actions: `store.accounts`."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+from sqlalchemy import delete, insert, select
+
+from farm.base.errors import UnknownNameError, UsageError
+from farm.store import rows, schema, values
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from farm.store.database import Database
+
+_PREFIX = "farm_"
+_MOST_TEXT = 4000
+
+
+class Role(StrEnum):
+    """Role of an account; each may do what the ones before it may."""
+
+    VIEWER = "viewer"
+    DEVELOPER = "developer"
+    OPERATOR = "operator"
+
+    def may(self, needed: Role) -> bool:
+        """Return True if this role includes `needed`."""
+        order = list(Role)
+        return order.index(self) >= order.index(needed)
+
+
+class Account(msgspec.Struct, frozen=True):
+    """Account of a person or a program."""
+
+    name: str
+    role: Role
+    created_ms: int = 0
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """Action of an account, also a refused one."""
+
+    time_ms: int
+    user: str
+    action: str
+    asked: str
+    """Parameters of the action as JSON."""
+    outcome: str
+    """`done`, or the reason of the refusal."""
+
+
+class Accounts:
+    """Accounts and audit of a store. Every method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, name: str, role: Role) -> str:
+        """Create an account and return its token, of which the store keeps a hash alone.
+
+        Raises UsageError for a name that is taken or unfit.
+        """
+        if values.clean(name, values.NAME_LIMIT) != name or not name.strip() or not name.isprintable():
+            raise UsageError(f"account {name[:60]!r}: a name has printable characters, at most {values.NAME_LIMIT}")
+        token = f"{_PREFIX}{secrets.token_urlsafe(32)}"
+        row = {"name": name, "role": str(role), "token_hash": _hash(token), "created_ms": rows.now_ms()}
+
+        def write(connection: Connection) -> bool:
+            if connection.scalar(select(schema.account.c.name).where(schema.account.c.name == name)) is not None:
+                return False
+            connection.execute(insert(schema.account), [row])
+            return True
+
+        if not self._database.write(write):
+            raise UsageError(f"account {name!r} exists: 'farm lab accounts --remove NAME' ends it and its token")
+        return token
+
+    def remove(self, name: str) -> None:
+        """Remove an account; its sessions end with its next request. Raises UnknownNameError."""
+        gone = delete(schema.account).where(schema.account.c.name == name)
+        if not self._database.write(lambda connection: connection.execute(gone).rowcount):
+            raise UnknownNameError("account", name, [one.name for one in self.all()])
+
+    def all(self) -> list[Account]:
+        """Return the accounts by name."""
+        row = schema.account.c
+        with self._database.reading() as connection:
+            found = connection.execute(select(row.name, row.role, row.created_ms).order_by(row.name)).all()
+        return [Account(one.name, Role(one.role), one.created_ms) for one in found]
+
+    def named(self, name: str) -> Account | None:
+        """Return the account with a name."""
+        return next((one for one in self.all() if one.name == name), None)
+
+    def of_token(self, token: str) -> Account | None:
+        """Return the account of a token."""
+        row = schema.account.c
+        query = select(row.name, row.role, row.created_ms).where(row.token_hash == _hash(token))
+        with self._database.reading() as connection:
+            found = connection.execute(query).first()
+        return None if found is None else Account(found.name, Role(found.role), found.created_ms)
+
+    def record(self, user: str, action: str, asked: str, outcome: str) -> None:
+        """Record an action."""
+        row = {
+            "time_ms": rows.now_ms(),
+            "user_name": values.clean(user, values.NAME_LIMIT),
+            "action": action,
+            "asked": values.clean(asked, _MOST_TEXT),
+            "outcome": values.clean(outcome, _MOST_TEXT),
+        }
+        self._database.write(lambda connection: connection.execute(insert(schema.audit), [row]))
+
+    def audit(self, limit: int, user: str = "") -> list[AuditEntry]:
+        """Return the newest actions, also of one user, newest first."""
+        row = schema.audit.c
+        query = select(row.time_ms, row.user_name, row.action, row.asked, row.outcome).order_by(row.id.desc())
+        if user:
+            query = query.where(row.user_name == user)
+        with self._database.reading() as connection:
+            return [AuditEntry(*one) for one in connection.execute(query.limit(limit))]
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,207 @@
+"""Actions of accounts: who may do what, over real HTTP, as JSON and as forms; and the record of each."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import pytest
+from waiting import until
+
+from farm.serve import actions
+from farm.serve.actions import ACTIONS
+from farm.store.accounts import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from conftest import Answer, Filled, Server
+    from farm_home import FarmHome
+
+    Start = Callable[..., AbstractContextManager[Server]]
+
+FORM = {"Content_Type": "application/x-www-form-urlencoded"}
+ASKED: dict[str, dict[str, Any]] = {
+    "lease": {"device": "pixel-left", "seconds": 600},
+    "release": {"device": "pixel-left"},
+    "cancel": {"run": "latest"},
+    "run": {"suite": "smoke", "soc": "SM8650"},
+    "rerun": {"job": "quantized_ops/conv2d"},
+    "assign": {"subject": "1", "owner": "ada", "note": "mine"},
+    "accept": {"job": "quantized_ops/conv2d", "note": "a better compiler"},
+    "disable": {"device": "pixel-left", "note": "a new battery"},
+    "enable": {"device": "bench-8750"},
+    "check": {"device": "pixel-left"},
+}
+WHO = [None, *Role]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Commands that the server would start."""
+    found: list[list[str]] = []
+
+    def note(context: actions.Context, words: list[str]) -> actions.Done:
+        found.append([context.user, *words])
+        return actions.Done("started")
+
+    monkeypatch.setattr(actions, "_start", note)
+    return found
+
+
+def act(server: Server, name: str, asked: dict[str, Any], token: str = "") -> Answer:
+    """Perform an action by the API."""
+    who = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {"Content_Type": "application/json", "Accept": "application/json", **who}
+    return server.get(f"/api/v1/actions/{name}", method="POST", body=json.dumps(asked), **headers)
+
+
+def test_every_action_is_tried_here() -> None:
+    assert {action.name for action in ACTIONS} == set(ASKED)
+
+
+@pytest.mark.parametrize("who", WHO, ids=str)
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.name)
+def test_an_action_is_for_its_role_and_above(
+    start: Start, filled: Filled, started: list[list[str]], action: actions.Action, who: Role | None
+) -> None:
+    tokens = {role: filled.store.accounts.add(f"a {role}", role) for role in Role}
+    with start() as server:
+        answer = act(server, action.name, ASKED[action.name], tokens[who] if who else "")
+    recorded = filled.store.accounts.audit(10)
+    if who is None:
+        assert (answer.status, recorded, started) == (401, [], [])
+    elif not who.may(action.role):
+        assert answer.status == 403
+        assert f"needs the role {action.role}" in answer.json["error"]
+        assert [(one.user, one.action) for one in recorded] == [(f"a {who}", action.name)]
+        assert recorded[0].outcome.startswith("refused: ")
+        assert started == []
+        assert {one.id for one in filled.store.devices.all() if not one.in_service} == {"R5CX3"}
+        assert filled.store.leases.all() == []
+        assert len(filled.store.alerts.remarks(["alert:1"])["alert:1"]) == 1
+    else:
+        assert answer.status in (200, 400, 409), answer.text
+        assert [(one.user, one.action) for one in recorded] == [(f"a {who}", action.name)]
+        assert recorded[0].outcome == "done" if answer.status == 200 else recorded[0].outcome.startswith("refused: ")
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.name)
+def test_without_accounts_nothing_can_be_changed(start: Start, filled: Filled, action: actions.Action) -> None:
+    with start() as server:
+        assert act(server, action.name, ASKED[action.name]).status == 403
+        assert act(server, action.name, ASKED[action.name], "a token").status == 401
+        assert server.get(f"/actions/{action.name}", method="POST", body="device=R5CX1", **FORM).status == 403
+    assert filled.store.accounts.audit(10) == []
+
+
+def test_a_device_is_leased_now_or_later_and_released(start: Start, filled: Filled, home: FarmHome) -> None:
+    ada, bob, root = (
+        filled.store.accounts.add(name, role)
+        for name, role in (("ada", Role.DEVELOPER), ("bob", Role.DEVELOPER), ("root", Role.OPERATOR))
+    )
+    later_ms = round((time.time() + 7200) * 1000)
+    with start() as server:
+        done = act(server, "lease", {"device": "pixel-left", "seconds": 600, "from_ms": later_ms}, ada).json
+        assert (done["device"], done["from_ms"], done["until_ms"]) == ("R5CX1", later_ms, later_ms + 600_000)
+        [lease] = filled.store.leases.upcoming()
+        assert (lease.device, lease.reserved_for, lease.reserved_from_ms) == ("R5CX1", "ada", later_ms)
+        assert filled.store.leases.all() == []
+        assert "R5CX1 is ada's" in act(server, "lease", {"device": "SM8650"}, bob).json["error"]
+        refused = act(server, "release", {"device": "pixel-left"}, bob)
+        assert (refused.status, "is reserved for ada from" in refused.json["error"]) == (400, True)
+        assert (
+            "needs the role operator" in act(server, "release", {"device": "R5CX1", "force": True}, bob).json["error"]
+        )
+        forced = {"device": "R5CX1", "force": True}
+        assert act(server, "release", forced, root).status == 200
+        assert filled.store.leases.upcoming() == []
+        assert act(server, "lease", {"device": "SM8650"}, bob).json["device"] == "R5CX1"
+        assert [one.reserved_for for one in filled.store.leases.all()] == ["bob"]
+        assert act(server, "release", {"device": "R5CX1"}, bob).status == 200
+    said = home.farm("audit").stdout
+    assert "needs the role operator" in said
+    assert [one["user"] for one in home.json("audit", "--user", "root")["actions"]] == ["root"]
+    assert ada not in said + str(filled.store.accounts.audit(100))
+
+
+def test_a_form_needs_its_field_and_leads_back(start: Start, filled: Filled) -> None:
+    from .test_security import log_in, proof_of
+
+    token = filled.store.accounts.add("root", Role.OPERATOR)
+    with start() as server:
+        answer = log_in(server, token)
+        session = next(one.partition(";")[0] for one in answer.cookies if one.startswith("farm-session"))
+        csrf, cookie = proof_of(server.get("/devices/pixel-left", Cookie=session), session)
+        fields = {"device": "R5CX1", "note": "<b>broken</b>", "next": "/devices/pixel-left"}
+        path = "/actions/disable"
+        for body, cookies in ((fields, cookie), ({**fields, "_csrf_token": "0" * 128}, cookie),
+                              ({**fields, "_csrf_token": csrf}, session)):  # fmt: skip
+            assert server.get(path, method="POST", body=urlencode(body), **FORM, Cookie=cookies).status == 403
+        # A page of another site may send forms to the API, with the cookie of the session.
+        api = server.get(f"/api/v1{path}", method="POST", body=json.dumps(fields), Cookie=session, **FORM)
+        assert api.status == 401
+        assert all(one.in_service for one in filled.store.devices.all() if one.id == "R5CX1")
+        done = server.get(path, method="POST", body=urlencode({**fields, "_csrf_token": csrf}), **FORM, Cookie=cookie)
+        assert done.status == 200
+        assert "pixel-left is out of service" in done.text
+        assert 'href="/devices/pixel-left"' in done.text
+    [known] = [one for one in filled.store.devices.all() if one.id == "R5CX1"]
+    assert (known.in_service, known.service_note, known.service_user) == (False, "<b>broken</b>", "root")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "said"),
+    [
+        ("run", {"suite": "/etc", "soc": "SM8650"}, "expected names"),
+        ("run", {"suite": "--resume=x", "soc": "SM8650"}, "expected names"),
+        ("run", {"suite": "smoke", "soc": ""}, "expected names"),
+        ("lease", {"device": "pixel-lift"}, "unknown device or SoC"),
+        ("lease", {"device": "pixel-left", "seconds": 0}, "seconds"),
+        ("lease", {"device": "bench-8750"}, "lent to the camera team"),
+        ("lease", {}, "device"),
+        ("assign", {"subject": "1"}, "are empty"),
+        ("assign", {"subject": "1", "state": "green"}, "expected open"),
+        ("accept", {"job": "quantized_ops/conv2d", "note": " "}, "give the reason"),
+        ("cancel", {"run": "latest"}, "share a store on PostgreSQL"),
+    ],
+)
+def test_what_cannot_be_is_said(start: Start, filled: Filled, name: str, asked: dict[str, Any], said: str) -> None:
+    token = filled.store.accounts.add("root", Role.OPERATOR)
+    with start() as server:
+        answer = act(server, name, asked, token)
+    assert answer.status in (400, 404, 409), answer.text
+    assert said in answer.json["error"]
+
+
+def test_a_run_is_a_command_in_the_name_of_the_account(start: Start, filled: Filled, started: list[list[str]]) -> None:
+    token = filled.store.accounts.add("ada", Role.DEVELOPER)
+    with start() as server:
+        asked = {"suite": "smoke, quantized_ops", "soc": "SM8650", "keyword": "-- x", "name": "mine", "virtual": 1}
+        assert act(server, "run", asked, token).status == 200
+        assert act(server, "rerun", {"job": "--help", "run": "latest"}, token).status == 200
+    assert started == [
+        [
+            "ada",
+            "run",
+            "--suite=smoke",
+            "--suite=quantized_ops",
+            "--soc=SM8650",
+            "-k-- x",
+            "--name=mine",
+            "--virtual=1",
+        ],
+        ["ada", "jobs", "rerun", f"--run={filled.live}", "--", "--help"],
+    ]
+
+
+def test_a_started_command_is_of_the_user_and_ends_by_itself(filled: Filled, config: Any) -> None:
+    context = actions.Context(config, filled.store, "ada", Role.DEVELOPER)
+    done = actions._start(context, ["devices", "disable", "R5CX1"])
+    until(lambda: not all(one.in_service for one in filled.store.devices.all() if one.id == "R5CX1"))
+    [known] = [one for one in filled.store.devices.all() if one.id == "R5CX1"]
+    assert (known.in_service, known.service_user) == (False, "ada"), Path(done.log).read_text()
