@@ -193,7 +193,7 @@ def read(port: int, run_id: str) -> float:
     """Return the seconds until a reader has the report of a run."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=600)) as connection:
         began = time.perf_counter()
-        connection.request("GET", f"/runs/{run_id}", headers={"Accept": "text/html"})
+        connection.request("GET", f"/runs/{run_id}/report", headers={"Accept": "text/html"})
         answer = connection.getresponse()
         answer.read()
         assert answer.status == 200, answer.status
