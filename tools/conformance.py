@@ -1,12 +1,14 @@
-"""Runs upstream's own tests on devices, both of its frameworks, and prints the tables of docs/evidence/conformance.md.
+"""Runs upstream's own tests on devices, and prints the tables of docs/evidence/conformance.md and nightly_suite.md.
 
     tools/conformance.py                                on two virtual SM8650
     tools/conformance.py --only newer -- -k "8a or utils"
+    tools/conformance.py --only nightly                 backends/test/suite in two flows
     tools/conformance.py --lpai                         tests for LPAI, on a virtual SM8850, over a stub of its library
     tools/conformance.py --runs RUN RUN                 tables of recorded runs, also of interrupted ones
 
 Each framework runs in its own `farm pytest`: the older one is `test_qnn_delegate`, by class, without its whole models;
-the newer one is `tests/rework`, by file. Both come from the installed wheel. Each test is in the store at its end, so
+the newer one is `tests/rework`, by file; `nightly` is `backends/test/suite`, by kind and flow, only if named, and its
+models need torchvision and torchaudio. All come from the installed wheel. Each test is in the store at its end, so
 that `--runs` prints the results of an interrupted run: tests without a result are counted as not run. Arguments behind
 `--` are for pytest. Exit code 1 if a test failed.
 
@@ -34,6 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 STUBS = ROOT / "tests/conformance/model_stubs"
+PLUGINS = ROOT / "tests/conformance/model_plugins"
 CLASSES = (
     "TestQNNQuantizedOperator",
     "TestQNNFloatingPointOperator",
@@ -50,11 +53,25 @@ def older(*, lpai: bool) -> list[str]:
     return ["--pyargs", *(f"{MODULE}::{name}" for name in CLASSES if not lpai or "Quantized" in name)]
 
 
-def newer(*, lpai: bool) -> list[str]:
-    """Return pytest's arguments for the newer framework; its `gpu` and `lpai` folders have no test in wheel 1.5.1."""
+def installed() -> Path:
+    """Return the folder of the installed executorch."""
     spec = importlib.util.find_spec("executorch")
     [folder] = (spec.submodule_search_locations or [""])[:1] if spec else [""]
-    tests = Path(folder, "backends/qualcomm/tests/rework")
+    return Path(folder)
+
+
+def nightly(*, lpai: bool) -> list[str]:
+    """Return pytest's arguments for the suite of every backend, which compiles for HTP alone."""
+    if lpai:
+        sys.exit("backends/test/suite has no flow for LPAI")
+    kinds = ["operators", "models"] if importlib.util.find_spec("torchvision") else ["operators"]
+    folders = [str(installed() / "backends/test/suite" / kind) for kind in kinds]
+    return ["-p", "models_without_cuda", "-m", "flow_qnn or flow_qnn_8a8w", *folders]
+
+
+def newer(*, lpai: bool) -> list[str]:
+    """Return pytest's arguments for the newer framework; its `gpu` and `lpai` folders have no test in wheel 1.5.1."""
+    tests = installed() / "backends/qualcomm/tests/rework"
     if lpai:
         return [str(tests / "passes"), "-k", "lpai or Lpai"]
     # Settings of features in upstream's configuration, such as `shared_buffer`, stay for later tests of their process.
@@ -79,7 +96,7 @@ def sdk_variables(*, lpai: bool) -> Iterator[dict[str, str]]:
 def farm(*arguments: str, variables: dict[str, str] | None = None) -> dict[str, Any]:
     """Return the run that a `farm` command prints as JSON; `variables` are added to its environment."""
     environment = os.environ | (variables or {})
-    path = os.pathsep.join(filter(None, (str(ROOT), str(STUBS), environment.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(ROOT), str(PLUGINS), str(STUBS), environment.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "farm.cli.main", *arguments]
     environment |= {"PYTHONPATH": path}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -103,8 +120,11 @@ def outcome_of(job: dict[str, Any]) -> tuple[str, str]:
 
 
 def group_of(test: str) -> str:
-    """Return the class of a test of the older framework, or the file of a test of the newer one."""
+    """Return the class of a test of the older framework, the file of the newer one, or the kind and flow."""
     file, _, rest = test.partition("::")
+    if file.startswith("suite/"):
+        flow = re.search(r"qnn\w*", rest.partition("[")[2])
+        return f"{file.split('/')[1]} {flow[0] if flow else ''}"
     return rest.partition("::")[0] if "::" in rest else file
 
 
@@ -137,7 +157,7 @@ def about(run: dict[str, Any]) -> str:
     return f"executorch {made['executorch']}, QNN {made['qnn']}, {took}, exit code {run['exit_code']}"
 
 
-FRAMEWORKS = {"older": older, "newer": newer}
+FRAMEWORKS = {"older": older, "newer": newer, "nightly": nightly}
 
 
 def command_of(chosen: argparse.Namespace, name: str, rest: list[str]) -> list[str]:
@@ -157,7 +177,7 @@ def main() -> None:
     parser.add_argument("--backend", default="htp")
     parser.add_argument("--lpai", action="store_true", help="LPAI, over a stub of its library")
     parser.add_argument("--virtual", type=int, help="virtual devices, 2 and with --lpai 1; 0 for attached ones")
-    parser.add_argument("--only", choices=("older", "newer"))
+    parser.add_argument("--only", choices=tuple(FRAMEWORKS))
     parser.add_argument("--runs", nargs="+", default=[], metavar="RUN", help="print these, and run nothing")
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
@@ -169,7 +189,7 @@ def main() -> None:
             found = {
                 name: farm(*command_of(chosen, name, rest), variables=variables)
                 for name in FRAMEWORKS
-                if chosen.only in (None, name)
+                if chosen.only == name or (chosen.only is None and name != "nightly")
             }
     for name, run in found.items():
         sys.stdout.write(f"### {name}\n\n`{run['command']}`\n\n{about(run)}\n\n{tables(run)}\n\n")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.base.socs import Soc
     from farm.builds.program.pte import Method, Value
     from farm.builds.runtime.device_files import Places
-    from farm.builds.runtime.parts import RuntimePart
+    from farm.builds.runtime.parts import FileFault, RuntimePart
     from farm.results.numerics import Figures
     from farm.suites.suite import Target
 
@@ -106,12 +106,12 @@ def fit_of(
     contexts = read_contexts(path)
     lines = [_soc_line(soc, target, method)]
     if backend.on_cpu:
-        lines += () if simulator_qnn else _file_lines(_parts(soc, target, android_places(config)))
+        lines += () if simulator_qnn else file_lines(_parts(soc, target, android_places(config)))
     elif simulator_qnn:
         lines += [qnn_line(contexts.qnn, simulator_qnn), FitLine(FitOf.SKEL, Level.OK, "none: QNN's simulator runs it")]
     else:
         places = android_places(config)
-        lines += [qnn_line(contexts.qnn, places.qnn.version), *_file_lines(_parts(soc, target, places))]
+        lines += [qnn_line(contexts.qnn, places.qnn.version), *file_lines(_parts(soc, target, places))]
     lines += [cpu_line(method, on_cpu=backend.on_cpu), error_line(error, is_compared=is_compared)]
     lines += [size_line(path.stat().st_size, contexts)]
     if target.backend == "htp":
@@ -147,19 +147,26 @@ def qnn_line(compiled: str, runtime: str) -> FitLine:
     return FitLine(FitOf.QNN, Level.OK, f"{by}, the runtime has {runtime}")
 
 
-def _file_lines(parts: Sequence[RuntimePart]) -> Iterator[FitLine]:
-    """Yield the lines of the files for an attached Android device."""
+def file_lines(parts: Sequence[RuntimePart]) -> Iterator[FitLine]:
+    """Yield the lines of the files for an attached Android device; files with one repair share a line."""
     faults = {part.name: fault for part in parts if (fault := find_fault(part))}
     skels = [part for part in parts if part.name.endswith("Skel.so")]
     for skel in skels:
         if fault := faults.pop(skel.name, None):
-            yield FitLine(FitOf.SKEL, Level.WARNING, f"{skel.name}: {fault.problem}", fault.repair)
+            yield FitLine(FitOf.SKEL, Level.WARNING, _named(skel.name, fault), fault.repair)
         else:
             yield FitLine(FitOf.SKEL, Level.OK, f"{skel.name}, for this HTP")
+    by_repair: dict[str, list[str]] = {}
     for name, fault in faults.items():
-        yield FitLine(FitOf.FILES, Level.WARNING, f"{name}: {fault.problem}", fault.repair)
+        by_repair.setdefault(fault.repair, []).append(_named(name, fault))
+    for repair, problems in by_repair.items():
+        yield FitLine(FitOf.FILES, Level.WARNING, ", ".join(problems), repair)
     if not faults:
         yield FitLine(FitOf.FILES, Level.OK, f"{len(parts) - len(skels)} for Android, complete")
+
+
+def _named(name: str, fault: FileFault) -> str:
+    return fault.problem if fault.problem.startswith(name) else f"{name} {fault.problem}"
 
 
 def cpu_line(method: Method, *, on_cpu: bool) -> FitLine:

@@ -7,12 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from elf_maker import make_elf
 
 from farm.base.errors import UsageError
 from farm.base.socs import find_soc
 from farm.builds.program.pte import Delegate, Method, Value, read_pte
+from farm.builds.runtime.native.elf import HEXAGON
+from farm.builds.runtime.parts import RuntimePart
 from farm.replay.module_program import find_module, precision_of
-from farm.replay.program_fit import Contexts, cpu_line, error_line, qnn_line, read_contexts, size_line, vtcm_line
+from farm.replay.program_fit import (
+    Contexts,
+    cpu_line,
+    error_line,
+    file_lines,
+    qnn_line,
+    read_contexts,
+    size_line,
+    vtcm_line,
+)
 from farm.replay.properties import Level
 from farm.results.numerics import compare
 
@@ -104,6 +116,32 @@ def test_a_program_of_a_newer_qnn_does_not_fit() -> None:
     assert (newer.level, newer.text) == (Level.ERROR, "compiled by QNN 2.51.0, newer than the runtime's 2.47.0")
     assert qnn_line("", "2.47.0").level is Level.OK
     assert qnn_line("2.51.0", "").level is Level.WARNING
+
+
+def test_files_of_an_attached_device_are_checked_before_a_device_is_looked_for(home: FarmHome, models: Path) -> None:
+    done = home.farm("exec", str(models / "conv.pte"))
+    assert done.returncode == 4, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1].startswith("  ok       SoC")
+    [skel] = [line for line in lines if line.startswith("  warning  skel")]
+    assert "libQnnHtpV75Skel.so is missing" in skel
+    [qnn] = [line for line in lines if line.startswith("  warning  files") and "libQnnHtp.so" in line]
+    assert "libQnnSystem.so is missing, libQnnHtp.so is missing" in qnn, "files with one repair share a line"
+
+
+def test_a_skel_of_another_hexagon_is_named(tmp_path: Path) -> None:
+    good, foreign, name = tmp_path / "good", tmp_path / "foreign", "libQnnHtpV75Skel.so"
+    for folder, arch in ((good, 0x75), (foreign, 0x73)):
+        folder.mkdir()
+        (folder / name).write_bytes(make_elf(HEXAGON, arch))
+    soc = find_soc("SM8650")
+    lines = [
+        list(file_lines([RuntimePart(name, folder / name, HEXAGON, "get it", hexagon=soc.htp_arch, soc=soc.name)]))
+        for folder in (good, foreign)
+    ]
+    assert [line.level for line in lines[0]] == [Level.OK, Level.OK]
+    assert lines[1][0].level is Level.WARNING
+    assert "is a skel for V73 (e_flags 0x73), SM8650 needs V75" in lines[1][0].line
 
 
 def test_operators_on_the_cpu_are_named_most_frequent_first() -> None:
