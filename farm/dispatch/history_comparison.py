@@ -235,7 +235,7 @@ def _returned(comparison: HistoryComparison, index: int) -> bool:
     alert = one.standing.alert
     if alert is None or alert.state != AlertState.UNKNOWN or judgement.finding is not Finding.UNCHANGED:
         return False
-    # The median is that of the level before as long as most runs are.
+    # The median belongs to the earlier level as long as most runs have that level.
     since = sum(point.run_id >= alert.first_bad for point in one.points)
     # The shift of a device, which is no part of the judged change, may be the very change.
     was, now = scaled(one.series.series.scale, [judgement.baseline, one.values[-1]])
@@ -267,7 +267,7 @@ def _levelled(one: ComparedSeries) -> list[float]:
 
 
 def _alert(comparison: HistoryComparison, index: int, state: AlertState) -> NewAlert:
-    from farm.results.analysis.suspected import TURNS
+    from farm.results.analysis.scale import TURNS
 
     one, judgement = comparison.compared[index], comparison.night.judgements[index]
     exact = state is AlertState.EXACT

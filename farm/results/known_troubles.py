@@ -239,7 +239,7 @@ TROUBLES: tuple[KnownTrouble, ...] = (
         "<E> Unsupported HTP arch 73 from device custom config",
         rf"Unsupported HTP [Aa]rch (?P<built>{_ARCH}) from device custom config",
         Party.PROGRAM,
-        "the program was built for Hexagon V{built}, newer than that of the device",
+        "the program was built for Hexagon V{built}, and the device has an older Hexagon",
         "compile it for the SoC of the device (executorch #1176)",
         Retry.NO,
     ),
@@ -345,7 +345,7 @@ TROUBLES: tuple[KnownTrouble, ...] = (
         "Failed to interpret QNN context binary. Error code 30010. Try verifying binary with online-prepare format.",
         r"Failed to interpret QNN context binary\. Error code 30010",
         Party.PROGRAM,
-        "what is in the program is not a context binary for this runtime (30010)",
+        "the program has no context binary for this runtime (30010)",
         "compile it for this backend and with the QNN of the runtime (executorch #6820)",
     ),
 )

@@ -55,7 +55,7 @@ class Page:
 
 
 def html_of(facts: Facts, served: Served | None, address: Address, **values: Any) -> str:
-    """Return facts as a page; `address` is the one that the page was asked for."""
+    """Return facts as a page; `address` is the address of the request."""
     fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
     return render(facts.template, served, address=address, link=link, **fields | facts.shown() | values)
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.results.analysis.scale import GATES, change_text, scale_of
-from farm.results.analysis.suspected import TURNS
+from farm.results.analysis.scale import GATES, TURNS, change_text, scale_of
 from farm.results.attempt import Direction
 from farm.store.records import STEPS, AlertState, RemarkState
 
@@ -23,7 +22,7 @@ SETTLED_MS = 21 * 86_400_000
 # Deterministic metrics have no gate: this is rounding of sums.
 _ROUNDING = 1e-12
 _SETTLED = (RemarkState.ACCEPTED, RemarkState.FIXED)
-# States that say nothing new of a change that could not be measured.
+# States without an answer for a change that could not be measured.
 _OPEN = (AlertState.SUSPECTED, AlertState.UNKNOWN)
 
 

@@ -164,7 +164,7 @@ def test_eight_phones_with_eight_builds_in_rotation_have_one_history() -> None:
         [judged] = judge_night([one]).judgements
         assert judged.finding is finding
         assert judged.count == 21
-    # A phone that is new tells nothing before it has some values.
+    # A new phone has no effect before it has some values.
     [judged] = judge_night([msgspec.structs.replace(one, places=[*places[:-1], ("new", "build-0")])]).judgements
     assert judged.finding is Finding.INSUFFICIENT_DATA
 

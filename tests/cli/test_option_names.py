@@ -1,4 +1,4 @@
-"""One meaning per option: a name of the command tree takes the same kind of value in every command."""
+"""Option names have one meaning: a name of the command tree takes the same kind of value in every command."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def serials(farm: FarmHome) -> list[str]:
 
 
 def jobs_of(farm: FarmHome, name: str) -> list[dict[str, Any]]:
-    """Return the jobs of a run, also of one that has not begun or ended."""
+    """Return the jobs of a run, also of a run that has not begun or ended."""
     done = farm.farm("report", name, "--json")
     return list(json.loads(done.stdout)["jobs"]) if done.stdout else []
 

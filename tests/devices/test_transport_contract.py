@@ -260,7 +260,7 @@ def test_a_program_that_stays_answers_its_input(device: Transport) -> None:
         process.close()
 
 
-def test_waiting_for_a_program_that_says_nothing_ends(device: Transport) -> None:
+def test_waiting_for_a_silent_program_ends(device: Transport) -> None:
     process = device.start(["cat"])
     assert process.receive(0.05) == (b"", b"", None)
     process.close()

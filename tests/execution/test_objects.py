@@ -215,7 +215,7 @@ def test_the_least_recently_used_objects_make_room(
     now = time.time()
     for name, hours in zip(names[:3], (3, 5, 1), strict=True):
         os.utime(storage / "objects" / name, (now - hours * 3600,) * 2)
-    # The oldest file is requested again, which makes it the youngest; a running session links one of the others.
+    # The oldest file is requested again, which makes it the youngest; a running session links another file.
     ContentStore(transport, transport.storage / "run-b").survey([names[1]])
     ContentStore(transport, transport.storage / "run-c").ensure(files[3])
     kept = {path.name for path in (storage / "objects").iterdir()}

@@ -142,7 +142,7 @@ def test_defects_of_executorch_and_of_the_stub_are_known_and_sixteen_bits_are_re
     assert {name for name, one in last.items() if one["verdict"] == "passed"} == {
         "lpai_ops/full", "lpai_ops/scatter_src",
     }  # fmt: skip
-    # QNN would read two codes of 16 bits in place of one of 32.
+    # QNN would read two codes of 16 bits in place of a code of 32.
     assert last["sixteen/full"]["stage"] == "build"
     assert last["sixteen/full"]["reason"] == (
         "MisreadCodesError: activations of 16a8w do not reach the lpai backend with this ExecuTorch: the CPU has them "

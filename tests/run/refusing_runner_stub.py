@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Stands in for `farm_runner --serve` of a device whose DSP session dies, as the file `dies.txt` beside it sets.
 
-The first line of the file has one of these:
+The first line of the file is:
 * the number of the first refused job, counted for the `process` or for the `device`; later jobs are refused too
 * the only refused job, counted `once`
 * `program`: this device alone refuses the program `picky`

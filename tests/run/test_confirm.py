@@ -223,7 +223,7 @@ class TestAxes:
         answer = gone["metrics"][0]["confirmation"]
         assert answer["answer"] == "unknown"
         assert answer["reason"].endswith("was not measured") == ("not the program" in answer["reason"])
-        # The runner of the earlier run: as the one of today, and of another digest.
+        # The runner of the earlier run: a copy of today's with another digest.
         [kept] = [path for path in (cache / "runtimes").glob("*/runtime.json") if had in _versions(path)]
         folder = shutil.copytree(kept.parent, cache / "runtimes" / ("feedface" * 8))
         record = json.loads((folder / "runtime.json").read_text())

@@ -26,7 +26,7 @@ def test_prometheus_reads_devices_jobs_and_wear(server_of_unchanged: Server) -> 
         for family in text_string_to_metric_families(page.text)
         for sample in family.samples
     }
-    # Four finished runs and one of the live run, on one device.
+    # Jobs of four finished runs and of the live run, on one device.
     assert found["farm_jobs", "hardware", "SM8650", "failed"] == 1
     assert found["farm_jobs", "hardware", "SM8750", "infra"] == 1
     assert sum(value for name, *labels, value in ((*key, value) for key, value in found.items())

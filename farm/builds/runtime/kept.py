@@ -82,7 +82,7 @@ def with_runner_of(cache_dir: Path, runtime: Runtime, other: Runtime) -> Runtime
 
 
 def _all(cache_dir: Path) -> Iterator[tuple[Path, _Kept]]:
-    """Yield the kept runtimes, newest first; a damaged one, or one that others could have written, is left out."""
+    """Yield the kept runtimes, newest first; damaged runtimes, and those writable by other users, are left out."""
     for folder in _by_age(cache_dir):
         if not weakness_inside(folder):
             with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -75,7 +75,7 @@ class Side(msgspec.Struct, frozen=True):
     runtime: Runtime | None = None
     """Runtime of the side; None for the bench's."""
     is_whole: bool = True
-    """False if the runtime of its run is not kept, so that only the program is that of the run."""
+    """False if the runtime of its run is not kept, so that the side has only the program of the run."""
 
     @property
     def place(self) -> str:

@@ -196,7 +196,7 @@ def compare(
 def sides_of(bench: InterleavedBench, good: StoredResult | Side, new: StoredResult | Side) -> tuple[Side, Side, str]:
     """Return both sides, each with its own runtime, and an empty text.
 
-    Where a runtime is gone, both have the runtime of the bench, and the text names what is not compared.
+    If a runtime is gone, both have the runtime of the bench, and the text names the factors not compared.
     """
     was, now = (bench.side(one) if isinstance(one, StoredResult) else one for one in (good, new))
     if not (isinstance(good, StoredResult) and isinstance(new, StoredResult)) or (was.is_whole and now.is_whole):

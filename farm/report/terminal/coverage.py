@@ -151,7 +151,7 @@ def _legend(table: Coverage) -> list[str]:
         signs.append(f"{NOT_FOR} no case can be, below is why")
     lines = [
         ", ".join(signs),
-        "3: three jobs; 1/3: one of three, the others are better; (3): only in jobs about other operators",
+        "3: three jobs; 1/3: one job of three, the others are better; (3): only in jobs about other operators",
     ]
     if table.beyond:
         lines.append("case NAME: its operators are not known, as it was never compiled, or the backend builds none")

@@ -10,8 +10,8 @@ import numpy as np
 
 from farm.results.analysis.confirmation import Answer, Confirmation
 from farm.results.analysis.robust import NORMAL, difference, median, median_and_mad
-from farm.results.analysis.scale import GATES, Gates, Scale, Series, change_text, scaled
-from farm.results.analysis.suspected import SUSPECTED, TURNS, Judgement, judge, on_place
+from farm.results.analysis.scale import GATES, TURNS, Gates, Scale, Series, change_text, scaled
+from farm.results.analysis.suspected import SUSPECTED, Judgement, judge, on_place
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from farm.results.attempt import Direction
 from farm.suites.figures import counter_of, figure_of
@@ -15,10 +14,14 @@ from farm.suites.figures import counter_of, figure_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 LEAST_SIGMA = 0.25
 """A history that repeats to the bit is taken to vary by this share of a suspected change's least change."""
+
+TURNS = 3
+"""Changes of direction from which on an exact metric is not deterministic, and the alerts of a series are one."""
 
 # Below this a cosine's distance from 1 is rounding: 120 dB.
 _LEAST_DISTANCE = 1e-12
@@ -99,6 +102,9 @@ def scaled(scale: Scale, values: Sequence[float] | NDArray[np.float64]) -> NDArr
 
     A negative value has no ratio: NaN. Zero is -inf there; an SQNR of equal outputs stays inf.
     """
+    # Commands that only read the store need the names of scales, but not NumPy, which takes 0.1 s to load.
+    import numpy as np
+
     array = np.asarray(values, np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         if scale is Scale.RATIO:
@@ -111,8 +117,10 @@ def scaled(scale: Scale, values: Sequence[float] | NDArray[np.float64]) -> NDArr
 def unscaled(scale: Scale, number: float) -> float:
     """Return the value that `scaled` makes `number` of."""
     if scale is Scale.RATIO:
-        with np.errstate(over="ignore"):
-            return float(np.exp(number))
+        try:
+            return math.exp(number)
+        except OverflowError:
+            return math.inf
     return 1.0 - 10.0 ** (-number / 10.0) if scale is Scale.COSINE else number
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from farm.results.analysis.robust import NORMAL, difference, level_sigma, median_and_mad, p_of_next, sigma_of_next
 from farm.results.analysis.robust import median as middle
-from farm.results.analysis.scale import GATES, LEAST_SIGMA, Gates, Scale, Series, change_text, scaled, unscaled
+from farm.results.analysis.scale import GATES, LEAST_SIGMA, TURNS, Gates, Scale, Series, change_text, scaled, unscaled
 from farm.results.attempt import Direction
 from farm.suites.figures import TIME_UNITS
 
@@ -28,9 +28,6 @@ LEAST_BASELINE = 8
 
 SETTLED = 4
 """Newest runs that a run is compared with where the level got better before them."""
-
-TURNS = 3
-"""Changes of direction from which on an exact metric is not deterministic, and the alerts of a series are one."""
 
 # So many of the newest runs, or twice as many, have to be better than those before by that many standard errors.
 _SETTLED_ERRORS = 1.5
@@ -181,8 +178,8 @@ def on_place(
 ) -> list[float]:
     """Return `values`, oldest first, corrected for the known effects of their devices and builds against `place`.
 
-    A place is a device and its build. Effects add up: those of a device come from all its builds, and those of a build
-    from all devices. Other devices tell nothing of a device with too few values: theirs are NaN.
+    A place is a device and its build. Effects add up: the effect of a device comes from all its builds, and the effect
+    of a build from all devices. Where the device of `place` has too few values, values of other devices are NaN.
     """
     numbers = scaled(scale, values)
     known = np.isfinite(numbers)
