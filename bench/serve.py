@@ -44,14 +44,6 @@ if TYPE_CHECKING:
 # Pages poll so often.
 _POLL_S = 2.0
 _ASKED = 9
-_SERVER = """
-import sys
-from farm.base.config.settings import load_config
-from farm.serve.server import listen, serve, url_of
-with listen("127.0.0.1", 0) as bound:
-    print(url_of(bound), flush=True)
-    serve(load_config(None), "127.0.0.1", "", bound)
-"""
 
 
 def main() -> None:
@@ -128,12 +120,12 @@ def server(url: str, folder: Path) -> Iterator[tuple[int, int]]:
         "FARM_STATE_DIR": str(folder),
         "FARM_CACHE_DIR": str(folder / "cache"),
     }
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    )
+    command = [sys.executable, "-m", "farm.cli.main", "serve", "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     try:
         assert process.stdout is not None
-        yield int(process.stdout.readline().rstrip("/\n").rpartition(":")[2]), process.pid
+        url = json.loads(process.stdout.readline())["url"]
+        yield int(url.rstrip("/").rpartition(":")[2]), process.pid
     finally:
         process.terminate()
         process.wait(30)
