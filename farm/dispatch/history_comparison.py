@@ -9,7 +9,7 @@ import msgspec
 
 from farm.store.records import STEPS, AlertState, NewAlert
 from farm.store.standing import Standing, standing
-from farm.suites.figures import VERIFICATION_TIME, counter_of, is_host_time
+from farm.suites.figures import VERIFICATION_TIME, counter_of, is_of_host
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -101,7 +101,7 @@ def is_judged(past: JobPast, one: SeriesPast) -> bool:
     counter = counter_of(one.series.metric)
     if one.series.metric == VERIFICATION_TIME or (counter is not None and not counter.judged):
         return False
-    return past.runs[-1].device_kind != "virtual" or not is_host_time(one.series.metric, one.series.unit)
+    return not is_of_host(one.series.metric, one.series.unit, past.runs[-1].device_kind)
 
 
 def known_alerts(store: Store, pasts: Iterable[JobPast], line: str) -> dict[tuple[int, str], list[AlertRecord]]:
@@ -235,11 +235,13 @@ def _returned(comparison: HistoryComparison, index: int) -> bool:
     alert = one.standing.alert
     if alert is None or alert.state != AlertState.UNKNOWN or judgement.finding is not Finding.UNCHANGED:
         return False
-    # The median belongs to the earlier level as long as most runs have that level.
-    since = sum(point.run_id >= alert.first_bad for point in one.points)
+    bad = [point for point in one.points if point.run_id >= alert.first_bad]
+    if 2 * len(bad) > judgement.count or bad[0].side[1:] == bad[-1].side[1:]:
+        # The median is that of the level before as long as most runs are, and one runtime has one level.
+        return False
     # The shift of a device, which is no part of the judged change, may be the very change.
     was, now = scaled(one.series.series.scale, [judgement.baseline, one.values[-1]])
-    return 2 * since <= judgement.count and abs(now - was) < abs(alert.change) / 2.0
+    return bool(abs(now - was) < abs(alert.change) / 2.0)
 
 
 def record_comparison(store: Store, run_id: str) -> HistoryComparison:

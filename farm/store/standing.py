@@ -51,7 +51,7 @@ def standing(steps: Iterable[AlertRecord], started_ms: Mapping[str, int]) -> Sta
         settled = (one.remark.state if one.remark else one.state) in _SETTLED
         if one.finding == "regression" and one.state == AlertState.UNKNOWN and one.likely_cause:
             left = None if settled else one if left is None else msgspec.structs.replace(left, newest=one.id)
-        elif one.state not in _OPEN:
+        elif left is not None and _answers(one, left):
             left = None
         if one.state not in STEPS or one.finding not in ("regression", "improvement"):
             continue
@@ -80,6 +80,13 @@ def standing(steps: Iterable[AlertRecord], started_ms: Mapping[str, int]) -> Sta
     if not rows or (worse <= 0.0 and not is_unstable):
         return Standing(level, left)
     return Standing(level, _grown(rows, sign * worst if is_unstable else level, number, alternates=turns >= TURNS))
+
+
+def _answers(one: AlertRecord, left: AlertRecord) -> bool:
+    """Return whether an alert answers an earlier one that could not be measured: of the level before, or a way back."""
+    if one.state not in _OPEN:
+        return one.last_good < left.first_bad
+    return one.finding == "improvement" and bool(one.likely_cause) and one.likely_cause != left.likely_cause
 
 
 def _grown(rows: list[AlertRecord], level: float, number: int, *, alternates: bool) -> AlertRecord:

@@ -294,6 +294,11 @@ def is_host_time(metric: str, unit: str) -> bool:
     return unit in TIME_UNITS or metric in _OF_TIMES
 
 
+def is_of_host(metric: str, unit: str, kind: str) -> bool:
+    """Return whether a number of a virtual device tells of its host: times of a simulator, and its cycles."""
+    return kind == "virtual" and (unit == "cycles" or is_host_time(metric, unit))
+
+
 def figure_fields() -> list[tuple[str, Any, None]]:
     """Return a field for each compared figure, as msgspec.defstruct takes them: a number or None."""
     return [(figure.name, float | None, None) for figure in COMPARED]

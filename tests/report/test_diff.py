@@ -13,7 +13,7 @@ from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.results.measurements import counted
 from farm.store.view import DeviceView, JobView, RunView, SkipReason
 
-DEVICE = "virtual-SM8650-0"
+DEVICE = "phone-1"
 
 
 def latency(*ms: float) -> Measurement:
@@ -42,7 +42,7 @@ def run(*jobs: JobView, **more: Any) -> RunView:
     fields: dict[str, Any] = {
         "id": "a-run", "command": "farm run", "started_ms": 1_767_261_600_000, "finished_ms": 1_767_261_700_000,
         "exit_code": 0, "user": "somebody", "host": "here", "fingerprint": {},
-        "devices": (DeviceView(DEVICE, "SM8650", "virtual", "build"),),
+        "devices": (DeviceView(DEVICE, "SM8650", "hardware", "build"),),
     }  # fmt: skip
     return RunView(jobs=jobs, **{**fields, **more})
 
@@ -116,9 +116,9 @@ def prefill_rate(*rates: float) -> Measurement:
     return Measurement("prefill_rate", "tokens/s", Direction.HIGHER, rates)
 
 
-def on_phones(before: Measurement, after: Measurement) -> RunDiff:
-    phone = (DeviceView(DEVICE, "SM8650", "hardware", "build"),)
-    return diff(*(run(job("a", attempt(Verdict.PASSED, one)), devices=phone) for one in (before, after)))
+def of_one(before: Measurement, after: Measurement, kind: str = "hardware") -> RunDiff:
+    device = (DeviceView(DEVICE, "SM8650", kind, "build"),)
+    return diff(*(run(job("a", attempt(Verdict.PASSED, one)), devices=device) for one in (before, after)))
 
 
 def test_a_rate_is_slower_where_it_is_so_after_every_prompt() -> None:
@@ -126,14 +126,22 @@ def test_a_rate_is_slower_where_it_is_so_after_every_prompt() -> None:
     assert changes(prefill_rate(90, 1000, 4000), prefill_rate(40, 400, 862)) == [("prefill_rate", True)]
     assert changes(prefill_rate(90, 1000, 4000), prefill_rate(40, 1001, 862)) == []
     assert changes(prefill_rate(90, 1000, 4000), prefill_rate(89, 990, 3960)) == [], "1 %"
-    text = "\n".join(diff_lines(on_phones(prefill_rate(4000), prefill_rate(862)), 10))
+    text = "\n".join(diff_lines(of_one(prefill_rate(4000), prefill_rate(862)), 10))
     assert "SLOWER: 1" in text
     assert "prefill_rate: 4,000 tokens/s -> 862 tokens/s, -78.5 %" in text
 
 
-def test_one_rate_is_told_apart_on_phones_alone_and_from_a_tenth_on() -> None:
-    assert not on_phones(prefill_rate(4000), prefill_rate(3700)).jobs[0].changes
-    assert changes(prefill_rate(4000), prefill_rate(862)) == [], "a simulator's host does anything"
+def test_one_rate_is_told_apart_from_a_tenth_on() -> None:
+    assert not of_one(prefill_rate(4000), prefill_rate(3700)).jobs[0].changes
+
+
+def test_times_and_cycles_of_a_simulator_are_in_no_diff() -> None:
+    cycles = [Measurement("htp_cycles", "cycles", Direction.LOWER, (one, one, one)) for one in (174_000.0, 310_000.0)]
+    for before, after in ((latency(1, 1, 1), latency(9, 9, 9)), cycles, (prefill_rate(4000), prefill_rate(862))):
+        assert not of_one(before, after, "virtual").jobs[0].changes
+    assert [one.metric for one in of_one(exact("pte_size", 8), exact("pte_size", 9), "virtual").jobs[0].changes] == [
+        "pte_size"
+    ]
 
 
 def test_less_than_two_per_cent_is_not_worth_a_look() -> None:
@@ -167,9 +175,9 @@ def test_a_drop_of_the_sqnr_is_a_change_for_the_worse_also_from_infinity() -> No
 
 
 def test_numbers_of_a_phone_and_of_a_simulator_are_not_compared() -> None:
-    phone = DeviceView("phone", "SM8650", "hardware", "build")
-    after = run(job("a", attempt(Verdict.PASSED, latency(9, 9, 9), device="phone")), devices=(phone,))
-    one = only(diff(run(job("a", attempt(Verdict.PASSED, latency(1, 1, 1)))), after))
+    simulator = DeviceView("virtual-1", "SM8650", "virtual", "build")
+    before = run(job("a", attempt(Verdict.PASSED, latency(1, 1, 1), device="virtual-1")), devices=(simulator,))
+    one = only(diff(before, run(job("a", attempt(Verdict.PASSED, latency(9, 9, 9))))))
     assert (one.changes, one.not_compared) == ((), "before on virtual device, after on hardware device")
 
 

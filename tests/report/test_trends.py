@@ -39,13 +39,13 @@ def test_noise_has_no_step_and_says_how_far_the_last_value_is_off(example_run: R
     assert trends_of(background(same), "j", "hardware")[0].change == "same"
 
 
-def test_time_is_cycles_on_virtual_devices_and_latency_on_others(example_run: RunView) -> None:
+def test_virtual_devices_have_no_trend_of_times(example_run: RunView) -> None:
     found = background(
         series(example_run, "latency", "ns", "lower", *FLAT),
         series(example_run, "htp_cycles", "cycles", "lower", *FLAT),
         series(example_run, "sqnr_fp32[0]", "dB", "higher", *FLAT),
     )
-    assert [one.name for one in trends_of(found, "j", "virtual")] == ["HTP cycles", "SQNR"]
+    assert [one.name for one in trends_of(found, "j", "virtual")] == ["SQNR"]
     assert [one.name for one in trends_of(found, "j", "hardware")] == ["latency", "SQNR"]
     assert trends_of(found, "other", "virtual") == ()
 

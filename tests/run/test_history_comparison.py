@@ -252,7 +252,7 @@ def test_cycles_of_a_program_that_delegates_more_are_not_compared_with_those_bef
     left: int, suspected: list[str]
 ) -> None:
     """A fusion moves operators from the CPU to the backend: they take cycles that no earlier program took."""
-    runs = tuple(Point(f"run {n}", n, math.nan, {}, "virtual", "v") for n in range(13))
+    runs = tuple(Point(f"run {n}", n, math.nan, {}, "hardware", "v") for n in range(13))
     cycles = SeriesPast(1, Series("1", "htp_cycles", "cycles", Direction.LOWER), (*(1e6 + n for n in range(12)), 1.3e6))
     fallback = SeriesPast(2, Series("2", "fallback_ops", "count", Direction.LOWER, exact=True), (*[1.0] * 12, left))
     found = list(compared_series(JobPast("a job", "device", runs, (cycles, fallback)), {}))

@@ -13,7 +13,7 @@ from farm.report.model.commits import range_link
 from farm.report.model.summary import JobSummary, Outcome, spread_of, summarize
 from farm.results.analysis.facts import changed_facts, fact_row
 from farm.results.attempt import Direction
-from farm.suites.figures import TIME_UNITS, counter_of
+from farm.suites.figures import TIME_UNITS, counter_of, is_of_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -151,7 +151,8 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
     Times differ when no sample of one side is within the range of the other and the medians are more than 2 % apart.
     Two runs are two nights, so a difference is a hint and no regression. Rates differ when the rates of all prompts
     moved the same way; with one prompt or two, when they moved by more than 10 % on attached devices. Counters differ
-    when they are unequal. Numbers of another kind of device, or of another test under the same name, are not compared.
+    when they are unequal. Numbers of another kind of device, or of another test under the same name, are not compared,
+    and neither are times and cycles of virtual devices, which differ by half for one program.
     """
     old, new = summarize(before), summarize(after)
     earlier = {job.job.id: job for job in old.jobs}
@@ -228,7 +229,9 @@ def _changes(before: JobSummary, after: JobSummary) -> tuple[tuple[MetricChange,
     if bool(before.stub) != bool(after.stub):
         return (), ONE_STUB
     old, new = _measured(before.attempt.measurements), _measured(after.attempt.measurements)
-    found = (_change(old[metric], new[metric], virtual=after.virtual) for metric in new if metric in old)
+    kind = "virtual" if after.virtual else after.kind
+    both = [metric for metric in new if metric in old and not is_of_host(metric, new[metric][0].unit, kind)]
+    found = (_change(old[metric], new[metric]) for metric in both)
     return tuple(change for change in found if change is not None), ""
 
 
@@ -242,9 +245,7 @@ def _all_moved(before: Sequence[float], after: Sequence[float]) -> bool:
     return len(before) == len(after) and len(ways) == 1
 
 
-def _change(
-    before: tuple[Measurement, Spread], after: tuple[Measurement, Spread], *, virtual: bool
-) -> MetricChange | None:
+def _change(before: tuple[Measurement, Spread], after: tuple[Measurement, Spread]) -> MetricChange | None:
     (row, old), (newer, new) = before, after
     no_numbers = [math.isnan(one.value) for one in (old, new)]
     if row.unit != newer.unit or old.value == new.value or all(no_numbers):
@@ -258,7 +259,7 @@ def _change(
         is_rate = row.unit == RATES
         apart = _all_moved(row.samples, newer.samples) if is_rate else old.most < new.least or new.most < old.least
         enough = min(old.n, new.n) >= LEAST_SAMPLES
-        least_time = LEAST_TIME if enough else LEAST_RATE if is_rate and not virtual else math.inf
+        least_time = LEAST_TIME if enough else LEAST_RATE if is_rate else math.inf
         far = change.ratio is not None and abs(math.log(change.ratio)) > math.log1p(least_time)
         return change if apart and far else None
     counter = counter_of(row.metric)

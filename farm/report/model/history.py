@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 USUAL = (
     "latency", "decode_rate", "prefill_rate", "htp_cycles", "pte_size", "sqnr_fp32[0]", "dsp_heap_difference",
 )  # fmt: skip
-"""Metrics that a history shows by default."""
+"""Metrics that a history of devices shows by default."""
+_USUAL_VIRTUAL = ("pte_size", "partitions", "delegated_ops", "fallback_ops", "sqnr_fp32[0]")
+"""Metrics that a history of virtual devices shows by default: costs of the program that no host has a part in."""
 _SUCCESSORS = {"load_time": "model_load_time", "warm_load_time": "warm_model_load_time"}
 """Metrics that runners no longer measure, and their successors: docs/explanation/verdicts.md."""
 # Facts that change with a commit; the next set has facts of the command line. Neither is a tool.
@@ -103,7 +105,8 @@ def _table(
     facts: Mapping[str, Mapping[str, str]],
 ) -> HistoryTable:
     units = {point.metric: point.unit for point in points if point.metric}
-    metrics = tuple(metric for metric in wanted if metric in units)
+    usual = _USUAL_VIRTUAL if kind == "virtual" and wanted is USUAL else wanted
+    metrics = tuple(metric for metric in usual if metric in units)
     rows: list[HistoryRow] = []
     for _, attempt in groupby(points, key=lambda point: (point.time_ms, point.run_id)):
         values = {point.metric: point for point in attempt}

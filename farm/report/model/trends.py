@@ -25,8 +25,7 @@ STEP, HEIGHT = 3, 30
 SHOWN_STEPS = 40
 """Trends with a step that the page lists by name; every job shows its own."""
 
-_TIMES = {"virtual": ("htp_cycles", "latency")}
-_TIMES_ELSEWHERE = ("latency", "htp_cycles")
+_TIMES = ("latency", "htp_cycles")
 _QUALITY = "sqnr_fp32[0]"
 _NAMES = {"htp_cycles": "HTP cycles", _QUALITY: "SQNR"}
 # With noise alone, three runs in a row rarely differ by so many standard deviations from three others.
@@ -64,10 +63,10 @@ class Trend(msgspec.Struct, frozen=True):
 def trends_of(background: Background, job_id: str, kind: str) -> tuple[Trend, ...]:
     """Return the trend of a job's time on devices of `kind`, then of its SQNR; series with one value are left out.
 
-    The time is cycles on virtual devices, where cycles repeat exactly, and latency on other devices.
+    Virtual devices have no trend of times, which are those of the simulator's host.
     """
     series = {one.metric: one for one in background.trends.get(job_id, ())}
-    times = [metric for metric in _TIMES.get(kind, _TIMES_ELSEWHERE) if metric in series]
+    times = [metric for metric in _TIMES if metric in series and kind != "virtual"]
     made = (_trend(series[metric], background.facts) for metric in (*times[:1], *({_QUALITY} & series.keys())))
     return tuple(one for one in made if one is not None)
 
