@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.base.config.settings import Config
+    from farm.serve.client import Server
     from farm.store.store import Store
     from farm.store.view import RunView
 
@@ -42,6 +43,15 @@ def opened(
     config = load_config(config_file)
     with open_store(config.store_url, readonly=readonly, existing=existing) as store:
         yield config, store
+
+
+def asked_server() -> Server | None:
+    """Return the server that $FARM_SERVER names; its modules are loaded only then."""
+    if not os.environ.get("FARM_SERVER"):
+        return None
+    from farm.serve.client import server_of_environment
+
+    return server_of_environment()
 
 
 def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | None, as_json: bool) -> None:

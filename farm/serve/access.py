@@ -25,7 +25,7 @@ from litestar.middleware.session.client_side import ClientSideSessionBackend, Co
 from litestar.params import Body
 from litestar.response import Redirect
 
-from farm.base.errors import NoStoreError, UsageError
+from farm.base.errors import MissingToolError, NoStoreError, UsageError
 from farm.serve.render import API
 from farm.serve.security import is_loopback, local_path
 from farm.store.accounts import Role
@@ -80,7 +80,10 @@ class Access:
         self._stores, self._loopback, self._url = stores, is_loopback(host), config.serve.url
         self._openid = None
         if config.serve.openid is not None:
-            from farm.serve.openid import OpenId
+            try:
+                from farm.serve.openid import OpenId
+            except ImportError:
+                raise MissingToolError("[serve.openid] needs: pip install 'snapdragon-farm[openid]'") from None
 
             self._openid = OpenId(config.serve.openid, config.serve.url)
         secure = config.serve.url.startswith("https:")

@@ -28,7 +28,7 @@ from farm.serve.inline import inline
 from farm.serve.metrics import CONTENT_TYPE, Metrics
 from farm.serve.pages import PAGES
 from farm.serve.perform import Actions, me
-from farm.serve.render import API, Renderer, wants_json
+from farm.serve.render import API, PROBLEMS, Renderer, wants_json
 from farm.serve.security import HEADERS
 from farm.serve.stores import StoreHolder
 from farm.store.artifacts import open_artifacts
@@ -122,7 +122,7 @@ class _Server:
         answer.__annotations__ = {one.name: one.annotation for one in (asked, *fields)} | {"return": returned}
         answer.__name__ = page.make.__name__
         answer.__doc__ = page.make.__doc__
-        return get(page.path, sync_to_thread=True)(answer)
+        return get(page.path, sync_to_thread=True, responses=PROBLEMS)(answer)
 
     def files(self) -> list[HTTPRouteHandler]:
         """Return the routes of reports, artifacts, style sheets, scripts and metrics."""

@@ -6,15 +6,18 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Any
 
-import httpx
+import requests
+from authlib.common.errors import AuthlibBaseError
+from authlib.integrations.requests_client import OAuth2Session
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
 
-from farm.base.errors import MissingToolError, UsageError
+from farm.base.errors import UsageError
 from farm.store.accounts import Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from authlib.integrations.httpx_client import OAuth2Client
 
     from farm.base.config.serve import OpenIdConfig
 
@@ -32,10 +35,6 @@ class OpenId:
         self._secret = os.environ.pop(config.client_secret_env, "")
         if not self._secret:
             raise UsageError(f"the environment variable {config.client_secret_env} is not set: [serve.openid] names it")
-        try:
-            import authlib  # noqa: F401
-        except ImportError:
-            raise MissingToolError("authlib is not installed: pip install 'snapdragon-farm[openid]'") from None
         self._config, self._callback = config, f"{url.rstrip('/')}/login/openid/callback"
         self._metadata: dict[str, Any] = {}
 
@@ -50,11 +49,8 @@ class OpenId:
         """Return name and role of the user. Raises UsageError for a sign-in that failed or that others began."""
         if not memory or not secrets.compare_digest(memory["state"], answer.get("state", "")):
             raise UsageError("this sign-in did not begin here: try again")
-        if "code" not in answer:
+        if not answer.get("code"):
             raise UsageError(f"the provider refused: {answer.get('error', 'no code')[:200]}")
-        from authlib.common.errors import AuthlibBaseError
-        from joserfc.errors import JoseError
-
         try:
             with self._client() as client:
                 token = client.fetch_token(
@@ -62,18 +58,17 @@ class OpenId:
                     grant_type="authorization_code",
                     code=answer["code"],
                     code_verifier=memory["code_verifier"],
+                    timeout=_TIMEOUT_S,
                 )
             claims = self._checked(str(token.get("id_token", "")), memory["nonce"])
-        except (httpx.HTTPError, AuthlibBaseError, JoseError, ValueError) as error:
+        except (requests.RequestException, AuthlibBaseError, JoseError, ValueError) as error:
             raise UsageError(f"the provider's answer is not valid: {type(error).__name__}") from error
         return self._user_of(claims)
 
-    def _client(self) -> OAuth2Client:
-        from authlib.integrations.httpx_client import OAuth2Client
-
-        return OAuth2Client(
+    def _client(self) -> OAuth2Session:
+        return OAuth2Session(
             self._config.client_id, self._secret, scope="openid profile email", redirect_uri=self._callback,
-            code_challenge_method="S256", timeout=_TIMEOUT_S,
+            code_challenge_method="S256",
         )  # fmt: skip
 
     def _described(self, name: str) -> str:
@@ -81,17 +76,13 @@ class OpenId:
         if not self._metadata:
             address = f"{self._config.issuer.rstrip('/')}/.well-known/openid-configuration"
             try:
-                self._metadata = httpx.get(address, timeout=_TIMEOUT_S).raise_for_status().json()
-            except (httpx.HTTPError, ValueError) as error:
+                self._metadata = _read(address)
+            except (requests.RequestException, ValueError) as error:
                 raise UsageError(f"{self._config.issuer} has no description: {type(error).__name__}") from error
         return str(self._metadata[name])
 
     def _checked(self, id_token: str, nonce: str) -> dict[str, Any]:
-        from joserfc import jwt
-        from joserfc.jwk import KeySet
-
-        found = httpx.get(self._described("jwks_uri"), timeout=_TIMEOUT_S).raise_for_status()
-        keys = KeySet.import_key_set(found.json())
+        keys = KeySet.import_key_set(_read(self._described("jwks_uri")))
         token = jwt.decode(id_token, keys, algorithms=_ALGORITHMS)
         jwt.JWTClaimsRegistry(
             iss={"essential": True, "value": self._described("issuer")},
@@ -111,3 +102,9 @@ class OpenId:
         if not roles:
             raise UsageError(f"{name} has no role here: [serve.openid] of farm.toml gives roles to groups")
         return name, max(roles, key=list(Role).index)
+
+
+def _read(address: str) -> Any:
+    answer = requests.get(address, timeout=_TIMEOUT_S, allow_redirects=False)
+    answer.raise_for_status()
+    return answer.json()

@@ -13,7 +13,7 @@ from litestar.params import Body
 from farm.base.errors import FarmError
 from farm.serve.actions import ACTIONS, Context, Done
 from farm.serve.address import link
-from farm.serve.render import json_answer
+from farm.serve.render import PROBLEMS, json_answer
 from farm.serve.security import local_path
 from farm.serve.stores import StoreHolder
 from farm.store.accounts import Role
@@ -35,7 +35,7 @@ class Me(msgspec.Struct, frozen=True):
     schema: int = 1
 
 
-@get("/me", sync_to_thread=False)
+@get("/me", sync_to_thread=False, responses=PROBLEMS)
 def me(request: Request[Any, Any, Any]) -> Response[Me]:
     """Return the user of the token."""
     user: User = request.scope["user"]
@@ -105,4 +105,4 @@ class Actions:
 def _route(path: str, answer: Any, action: Action, body: Any, returned: Any) -> HTTPRouteHandler:
     answer.__annotations__ = {"request": Request, "data": body, "return": returned}
     answer.__name__, answer.__doc__ = action.perform.__name__, action.perform.__doc__
-    return post(path, sync_to_thread=True, status_code=200)(answer)
+    return post(path, sync_to_thread=True, status_code=200, responses=PROBLEMS)(answer)

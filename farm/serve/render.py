@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from litestar import MediaType, Response
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.template.base import csrf_token
 
 from farm.base.resources import data_folder
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
     from farm.serve.page import Facts
 
 API = "/api/"
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Answer to a request that is refused or fails."""
+
+    error: str
+    schema: int = 1
+
+
+PROBLEMS = {status: ResponseSpec(Problem, generate_examples=False) for status in (400, 401, 403, 404, 409, 503)}
+"""Answers of each operation beside its result."""
 DEMO = "demo data"
 """Beginning of the titles in the JSON of a demo store."""
 # The script that Plotly's Python package contains; importing the package itself would take a second.
@@ -61,7 +73,7 @@ class Renderer:
     def error(self, request: Request[Any, Any, Any], status: int, title: str, problem: str) -> Response[bytes]:
         """Return an error as a page or as JSON."""
         if wants_json(request):
-            return json_answer({"schema": 1, "error": problem}, status)
+            return json_answer(Problem(problem), status)
         return self.html(request, "error.html.j2", status, title=title, problem=problem)
 
 

@@ -8,7 +8,7 @@ import click
 
 from farm.base.text import one_line
 from farm.cli.options import json_option
-from farm.cli.output import opened, show, width
+from farm.cli.output import asked_server, opened, show, width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,8 +40,24 @@ def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
     from farm.cli.devices.compact import waiting_lines
     from farm.dispatch.cluster.client.devices import require_shared
     from farm.dispatch.cluster.queue import queued
-    from farm.report.terminal.layout import LEAST_WIDTH
+    from farm.report.terminal.layout import LEAST_WIDTH, columns
 
+    server = asked_server()
+    if server is not None:
+        from farm.serve.pages.queue import QueueQuery, queue_page
+
+        facts = server.read(queue_page, QueueQuery())
+        rows = [
+            (one.run_id, one_line(one.user), one.state, f"{one.held} run", f"{one.waiting} wait") for one in facts.runs
+        ]
+        requests = [
+            (one_line(one.user), one_line(wanted), one_line(one.why))
+            for one, wanted in zip(facts.waiting, facts.wanted, strict=True)
+        ]
+        found = [*(columns(rows) if rows else []), *(columns(requests) if requests else [])]
+        answer = {"runs": facts.runs, "waiting": facts.waiting}
+        show(answer, found or ["nothing waits and nothing runs"], as_json=as_json)
+        return
     with opened(config_file, existing=True) as (config, store):
         require_shared(config.is_shared)
         view, user = store.cluster.queue(), store.user

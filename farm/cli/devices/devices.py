@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from farm.base.errors import UsageError
 from farm.base.text import one_line
 from farm.cli.devices.compact import ATTENTION, compact_lines, holder_of, waiting_lines
 from farm.cli.options import json_option
-from farm.cli.output import echo, echo_coloured, has_reader, opened, print_json
+from farm.cli.output import asked_server, echo, echo_coloured, has_reader, opened, print_json
 from farm.cli.output import width as terminal_width
 from farm.report.model.format import short_age
 from farm.report.terminal.layout import LEAST_WIDTH, wrapped
@@ -54,6 +55,23 @@ def command(
     from farm.dispatch.pool.inventory import find_rows, take_inventory
     from farm.report.terminal.run import rendered
 
+    server = asked_server()
+    if server is not None:
+        from farm.serve.pages.devices import DevicesQuery, devices_page
+
+        if watch:
+            raise UsageError("--watch looks at attached devices: the page /devices of the server is live, leave it out")
+        facts = server.read(devices_page, DevicesQuery())
+        rows = find_rows(facts.devices, names)
+        seen = _DeviceList(
+            rows, [one for one in facts.waiting if not names or {row.id for row in rows} & {*one.devices}]
+        )
+        if as_json:
+            print_json(seen._asdict())
+        else:
+            screen = _screen(seen, names, details, _width())
+            echo_coloured(rendered([screen], _width(), color=sys.stdout.isatty()))
+        return
     with Supervisor() as supervisor, opened(config_file) as (config, store):
 
         def look() -> _DeviceList:

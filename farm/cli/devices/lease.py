@@ -14,7 +14,7 @@ import msgspec
 
 from farm.base.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.cli.options import config_option, duration, json_option
-from farm.cli.output import echo, opened, show
+from farm.cli.output import asked_server, echo, opened, show
 from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
@@ -64,6 +64,12 @@ def lease_command(
     from farm.dispatch.pool.inventory import resolve_device
     from farm.dispatch.pool.reserve import clock_time, reserve_device, reserved_for
 
+    server = asked_server()
+    if server is not None:
+        from_ms = round(begin.timestamp() * 1000) if begin is not None else 0
+        done = server.act("lease", device=wanted, seconds=round(seconds), from_ms=from_ms)
+        show({"id": done.device, "from_ms": from_ms, "until_ms": done.until_ms}, [done.done], as_json=as_json)
+        return
     if begin is not None:
         from_ms = round(begin.timestamp() * 1000)
         with opened(config_file) as (_, store):
@@ -131,6 +137,12 @@ def release_command(*, device: str | None, everything: bool, force: bool, config
 
     if device and everything:
         raise UsageError("give a device or --all, not both")
+    server = asked_server()
+    if server is not None:
+        if not device:
+            raise UsageError("name the device: with $FARM_SERVER each is released by its name")
+        echo(server.act("release", device=device, force=force).done)
+        return
     with opened(config_file) as (_, store):
         if device:
             echo(give_back(store, device, store.user, force=force))

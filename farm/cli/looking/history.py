@@ -11,7 +11,7 @@ import click
 from farm.base.errors import UsageError
 from farm.base.text import one_line
 from farm.cli.options import json_option, limit_option, line_option, soc_option
-from farm.cli.output import echo, notice, opened, print_json, show, width
+from farm.cli.output import asked_server, echo, notice, opened, print_json, show, width
 from farm.report.model.format import plural
 from farm.report.terminal.layout import LEAST_WIDTH, fitted
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.numbers.regressions.baseline import Level
+
+
+# Most of one answer of a server.
+_MOST_JOBS = 200
 
 
 @click.command("history")
@@ -54,6 +58,22 @@ def history_command(
     from farm.report.model.status_query import history_answer, records_of, steps_of
     from farm.report.terminal.history import history_lines
 
+    server = asked_server()
+    if server is not None:
+        from farm.serve.pages.history import HistoryQuery, history_page
+
+        query = HistoryQuery(
+            job=job, soc=soc or "", metric=",".join(metrics), branch=line or "", limit=limit, jobs=_MOST_JOBS
+        )
+        found = server.read(history_page, query)
+        records = {(one.job_id, one.device_kind): one.record for one in found.reliability}
+        if as_json:
+            print_json(history_answer(found.points, records, found.alerts, found.line))
+            return
+        shown_tables = tables(found.points, metrics or USUAL, found.fingerprints)
+        for text in history_lines(shown_tables, records, found.alerts, found.commit_url, width()):
+            echo(text)
+        return
     with opened(config_file, readonly=True) as (config, store):
         shown = store.status.line_to_show(line)
         asked: tuple[str | None, ...] = metrics or (None,)

@@ -26,7 +26,7 @@ from farm.cli.options import (
     require_no_words,
     timeout_option,
 )
-from farm.cli.output import as_called, deliver, echo, notice
+from farm.cli.output import as_called, asked_server, deliver, echo, notice, show
 from farm.cli.running.reviews import find_pull_request, post_review, review_of_run
 from farm.devices.execution.raw import MOST_SECONDS
 from farm.dispatch.request.profiling import Profile
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from farm.dispatch.cluster.client.submit_options import SubmitOptions
     from farm.dispatch.notify.pull_request import PullRequest
     from farm.dispatch.request.request import RunOutcome, RunRequest
+    from farm.serve.client import Server
 
 FAILED = 1
 # Exit codes after which --confirm measures: all jobs have ended.
@@ -148,11 +149,19 @@ def command(
     with --confirm a number got worse; 4 no device or infrastructure; 5
     nothing selected, or all skipped; 130 interrupted.
     """
+    require_no_words(words)
+    asked, server = SimpleNamespace(**given), asked_server()
+    if server is not None:
+        return _start_there(server, asked, as_json=as_json)
+    return _execute(config_file, asked, html=html, junitxml=junitxml, as_json=as_json)
+
+
+def _execute(
+    config_file: Path | None, asked: SimpleNamespace, *, html: Path | None, junitxml: Path | None, as_json: bool
+) -> int:
     from farm.dispatch.cluster.client.anywhere import run
     from farm.dispatch.request.choose import collect
 
-    require_no_words(words)
-    asked = SimpleNamespace(**given)
     if asked.resume is not None:
         pull = find_pull_request(asked.pull_request)
         outcome = _resumed(asked, config_file)
@@ -231,6 +240,24 @@ def _watched(
     except KeyboardInterrupt:
         return code
     return code
+
+
+def _start_there(server: Server, asked: SimpleNamespace, *, as_json: bool) -> int:
+    """Start a run on the server of $FARM_SERVER. Raises UsageError for options that it does not take."""
+    context = click.get_current_context()
+    taken = {"socs", "suites", "keyword", "name", "virtual", "detach", "as_json"}
+    for option in context.command.params:
+        is_given = context.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
+        if is_given and option.name not in taken:
+            raise UsageError(f"{option.opts[-1]} is not for a run on the server of $FARM_SERVER: leave it out")
+    if not asked.detach or not asked.socs or not asked.suites:
+        raise UsageError("the server of $FARM_SERVER runs it without this command: give --detach, --soc and --suite")
+    done = server.act(
+        "run", soc=",".join(asked.socs), suite=",".join(asked.suites), keyword=asked.keyword or "",
+        name=asked.name or "", virtual=asked.virtual or 0,
+    )  # fmt: skip
+    show({"done": done.done, "log": done.log}, [done.done], as_json=as_json)
+    return 0
 
 
 def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:

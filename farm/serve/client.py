@@ -1,0 +1,88 @@
+"""Client of a server's API: facts of pages and actions, for a laptop without the store."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from farm.base.errors import InfraError, UsageError
+from farm.base.text import one_line
+from farm.serve.actions import Done
+from farm.serve.page import Facts
+from farm.serve.pages import PAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.store.store import Store
+
+Query = TypeVar("Query", bound=msgspec.Struct)
+Found = TypeVar("Found", bound=Facts)
+_VARIABLE, _TOKEN = "FARM_SERVER", "FARM_TOKEN"
+_TIMEOUT_S = 60.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Server:
+    """Server that reads its store and acts for the account of a token."""
+
+    def __init__(self, url: str, token: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
+            raise UsageError(
+                f"${_VARIABLE} is no address of a server: expected https://HOST, or http:// on this machine"
+            )
+        self._url, self._token = url.rstrip("/"), token
+
+    def read(self, make: Callable[[Store, Query], Found], query: Query) -> Found:
+        """Return the facts of a page. Raises UsageError and InfraError with the answer of the server."""
+        page = next(one for one in PAGES if one.make is make)
+        path, asked = page.path, {}
+        for field in msgspec.structs.fields(page.query):
+            value = getattr(query, field.name)
+            kinds = [f"{{{field.name}:{kind}}}" for kind in ("str", "path", "int")]
+            if any(kind in path for kind in kinds):
+                for kind in kinds:
+                    path = path.replace(kind, quote(str(value), safe=""))
+            elif value != field.default:
+                asked[field.name] = str(value)
+        facts: Found = msgspec.json.decode(self._ask("GET", path, params=asked), type=page.facts)  # type: ignore[assignment]
+        return facts
+
+    def act(self, action: str, **asked: Any) -> Done:
+        """Perform an action. Raises UsageError and InfraError with the answer of the server."""
+        return msgspec.json.decode(self._ask("POST", f"/actions/{action}", json=asked), type=Done)
+
+    def _ask(self, method: str, path: str, **more: Any) -> bytes:
+        import httpx
+
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        try:
+            address = f"{self._url}/api/v1{path.rstrip('/')}"
+            answer = httpx.request(method, address, headers=headers, timeout=_TIMEOUT_S, **more)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise InfraError(f"{self._url} does not answer: {one_line(str(error), 200)}") from None
+        if answer.is_success:
+            return answer.content
+        problem = _problem_of(answer.content)
+        if answer.status_code == 401:
+            raise UsageError(f"{self._url}: {problem}: ${_TOKEN} names the token of your account")
+        if answer.status_code < 500:
+            raise UsageError(f"{self._url}: {problem}")
+        raise InfraError(f"{self._url} answers {answer.status_code}: {problem}")
+
+
+def server_of_environment() -> Server | None:
+    """Return the server that $FARM_SERVER names, or None. Raises UsageError for an address that is none."""
+    url = os.environ.get(_VARIABLE, "")
+    return Server(url, os.environ.get(_TOKEN, "")) if url else None
+
+
+def _problem_of(content: bytes) -> str:
+    try:
+        return one_line(msgspec.json.decode(content, type=dict[str, Any]).get("error", ""), 1000) or "no reason"
+    except msgspec.DecodeError:
+        return "no answer of farm"

@@ -1,0 +1,59 @@
+"""The API against its own description, by Schemathesis: no request ends in an error of the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.store.accounts import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from conftest import Filled, Server
+
+# Checks beside the default that hold for any input.
+_CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance,status_code_conformance"
+
+
+def fuzz(server: Server, token: str, examples: int, folder: Path) -> str:
+    """Return the output of Schemathesis after `examples` requests of each operation; raises when a check failed."""
+    described = json.loads(server.get("/api/v1/openapi", Authorization=f"Bearer {token}").body)
+    # Commands that the server starts have tests of their own.
+    for name in ("run", "rerun", "check"):
+        del described["paths"][f"/api/v1/actions/{name}"]
+    file = folder / "openapi.json"
+    file.write_text(json.dumps(described))
+    program = [str(os.path.join(os.path.dirname(sys.executable), "schemathesis")), "run", str(file)]
+    options = ["--url", server.url, "--header", f"Authorization: Bearer {token}", "--checks", _CHECKS]
+    options += ["--phases", "fuzzing", "--max-examples", str(examples), "--seed", "39", "--workers", "2"]
+    done = subprocess.run([*program, *options], cwd=folder, capture_output=True, text=True, check=False, timeout=3000)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_no_request_of_the_api_is_an_error_of_the_server(
+    start: Callable[..., AbstractContextManager[Server]], filled: Filled, tmp_path: Path
+) -> None:
+    token = filled.store.accounts.add("fuzz", Role.OPERATOR)
+    with start() as server:
+        fuzz(server, token, 3, tmp_path)
+
+
+@pytest.mark.soak
+def test_ten_thousand_requests_are_no_error_of_the_server(
+    start: Callable[..., AbstractContextManager[Server]], filled: Filled, tmp_path: Path
+) -> None:
+    token = filled.store.accounts.add("fuzz", Role.OPERATOR)
+    with start() as server:
+        found = re.search(r"(\d+) generated", fuzz(server, token, 600, tmp_path))
+    assert found
+    assert int(found[1]) >= 10_000

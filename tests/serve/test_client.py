@@ -1,0 +1,101 @@
+"""Everyday commands without a store: $FARM_SERVER and a token, against a running server."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from farm.serve import actions
+from farm.store.accounts import Role
+
+from .conftest import Filled, fill, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from farm_home import FarmHome
+
+COMMANDS = (
+    ("runs", "list"),
+    ("runs", "list", "--user", "grace", "--limit", "1"),
+    ("status",),
+    ("history", "quantized_ops/conv2d", "--soc", "SM8650", "--metric", "latency"),
+)
+
+
+@pytest.fixture
+def laptop(home: FarmHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[dict[str, str], Filled]]:
+    """Environment of a machine without the store, and the store of the server."""
+    from farm.base.config.settings import load_config
+    from farm.store.artifacts import ArtifactStore
+    from farm.store.store import open_store
+
+    monkeypatch.setenv("FARM_STATE_DIR", str(home.state))
+    config = load_config(folder=tmp_path)
+    config.state_dir.mkdir(parents=True, exist_ok=True)
+    with open_store(config.store_url) as store:
+        filled = fill(store, ArtifactStore(config.state_dir / "artifacts"))
+        token = store.accounts.add("ada", Role.DEVELOPER)
+        with running(config) as server:
+            state = {"FARM_STATE_DIR": str(tmp_path / "elsewhere"), "FARM_SERVER": server.url, "FARM_TOKEN": token}
+            yield state, filled
+
+
+def test_a_command_says_the_same_with_the_server_as_with_the_store(
+    home: FarmHome, laptop: tuple[dict[str, str], Filled], tmp_path: Path
+) -> None:
+    for words in COMMANDS:
+        there = home.farm(*words, env=laptop[0], code=0)
+        here = home.farm(*words, code=0)
+        # Ages grow between the two.
+        assert re.sub(r"\d+ s ago", "", there.stdout) == re.sub(r"\d+ s ago", "", here.stdout), words
+        assert home.farm(*words, "--json", env=laptop[0]).stdout == home.farm(*words, "--json").stdout, words
+    assert "pixel-left" in home.farm("devices", env=laptop[0], code=0).stdout
+    assert home.farm("lab", "queue", env=laptop[0], code=0).stdout == "nothing waits and nothing runs\n"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_laptop_leases_releases_and_starts_a_run(
+    home: FarmHome, laptop: tuple[dict[str, str], Filled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(actions, "_start", lambda _, words: started.append(words) or actions.Done("started"))
+    state, filled = laptop
+    said = home.farm("lease", "pixel-left", "--for", "10m", env=state, code=0).stdout
+    assert said.startswith("pixel-left (SM8650, hardware) is yours until ")
+    assert [one.reserved_for for one in filled.store.leases.all()] == ["ada"]
+    assert home.farm("devices", "release", "pixel-left", env=state, code=0).stdout == "pixel-left is given back\n"
+    run = ("run", "--soc", "SM8650", "--suite", "smoke")
+    assert home.farm(*run, "--detach", "-k", "conv", env=state, code=0).stdout == "started\n"
+    assert started == [["run", "--suite=smoke", "--soc=SM8650", "-kconv"]]
+    for more, problem in ((("--detach", "--iterations", "5"), "--iterations is not for a run"), ((), "give --detach")):
+        assert problem in home.farm(*run, *more, env=state, code=2).stderr
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        ({"FARM_TOKEN": "wrong"}, 2, "this is no token of an account: $FARM_TOKEN names"),
+        ({"FARM_TOKEN": ""}, 2, "$FARM_TOKEN names"),
+        ({"FARM_SERVER": "http://farm.lab"}, 2, "is no address of a server: expected https://HOST"),
+        ({"FARM_SERVER": "farm.lab"}, 2, "is no address of a server"),
+        ({"FARM_SERVER": "http://127.0.0.1:9"}, 4, "does not answer"),
+    ],
+)
+def test_a_server_that_does_not_help_is_one_line(
+    home: FarmHome, laptop: tuple[dict[str, str], Filled], change: dict[str, str], code: int, said: str
+) -> None:
+    done = home.farm("runs", "list", env={**laptop[0], **change}, code=code)
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert laptop[0]["FARM_TOKEN"] not in done.stderr
+
+
+def test_an_error_of_the_server_keeps_its_words(home: FarmHome, laptop: tuple[dict[str, str], Filled]) -> None:
+    assert "unknown job" in home.farm("history", "nothing/here", env=laptop[0], code=2).stderr
+    refused = home.farm("lease", "bench-8750", env=laptop[0], code=2).stderr
+    assert "lent to the camera team" in refused
