@@ -109,7 +109,6 @@ _COMMANDS = {
         "exec": ("running.exec:exec_command", "Run a .pte file on a device: outputs, latency, profile."),
         "history": _IN_GROUPS["jobs"]["history"],
         "lease": _IN_GROUPS["devices"]["lease"],
-        "audit": _IN_GROUPS["lab"]["audit"],
         "debug": _IN_GROUPS["jobs"]["debug"],
         "nightly": ("running.nightly:command", "Run a matrix of suites and SoCs within a time budget."),
         "pytest": ("running.pytest:command", "Run pytest tests, also ExecuTorch's, with a device per worker."),
