@@ -100,14 +100,14 @@
     const times = timesOf(plot);
     const room = Math.max(0, 3600000 - (times[1] - times[0])) / 2;
     return {
-      height: plot.series.length > 1 ? 400 : 340, margin: { l: 10, r: 10, t: 24, b: 10 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      height: plot.series.length > 1 ? (narrow ? 480 : 400) : 340, margin: { l: 10, r: 10, t: 24, b: 10 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, color: colour("--ink"), size: 12 },
       xaxis: { ...axis, type: "date", title: { text: "start of the run", standoff: 8 }, nticks: narrow ? 3 : 8,
         ...(room ? { range: [new Date(times[0] - room), new Date(times[1] + room)] } : {}) },
       yaxis: { ...axis, title: { text: plot.unit ? `${plot.metric} (${plot.unit})` : plot.metric, standoff: 14 }, rangemode: "normal" },
       hovermode: "closest", dragmode: narrow ? "pan" : "zoom",
       hoverlabel: { bgcolor: colour("--raised"), bordercolor: soft, font: { color: colour("--ink") }, align: "left" },
-      showlegend: plot.series.length > 1, legend: { orientation: "h", y: -0.3, font: { size: 11 } },
+      showlegend: plot.series.length > 1, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", font: { size: 11 } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: colour("--ink") },
       shapes: events.map((event) => ({
         type: "line", xref: "x", yref: "paper", x0: new Date(event.time_ms), x1: new Date(event.time_ms), y0: 0, y1: 1,

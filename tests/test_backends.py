@@ -17,6 +17,10 @@ from farm.suites.options import parse_options
 NAMES_ONE = {
     "templates.py": "an example of a night for a template",
     "simulator.py": "the simulator of this machine is HTP's",
+    "maven.py": "files that every archive of QNN has",
+    "backend_suite.py": "ExecuTorch's names of its backends",
+    "program_fit.py": "VTCM is memory of HTP",
+    "demo.py": "targets of demo data",
     "targets.py": "native_runner/ builds the bridge to HTP's simulator",
     "optrace.py": "QNN's tool for optrace is HTP's",
     "known_troubles.py": "lines that QNN writes",

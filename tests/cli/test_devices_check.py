@@ -136,7 +136,8 @@ def test_another_soc_than_before_and_one_without_a_profile_are_errors_of_identit
 
 def test_a_device_that_trusts_nobody_is_an_error_of_identity(phone: Attached) -> None:
     inject(phone.root(0), Fault("unauthorized"))
-    assert "accept 'Allow USB debugging'" in check(phone, 4)["identity"]["next_step"]
+    # The adb server calls the device offline until the handshake has failed.
+    until(lambda: "accept 'Allow USB debugging'" in check(phone, 4)["identity"]["next_step"])
 
 
 @pytest.mark.whole

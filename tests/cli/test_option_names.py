@@ -21,6 +21,8 @@ EXCEPTIONS = {
     "--checkout": "compare takes sources with suffixes, bisect a folder",
     "--profile": "exec has fewer levels",
     "--purpose": "runs list also finds runs of older farms",
+    "--until": "alerts assign takes a day; a rented host a time from now",
+    "--remove": "lab accounts names the account; lab quota is given the user already",
     "--config": "before the command its file is not checked yet",
 }
 

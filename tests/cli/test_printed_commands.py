@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from command_words import called_command, fault
 from farm_home import FarmHome
+from report_context import alert
 
 import farm
 from farm.base.errors import FIRST_RUN, UsageError
@@ -35,6 +36,7 @@ from farm.devices.health import HealthEvent
 from farm.devices.virtual.faults import FaultKind
 from farm.dispatch.nightly.plan import command_of
 from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.pytest_plugin.upstream_command import UpstreamCommand
 from farm.dispatch.request.request import RunRequest
 from farm.replay.debug import DebugOutcome
 from farm.replay.stored_result import find_job
@@ -42,6 +44,7 @@ from farm.report.formats.review import rerun_commands
 from farm.report.model.rerun import fetch_command, rerun_command, ways_again
 from farm.results.attempt import Attempt, Cause, OperatorProfile, Stage, Verdict
 from farm.results.layers import Diagnosis
+from farm.serve.pages import alerts as alert_page
 from farm.store.leases.registry import Seen
 from farm.store.records import RunRecord
 from farm.store.store import open_store
@@ -72,6 +75,7 @@ NAMED = {
     "farm debug": "subject of an error",
     "farm devices check": "purpose of a lease",
     "farm exec": "subject of an error",
+    "farm exec --option direct_mode=true": "command beside which a program stands",
     "farm data export": "origin of a file, in a help text",
     "farm data import": "reader of a file, in a help text",
     "farm lease": "purpose of a lease",
@@ -353,6 +357,14 @@ def built() -> dict[str, list[str]]:
         "cli/running/debug_failures.py:_command": [debug_failures._command(JOB.id, virtual=True)],
         "dispatch/nightly/plan.py:command_of": [command_of(request)],
         "replay/stored_result.py:find_job": refused(lambda: find_job(config, generated)),
+        "dispatch/pytest_plugin/upstream_command.py:shown": [
+            UpstreamCommand("SM8650", "phone-1", "htp", True, ("t.py", "-k", "a b"), {}, ())
+            .shown()[0]
+            .partition(": ")[2]
+        ],
+        "serve/pages/alerts.py:_commands": [
+            command for _, command in alert_page._commands(alert(SimpleNamespace(id="1", started_ms=1), JOB.id))
+        ],
         "report/formats/review.py:rerun_commands": list(rerun_commands("1", [JOB.id])),
         "report/model/rerun.py:fetch_command": [fetch_command(failed(), "1")],
         "report/model/rerun.py:rerun_command": [

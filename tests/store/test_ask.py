@@ -101,7 +101,7 @@ def test_one_statement_may_be_written_in_any_way(reader: Store, query: str) -> N
     ("query", "says"),
     [
         ("SELECT nope FROM runs", ": did you mean run?"),
-        ("SELECT nope FROM zzz", ": tables are agent, agent_device, alert, "),
+        ("SELECT nope FROM zzz", ": tables are account, agent, agent_device, alert, "),
         ("SELECT nope FROM run", "nope"),
     ],
 )
