@@ -326,7 +326,7 @@ def test_a_server_that_hangs_is_a_timeout(server: SshServer) -> None:
 def test_a_cut_behind_a_forward_that_acknowledges_is_seen(server: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.devices.ssh.alive.ASK_SECONDS", 0.5)
     monkeypatch.setattr("farm.devices.ssh.alive.DEAD_SECONDS", 2.0)
-    monkeypatch.setattr("farm.devices.ssh.link._AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr("farm.devices.ssh.link._RETRY_SECONDS", 0.5)
     with contextlib.closing(Relay(server.port)) as line:
         server.known_hosts.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{line.port} "))
         transport = SshTransport("board", msgspec.structs.replace(server.address, port=line.port))

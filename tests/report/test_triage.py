@@ -36,7 +36,7 @@ def test_a_job_that_is_new_to_a_line_is_said_to_be_new_to_that_line(example_run:
     jobs = status(example_run)
     known = msgspec.structs.replace(jobs, jobs=tuple(msgspec.structs.replace(job, before=None) for job in jobs.jobs))
     said = triage(summarize(example_run), ReportContext(status=known)).standings
-    assert set(said.values()) == {"never had a verdict in the default line before"}
+    assert set(said.values()) == {"never had a verdict in the default branch before"}
 
 
 def test_without_a_store_no_failure_is_called_new(example_run: RunView) -> None:

@@ -98,7 +98,7 @@ def ended(log: str, ending: Ending = REFUSED) -> Ending:
         (NEWER_OPERATOR, Verdict.FAILED, Cause.UNSUPPORTED, "built for Hexagon V73 with these data types, and the SoC"),
         (TOO_LARGE, Verdict.FAILED, Cause.UNSUPPORTED, "needs 0x2400000 bytes"),
         (NO_KERNEL, Verdict.FAILED, Cause.UNSUPPORTED, "no kernel for q::flat_from_vtcm"),
-        (NO_CONTEXT, Verdict.FAILED, Cause.REFUSED, "not a context binary for this runtime"),
+        (NO_CONTEXT, Verdict.FAILED, Cause.REFUSED, "the program has no context binary for this runtime"),
         # Not in the issue: the same kinds of trouble in other words.
         ("qnn_graph_execute failed. Error 1007\n", Verdict.INFRA, Cause.SESSION, "the connection to the DSP broke"),
         ("<W> SSR detected on device config {0,0,0}.\n", Verdict.INFRA, Cause.SESSION, "the DSP was restarted"),

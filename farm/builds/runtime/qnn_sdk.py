@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 ANDROID_FOLDER = "aarch64-android"
 LINUX_FOLDER = "aarch64-oe-linux-gcc*"
 GET_SDK = "set QNN_SDK_ROOT to a QNN SDK from Qualcomm (Qualcomm AI Engine Direct)"
-_GET_ANDROID = "run 'farm setup sdk fetch --source maven', or " + GET_SDK
 
 WHEEL = "onnxruntime-qnn"
 """Distribution with QNN's libraries."""
@@ -78,7 +77,7 @@ class QnnFiles(msgspec.Struct, frozen=True):
 
 def android_files(sdk_root: Path | None) -> QnnFiles:
     """Return QNN's files for Android. The wheel's libraries are linked with glibc, which Android does not have."""
-    get = f"{_GET_ANDROID} with {ANDROID_FOLDER} libraries"
+    get = f"{GET_SDK} with {ANDROID_FOLDER} libraries, or run 'farm setup sdk fetch --source maven'"
     if sdk_root is None:
         return QnnFiles(get)
     return QnnFiles(get, sdk_root, sdk_root / "lib" / ANDROID_FOLDER, sdk_version(sdk_root))
