@@ -6,7 +6,6 @@ import getpass
 import json
 import re
 import socket
-import time
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +69,8 @@ def levels(lines: dict[str, dict[str, str]]) -> dict[str, str]:
     return {name: line["level"] for name, line in lines.items() if line["level"] != "ok" and name != "latencies"}
 
 
-def test_a_healthy_device_has_a_line_for_each_property_in_less_than_twenty_seconds(phone: Attached) -> None:
-    begin = time.monotonic()
+def test_a_healthy_device_has_a_line_for_each_property(phone: Attached) -> None:
     done = phone.farm("devices", "check", SERIAL, code=0)
-    assert time.monotonic() - begin < 20
     head, *lines = done.stdout.splitlines()
     assert head == f"{SERIAL}: SM8650 virtual, fit"
     named = [line for line in lines if re.match(r"  (ok|warning|error) ", line)]
@@ -110,10 +107,8 @@ def test_a_healthy_device_has_a_line_for_each_property_in_less_than_twenty_secon
 )  # fmt: skip
 def test_a_missing_property_has_its_line(phone: Attached, fault: Fault, name: str, level: str, said: str) -> None:
     inject(phone.root(0), fault)
-    begin = time.monotonic()
     warned = fault.kind in ("overheated", "low_battery")
     lines = check(phone, 0 if warned else 4)
-    assert time.monotonic() - begin < 20
     assert lines[name]["level"] == level
     line = f"{lines[name]['text']}: {lines[name]['next_step']}"
     assert said in line

@@ -156,9 +156,10 @@ def test_the_health_check_says_now_whether_a_device_is_fit(pair: Attached) -> No
     assert pair.farm("lease", "virtual-SM8650-1", user="ann").returncode == 0
     done = pair.farm("devices", "check")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    busy, fit = done.stdout.splitlines()
-    assert re.fullmatch(r"virtual-SM8650-1  SM8650  not checked +with ann \(reserved until \d\d:\d\d\)", busy)
-    assert re.fullmatch(r"virtual-SM8650-0  SM8650  fit +\d+\.\d{3} ms", fit)
+    # The lines of properties are indented.
+    busy, fit = (line for line in done.stdout.splitlines() if line.startswith("virtual-"))
+    assert re.fullmatch(r"virtual-SM8650-1: SM8650 virtual, not checked: with ann \(reserved until \d\d:\d\d\)", busy)
+    assert re.match(r"virtual-SM8650-0: SM8650 virtual, fit\b", fit), fit
     assert pair.farm("devices", "check", "virtual-SM8650-1").returncode == 4
     inject(pair.root(0), Fault("exit_code", times=0))
     failed = pair.farm("devices", "check", "virtual-SM8650-0", "--json")
