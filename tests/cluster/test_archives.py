@@ -218,14 +218,14 @@ def made_suite(root: Path) -> Job:
 def test_the_code_of_a_suite_has_the_same_key_on_another_host(
     host: Callable[[str], Objects], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_module, "_looked", {})
+    monkeypatch.setattr(key_module, "_read_sources", {})
     job = made_suite(tmp_path / "home")
     beside = Job(msgspec.structs.replace(job.case, name="gelu", module="..other.ops:Gelu", checkpoint=""), job.target)
     sources = upload_sources(host("ada"), [job, beside])
     assert len(set(sources.values())) == 2
     keys = [bundle_key(one, VERSIONS) for one in (job, beside)]
     shutil.rmtree(tmp_path / "home")
-    monkeypatch.setattr(key_module, "_looked", {})
+    monkeypatch.setattr(key_module, "_read_sources", {})
     his = host("bob")
     there = [unpack_source(his, tmp_path / "bob", sources[one.id], one) for one in (job, beside)]
     assert [bundle_key(one, VERSIONS) for one in there] == keys

@@ -21,7 +21,7 @@ VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn"
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setattr(key_module, "_looked", {})
+    monkeypatch.setattr(key_module, "_read_sources", {})
     (tmp_path / "ops.py").write_text("class Relu: ...\n")
     case = Case(suite="s", name="relu", module=".ops:Relu", inputs=(InputSpec(shape=(1, 4)),), folder=str(tmp_path))
     return Job(case, Target("SM8650", "htp", "8a8w"))
@@ -140,13 +140,13 @@ def test_qnn_decides_nothing_of_what_runs_on_the_cpu(job: Job) -> None:
 def test_a_change_of_the_suites_code_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     before = bundle_key(job, VERSIONS)
     Path(job.case.folder, "ops.py").write_text("class Relu: pass\n")
-    monkeypatch.setattr(key_module, "_looked", {})
+    monkeypatch.setattr(key_module, "_read_sources", {})
     assert bundle_key(job, VERSIONS) != before
 
 
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand for another process."""
-    monkeypatch.setattr(key_module, "_looked", {})
+    monkeypatch.setattr(key_module, "_read_sources", {})
     source_module.package_state.cache_clear()
 
 
