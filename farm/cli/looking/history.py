@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.errors import UsageError
+from farm.base.errors import NoHistoryError, UsageError
 from farm.base.text import one_line
 from farm.cli.options import json_option, limit_option, line_option, soc_option
 from farm.cli.output import echo, notice, opened, print_json, show, width
@@ -167,10 +167,10 @@ def accept_command(
 
 
 def _require(job: str, metrics: tuple[str, ...], where: str = "") -> None:
-    """Raise UsageError for named metrics that no job has."""
+    """Raise NoHistoryError for named metrics that no job has."""
     if metrics:
         names = " or ".join(map(one_line, metrics))
-        raise UsageError(
+        raise NoHistoryError(
             f"{one_line(job)} has no judged number {names}{where}: "
             f"'farm perf baseline {shlex.quote(one_line(job))}' lists those it has"
         )
