@@ -4,9 +4,9 @@
 
 Every night goes through the real store, `history_comparison.py` of farm/dispatch and `confirm_run` of farm/numbers; the
 device alone is a **stub** (tests/pair_bench_stub.py): nights vary by 2 %, inferences by 3 %, pairs drift by 5 %.
-Programs that changed without suspicion are not measured. Gates were chosen on other seeds: those of tests and
-bench/regressions.py, from 1 on. Each world and seed prints a line, then the table follows. The last line is JSON over
-all worlds: `false_alerts_per_series_night`, `series_nights` and `worlds`.
+Programs that changed without suspicion are not measured. Gates were chosen on other seeds, which tests and
+bench/regressions.py use, from 1 on. Each world and seed prints a line, then the table follows. The last line is JSON
+over all worlds: `false_alerts_per_series_night`, `series_nights` and `worlds`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Simulated(World):
     tailed: frozenset[str] = frozenset()
     """Keys of bundles of which 12 % of the inferences take 80 % longer."""
     lucky = 0.0
-    """Share of bundles that are slower for one night, whatever process runs them."""
+    """Share of bundles that are slower for one night in every process."""
 
     def luck_of(self, bundle: BundleStub) -> float:
         self._is_tailed = bundle.key in self.tailed
@@ -78,12 +78,12 @@ class Plan:
     night: Callable[[Simulated, int], Mapping[str, Any]] = lambda _world, _night: {}
     """Further arguments of `World.night`; may change the world."""
     sizes: NDArray[np.int64] | None = None
-    """Bytes of the programs, jobs by nights: what is judged in place of times."""
+    """Bytes of the programs, jobs by nights, judged in place of times."""
     cause: str = "the program"
     one_alert: bool = False
     """True if the whole history of a job has one cause, and is one alert."""
     of_runner: bool = False
-    """True if the levels are those of the runner: programs are equal."""
+    """True if the levels belong to the runner: programs are equal."""
 
 
 def stepped(draw: np.random.Generator, jobs: int, nights: int, *, lasts: int = 0, begin: int = BEGIN) -> Plan:
@@ -297,7 +297,7 @@ class Score:
     planted: Counter[str] = field(default_factory=Counter)
     """Excursions by their size in per cent."""
     found: Counter[str] = field(default_factory=Counter)
-    """By size and nights: `8 in 2`."""
+    """Excursions with an alert, by size and nights: `8 in 2`."""
     known: int = 0
     """Excursions with an alert."""
     first_bad: int = 0

@@ -100,7 +100,7 @@
     const times = timesOf(plot);
     const room = Math.max(0, 3600000 - (times[1] - times[0])) / 2;
     return {
-      height: plot.series.length > 1 ? (narrow ? 480 : 400) : 340, margin: { l: 10, r: 10, t: 24, b: 10 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      margin: { l: 10, r: 10, t: 24, b: 10 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, color: colour("--ink"), size: 12 },
       xaxis: { ...axis, type: "date", title: { text: "start of the run", standoff: 8 }, nticks: narrow ? 3 : 8,
         ...(room ? { range: [new Date(times[0] - room), new Date(times[1] + room)] } : {}) },
@@ -121,10 +121,13 @@
     };
   };
 
+  const small = matchMedia("(max-width: 639px)");
   const draw = (figure) => {
     const plot = JSON.parse(document.getElementById(figure.dataset.plot).textContent);
     const place = figure.querySelector(".chart");
-    const narrow = innerWidth < 640;
+    const narrow = small.matches;
+    // The style sheet has the heights: Plotly forgets its own when the window changes.
+    place.classList.toggle("with-legend", plot.series.length > 1);
     const settings = {
       responsive: true, displaylogo: false, scrollZoom: false, displayModeBar: !narrow,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],
@@ -143,4 +146,5 @@
   // Colours of a chart are fixed when it is drawn.
   new MutationObserver(all).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
+  small.addEventListener("change", all);
 })();

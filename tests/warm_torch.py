@@ -234,6 +234,8 @@ def run_script(script: Path, *arguments: str, cache: Path, folder: Path) -> str:
     if session is not None and session.cache == cache:
         done = session.run(words, env=env, cwd=folder)
     else:
+        # The script imports modules beside it, which the environment of a compiler leaves out.
+        env |= {"PYTHONSAFEPATH": ""}
         done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -237,7 +237,7 @@ def _returned(comparison: HistoryComparison, index: int) -> bool:
         return False
     bad = [point for point in one.points if point.run_id >= alert.first_bad]
     if 2 * len(bad) > judgement.count or bad[0].side[1:] == bad[-1].side[1:]:
-        # The median is that of the level before as long as most runs are, and one runtime has one level.
+        # Most runs are of the level before, so the median is too; and one runtime has one level.
         return False
     # The shift of a device, which is no part of the judged change, may be the very change.
     was, now = scaled(one.series.series.scale, [judgement.baseline, one.values[-1]])

@@ -13,7 +13,7 @@ from farm.builds.program.pte import qnn_payloads
 from farm.builds.runtime.device_files import android_places, device_parts
 from farm.builds.runtime.parts import find_fault
 from farm.builds.runtime.qnn_sdk import release_of
-from farm.replay.properties import Level
+from farm.replay.properties import CheckLine, Level
 from farm.report.model import format as fmt
 
 if TYPE_CHECKING:
@@ -51,19 +51,8 @@ class FitOf(StrEnum):
     VTCM = "VTCM"
 
 
-class FitLine(NamedTuple):
-    """Line of the fit of a program."""
-
-    name: FitOf
-    level: Level
-    text: str
-    next_step: str = ""
-    """Next step of the user after a warning or an error."""
-
-    @property
-    def line(self) -> str:
-        """Text of the line behind level and name."""
-        return f"{self.text}: {self.next_step}" if self.next_step else self.text
+FitLine = CheckLine[FitOf]
+"""Line of the fit of a program."""
 
 
 class Contexts(NamedTuple):

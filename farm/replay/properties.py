@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
@@ -34,6 +34,9 @@ MOST_PUSH_SECONDS = 300.0
 """Longest time for the files of the health check, by the measured push speed."""
 _NOT_REACHED = "not checked: {}"
 _SIMULATED = "no DSP: a virtual device runs QNN's simulator"
+
+
+_Name = TypeVar("_Name")
 
 
 class Level(StrEnum):
@@ -66,10 +69,10 @@ class Property(StrEnum):
 _EXPLAINED_ABOVE = {Cause.DEVICE: Property.DOMAIN, Cause.RUNTIME: Property.SKEL}
 
 
-class CheckedProperty(msgspec.Struct, frozen=True):
-    """Line of the check of a device."""
+class CheckLine(msgspec.Struct, Generic[_Name], frozen=True):
+    """Line of a check: of a device, or of the fit of a program."""
 
-    name: Property
+    name: _Name
     level: Level
     text: str
     next_step: str = ""
@@ -79,6 +82,10 @@ class CheckedProperty(msgspec.Struct, frozen=True):
     def line(self) -> str:
         """Text of the line behind level and name."""
         return f"{self.text}: {self.next_step}" if self.next_step else self.text
+
+
+CheckedProperty = CheckLine[Property]
+"""Line of the check of a device."""
 
 
 class HealthCheckResult(msgspec.Struct, frozen=True):

@@ -94,7 +94,7 @@ class Access:
         if self._loopback:
             self.middleware.insert(0, DefineMiddleware(_LocalHosts, names=(host, urlsplit(self._url).hostname or host)))
         secret = os.urandom(32).hex()
-        # Litestar keeps a cookie that it finds, also one that an earlier process signed and that fails for ever.
+        # Litestar keeps any cookie of this name: a cookie signed by an earlier process would fail for ever.
         name = f"farm-csrf-{hashlib.sha256(secret.encode()).hexdigest()[:8]}"
         self.csrf = CSRFConfig(
             secret=secret, cookie_name=name, cookie_samesite="strict", cookie_httponly=True, cookie_secure=secure,
@@ -102,7 +102,7 @@ class Access:
         )  # fmt: skip
 
     def require_accounts(self) -> None:
-        """Raise UsageError for a server that other machines reach and that nobody could sign in to."""
+        """Raise UsageError for a server that other machines reach and that has no account to sign in with."""
         if not self._loopback and not self.has_accounts():
             raise UsageError(
                 "other machines can reach this address, and there is no account: "

@@ -68,7 +68,7 @@ class LeaseDevice(msgspec.Struct, frozen=True):
 
 
 def lease(context: Context, asked: LeaseDevice) -> Done:
-    """Reserve a device or one of a SoC, now or from a given time."""
+    """Reserve a named device or a free device of an SoC, now or from a given time."""
     known, found = reserve_device(context.store, asked.device, context.user, asked.seconds, asked.from_ms)
     begin = f"from {clock_time(found.reserved_from_ms)} " if found.reserved_from_ms else ""
     text = f"{known.called} ({known.soc}, {known.kind}) is yours {begin}until {clock_time(found.reserved_until_ms)}"

@@ -85,7 +85,6 @@ def name_of(page: Page) -> str:
 
 def schema_of(page: Page) -> dict[str, Any]:
     """Return the JSON schema of a page's query."""
-    [schema], _ = msgspec.json.schema_components([page.query], ref_template="#/$defs/{name}")
-    definitions = msgspec.json.schema(page.query)
-    found: dict[str, Any] = definitions["$defs"][schema["$ref"].rpartition("/")[2]]
+    schema = msgspec.json.schema(page.query)
+    found: dict[str, Any] = schema["$defs"][schema["$ref"].rpartition("/")[2]]
     return found

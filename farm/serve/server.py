@@ -106,7 +106,7 @@ def settings(config: Config, host: str, *, demo: bool = False) -> uvicorn.Config
         log_level="warning",
         access_log=False,
         server_header=False,
-        # Of a reverse proxy on this machine.
+        # Forwarded headers are trusted from a reverse proxy on this machine alone.
         proxy_headers=True,
         forwarded_allow_ips="127.0.0.1,::1",
         limit_concurrency=_CONNECTIONS,

@@ -23,7 +23,7 @@ _MOST_TEXT = 4000
 
 
 class Role(StrEnum):
-    """Role of an account; each may do what the ones before it may."""
+    """Role of an account; each role has the rights of the roles before it."""
 
     VIEWER = "viewer"
     DEVELOPER = "developer"

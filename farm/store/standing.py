@@ -83,7 +83,7 @@ def standing(steps: Iterable[AlertRecord], started_ms: Mapping[str, int]) -> Sta
 
 
 def _answers(one: AlertRecord, left: AlertRecord) -> bool:
-    """Return whether an alert answers an earlier one that could not be measured: of the level before, or a way back."""
+    """Return whether `one` settles `left`, an alert without a measurement: same level before, or the way back."""
     if one.state not in _OPEN:
         return one.last_good < left.first_bad
     return one.finding == "improvement" and bool(one.likely_cause) and one.likely_cause != left.likely_cause

@@ -295,7 +295,7 @@ def is_host_time(metric: str, unit: str) -> bool:
 
 
 def is_of_host(metric: str, unit: str, kind: str) -> bool:
-    """Return whether a number of a virtual device tells of its host: times of a simulator, and its cycles."""
+    """Return whether a number of a virtual device depends on its host: times of a simulator, and its cycles."""
     return kind == "virtual" and (unit == "cycles" or is_host_time(metric, unit))
 
 

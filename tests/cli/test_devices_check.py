@@ -22,6 +22,7 @@ from farm.devices.device import AdbAddress, Device
 from farm.devices.platform_facts import PlatformFacts, parse_platform
 from farm.devices.status import DeviceStatus
 from farm.devices.virtual.faults import Fault, clear, inject
+from farm.devices.virtual.tools import LOGCAT
 from farm.replay import properties
 from farm.replay.properties import HealthCheckResult, Level, Property
 from farm.results.attempt import Cause
@@ -54,6 +55,8 @@ def _healthy(request: pytest.FixtureRequest) -> Iterator[None]:
     if "phone" in request.fixturenames:
         attached: Attached = request.getfixturevalue("phone")
         clear(attached.root(0))
+        # A check reads the log from some seconds before its begin.
+        (attached.root(0) / LOGCAT).unlink(missing_ok=True)
         until(lambda: attached.json("devices", "list", SERIAL)["devices"][0]["state"] == "ready")
 
 

@@ -439,5 +439,5 @@ def test_every_page_that_is_a_file_is_looked_at(pages: dict[str, Path]) -> None:
     of_pages = {one.name.partition(".")[0] for one in templates.glob("*.j2") if '{% extends "' in one.read_text()}
     # tests/serve/test_browser.py looks at these pages.
     served = {page.facts.template.partition(".")[0] for page in PAGES if page.path != "/diff"}
-    assert of_pages - served - {"page", "login", "error"} == {"run", "compare", "night", "diff"}
+    assert of_pages - served - {"page", "login", "error", "done"} == {"run", "compare", "night", "diff"}
     assert {"example", "compare", "night", "diff"} <= pages.keys()

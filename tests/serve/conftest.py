@@ -181,7 +181,7 @@ class Server:
             return Answer(found.status, pairs, found.read(), cookies)
 
     def json_of(self, path: str, **headers: str) -> Any:
-        """Return the answer of a path as JSON, whatever its status."""
+        """Return the answer of a path as JSON, with any status."""
         return self.get(path, Accept="application/json", **headers).json
 
     def json(self, path: str) -> Any:

@@ -123,9 +123,9 @@ def test_a_device_is_leased_now_or_later_and_released(start: Start, filled: Fill
         assert act(server, "lease", {"device": "SM8650"}, bob).json["device"] == "R5CX1"
         assert [one.reserved_for for one in filled.store.leases.all()] == ["bob"]
         assert act(server, "release", {"device": "R5CX1"}, bob).status == 200
-    said = home.farm("audit").stdout
+    said = home.farm("lab", "audit").stdout
     assert "needs the role operator" in said
-    assert [one["user"] for one in home.json("audit", "--user", "root")["actions"]] == ["root"]
+    assert [one["user"] for one in home.json("lab", "audit", "--user", "root")["actions"]] == ["root"]
     assert ada not in said + str(filled.store.accounts.audit(100))
 
 

@@ -161,7 +161,7 @@ def test_the_grid_is_used_by_keys_alone(browser: WebDriver, server_of_unchanged:
     cell = browser.switch_to.active_element
     assert cell.get_attribute("class") == "failed"
     assert cell.get_attribute("aria-label").startswith("failed, 20")
-    # One stop of the tab key per row.
+    # The tab key stops once in each row.
     assert len(browser.find_elements(By.CSS_SELECTOR, 'tbody .cells > a[tabindex="0"]')) == 8
     cell.send_keys(Keys.ENTER)
     wait(browser, lambda b: f"?night={unchanged.runs[3]}" in b.current_url)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from farm.base.errors import FarmError, MissingToolError, UsageError
+from farm.dispatch.notify.webhook import is_loopback
 from farm.report.formats.review import review_markdown
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _TRIES = 3
 # GitHub refuses comments above 65,536 characters, and descriptions of a status above 140.
 _MOST_CHARS, _MOST_DESCRIPTION = 60_000, 140
 _CUT = "\n\n*The comment was cut here: the report has all of it.*\n"
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _GITHUB = re.compile(r"/([^/]+/[^/]+)/pull/([0-9]+)/?")
 _GITLAB = re.compile(r"/(.+)/-/merge_requests/([0-9]+)/?")
 _NOT_IN_MARKER = re.compile(r"[^\w .]")
@@ -81,7 +81,7 @@ def place_of(text: str, env: Mapping[str, str]) -> Place:
         return _place_of_ci(env)
     parts = urlsplit(text)
     host = f"{parts.scheme}://{parts.netloc}"
-    if parts.username is None and (parts.scheme == "https" or _is_local(text)):
+    if parts.username is None and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts))):
         if found := _GITHUB.fullmatch(parts.path):
             api = "https://api.github.com" if parts.netloc == "github.com" else f"{host}/api/v3"
             return Place("github", api, found[1], int(found[2]))
@@ -246,8 +246,3 @@ def _number_of_event(file: str) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return number if isinstance(number, int) else None
-
-
-def _is_local(url: str) -> bool:
-    parts = urlsplit(url)
-    return parts.scheme == "http" and parts.hostname in _LOOPBACK

@@ -67,7 +67,7 @@ def post(
     $https_proxy applies, except for this machine and the hosts of $no_proxy. Raises NotifyError.
     """
     request = _request(url, body, token, secret=secret)
-    opener = _opener(direct=_is_loopback(urlsplit(url)))
+    opener = _opener(direct=is_loopback(urlsplit(url)))
     for seconds in (*_WAITS_S, None):
         # A proxy changes a request object: sending the same object again would show it the secrets in plain text.
         problem, again = _attempt(opener, copy.copy(request))
@@ -114,7 +114,7 @@ def _request(url: str, body: str, token: str, *, secret: bool) -> urllib.request
         raise NotifyError("the address of the webhook is none: expected https://HOST/PATH")
     if parts.username is not None:
         raise NotifyError(f"{origin(url)}: the address has a user in it, which is not sent: use token_env")
-    if parts.scheme == "http" and (secret or token) and not _is_loopback(parts):
+    if parts.scheme == "http" and (secret or token) and not is_loopback(parts):
         what = "the address itself" if secret else "the token"
         raise NotifyError(f"{origin(url)}: {what} is a secret, which http shows to everybody: use https")
     if not (token.isascii() and token.isprintable()):
@@ -134,7 +134,8 @@ def _opener(*, direct: bool) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(*handlers)
 
 
-def _is_loopback(parts: SplitResult) -> bool:
+def is_loopback(parts: SplitResult) -> bool:
+    """Return True for an address of this machine."""
     if parts.hostname == "localhost":
         return True
     try:

@@ -22,7 +22,7 @@ _MOST_DAYS = 90
 def reserve_device(store: Store, wanted: str, user: str, seconds: float, from_ms: int = 0) -> tuple[Registered, Lease]:
     """Reserve a known device by its name, serial, id or SoC for `user`, at once or from `from_ms` on.
 
-    A SoC means one of its free devices that is not reserved for `user` yet.
+    An SoC stands for any free device of it that is not reserved for `user` yet.
 
     Raises UnknownNameError for an unknown name, UsageError for a time out of range, and NoDeviceError with the users.
     """
@@ -55,7 +55,7 @@ def reserve_device(store: Store, wanted: str, user: str, seconds: float, from_ms
 def give_back(store: Store, device: str, user: str, *, force: bool) -> str:
     """Give back a device that is reserved for `user`, and return what happens now, as text.
 
-    With `force` also one of another user, whose process ends or leaves it after its job.
+    With `force` also a device of another user, whose process ends or leaves it after its job.
     Raises UnknownNameError, and UsageError for a device that is free or another user's.
     """
     leases = {lease.device: lease for lease in (*store.leases.upcoming(), *store.leases.all())}

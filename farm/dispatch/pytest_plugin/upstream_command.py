@@ -1,7 +1,7 @@
 """Command line of upstream's `test_qnn_delegate.py`, as its users type it -> options of `farm pytest`.
 
 Flags: executorch 1.5.1, `setup_common_args_and_variables` and `setup_environment` of test_qnn_delegate.py; letters of
-earlier releases, such as `-b`, `-s` and `-m`, mean what they meant there.
+earlier releases, such as `-b`, `-s` and `-m`, keep their meaning.
 """
 
 from __future__ import annotations

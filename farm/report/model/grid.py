@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.report.model.status import Standing
+from farm.report.model.status import Standing, standing_after
 from farm.results.analysis.facts import changed_facts
 from farm.results.analysis.flakiness import Record, Reliability
 from farm.results.analysis.history import fact_text
+from farm.store.queries.grid import GridJob
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from farm.store.queries.grid import GridJob, Night
+    from farm.store.queries.grid import Night
 
 # Verdicts about the code; the other letters of a cell decide nothing about the job before.
 _VERDICTS = "pfk"
+_OUTCOMES = {"p": "passed", "f": "failed", "k": "known", "i": "infra"}
 _FLAKY = (Reliability.FLAKY, Reliability.NEWLY_FLAKY)
 # Facts that change with each commit.
 _OF_A_COMMIT = frozenset({"commit", "dirty", "executorch_content", "native_runner", "profile"})
@@ -34,17 +36,9 @@ ORDER = (
 """States in the order in which a grid lists them."""
 
 
-class GridRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Job with its results in nightly runs."""
+class GridRow(GridJob, frozen=True, kw_only=True):
+    """Job with its results in nightly runs, the newest first."""
 
-    job_id: str
-    suite: str
-    case: str
-    soc: str
-    backend: str
-    precision: str
-    cells: str
-    """Letter of `farm.store.queries.grid.CELLS` for each nightly run, newest first."""
     standing: Standing
     """State in the newest nightly run that planned the job."""
     flaky: Record | None = None
@@ -75,8 +69,7 @@ def rows_of(jobs: Sequence[GridJob], records: Mapping[str, Record]) -> list[Grid
     for job in jobs:
         record = records.get(job.job_id)
         flaky = record if record is not None and record.reliability in _FLAKY else None
-        names = {name: getattr(job, name) for name in job.__struct_fields__}
-        rows.append(GridRow(**names, standing=standing_of(job.cells), flaky=flaky))
+        rows.append(GridRow(**msgspec.structs.asdict(job), standing=standing_of(job.cells), flaky=flaky))
     place = {standing: number for number, standing in enumerate(ORDER)}
     # A flaky job is more urgent than others of its state.
     return sorted(rows, key=lambda row: (place[row.standing], row.flaky is None, row.job_id))
@@ -86,11 +79,7 @@ def standing_of(cells: str) -> Standing:
     """Return the state of a job by its cells, newest first."""
     there = cells.lstrip("\N{MIDDLE DOT}")
     now, before = there[:1], next((letter for letter in there[1:] if letter in _VERDICTS), "")
-    if now == "f":
-        return Standing.STILL_FAILING if before == "f" else Standing.NEW_FAILURE
-    if now == "p":
-        return Standing.FIXED if before in ("f", "k") else Standing.PASSED
-    return {"i": Standing.INFRA, "k": Standing.KNOWN}.get(now, Standing.NOT_TESTED)
+    return standing_after(_OUTCOMES.get(now, ""), _OUTCOMES.get(before, ""))
 
 
 def may_be_flaky(job: GridJob) -> bool:

@@ -169,19 +169,22 @@ def _worst_first(one: RunStanding) -> tuple[int, ...]:
 
 def standing(job: JobStatus) -> Standing:
     """Return the state of one job."""
-    before = job.before
-    failed_before = before is not None and before.verdict == _FAILED and not before.known_issue
-    if job.verdict == _INFRA:
-        return Standing.INFRA
-    if job.verdict == _FAILED:
-        if job.known_issue:
-            return Standing.KNOWN
-        return Standing.STILL_FAILING if failed_before else Standing.NEW_FAILURE
-    if not job.verdict:
-        return Standing.NOT_TESTED
-    if job.verdict == _PASSED and before is not None and before.verdict == _FAILED:
+    before = "" if job.before is None else outcome_of(job.before.verdict, job.before.known_issue)
+    return standing_after(outcome_of(job.verdict, job.known_issue), before)
+
+
+def outcome_of(verdict: str, known_issue: str) -> str:
+    """Return a verdict with known issues apart: `known` for a failure that was expected."""
+    return "known" if verdict == _FAILED and known_issue else verdict
+
+
+def standing_after(now: str, before: str) -> Standing:
+    """Return the state of a job by its outcome and the one before; an empty outcome is none."""
+    if now == _FAILED:
+        return Standing.STILL_FAILING if before == _FAILED else Standing.NEW_FAILURE
+    if now == _PASSED and before in (_FAILED, "known"):
         return Standing.FIXED
-    return Standing.PASSED
+    return {_INFRA: Standing.INFRA, "known": Standing.KNOWN, "": Standing.NOT_TESTED}.get(now, Standing.PASSED)
 
 
 def unsure_lines(status: Status) -> list[str]:

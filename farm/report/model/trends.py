@@ -63,7 +63,7 @@ class Trend(msgspec.Struct, frozen=True):
 def trends_of(background: Background, job_id: str, kind: str) -> tuple[Trend, ...]:
     """Return the trend of a job's time on devices of `kind`, then of its SQNR; series with one value are left out.
 
-    Virtual devices have no trend of times, which are those of the simulator's host.
+    Virtual devices have no trend of times: the simulator's times depend on its host.
     """
     series = {one.metric: one for one in background.trends.get(job_id, ())}
     times = [metric for metric in _TIMES if metric in series and kind != "virtual"]

@@ -117,7 +117,7 @@ class Alerts:
         return found
 
     def all(self, most: int = 2000) -> list[AlertRecord]:
-        """Return the newest alerts in every state without those of local runs, oldest first."""
+        """Return the newest alerts of every state and of no local run, oldest first."""
         alert = schema.alert.c
         newest = select(alert.id).where(~alert.alert_private, alert.finding != "unchanged")
         return self._find(alert.id.in_(newest.order_by(alert.id.desc()).limit(most)))

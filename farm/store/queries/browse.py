@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 
 from farm.store import schema, values
 from farm.store.clock import clock_ms
+from farm.store.queries.jobs import latencies_of
 from farm.store.queries.runs import find_run
 from farm.store.statements import statement
 from farm.store.toolchains import line_text, purpose_of, toolchain_of
@@ -234,7 +235,7 @@ class Browse:
         of = {"serial": serial, "kind": kind, "most": limit}
         with self._database.reading() as connection:
             rows = connection.execute(statement("browse.on_device"), of).all()
-            latencies = _by_id(connection, "latencies", attempts=[row.id for row in rows])
+            latencies = latencies_of(connection, [row.id for row in rows])
         return [DeviceAttempt(*(*row[1:-1], latencies.get(row.id), row.run_private or msgspec.UNSET)) for row in rows]
 
     def met_devices(self) -> list[MetDevice]:

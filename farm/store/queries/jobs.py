@@ -67,7 +67,7 @@ class JobReader:
         with self._database.reading() as connection:
             of = {"job": _row(connection, job_id), "most": most}
             rows = connection.execute(statement("jobs.runs"), of).all()
-            latencies = _latencies(connection, [row.decisive_attempt_id for row in rows])
+            latencies = latencies_of(connection, [row.decisive_attempt_id for row in rows])
         return [
             JobRun(
                 run_id=row.run_id,
@@ -99,7 +99,7 @@ class JobReader:
         """Return the jobs of a run, in their order."""
         with self._database.reading() as connection:
             rows = connection.execute(statement("jobs.of_run"), {"run": run_id}).all()
-            latencies = _latencies(connection, [row.decisive_attempt_id for row in rows])
+            latencies = latencies_of(connection, [row.decisive_attempt_id for row in rows])
         return [
             RunJob(
                 job_id=row.job_id,
@@ -132,8 +132,8 @@ def _reason(row: Any) -> str:
     return str(row.reason or (row.stale or {}).get("reason", ""))
 
 
-def _latencies(connection: Connection, attempts: Collection[int | None]) -> dict[int, float]:
-    """Return median latencies by attempt id."""
+def latencies_of(connection: Connection, attempts: Collection[int | None]) -> dict[int, float]:
+    """Return the median latencies of these attempts, by attempt id."""
     found: dict[int, float] = {}
     for part in chunks([one for one in attempts if one is not None]):
         found.update({row[0]: row[1] for row in connection.execute(statement("browse.latencies"), {"attempts": part})})

@@ -79,7 +79,7 @@ class RunReader:
             return with_elsewhere(connection, _run_view(connection, run_id))
 
     def view_of_job(self, run_id: str, job_id: str) -> RunView:
-        """Return a run with one of its jobs alone, and what that did elsewhere. Raises UnknownNameError."""
+        """Return a run with a single job, and the attempts of this job on other devices. Raises UnknownNameError."""
         with self._database.reading() as connection:
             job = connection.scalar(statement("jobs.row"), {"name": job_id})
             view = _run_view(connection, run_id, job or -1)

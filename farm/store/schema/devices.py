@@ -70,7 +70,7 @@ lease = Table(
     Column("expires_ms", BigInteger, nullable=False),
     Column("reserved_for", String(256), nullable=False),
     Column("reserved_until_ms", BigInteger, nullable=False),
-    # Start of the reservation; 0 for one that begins at once.
+    # Start of the reservation; 0 for a reservation that begins at once.
     Column("reserved_from_ms", BigInteger, nullable=False, server_default="0"),
     # User with a better right than the holding agent, which hands the device over after the running job; else empty.
     Column("wanted_by", String(256), nullable=False, server_default=""),

@@ -24,7 +24,7 @@ audit = Table(
     Column("time_ms", BigInteger, nullable=False),
     Column("user_name", String(256), nullable=False),
     Column("action", String(32), nullable=False),
-    # What was asked for, as JSON without secrets.
+    # Fields of the request, as JSON without secrets.
     Column("asked", Text, nullable=False),
     # `done`, or the reason of the refusal.
     Column("outcome", Text, nullable=False),
