@@ -23,6 +23,7 @@ from made_shards import made_terms
 from stub_evidence import Ran, executions
 from stub_farm import FINE, SOC, make_bundle, stub_case, stub_runtime
 
+from farm.base.exit_codes import ExitCode
 from farm.builds.bundles.cache import BundleCache
 from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.request.profiling import Profile
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 AGENT = Path(__file__).with_name("stub_agent.py")
 BUILD_HOST = Path(__file__).with_name("stub_build_host.py")
 _LOOKS_S = 0.05
+_FINAL = {
+    ExitCode.PASSED, ExitCode.USAGE, ExitCode.MISSING_TOOL, ExitCode.REFUSED, ExitCode.NO_STORE, ExitCode.AGENT_REFUSED,
+}  # fmt: skip
+"""Exit codes after which systemd does not start an agent again."""
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +220,7 @@ class StubHosts:
         deadline = time.monotonic() + timeout_s
         while not condition():
             dead = [name for name, process in self.processes.items() if process.poll() is not None]
-            again = [name for name in dead if self.restarts and self.processes[name].returncode not in (0, 2)]
+            again = [name for name in dead if self.restarts and self.processes[name].returncode not in _FINAL]
             for name in again:
                 self._start(name)
             dead = [f"{name} with {self.processes[name].returncode}" for name in dead if name not in again]

@@ -281,7 +281,7 @@ class TestCache:
         target.chmod(0o2775)
         bob.write(target / "marker", "bob can write here")
         done = ada.farm("setup", "runtime", "env", env=env)
-        assert (done.returncode, done.stdout) == (2, "")
+        assert (done.returncode, done.stdout) == (8, "")
         assert done.stderr.count("\n") == 1, done.stderr
         assert f"{target} can be written by group farm-" in done.stderr
         if part == "native":

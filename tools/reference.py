@@ -24,8 +24,8 @@ from farm.base import errors
 from farm.base.config.settings import Config, _FarmToml
 from farm.base.config.toolchains import ToolchainTable
 from farm.base.config.variables import QNN_PATHS, VARIABLES
+from farm.base.exit_codes import ExitCode
 from farm.cli.main import cli
-from farm.report.model.status import exit_meaning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,11 +154,16 @@ def _exit_codes_page() -> str:
         if isinstance(one, type) and issubclass(one, errors.FarmError) and one is not errors.FarmError:
             summary = (one.__doc__ or "").strip().partition("\n")[0]
             by_code.setdefault(one.exit_code, []).append(f"`{one.__name__}`: {summary}")
-    parts = ["# Exit codes", "", "Meaning of the exit code of `farm run`, and of the errors of every command:", ""]
-    rows = [(f"**{code}**", exit_meaning(code)) for code in range(256) if exit_meaning(code) != exit_meaning(256)]
+    parts = [
+        "# Exit codes",
+        "",
+        "2 is for usage and configuration alone; 4 and 10 are worth another try.",
+        "",
+    ]
+    rows = [(f"**{one:d}**", one.meaning) for one in ExitCode]
     parts += _table(("code", "meaning"), rows)
     for code, texts in sorted(by_code.items()):
-        parts += ["", f"## Errors with exit code {code}", "", *(f"* {text}" for text in texts)]
+        parts += ["", f"## Errors with exit code {code:d}", "", *(f"* {text}" for text in texts)]
     return "\n".join([*parts, ""])
 
 

@@ -1,20 +1,21 @@
-"""Every error that farm raises on purpose.
+"""Every error that farm raises on purpose; farm/base/exit_codes.py has the exit codes.
 
 FarmError
-├── UsageError                 an impossible request: exit 2, no change
+├── UsageError                 an impossible request: no change
 │   ├── ConfigError            an invalid value in a file; names file, key and expectation
 │   ├── UnknownNameError       no such SoC, suite, case, backend or run; names the nearest
 │   ├── IllegalTargetError     an SoC, backend and precision that do not fit, with the reason
 │   ├── NeedsDeviceError       a program for real devices on a virtual device, with the reason
-│   └── MissingPackageError    a program whose op packages have no library for the device
-├── NothingSelectedError       the selection is empty: exit 5
+│   ├── MissingPackageError    a program whose op packages have no library for the device
+│   └── NoHistoryError         no result or number to work with, or a result whose bundle is gone
+├── NothingSelectedError       the selection is empty
 ├── DelegationError            a graph cannot be lowered without the operators that a backend did not take
 ├── MisreadCodesError          quantized operators do not reach the backend with this toolchain
 ├── ProgramError               a test's program did not compile, load or run
 ├── NativeBuildError           the native parts of a commit cannot be built: it cannot be tried
-└── InfraError                 the farm or a device, never the code under test: exit 4
-    ├── MissingToolError       a missing library, compiler or tool, with the places searched and the next step: exit 2
-    │   └── UntrustedError     another user could have written a file to execute: exit 2
+└── InfraError                 the farm or a device, never the code under test
+    ├── MissingToolError       a missing library, compiler or tool, with the places searched and the next step
+    │   └── UntrustedError     another user could have written a file to execute
     ├── NoDeviceError          no attached device can run the target
     ├── DeviceError            a device failed; carries serial, command, stderr
     │   ├── DeviceTimeoutError no answer in time
@@ -29,13 +30,16 @@ FarmError
         ├── RowRefusedError    a row that the database refuses; other rows are unaffected
         ├── ArtifactsError     the place where a shared farm keeps its files does not answer, or refuses
         │   └── ArtifactLostError  a missing or changed file; other files are unaffected
+        ├── StoreUnreachableError  the server of the database does not answer
         └── StoreLostError     deleted, replaced, damaged or dropped: waiting does not help
-            └── NoStoreError   no store yet, or no store possible at the named place: exit 2
+            └── NoStoreError   no store yet, or no store possible at the named place
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
+
+from farm.base.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,13 +53,13 @@ FIRST_RUN = "farm run --soc SM8650 --suite smoke --virtual"
 class FarmError(Exception):
     """Root of farm's errors; `exit_code` is the exit code of a command that fails with it."""
 
-    exit_code = 1
+    exit_code: int = ExitCode.FAILED
 
 
 class UsageError(FarmError):
     """Impossible request of the user."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class ConfigError(UsageError):
@@ -108,10 +112,16 @@ class MissingPackageError(UsageError):
         super().__init__(f"{serial} cannot run it: {problem}")
 
 
+class NoHistoryError(UsageError):
+    """The store has too little for the request: no result, no number, or a result whose bundle is gone."""
+
+    exit_code = ExitCode.NO_HISTORY
+
+
 class NothingSelectedError(FarmError):
     """The selection is empty."""
 
-    exit_code = 5
+    exit_code = ExitCode.NOTHING
 
 
 class DelegationError(FarmError):
@@ -160,17 +170,19 @@ class NativeBuildError(FarmError):
 class InfraError(FarmError):
     """The farm or a device is at fault, never the code under test."""
 
-    exit_code = 4
+    exit_code = ExitCode.INFRA
 
 
 class MissingToolError(InfraError):
     """Missing library, compiler or tool: the machine is not set up for the request."""
 
-    exit_code = 2
+    exit_code = ExitCode.MISSING_TOOL
 
 
 class UntrustedError(MissingToolError):
     """Another user could have written `folder`, so that no file in it is executed; `problem` names the user."""
+
+    exit_code = ExitCode.REFUSED
 
     def __init__(self, folder: Path, problem: str) -> None:
         self.folder, self.problem = folder, problem
@@ -235,8 +247,7 @@ class LeaseLostError(InfraError):
 class AgentRefusedError(InfraError):
     """Refusal of an agent by the shared farm: an agent of its name is alive, or it belongs to another farm."""
 
-    # A new start by a service manager would fail the same way.
-    exit_code = 2
+    exit_code = ExitCode.AGENT_REFUSED
 
     def __init__(self, message: str, *, may_pass: bool = False) -> None:
         super().__init__(message)
@@ -277,6 +288,12 @@ class ArtifactLostError(ArtifactsError):
     """Missing file of a shared farm, or one unlike its hash: waiting does not help, other files may work."""
 
 
+class StoreUnreachableError(StoreError):
+    """The server of the database does not answer: waiting may help."""
+
+    exit_code = ExitCode.STORE_UNREACHABLE
+
+
 class StoreLostError(StoreError):
     """Deleted, replaced, damaged or dropped store: waiting does not help, and records may be lost."""
 
@@ -284,4 +301,4 @@ class StoreLostError(StoreError):
 class NoStoreError(StoreLostError):
     """Missing store, or a named place that cannot hold one; no device is at fault."""
 
-    exit_code = 2
+    exit_code = ExitCode.NO_STORE

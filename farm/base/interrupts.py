@@ -9,6 +9,8 @@ from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from farm.base.exit_codes import ExitCode
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-INTERRUPTED = 130
+INTERRUPTED = ExitCode.INTERRUPTED
 """Exit code of a command that Ctrl-C ended."""
 
 _LOGGING_SECONDS = 5.0

@@ -14,6 +14,7 @@ import click
 
 from farm import __version__
 from farm.base.errors import FarmError, InfraError
+from farm.base.exit_codes import ExitCode
 from farm.cli.options import ListingGroup, with_numbers
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _broken_pipes() -> Iterator[None]:
         discard(sys.stdout)
 
 
-_VERBOSE = ("-v", "--verbose")
+_VERBOSE, _QUIET = ("-v", "--verbose"), ("-q", "--quiet")
 
 
 class _LazyGroup(ListingGroup):
@@ -267,6 +268,8 @@ _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content
 @click.version_option(__version__, "-V", "--version", prog_name="farm")
 @click.option("-v", "--verbose", is_flag=True, expose_value=False,
               help="Print configuration, times and the origin of errors; also after COMMAND.")  # fmt: skip
+@click.option("-q", "--quiet", is_flag=True, expose_value=False,
+              help="Print errors, warnings and the last line, of runs the verdict; also after COMMAND.")  # fmt: skip
 @click.option("--config", metavar="FILE", expose_value=False, callback=_use_config, is_eager=True,
               help="Configuration of any command, as $FARM_CONFIG.")  # fmt: skip
 @click.option("--no-color", is_flag=True, expose_value=False, callback=_use_no_color, is_eager=True,
@@ -325,27 +328,35 @@ def main() -> None:
 
         code = _fail(refusal(error), error.exit_code)
     except click.Abort:
-        code = 130
+        code = ExitCode.INTERRUPTED
     except OSError as error:
         _explain(error)
-        code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}", InfraError.exit_code)
+        code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}", ExitCode.INFRA)
     except Exception:  # noqa: BLE001 - ours to fix; and not exit code 1, which says that a job failed
         _print_error(traceback.format_exc().rstrip())
-        code = _fail("this is a bug in farm: please report it with the lines above", InfraError.exit_code)
+        code = _fail("this is a bug in farm: please report it with the lines above", ExitCode.INFRA)
+    if "farm.cli.output" in sys.modules:
+        from farm.cli.output import end_quiet
+
+        end_quiet()
     # The two collections at exit would take a sixth of a short command.
     gc.freeze()
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _click_words(arguments: list[str]) -> list[str]:
-    """Return the command line for click, as `with_numbers` does; -v may stand anywhere before --."""
+    """Return the command line for click, as `with_numbers` does; -v and -q may stand anywhere before --."""
     words = with_numbers(arguments)
     end = words.index("--") if "--" in words else len(words)
     if not set(_VERBOSE).isdisjoint(words[:end]):
         from farm.cli.output import be_verbose
 
         be_verbose()
-    return [word for at, word in enumerate(words) if at >= end or word not in _VERBOSE]
+    if not set(_QUIET).isdisjoint(words[:end]):
+        from farm.cli.output import be_quiet
+
+        be_quiet()
+    return [word for at, word in enumerate(words) if at >= end or word not in (*_VERBOSE, *_QUIET)]
 
 
 def _explain(error: BaseException) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -65,11 +66,15 @@ def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | 
     if as_json:
         from farm.report.formats.run_json import render_json
 
-        echo(render_json(view))
+        echo(render_json(view), whole=True)
         return
     from farm.report.terminal.run import render_summary
 
-    echo_coloured(render_summary(view, width(), color=sys.stdout.isatty()))
+    text = render_summary(view, width(), color=sys.stdout.isatty())
+    if is_quiet():
+        echo_coloured(text.partition("\n")[0])
+        return
+    echo_coloured(text)
     echo(f"report: {html or report}")
 
 
@@ -93,11 +98,17 @@ def show(answer: Mapping[str, object], lines: Iterable[str], *, as_json: bool) -
 
 def print_json(answer: Mapping[str, object]) -> None:
     """Print the answer of a command as JSON, with the version of its layout."""
-    echo(json_document({"schema": 1, **answer}).decode())
+    echo(json_document({"schema": 1, **answer}).decode(), whole=True)
 
 
 def notice(text: str) -> None:
     """Print the progress of a command on standard error."""
+    if is_quiet():
+        return
+    _print_notice(text)
+
+
+def _print_notice(text: str) -> None:
     # On one line: a line break in a device's text could start a workflow command of GitHub.
     when = f"{time.strftime('%H:%M:%S')} " if is_verbose() else ""
     echo(f"farm: {when}{one_line(text)}", err=True)
@@ -107,7 +118,10 @@ def begin_log() -> None:
     """Print log records of farm as `notice` does. Raises UsageError for levels in FARM_LOG that do not exist."""
     from farm.base.log_setup import RecordHandler, begin_logging
 
-    begin_logging(RecordHandler(notice), verbose=is_verbose())
+    handler = RecordHandler(_print_notice)
+    if is_quiet():
+        handler.setLevel(logging.WARNING)
+    begin_logging(handler, verbose=is_verbose())
 
 
 _verbose = threading.Event()
@@ -142,13 +156,40 @@ def is_verbose() -> bool:
     return _verbose.is_set()
 
 
-def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+_quiet = threading.Event()
+_last_line: list[str] = []
+
+
+def be_quiet() -> None:
+    """Print from now on no progress, and of standard output the last line at the end of the command."""
+    _quiet.set()
+
+
+def is_quiet() -> bool:
+    """Return True when the user asked for less with -q."""
+    return _quiet.is_set()
+
+
+def end_quiet() -> None:
+    """Print the last line of a quiet command."""
+    _quiet.clear()
+    if _last_line:
+        echo_coloured(_last_line.pop())
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True, whole: bool = False) -> None:
     """Print `text` with control characters and invisible ones spelled out: names come from files and devices."""
-    echo_coloured(visible(str(text)), err=err, nl=nl)
+    echo_coloured(visible(str(text)), err=err, nl=nl, whole=whole)
 
 
-def echo_coloured(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print text with our colours; all other control characters are spelled out before."""
+def echo_coloured(text: str, *, err: bool = False, nl: bool = True, whole: bool = False) -> None:
+    """Print text with our colours; all other control characters are spelled out before.
+
+    A quiet command keeps only the last line of standard output, unless the text is `whole`, as for programs.
+    """
+    if is_quiet() and not err and not whole:
+        _last_line[:] = [line for line in text.splitlines() if line.strip()][-1:] or _last_line
+        return
     try:
         click.echo(text, err=err, nl=nl)  # noqa: TID251 - here alone
     except BrokenPipeError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.base.log_setup import shown_by
 from farm.base.text import REASON_LIMIT, one_line, visible
-from farm.cli.output import echo
+from farm.cli.output import echo, is_quiet
 from farm.report.model.format import duration, plural
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _short(job_id: str) -> str:
 @contextmanager
 def make_front(plain: type[PlainFront] = PlainFront) -> Iterator[Front]:
     """Yield the progress display for standard error; `plain` if it is no terminal."""
-    if not sys.stderr.isatty():
+    if is_quiet() or not sys.stderr.isatty():
         yield plain()
         return
     from rich.console import Console

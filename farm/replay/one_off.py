@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.errors import FarmError, InfraError, UsageError
+from farm.base.errors import FarmError, UsageError
+from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.builds.bundles.key import facts_of
 from farm.devices.execution.one_shot import too_many
@@ -149,7 +150,7 @@ def finish_run(
     Raises a FarmError of `execute` again after the run is finished with the error's exit code.
     """
     attempt: Attempt | None = None
-    exit_code = InfraError.exit_code
+    exit_code: int = ExitCode.INFRA
     try:
         attempt = execute()
         exit_code = exit_code_of(store.runs.view(run_id))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.errors import InfraError, UnknownNameError, UsageError
+from farm.base.errors import InfraError, NoHistoryError, UnknownNameError, UsageError
 from farm.base.publish import make_folders
 from farm.base.socs import check_target, find_soc
 from farm.builds.bundles.cache import BundleCache
@@ -113,7 +113,7 @@ def find_stored_result(store: Store, pattern: str, ref: str | None) -> StoredRes
     """
     run, view = find_recorded_job(store, pattern, ref, "run again", debug=False)
     if "debug" in run.fingerprint:
-        raise UsageError(f"run {run.id} was of 'farm debug', whose program is not kept: give its command again")
+        raise NoHistoryError(f"run {run.id} was of 'farm debug', whose program is not kept: give its command again")
     return _result(store, run, view.id)
 
 
@@ -134,12 +134,14 @@ def find_recorded_job(
         known = set(store.history.job_names(pattern))
         names = [view.id for view in run.jobs if view.id in known]
         if not names:
-            raise UsageError(f"run {run.id} has no result of {pattern}: 'farm history {pattern}' shows which runs have")
+            raise NoHistoryError(
+                f"run {run.id} has no result of {pattern}: 'farm history {pattern}' shows which runs have"
+            )
     if len(names) > 1:
         shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
         raise UsageError(f"{pattern} means {len(names)} jobs, and only one can be {what_for}: name it: {shown}")
     if run is None:
-        raise UsageError(f"{pattern} has no result yet: no attempt{'' if debug else ', or of farm debug alone'}")
+        raise NoHistoryError(f"{pattern} has no result yet: no attempt{'' if debug else ', or of farm debug alone'}")
     return run, next(view for view in run.jobs if view.id == names[0])
 
 
@@ -182,7 +184,7 @@ def find_stored_results(store: Store, pattern: str, ref: str | None) -> tuple[li
             missing.append(str(error))
     if not found:
         why = missing[0] if missing else f"'farm history {pattern}' shows which runs have one"
-        raise UsageError(f"{pattern} has no result{f' in run {ref}' if ref else ''}: {why}")
+        raise NoHistoryError(f"{pattern} has no result{f' in run {ref}' if ref else ''}: {why}")
     return found, missing
 
 
@@ -208,7 +210,7 @@ def _result(store: Store, run: RunView, job_id: str) -> StoredResult:
             kind = kinds[attempt.device]
             return StoredResult(run, view, attempt, number, kind, kept_outputs(artifacts), tokens)
     last = view.attempts[-1].reason if view.attempts else "it was not begun"
-    raise UsageError(f"{job_id} was not executed in run {run.id}, so that nothing can be run again: {last}")
+    raise NoHistoryError(f"{job_id} was not executed in run {run.id}, so that nothing can be run again: {last}")
 
 
 def find_job(config: Config, stored: StoredResult, *, by_program: bool = False) -> Job:
@@ -288,7 +290,7 @@ def find_bundle(config: Config, stored: StoredResult, job: Job, tools: Toolchain
         return bundle
     key = stored.attempt.bundle_key
     if changes := _changes(config, stored, job, tools):
-        raise UsageError(
+        raise NoHistoryError(
             f"the bundle {key[:12]} of {stored.view.id} is not in the cache any more "
             f"({BundleCache(config.cache_dir).folder(key)}), and building it today gives another one: {changes}; "
             "bring that folder back, or run the job as it is today"
@@ -308,7 +310,7 @@ def require_program(stored: StoredResult, bundle: Bundle) -> None:
     """Raise UsageError where a bundle was compiled anew since, to another program than the result is of."""
     was, now = stored.view.program, bundle.manifest.program
     if isinstance(was, str) and was and now and was != now:
-        raise UsageError(
+        raise NoHistoryError(
             f"what run {stored.run.id} executed of {stored.view.id} is gone: its bundle was compiled anew since, to "
             f"another program ({was[:12]} -> {now[:12]}): run the job as it is today"
         )

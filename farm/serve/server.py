@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from farm.base.errors import UsageError
+from farm.base.exit_codes import ExitCode
 from farm.base.text import one_line
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ _CONNECTIONS = 512
 _THREADS = 16
 # Time for responses in progress after Ctrl-C.
 _LAST_ANSWERS_S = 2
-_INTERRUPTED = 130
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -78,7 +78,7 @@ def serve(config: Config, bound: socket.socket, ready: Callable[[], None], *, de
             # Python would wait for the threads of queries whose clients have left; queries only read, so an exit is
             # safe.
             sys.stderr.flush()
-            os._exit(_INTERRUPTED)
+            os._exit(ExitCode.INTERRUPTED)
         raise
 
 

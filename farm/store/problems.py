@@ -6,9 +6,9 @@ import re
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.exc import DataError, IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 
-from farm.base.errors import NoStoreError, RowRefusedError, StoreError, StoreLostError
+from farm.base.errors import NoStoreError, RowRefusedError, StoreError, StoreLostError, StoreUnreachableError
 from farm.base.text import redacted
 from farm.store.postgresql import POOLED
 
@@ -103,7 +103,9 @@ def store_error(name: str, error: DBAPIError, secrets: Sequence[str] = ()) -> St
     remedy = next((f": {remedy}" for pattern, remedy in _REMEDIES if pattern.search(words)), "")
     half_done = getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK
     problem = _LEFT_HALF_DONE if half_done else _PROBLEMS.get(code, f"the database refuses: {words}{remedy}")
-    return StoreError(f"{name}: {problem}")
+    # psycopg gives no code for a connection that failed or was lost.
+    is_unreachable = state is None and code < 0 and not remedy and isinstance(error, OperationalError)
+    return (StoreUnreachableError if is_unreachable else StoreError)(f"{name}: {problem}")
 
 
 def _words(text: str, secrets: Sequence[str]) -> str:

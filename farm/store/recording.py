@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import update
 
+from farm.base.exit_codes import ENDED_EARLY
 from farm.store import rows, schema, values
 from farm.store.details import bounded
 from farm.store.statements import statement
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from farm.store.records import ArtifactRecord, RunRecord
     from farm.store.view import SkipReason
     from farm.suites.suite import Job
-
-ENDED_EARLY = (2, 4, 130)
-"""Exit codes of a missing setup, missing devices, and an interrupt: without an attempt such a run never began."""
 
 
 class Recording:
@@ -147,6 +145,7 @@ class Recording:
 
         def change(connection: Connection) -> None:
             rows.require_run(connection, run_id)
+            # A run that ended early without an attempt never began.
             began = exit_code not in ENDED_EARLY or connection.scalar(statement("recording.tried"), {"run": run_id})
             row = {"finished_ms": rows.now_ms(), "exit_code": exit_code, "run_began": bool(began)}
             run = schema.run.c

@@ -24,6 +24,7 @@ from chaos_watch import Watch, dump
 from stub_run import judge
 
 from farm.base.errors import FarmError
+from farm.base.exit_codes import ENDED_EARLY, ExitCode
 from farm.devices.health import Health
 from farm.results.attempt import Verdict
 from farm.store.store import open_store
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from farm.store.view import RunView
 
 ATTACHED = 3
+_REFUSED = ENDED_EARLY - {ExitCode.INFRA, ExitCode.STORE_UNREACHABLE, ExitCode.INTERRUPTED}
+"""Exit codes of runs that refuse to be resumed; no disturbance of a round explains them."""
 _MOST_PARTS = 7
 _PEACEFUL_PARTS = 4
 """Number of resumptions at the end that run undisturbed."""
@@ -212,7 +215,7 @@ class Round:
         name = f"round {self._number}: {output.name}"
         if "Traceback" in text and _STILLBORN not in text:
             self._found("tracebacks", f"{name}: {_excerpt(text)}")
-        if code == 2:
+        if code in _REFUSED:
             self._found("refused", f"{name}: {text.splitlines()[-1:]}")
         if "the test session broke down" in text and not self._struck & {"controller", "state disk"}:
             broken = next(line for line in text.splitlines() if "the test session broke down" in line)

@@ -290,7 +290,7 @@ def test_a_command_has_the_device_and_hands_on_its_exit_code(
         f"ANDROID_SERIAL names {name}, and 'farm devices connect' has the device leased under that name" in done.stderr
     )
     done = attic.farm("devices", "connect", NAME, "--", "no-such-program", env=servers.env)
-    assert (done.returncode, "there is no no-such-program" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "there is no no-such-program" in done.stderr) == (6, True), done.stderr
     assert store.leases.all() == []
     assert servers.listed() == []
 

@@ -178,7 +178,7 @@ def test_a_suite_that_says_nonsense_of_itself_is_named(home: FarmHome, store: St
 
 
 def test_without_a_store_it_says_how_to_make_one_and_makes_none(home: FarmHome) -> None:
-    done = home.farm("jobs", "coverage", "--soc", "SM8650", code=2)
+    done = home.farm("jobs", "coverage", "--soc", "SM8650", code=9)
     assert f"there is no store yet: '{FIRST_RUN}' makes one" in done.stderr
     assert not home.state.exists()
 

@@ -126,17 +126,17 @@ def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, sto
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "code", "said"),
     [
-        ((), "no rule for runs to keep: --keep 90d, --keep-runs 500"),
-        (("--keep-nightly", "90d"), "no rule for runs to keep"),
-        (("--keep", "soon"), "expected an age such as 90d"),
-        (("--keep-runs", "0"), "0 is not in the range"),
-        (("--keep", "9d"), "there is no store yet"),
+        ((), 2, "no rule for runs to keep: --keep 90d, --keep-runs 500"),
+        (("--keep-nightly", "90d"), 2, "no rule for runs to keep"),
+        (("--keep", "soon"), 2, "expected an age such as 90d"),
+        (("--keep-runs", "0"), 2, "0 is not in the range"),
+        (("--keep", "9d"), 9, "there is no store yet"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(home: FarmHome, arguments: tuple[str, ...], said: str) -> None:
-    done = home.farm("runs", "prune", *arguments, code=2)
+def test_what_cannot_be_is_said_in_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, said: str) -> None:
+    done = home.farm("runs", "prune", *arguments, code=code)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 

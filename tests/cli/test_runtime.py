@@ -39,7 +39,7 @@ BAD_INPUT = [
 @pytest.mark.parametrize(("arguments", "says"), BAD_INPUT)
 def test_bad_input_is_one_line(home: FarmHome, arguments: tuple[str, ...], says: str) -> None:
     done = home.farm("setup", "runtime", *arguments, env=NO_NDK)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (6 if "NDK" in says else 2, "")
     assert len(done.stderr.splitlines()) == 1
     assert says in done.stderr
 
@@ -97,7 +97,7 @@ def test_without_an_soc_there_is_one_runtime_for_each_architecture(home: FarmHom
 
 def test_checking_names_every_file_and_the_command_that_builds(home: FarmHome, empty: dict[str, str]) -> None:
     done = home.farm("setup", "runtime", "check", "--soc", "SM8650", env=empty)
-    assert (done.returncode, done.stderr) == (2, "")
+    assert (done.returncode, done.stderr) == (6, "")
     states = {words[0]: words for line in _table(done.stdout) if (words := line.split())}
     assert states["farm_runner"][-2:] == ["not", "built"]
     assert states["libQnnHtp.so"][-2:] == ["not", "built"]
@@ -165,7 +165,7 @@ def test_what_is_wrong_with_a_file_is_told_with_what_to_do(home: FarmHome, andro
     (android / "lib/aarch64-android/libQnnHtp.so").write_bytes(_stub_elf(62))
     (android / "lib/aarch64-android/libQnnHtpV75Stub.so").write_bytes(b"no ELF")
     (android / "lib/aarch64-android/libQnnSystem.so").unlink()
-    done = home.farm(*CHECK_ANDROID, "--json", env=NO_NDK, code=2)
+    done = home.farm(*CHECK_ANDROID, "--json", env=NO_NDK, code=6)
     answer = json.loads(done.stdout)
     assert answer["ok"] is False
     bad = {one["name"]: one for one in answer["files"] if one["state"] != "ok"}
@@ -177,7 +177,7 @@ def test_what_is_wrong_with_a_file_is_told_with_what_to_do(home: FarmHome, andro
     }
     assert "V73" in bad["libQnnHtpV75Skel.so"]["problem"]
     assert all(one["repair"] for one in bad.values())
-    text = home.farm(*CHECK_ANDROID, env=NO_NDK, code=2)
+    text = home.farm(*CHECK_ANDROID, env=NO_NDK, code=6)
     assert "wrong CPU" in text.stdout
 
 
@@ -187,7 +187,7 @@ def test_what_a_prefix_installs_is_found_and_what_is_missing_is_told(home: FarmH
     library = prefix / "lib" / "executorch" / "backends" / "qualcomm" / "libqnn_executorch_backend.so"
     library.parent.mkdir(parents=True)
     library.write_bytes(_stub_elf(183))
-    done = home.farm(*CHECK_ANDROID, env={**NO_NDK, "FARM_ANDROID_EXECUTORCH": str(prefix)}, code=2)
+    done = home.farm(*CHECK_ANDROID, env={**NO_NDK, "FARM_ANDROID_EXECUTORCH": str(prefix)}, code=6)
     said = " ".join(done.stdout.split())
     assert f"{library.parent} libqnn_executorch_backend.so" in said
     assert "farm_runner: set ANDROID_NDK_ROOT to the folder" in said
@@ -206,7 +206,7 @@ def test_a_runtime_is_staged_into_a_folder_with_the_command_that_runs_it(home: F
     again = home.farm("setup", "runtime", "stage", "--soc", "SM8650", "device", env=NO_NDK)
     assert (again.returncode, again.stderr) == (2, "farm: device is not empty: name a folder that is not there yet\n")
     (android / "lib/aarch64-android/libQnnHtp.so").unlink()
-    refused = home.farm("setup", "runtime", "stage", "--soc", "SM8650", "other", env=NO_NDK, code=2)
+    refused = home.farm("setup", "runtime", "stage", "--soc", "SM8650", "other", env=NO_NDK, code=6)
     assert "a file that is missing: libQnnHtp.so" in refused.stderr
     assert not (home.cwd / "other").exists()
     direct = home.farm(

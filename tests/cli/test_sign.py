@@ -129,22 +129,22 @@ def test_what_was_adopted_is_signed_over_by_force_only(home: FarmHome, sdk: Path
 @pytest.mark.parametrize(
     ("arguments", "changes", "code", "says"),
     [
-        (("--lpai", "v6"), {"HEXAGON_SDK_ROOT": ""}, 2, "set HEXAGON_SDK_ROOT to a Hexagon SDK from Qualcomm"),
-        (("--lpai", "v6"), {"QNN_SDK_ROOT": ""}, 2, "set QNN_SDK_ROOT to a QNN SDK"),
+        (("--lpai", "v6"), {"HEXAGON_SDK_ROOT": ""}, 6, "set HEXAGON_SDK_ROOT to a Hexagon SDK from Qualcomm"),
+        (("--lpai", "v6"), {"QNN_SDK_ROOT": ""}, 6, "set QNN_SDK_ROOT to a QNN SDK"),
         (("--lpai", "six"), {}, 2, "--lpai: 'six' is no version: expected something like v6"),
         (("--lpai", "v5"), {}, 2, "no SoC has LPAI v5: known are v6"),
         (("--lpai", "v6", "--direct"), {}, 2, "--direct needs --htp"),
         (("--lpai", "v6", "--htp", "v81"), {}, 2, "--htp is for --direct only"),
         (("--lpai", "v6", "--direct", "--htp", "v75"), {}, 2, "no SoC with LPAI v6 has a Hexagon V75"),
-        (("--lpai", "v6", "--direct", "--htp", "v81"), {}, 2, "set FARM_EXECUTORCH_DIRECT_BUILD"),
+        (("--lpai", "v6", "--direct", "--htp", "v81"), {}, 6, "set FARM_EXECUTORCH_DIRECT_BUILD"),
         (("--lpai", "v6", "--adopt"), {}, 2, "/lib/lpai-v6/signed: put signed files there, as libQnnLpaiSkel.so"),
         (("--adopt",), {}, 2, "name the version of the LPAI: --lpai v6\n"),
         (("--lpai", "v6", "--adopt", "--force"), {}, 2, "--adopt signs nothing: leave --force out"),
         (("--lpai", "v6", "--adopt", "--python", sys.executable), {}, 2, "--adopt signs nothing: leave --python out"),
         (("--lpai", "v6", "--sdk-root", "/nonexistent"), {}, 2, "--sdk-root: there is no folder /nonexistent"),
         (("--lpai", "v6", "--hexagon-sdk", "/nonexistent"), {}, 2, "--hexagon-sdk: there is no folder /nonexistent"),
-        (("--lpai", "v6"), {"QNN_SDK_ROOT": "/nonexistent"}, 2, "the QNN SDK folder /nonexistent does not exist"),
-        (("--lpai", "v6"), {"QNN_SDK_ROOT": "/usr"}, 2, "(Qualcomm AI Engine Direct) with lib/lpai-v6/unsigned"),
+        (("--lpai", "v6"), {"QNN_SDK_ROOT": "/nonexistent"}, 6, "the QNN SDK folder /nonexistent does not exist"),
+        (("--lpai", "v6"), {"QNN_SDK_ROOT": "/usr"}, 6, "(Qualcomm AI Engine Direct) with lib/lpai-v6/unsigned"),
     ],
 )
 def test_bad_input_is_one_line(

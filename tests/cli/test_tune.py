@@ -137,7 +137,7 @@ def test_what_is_no_measurement_of_this_case_is_left_out_and_named(home: FarmHom
     manifest.write_text(
         MANIFEST.replace('ReLU"\ninputs = [{ shape = [1, 8] }]\npre', 'ReLU6"\ninputs = [{ shape = [1, 8] }]\npre')
     )
-    changed = home.farm("suites", "tune", "./mine/relu", code=2)
+    changed = home.farm("suites", "tune", "./mine/relu", code=7)
     assert f"mine/relu[SM8650-htp-8a8w] of run {run_id}: the case, or its code, has changed since" in changed.stderr
     for named in ("./mine", "./mine/"):
         assert "is a suite: name a case of it, as in ./mine/CASE" in home.farm("suites", "tune", named, code=2).stderr

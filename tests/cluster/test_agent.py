@@ -211,10 +211,10 @@ def test_a_device_that_went_away_is_brought_back(left: AgentHosts) -> None:
 @pytest.mark.whole
 def test_a_second_agent_of_a_name_is_refused_and_one_of_another_version(left: AgentHosts) -> None:
     # On the same host, then on another.
-    again = left.farm("left", "lab", "agent", "--name", "left", code=2)
+    again = left.farm("left", "lab", "agent", "--name", "left", code=11)
     assert "runs on this host already" in again.stderr
     left.attach("right", ["SM8650"])
-    elsewhere = left.farm("right", "lab", "agent", "--name", "left", code=2)
+    elsewhere = left.farm("right", "lab", "agent", "--name", "left", code=11)
     assert "--name" in elsewhere.stderr
     ours, theirs = f'"protocol":{PROTOCOL}', f'"protocol":{PROTOCOL + 1}'
     changed = "update agent set facts = replace(facts, %s, %s) where position(%s in facts) > 0 returning name"
@@ -222,5 +222,5 @@ def test_a_second_agent_of_a_name_is_refused_and_one_of_another_version(left: Ag
     assert newer_rows == [("left",)]
     newer = left.farm("right", "lab", "agent", "--name", "right")
     assert left.rows(changed, theirs, ours, theirs) == [("left",)]
-    assert newer.returncode == 2
+    assert newer.returncode == 11
     assert "update farm on this host" in newer.stderr

@@ -8,7 +8,8 @@ import pytest
 from store_template import drop_database
 
 from farm.base.config.settings import load_config
-from farm.base.errors import InfraError, UsageError
+from farm.base.errors import InfraError
+from farm.base.exit_codes import ExitCode
 from farm.dispatch.cluster.agent.claimer import Claimer
 from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
 from farm.dispatch.cluster.agent.host_agent import HostAgent
@@ -39,6 +40,6 @@ def test_an_agent_ends_with_its_thread(
     agent = HostAgent(load_config(folder=tmp_path), "h1", has_devices=False)
     with pytest.raises(InfraError, match="AttributeError: a defect: the agent ends, to be started again") as raised:
         agent.run()
-    # systemd does not start an agent again after the exit code of wrong usage.
-    assert raised.value.exit_code != UsageError.exit_code
+    # systemd starts an agent again after this exit code: see tests/test_exit_codes.py.
+    assert raised.value.exit_code == ExitCode.INFRA
     drop_database(address)

@@ -125,21 +125,21 @@ def _without_skel(sdk: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "code", "said"),
     [
-        (_without_library, r"libQnnLpai\.so"),
-        (_with_unsigned_skel, r"signed/libQnnLpaiSkel\.so.*not signed"),
-        (_without_skel, r"signed/libQnnLpaiSkel\.so.*farm setup sign"),
+        (_without_library, 6, r"libQnnLpai\.so"),
+        (_with_unsigned_skel, 2, r"signed/libQnnLpaiSkel\.so.*not signed"),
+        (_without_skel, 6, r"signed/libQnnLpaiSkel\.so.*farm setup sign"),
     ],
 )
 def test_an_sdk_that_lacks_something_is_refused(
-    home: FarmHome, stub_sdk: StubSdk, tmp_path: Path, spoil: Callable[[Path], None], said: str
+    home: FarmHome, stub_sdk: StubSdk, tmp_path: Path, spoil: Callable[[Path], None], code: int, said: str
 ) -> None:
     sdk = tmp_path / "spoilt-stub-sdk"
     shutil.copytree(stub_sdk.root, sdk, symlinks=True)
     spoil(sdk)
     done = run(home, sdk)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
     [line] = [line for line in done.stderr.splitlines() if "libQnnLpai" in line]
     assert re.search(said, line), line
     assert wait_for_no_process(home) == {}

@@ -75,7 +75,7 @@ def test_what_does_not_go_together_is_refused_before_anything_runs(
 @pytest.mark.whole
 def test_a_timeline_of_the_sdk_is_kept_as_its_tools_wrote_it(home: FarmHome, tmp_path: Path) -> None:
     """With stubs of the tools, which only an SDK has: the compiler, its schematic and the graph are real."""
-    refused = home.farm(*RUN, "--profile", "optrace", code=2)
+    refused = home.farm(*RUN, "--profile", "optrace", code=6)
     assert "needs the tools of a QNN SDK" in refused.stderr
     stubs = Path(__file__).parent
     for name, stub in {

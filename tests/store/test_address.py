@@ -174,7 +174,7 @@ def test_an_empty_database_is_no_store_yet_and_becomes_one(server: Server, home:
     with pytest.raises(NoStoreError, match=f"there is no store yet: '{FIRST_RUN}' makes one in this database"):
         open_store(empty, readonly=True)
     done = home.farm("status", env={"FARM_STORE": empty})
-    assert (done.returncode, "no store yet" in done.stderr, "older farm" in done.stderr) == (2, True, False)
+    assert (done.returncode, "no store yet" in done.stderr, "older farm" in done.stderr) == (9, True, False)
     assert QUOTED not in done.stderr
     # A user without rights in the database may make no tables in it.
     assert "ALTER DATABASE ... OWNER TO this user" in refusal(server.url("empty", user="bob"))

@@ -12,6 +12,7 @@ import pytest
 from waiting import listens, until
 
 from farm.base.errors import NoStoreError
+from farm.base.exit_codes import ExitCode
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def pooled(
 def test_a_pooler_in_transaction_mode_is_refused_before_anything_is_written(pooled: str, *, readonly: bool) -> None:
     with pytest.raises(NoStoreError, match="PgBouncer answers there.*name the address") as caught:
         open_store(pooled, readonly=readonly)
-    assert caught.value.exit_code == 2
+    assert caught.value.exit_code == ExitCode.NO_STORE
 
 
 def test_the_server_itself_is_taken(new_store: Callable[[str], str]) -> None:

@@ -266,7 +266,7 @@ class TestWhatAUserCannotDo:
         done = world.farm("report", run_id)
         assert done.returncode == 0, done.stderr
         done = world.farm("jobs", "rerun", JOB, "--script", "out")
-        assert (done.returncode, "is no key of a bundle" in done.stderr) == (2, False)
+        assert (done.returncode, "is no key of a bundle" in done.stderr) == (7, False)
 
     def test_have_her_write_a_report_where_he_likes(self, world: World, precious: Path) -> None:
         world.plant({"id": str(precious)})
@@ -289,7 +289,7 @@ class TestWhatAUserCannotDo:
         world.bob.run("mv", *map(str, world.bob.cwd.iterdir()), str(cache))
         world.plant({"key": "right"})
         done = world.farm("jobs", "rerun", JOB, FARM_CACHE_DIR=str(cache))
-        assert (done.returncode, done.stdout) == (2, "")
+        assert (done.returncode, done.stdout) == (8, "")
         assert "set FARM_CACHE_DIR to a folder that only you can write" in done.stderr
 
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from shared_rows import SOC, TTL_S, agent, result, shards, submit
 
-from farm.base.errors import UsageError
+from farm.base.exit_codes import ExitCode
 from farm.dispatch.cluster.ending import finish
 from farm.store.cluster.records import NewBuild
 from farm.store.cluster.unreadable import REFUSED_BY
@@ -60,7 +60,7 @@ class Farm:
         order = self.store.cluster.order(run_id)
         assert order is not None
         code = finish(self.store, run_id)
-        return order.cancelled_by == REFUSED_BY and code == UsageError.exit_code
+        return order.cancelled_by == REFUSED_BY and code == ExitCode.REFUSED
 
 
 @pytest.fixture(name="farm")

@@ -297,7 +297,7 @@ class TestNames:
         ]:
             with pytest.raises(kind, match=problem) as raised:
                 resolve_qnn(config, text)
-            assert raised.value.exit_code == 2
+            assert raised.value.exit_code == kind.exit_code
 
     def test_the_newest_build_of_a_version_is_taken_and_a_longer_number_is_no_prefix(self, config: Config) -> None:
         for version in ("2.37.0.250724", "2.37.1.250801", "2.370.0.1"):
@@ -348,10 +348,10 @@ class TestUse:
 
     def test_an_sdk_that_is_named_and_not_there_ends_a_run_before_it_begins(self, home: FarmHome) -> None:
         run = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1")
-        done = home.farm(*run, env={"QNN_SDK_ROOT": "/nope"}, code=2)
+        done = home.farm(*run, env={"QNN_SDK_ROOT": "/nope"}, code=6)
         assert "QNN_SDK_ROOT=/nope: there is no such folder" in done.stderr
         (home.cwd / "farm.toml").write_text('[qnn]\nsdk_root = "gone"\n')
-        done = home.farm(*run, code=2)
+        done = home.farm(*run, code=6)
         assert (
             f"sdk_root in the [qnn] table of farm.toml: there is no such folder as the QNN SDK {home.cwd}/gone"
             in done.stderr

@@ -62,8 +62,8 @@ def cancel_command(*, runs: tuple[str, ...], force: bool, config_file: Path | No
     from farm.dispatch.cluster.client.cancel import await_end, cancel
     from farm.dispatch.cluster.client.devices import require_shared
 
-    with opened(config_file, existing=True) as (config, store):
-        require_shared(config.is_shared)
+    require_shared(load_config(config_file).is_shared)
+    with opened(config_file, existing=True) as (_, store):
         run_ids = list(dict.fromkeys(store.runs.resolve(run, own=not force) for run in runs))
         for run_id in run_ids:
             order = cancel(store, run_id, store.user, force=force)

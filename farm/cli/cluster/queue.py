@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.config.settings import load_config
 from farm.base.text import one_line
 from farm.cli.options import json_option
 from farm.cli.output import asked_server, opened, show, width
@@ -58,8 +59,8 @@ def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
         answer = {"runs": facts.runs, "waiting": facts.waiting}
         show(answer, found or ["nothing waits and nothing runs"], as_json=as_json)
         return
-    with opened(config_file, existing=True) as (config, store):
-        require_shared(config.is_shared)
+    require_shared(load_config(config_file).is_shared)
+    with opened(config_file, existing=True) as (_, store):
         view, user = store.cluster.queue(), store.user
         waiting = [one for one in store.leases.waiting() if not mine or one.user == user]
         known = store.devices.all() if waiting else ()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from farm.base.exit_codes import ExitCode
 from farm.base.text import one_line
 from farm.cli.options import OUTPUT_FILE, config_option, duration, json_option, limit_option
 from farm.cli.output import echo, opened, show, width
@@ -102,7 +103,6 @@ def check_command(
     code is 4 if a device is not fit, if a named device could not be checked, or
     if no device could.
     """
-    from farm.base.errors import InfraError
     from farm.cli.output import notice, written
     from farm.dispatch.pool.announce import announcing
     from farm.replay.check import CheckOutcome, check_devices
@@ -122,7 +122,7 @@ def check_command(
     if not outcomes:
         notice("no device is attached: 'farm devices' shows the devices, and why others cannot be used")
     good = {CheckOutcome.FIT} if names else {CheckOutcome.FIT, CheckOutcome.NOT_CHECKED}
-    return 0 if CheckOutcome.FIT in outcomes and outcomes <= good else InfraError.exit_code
+    return 0 if CheckOutcome.FIT in outcomes and outcomes <= good else ExitCode.INFRA
 
 
 def _check_lines(checked: CheckedDevice) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.errors import FarmError, UsageError
+from farm.base.errors import FarmError, NoStoreError, UsageError
 from farm.cli.options import FOLDER, json_option, named, toolchain_option
 from farm.cli.output import opened, show
 
@@ -53,8 +53,8 @@ def command(
     later toolchains still run them. JOB may then match many jobs.
 
     \b
-    Exit codes: 0 written; 2 usage, or there is no such bundle; 4 it could
-    not be compiled again.
+    Exit codes: 0 written; 2 usage; 7 no result, or its bundle is gone; 4 it
+    could not be compiled again.
     """
     from farm.replay.bundle_folder import README, write_bundle_folder
     from farm.replay.scripts import require_new
@@ -133,7 +133,7 @@ def _of_result(
         with opened(config_file, readonly=True, existing=True) as (config, store):
             stored = find_stored_result(store, job, ref)
     except FarmError as error:
-        if ref is not None or error.exit_code != UsageError.exit_code:
+        if ref is not None or not isinstance(error, UsageError | NoStoreError):
             raise
         raise UsageError(f"{error}; --compiled takes the bundle that 'farm run --compile-only' left") from None
     selected = config_to_run_again(config, stored.run, toolchain)

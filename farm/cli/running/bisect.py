@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.base.errors import UsageError
+from farm.base.exit_codes import ExitCode
 from farm.base.text import one_line
 from farm.cli.options import (
     FOLDER,
@@ -20,7 +21,6 @@ from farm.cli.options import (
 )
 from farm.cli.output import echo, opened, show
 from farm.cli.running.confirm import (
-    REGRESSION,
     change_interval,
     compared_data,
     compared_table,
@@ -88,8 +88,8 @@ def bisect_command(job: str, config_file: Path | None, *, as_json: bool, **optio
 
     \b
     Exit codes: 0 no step is confirmed; 3 it got worse, and since when is
-    shown; 2 usage, a bundle of the ends is gone, or JOB does not pass at the
-    good commit; 4 no device or infrastructure; 130 interrupted.
+    shown; 2 usage, or JOB does not pass at the good commit; 7 no result, or a
+    bundle of the ends is gone; 4 no device or infrastructure; 130 interrupted.
     """
     if options["commits"]:
         from farm.cli.running.commits import bisect_over_commits
@@ -123,7 +123,7 @@ def _bisect_runs(job: str, config_file: Path | None, options: dict[str, Any], *,
         selected = config_to_run_again(config, new.run, "")
         outcome = bisect(selected, store, old, new, request, options["metric"], show_probe)
     show(_bisect_data(outcome), _bisect_lines(outcome), as_json=as_json)
-    return REGRESSION if outcome.found else 0
+    return ExitCode.REGRESSION if outcome.found else 0
 
 
 def _bisect_lines(outcome: BisectOutcome) -> Iterator[str]:

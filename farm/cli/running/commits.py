@@ -6,9 +6,9 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from farm.base.errors import UsageError
+from farm.base.exit_codes import ExitCode
 from farm.base.text import one_line
 from farm.cli.output import as_called, opened, show, width, write_file
-from farm.cli.running.confirm import REGRESSION
 from farm.report.terminal.layout import wrapped
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def bisect_over_commits(config_file: Path | None, name: str, options: dict[str, 
     if options["markdown"] is not None:
         write_file(options["markdown"], _markdown(outcome))
     show(_data(outcome), _lines(outcome), as_json=as_json)
-    return REGRESSION if outcome.symptom else 0
+    return ExitCode.REGRESSION if outcome.symptom else 0
 
 
 def _job(config: Config, text: str, options: dict[str, Any]) -> Job:

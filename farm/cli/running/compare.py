@@ -73,10 +73,10 @@ def command(
     leaves more operators to the CPU.
 
     \b
-    Exit codes: 0 B is not worse; 2 usage, configuration or a missing tool;
-    3 B is worse; 4 not worse as far as known, but jobs could not be compared
-    for want of a device or for trouble of the farm; 5 nothing selected; 130
-    interrupted, with the results so far reported.
+    Exit codes: 0 B is not worse; 2 usage or configuration; 3 B is worse;
+    4 not worse as far as known, but jobs could not be compared
+    for want of a device or for trouble of the farm; 5 nothing selected; 6
+    missing tool; 130 interrupted, with the results so far reported.
     """
     from farm.cli.running.reviews import find_pull_request, post_review
     from farm.dispatch.pool.fleet import Choice

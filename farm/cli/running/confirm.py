@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.base.errors import FIRST_RUN, MissingToolError, NoDeviceError, UsageError
+from farm.base.errors import FIRST_RUN, MissingToolError, UsageError
+from farm.base.exit_codes import ExitCode
 from farm.base.text import one_line
 from farm.cli.options import (
     FOR_ATTACHED,
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from farm.replay.stored_result import StoredResult
     from farm.results.analysis.confirmation import Confirmation
     from farm.results.analysis.scale import Scale
-
-REGRESSION = 3
-"""Exit code: a regression is confirmed."""
 
 
 @click.command("confirm")
@@ -85,8 +83,8 @@ def confirm_command(
     confirmed change the likely cause is named. With a JOB nothing is recorded.
 
     \b
-    Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage, or a
-    bundle is gone; 4 no device or infrastructure; 130 interrupted.
+    Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage; 7 no result,
+    or a bundle is gone; 4 no device or infrastructure; 130 interrupted.
     """
     request = pairs_request(bench)
     if job is None:
@@ -103,7 +101,7 @@ def confirm_command(
         selected = config_to_run_again(config, new.run, toolchain)
         outcome = confirm_job(selected, store, old, new, request, metrics)
     show(_confirm_data(outcome), _confirm_lines(outcome), as_json=as_json)
-    return REGRESSION if outcome.confirmed else 0
+    return ExitCode.REGRESSION if outcome.confirmed else 0
 
 
 def pairs_request(bench: dict[str, Any]) -> PairsRequest:
@@ -149,7 +147,7 @@ def _confirm_run(
         with InterruptHandler():
             findings = confirm_run(selected, store, run_id, request, budget_s=budget_s)
     show({"findings": findings}, _findings_lines(run_id, findings), as_json=as_json)
-    return REGRESSION if findings.regressions else NoDeviceError.exit_code if findings.problems else 0
+    return ExitCode.REGRESSION if findings.regressions else ExitCode.INFRA if findings.problems else 0
 
 
 def _findings_lines(run_id: str, findings: RunFindings) -> list[str]:

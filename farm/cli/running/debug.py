@@ -82,8 +82,8 @@ def command(
 
     \b
     Exit codes: 0 nothing diverges; 1 a layer diverges, or the job fails;
-    2 usage, or a program with indistinguishable layers;
-    4 no device or infrastructure; 130 interrupted.
+    2 usage, or a program with indistinguishable layers; 6 missing tool;
+    7 no result in the store; 4 no device or infrastructure; 130 interrupted.
     """
     from farm.builds.compile.debug.protocol import parse_metric
     from farm.builds.toolchains.select import use_toolchain

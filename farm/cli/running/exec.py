@@ -149,7 +149,7 @@ def exec_command(
     \b
     Exit codes: 0 it ran; 1 it was not compiled, loaded or executed; 2 usage, or
     a program for another SoC or backend; 4 no device or infrastructure;
-    130 interrupted.
+    6 missing tool; 130 interrupted.
     """
     from farm.base.config.settings import load_config
     from farm.builds.toolchains.select import use_toolchain
@@ -377,8 +377,8 @@ def rerun_command(
     suite qnn_llama_runner.
 
     \b
-    Exit codes: 0 it passes now; 1 it fails now; 2 usage, or its bundle
-    is gone; 4 no device or infrastructure; 130 interrupted.
+    Exit codes: 0 it passes now; 1 it fails now; 2 usage; 7 no result, or its
+    bundle is gone; 4 no device or infrastructure; 130 interrupted.
     """
     from farm.dispatch.request.resume import config_to_run_again
     from farm.replay.repro import repro

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.base.config.settings import load_config
-from farm.base.errors import MissingToolError, NothingSelectedError, UsageError
+from farm.base.errors import UsageError
+from farm.base.exit_codes import ExitCode
 from farm.cli.options import FILE, json_option, pull_request_option
 from farm.cli.output import echo, notice, show, width
 
@@ -39,7 +40,8 @@ def command(
     \b
     Exit codes, the first that holds: 130 interrupted; 2 usage or
     configuration; 1 a job failed; 3 only regressions; 4 no device or
-    infrastructure; 5 nothing was run; 0 otherwise.
+    infrastructure; 5 nothing was run; 0 otherwise. With --check: 6 for a run
+    that this machine is not set up for.
     """
     from farm.dispatch.nightly.check import matrix, matrix_lines
     from farm.dispatch.nightly.plan import read_plan
@@ -57,8 +59,8 @@ def command(
         answer = {"night": plan.name, "budget_s": plan.budget_s, "runs": rows}
         show(answer, matrix_lines(plan.name, rows, plan.budget_s, width()), as_json=as_json)
         if any(row.problem for row in rows):
-            return MissingToolError.exit_code
-        return 0 if any(row.jobs for row in rows) else NothingSelectedError.exit_code
+            return ExitCode.MISSING_TOOL
+        return 0 if any(row.jobs for row in rows) else ExitCode.NOTHING
 
     from farm.cli.running.confirm_suspected import confirm_suspected
     from farm.cli.running.debug_failures import debug_failures

@@ -67,8 +67,8 @@ def command(
 
     \b
     Exit codes: 0 all passed, expected failures aside; 1 a test failed;
-    2 usage, configuration or a missing tool; 4 no device or
-    infrastructure; 5 no test; 130 interrupted.
+    2 usage or configuration; 4 no device or infrastructure; 5 no test;
+    6 missing tool; 130 interrupted.
     """
     from farm.builds.toolchains.select import use_toolchain
     from farm.dispatch.pool.fleet import Choice

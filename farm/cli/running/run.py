@@ -10,6 +10,7 @@ import click
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
+from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED
 from farm.cli.options import (
     FOR_ATTACHED,
@@ -43,11 +44,12 @@ if TYPE_CHECKING:
     from farm.dispatch.request.request import RunOutcome, RunRequest
     from farm.serve.client import Server
 
-FAILED = 1
 # Exit codes after which --confirm measures: all jobs have ended.
-_CONFIRMED_AFTER = (0, FAILED, 4)
+_CONFIRMED_AFTER = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INFRA)
 # Exit codes of several runs by urgency: the last that occurs is the exit code of the command.
-_WORST = (0, 5, 3, FAILED, 4, INTERRUPTED)
+_WORST = (
+    ExitCode.PASSED, ExitCode.NOTHING, ExitCode.REGRESSION, ExitCode.FAILED, ExitCode.INFRA, INTERRUPTED,
+)  # fmt: skip
 
 
 @click.command("run")
@@ -145,9 +147,10 @@ def command(
 
     \b
     Exit codes: 0 all passed, known issues and skipped jobs aside; 1 a job
-    failed; 2 usage, configuration or a missing tool; 3 no job failed, and
-    with --confirm a number got worse; 4 no device or infrastructure; 5
-    nothing selected, or all skipped; 130 interrupted.
+    failed; 2 usage or configuration; 3 no job failed, and with --confirm a
+    number got worse; 4 no device or infrastructure; 5 nothing selected, or
+    all skipped; 6 missing tool; 8 to 10 refusals and trouble of the store
+    (reference/exit_codes of the site); 130 interrupted.
     """
     require_no_words(words)
     asked, server = SimpleNamespace(**given), asked_server()
@@ -347,7 +350,6 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
 
     from farm.base.interrupts import InterruptHandler
     from farm.builds.toolchains.select import use_toolchain
-    from farm.cli.running.confirm import REGRESSION
     from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.numbers.regressions.confirm_run import confirm_run
     from farm.store.store import open_store
@@ -360,8 +362,8 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
         notice(line)
     for one in findings.regressions:
         notice(f"{one.job_id}: {change_line(one)}")
-    if findings.regressions and outcome.exit_code != FAILED:
-        return msgspec.structs.replace(outcome, exit_code=REGRESSION)
+    if findings.regressions and outcome.exit_code != ExitCode.FAILED:
+        return msgspec.structs.replace(outcome, exit_code=ExitCode.REGRESSION)
     return outcome
 
 

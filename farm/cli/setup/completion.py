@@ -22,4 +22,4 @@ def command(context: click.Context, shell: str) -> None:
     Tab then offers suites, cases, SoCs, devices, runs, toolchains and more,
     from farm.toml, the store and the cache.
     """
-    echo(script(context.find_root().command, shell), nl=False)
+    echo(script(context.find_root().command, shell), nl=False, whole=True)

@@ -14,6 +14,7 @@ from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import BACKENDS, find_backend
 from farm.base.config.settings import load_config
 from farm.base.errors import FarmError, UsageError
+from farm.base.exit_codes import ExitCode
 from farm.base.socs import check_backend, find_soc, load_socs
 from farm.cli.options import json_option, soc_option, toolchain_option
 from farm.cli.output import show
@@ -55,8 +56,11 @@ def command(
 ) -> int:
     """Show what can be compiled, staged and run here, and how to repair the rest.
 
-    Nothing is built or fetched. Exit code 2 if --soc and --backend name a
-    combination that cannot be run, or an argument is wrong; otherwise 0.
+    Nothing is built or fetched.
+
+    \b
+    Exit codes: 0; 2 usage or configuration; 6 --soc and --backend name a
+    combination that cannot be run here.
     """
     from farm.builds.runtime.doctor import Doctor, backends_of, compiler_versions, list_tools, runnable
     from farm.builds.toolchains.select import look_into, use_toolchain
@@ -88,7 +92,7 @@ def command(
     answer = {"abilities": abilities, "direct": direct, "tools": tools, "adb": note}
     show(answer, [*_abilities(abilities), *_direct(direct), *_tools(tools, note)], as_json=as_json)
     asked = chosen is not None and backend is not None
-    return 2 if asked and not runnable(abilities[0]) else 0
+    return ExitCode.MISSING_TOOL if asked and not runnable(abilities[0]) else 0
 
 
 def _write_bundle(path: Path, config: Config, *, as_json: bool) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.base.config.settings import load_config
-from farm.base.errors import InfraError, UsageError
+from farm.base.errors import UsageError
+from farm.base.exit_codes import ExitCode
 from farm.cli.options import json_option
 from farm.cli.output import show
 
@@ -41,12 +42,12 @@ def command(*, test: bool, as_json: bool, config_file: Path | None) -> int:
         missing = list(credentials.missing())
         answer = {"receivers": list(_receivers(config.notify)), "missing": missing}
         show(answer, [*_receivers(config.notify), *(f"MISSING: {line}" for line in missing)], as_json=as_json)
-        return UsageError.exit_code if missing else 0
+        return ExitCode.USAGE if missing else 0
     from farm.dispatch.notify.quarantine import made_up_notice, send_notice
 
     deliveries = send_notice(config.notify, credentials, made_up_notice())
     show({"deliveries": deliveries}, _lines(deliveries), as_json=as_json)
-    return 0 if all(one.ok for one in deliveries) else InfraError.exit_code
+    return 0 if all(one.ok for one in deliveries) else ExitCode.INFRA
 
 
 def _receivers(config: NotifyConfig) -> Iterator[str]:

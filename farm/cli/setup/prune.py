@@ -12,6 +12,7 @@ import msgspec
 from farm.base.config.retention import KeepReason, RetentionConfig, Rules, age_ms
 from farm.base.config.settings import load_config
 from farm.base.errors import StoreError, UsageError
+from farm.base.exit_codes import ExitCode
 from farm.cli.options import json_option
 from farm.cli.output import opened, show
 from farm.report.model.format import size
@@ -90,7 +91,7 @@ def command(
     again = shlex.join(["farm", "runs", "prune", *arguments, *(["--orphans"] if orphans else []), "--yes"])
     show({"prune": answer}, _lines(answer, "" if yes else again), as_json=as_json)
     if answer.stopped and not as_json:
-        raise click.exceptions.Exit(130)
+        raise click.exceptions.Exit(ExitCode.INTERRUPTED)
 
 
 def _rules(config: RetentionConfig, given: Mapping[str, str | int], *, orphans: bool) -> Rules | None:

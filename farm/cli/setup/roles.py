@@ -40,7 +40,7 @@ def command(*, is_applied: bool, prefix: str, config_file: Path | None) -> None:
         # The rights include the tables of messages to agents, so the tables must exist.
         store.messages.require()
         if not is_applied:
-            echo(roles.script(prefix))
+            echo(roles.script(prefix), whole=True)
             return
         roles.apply(prefix)
     groups = ", ".join(f"{prefix}_{kind}" for kind in KINDS)

@@ -9,6 +9,7 @@ import click
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from farm.base.config.settings import load_config
+from farm.base.exit_codes import ExitCode
 from farm.base.socs import find_soc
 from farm.cli.options import FOLDER, SuggestingGroup, config_option, json_option, soc_option
 from farm.cli.output import echo, print_json, show
@@ -100,7 +101,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
 def check(config_file: Path | None, soc: str, backend: str, target: str | None, *, direct: bool, as_json: bool) -> int:
     """Check every file of a runtime: its origin and its problems.
 
-    Exit code 0 when all are right, 2 when one is not.
+    Exit codes: 0 all are right; 6 a file is missing or not right.
     """
     from farm.builds.runtime.inventory import default_target, inspect
     from farm.builds.runtime.native.targets import find_target
@@ -113,7 +114,7 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
     bad = [state for state in states if state.state != "ok"]
     if as_json:
         print_json({"soc": chosen.name, "backend": backend, "target": place.name, "ok": not bad, "files": states})
-        return 2 if bad else 0
+        return ExitCode.MISSING_TOOL if bad else 0
     lines = list(_state_lines(states))
     if place.kind == "linux" and not bad:
         from farm.builds.runtime.native.elf import required_versions
@@ -121,7 +122,7 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
         needed = required_versions(Path(state.source) for state in states)
         lines += ["", f"the device needs {' and '.join(f'{name} {version}' for name, version in needed.items())}"]
     echo("\n".join([*lines, *_repairs((state.repair, state.name) for state in bad)]))
-    return 2 if bad else 0
+    return ExitCode.MISSING_TOOL if bad else 0
 
 
 @command.command("stage")
@@ -186,7 +187,7 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
     for name, value in variables.items():
         # Values are always quoted, which is easier for a person to read.
         quoted = "'" + value.replace("'", "'\"'\"'") + "'"
-        echo(f"export {name}={quoted}")
+        echo(f"export {name}={quoted}", whole=True)
 
 
 def _state_lines(states: Iterable[FileState]) -> Iterator[str]:

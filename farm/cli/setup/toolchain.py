@@ -10,6 +10,7 @@ from farm.base.backends.registry import DEFAULT_BACKEND, cpu_backends
 from farm.base.config.settings import load_config
 from farm.base.config.toolchains import release_of
 from farm.base.errors import UsageError
+from farm.base.exit_codes import ExitCode
 from farm.cli.options import SuggestingGroup, config_option, json_option, named
 from farm.cli.output import echo, show
 from farm.report.model.format import plural, short_age, size
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from farm.builds.toolchains.overview import EnvironmentRow, ToolchainRow
     from farm.builds.toolchains.toolchain import SourceState, Toolchain
 
-_FAILED = 1
 # A small job of each kind of flow: quantized on a Hexagon, and float on the CPU.
 _TRIED = (DEFAULT_BACKEND, *cpu_backends())
 _TRIED_SUITE, _TRIED_CASE, _TRIED_SOC = "quantized_ops", "add", "SM8650"
@@ -114,7 +114,7 @@ def show_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     """Show a toolchain in full, with remarks on possible problems.
 
     \b
-    Exit codes: 0; 2 it does not exist, or a part of it is missing.
+    Exit codes: 0; 2 it does not exist; 6 a part of it is missing.
     """
     from farm.builds.toolchains.prepare import prepare
     from farm.builds.toolchains.select import use_toolchain
@@ -179,7 +179,7 @@ def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
 
     \b
     Exit codes: 0 both compile; 1 a job does not compile; 2 the toolchain does
-    not exist, or a part of it is missing.
+    not exist; 6 a part of it is missing.
     """
     from farm.builds.compile.trial import try_compiling
     from farm.builds.toolchains.prepare import prepare
@@ -200,7 +200,7 @@ def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     trials = try_compiling(config, tools, jobs)
     answer = {"name": tools.name or "default", "versions": tools.versions, "warnings": tools.source.warnings}
     show({**answer, "trials": trials}, [*_tried(tools, trials)], as_json=as_json)
-    return 0 if all(trial.ok for trial in trials) else _FAILED
+    return 0 if all(trial.ok for trial in trials) else ExitCode.FAILED
 
 
 def _tried(tools: Toolchain, trials: Sequence[Trial]) -> Iterator[str]:

@@ -50,8 +50,8 @@ def tune_command(
     farm suites tune my_suite/residual            the diff; nothing is written
     farm suites tune my_suite/residual --apply    written
 
-    Exit codes: 0, also when there is nothing to change; 2 usage, or there is
-    no result to take limits from.
+    Exit codes: 0, also when there is nothing to change; 2 usage; 7 there
+    is no result to take limits from.
     """
     from farm.base.atomic import write_atomically
     from farm.base.socs import PRECISIONS

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.errors import FarmError, UsageError
+from farm.base.errors import FarmError
+from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED
 from farm.dispatch.cluster.terms import decode_terms
 from farm.dispatch.request.budget import Budget
@@ -44,7 +45,7 @@ def finish(store: Store, run_id: str) -> int | None:
         view = store.runs.view(run_id)
     code = INTERRUPTED if order.cancelled_by else exit_code_of(view)
     if order.cancelled_by == REFUSED_BY:
-        code = UsageError.exit_code
+        code = ExitCode.REFUSED
     try:
         record_comparison(store, run_id)
     except FarmError as error:

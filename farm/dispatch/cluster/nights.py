@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from farm.base.errors import FarmError, StoreError, UsageError
+from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED
 from farm.base.processes import Supervisor
 from farm.base.publish import make_folders
@@ -49,7 +50,7 @@ _RETRY_S = 3.0
 # Time for `farm nightly` to finish running cells and report after a request to end.
 _STOP_PATIENCE_S = 60.0
 # Exit codes of a nightly run that was executed: its findings are in its own report.
-_WAS_RUN = (0, 1, 3, 5)
+_WAS_RUN = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.REGRESSION, ExitCode.NOTHING)
 
 
 def due_before(night: NightConfig, now_ms: int) -> int:
@@ -180,7 +181,7 @@ class NightStarter:
                 self._running[name] = child
         except (FarmError, OSError) as error:
             logger.warning("night %s could not be started: %s", name, error)
-            self._record_end(agent, name, due_ms, exit_code=4, why=str(error), stopped=False)
+            self._record_end(agent, name, due_ms, exit_code=ExitCode.INFRA, why=str(error), stopped=False)
             return
         logger.info("night %s has begun (process %s, log %s)", name, child.pid, log)
         thread = threading.Thread(target=self._watch, args=(agent, name, due_ms, child), name=f"night-{name}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.errors import InfraError
+from farm.base.exit_codes import ExitCode
 from farm.base.text import one_line
 from farm.dispatch.nightly.record import CellResult, JobNote
 from farm.dispatch.nightly.state import write_whole
@@ -93,7 +93,7 @@ def export_files(plan: Plan, cell: str) -> dict[str, Path]:
 
 def _without_device(view: RunView) -> str:
     """Return a line about the SoCs that had no device in a finished run; empty for none."""
-    if view.finished_ms is None or view.exit_code != InfraError.exit_code:
+    if view.finished_ms is None or view.exit_code != ExitCode.INFRA:
         return ""
     left = [job for job in view.jobs if not job.attempts and job.skipped is None]
     socs = sorted({job.soc for job in left} - {job.soc for job in view.jobs if job.attempts})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.errors import FarmError, UsageError
+from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.base.user import user_name
 from farm.dispatch.nightly.collect_results import collect_results, export_files
@@ -206,10 +207,10 @@ class _Cells:
         except FarmError as error:
             code, problem = error.exit_code, str(error)
         except OSError as error:
-            code, problem = 4, f"{error.filename or 'the system'}: {error.strerror or error}"
+            code, problem = ExitCode.INFRA, f"{error.filename or 'the system'}: {error.strerror or error}"
         except Exception as error:  # noqa: BLE001 - a bug that one cell meets does not end the night
             traceback.print_exc()
-            code, problem = 4, f"this is a bug in farm: {type(error).__name__}: {error}"
+            code, problem = ExitCode.INFRA, f"this is a bug in farm: {type(error).__name__}: {error}"
         if problem:
             logger.warning("%s: %s", cell.name, problem)
         self._collect(cell, code, problem, end_s)
@@ -247,7 +248,7 @@ class _Cells:
             logger.warning("%s: %s", cell.name, error)
             result = self._keep(cell, problem=problem or str(error))
             # Results that could not be read or written are no success; a failure stays a failure.
-            code = 4 if code in (0, NOTHING) else code
+            code = ExitCode.INFRA if code in (0, NOTHING) else code
         result = self._keep(cell, code=cell_code(code, result.findings))
         took = f" in {duration(result.seconds)}" if result.seconds else ""
         logger.info("%s: %s%s", cell.name, result.word, took)

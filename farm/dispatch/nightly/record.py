@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.exit_codes import ENDED_EARLY, ExitCode
 from farm.base.interrupts import INTERRUPTED
 from farm.dispatch.notify.delivery import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FAILED, REGRESSED, INFRA, NOTHING = 1, 3, 4, 5
+FAILED, REGRESSED, INFRA, NOTHING = ExitCode.FAILED, ExitCode.REGRESSION, ExitCode.INFRA, ExitCode.NOTHING
 # The first code here that any cell has is the exit code; `passed` precedes `nothing`, as a budget may skip cells.
 _PRECEDENCE = (FAILED, REGRESSED, INFRA, 0)
 _WORDS = {0: "passed", FAILED: "FAILED", REGRESSED: "REGRESSED", INFRA: "INFRA", NOTHING: "NOTHING RUN"}
@@ -184,8 +185,8 @@ def _word(code: int) -> str:
 
 
 def cell_code(code: int, findings: Findings) -> int:
-    """Return the code of a cell whose run returned `code`: a machine that is not set up (2) is trouble of the farm."""
-    if code in (2, INFRA):
+    """Return the code of a cell whose run returned `code`: a machine that is not set up is trouble of the farm."""
+    if code in ENDED_EARLY and code != INTERRUPTED:
         code = INFRA
     return REGRESSED if findings.regressions and code in (0, INFRA, NOTHING) else code
 
@@ -210,11 +211,8 @@ def meaning(code: int | None) -> str:
     meanings: dict[int | None, str] = {
         None: "it has not finished",
         0: "nothing that ran failed",
-        FAILED: "a job failed",
-        REGRESSED: "nothing failed, but there are regressions",
-        INFRA: "no device, or infrastructure trouble",
+        **{one: one.meaning for one in (FAILED, REGRESSED, INFRA, INTERRUPTED)},
         NOTHING: "nothing was run",
-        INTERRUPTED: "interrupted",
     }
     return meanings.get(code, "unknown")
 

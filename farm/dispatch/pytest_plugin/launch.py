@@ -17,6 +17,7 @@ import msgspec
 from farm.base.backends.registry import DEFAULT_BACKEND
 from farm.base.config.settings import LeaseConfig
 from farm.base.errors import InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
+from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.base.processes import ending
 from farm.base.socs import find_soc, load_socs
@@ -103,7 +104,7 @@ def list_tests(arguments: Sequence[str]) -> int:
     """Run pytest for its output alone, and return the exit code: 0, 2 for a usage error, 5 without any test."""
     rooted = rooted_arguments(arguments, Path.cwd())
     done = subprocess.run([sys.executable, "-m", "pytest", *_PLUGINS, *rooted, *arguments], check=False)
-    return done.returncode if done.returncode in (0, _PYTEST_EMPTY) else UsageError.exit_code
+    return done.returncode if done.returncode in (0, _PYTEST_EMPTY) else ExitCode.USAGE
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -315,7 +316,7 @@ class _Launch:
     def _finished(self, run_id: str, status: int, *, interrupted: bool) -> SuiteOutcome:
         if not run_id:
             raise _without_tests(status, interrupted=interrupted)
-        exit_code = InfraError.exit_code
+        exit_code: int = ExitCode.INFRA
         try:
             exit_code = INTERRUPTED if interrupted else self._exit_code(run_id, status)
         finally:
@@ -329,7 +330,7 @@ class _Launch:
     def _exit_code(self, run_id: str, status: int) -> int:
         if status == _PYTEST_INTERNAL or status < 0:
             logger.warning("pytest broke down (%s): what it says above tells why", ending(status))
-            return InfraError.exit_code
+            return ExitCode.INFRA
         found = exit_code_of(self._store.runs.view(run_id))
         # Other plugins may fail a session by themselves, for example for its coverage.
         return found or (1 if status else 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.base.errors import InfraError, NothingSelectedError
+from farm.base.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,5 +69,5 @@ def exit_code_of(view: RunView) -> int:
     if counts[Outcome.FAILED]:
         return 1
     if counts[Outcome.INFRA] or counts[Outcome.NOT_RUN]:
-        return InfraError.exit_code
-    return NothingSelectedError.exit_code if counts[Outcome.NOT_TESTED] == len(view.jobs) > 0 else 0
+        return ExitCode.INFRA
+    return ExitCode.NOTHING if counts[Outcome.NOT_TESTED] == len(view.jobs) > 0 else 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.base.backends.registry import runs_on_cpu
-from farm.base.errors import UnknownNameError, UsageError
+from farm.base.errors import NoHistoryError, UnknownNameError, UsageError
 from farm.base.socs import PRECISIONS, READY
 from farm.dispatch.request.named_job import known_suites
 from farm.results.analysis.tolerances import MeasuredOutput, SuggestedLimit, suggest_limits
@@ -92,7 +92,7 @@ def tune(config: Config, store: Store, request: TuneRequest) -> Tuning:
     measured = list(_measured(store, request, suite, case, left_out))
     if not measured:
         why = f": {'; '.join(left_out)}" if left_out else ""
-        raise UsageError(
+        raise NoHistoryError(
             f"{request.name} has no result to take limits from{why}: run it first: "
             f"{shlex.join(['farm', 'run', '--suite', request.name.rpartition('/')[0], '-k', case.name])} --soc SOC"
         )

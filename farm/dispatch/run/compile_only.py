@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.backends.registry import runs_on_cpu
-from farm.base.errors import InfraError
+from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundles_for
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
-
-FAILED = 1
 
 
 class CompileOutcome(StrEnum):
@@ -85,8 +83,8 @@ class Compilation(msgspec.Struct, frozen=True, kw_only=True):
         if self.interrupted:
             return INTERRUPTED
         if CompileOutcome.INFRA in outcomes:
-            return InfraError.exit_code
-        return FAILED if CompileOutcome.FAILED in outcomes else 0
+            return ExitCode.INFRA
+        return ExitCode.FAILED if CompileOutcome.FAILED in outcomes else 0
 
 
 def compile_only(config: Config, request: RunRequest, listener: ProgressListener) -> Compilation:

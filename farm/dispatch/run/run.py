@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.base.errors import FarmError, InfraError
+from farm.base.errors import FarmError
+from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler, handling
 from farm.base.socs import find_soc
 from farm.dispatch.local_run import replay_results
@@ -154,7 +155,7 @@ class _Run(RunSteps):
         self._store.plan_jobs(run_id, jobs)
         self._read_history(jobs, tools, kind)
         folder = self._config.run_folder(run_id)
-        exit_code = InfraError.exit_code
+        exit_code: int = ExitCode.INFRA
         with in_progress(folder) as before:
             try:
                 _release_leases(self._store, before)

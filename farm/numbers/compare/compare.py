@@ -12,7 +12,8 @@ import msgspec
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import runs_on_cpu
-from farm.base.errors import NoDeviceError, NothingSelectedError, UsageError
+from farm.base.errors import NothingSelectedError, UsageError
+from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.builds.bundles.key import QNN_PRODUCT, stub_of
 from farm.devices.device import common_kind
@@ -66,8 +67,8 @@ class CompareOutcome(msgspec.Struct, frozen=True):
         if report.interrupted:
             return INTERRUPTED
         if report.is_worse:
-            return WORSE
-        return NoDeviceError.exit_code if report.having(CompareGroup.NOT_COMPARED) else 0
+            return ExitCode.REGRESSION
+        return ExitCode.INFRA if report.having(CompareGroup.NOT_COMPARED) else 0
 
 
 def compare_sides(config: Config, store: Store, request: ComparisonRequest) -> CompareOutcome:

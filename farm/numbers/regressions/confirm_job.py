@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.errors import NoDeviceError, UnknownNameError, UsageError
+from farm.base.errors import NoDeviceError, NoHistoryError, UnknownNameError, UsageError
 from farm.base.interrupts import InterruptHandler
 from farm.devices.adb.names import named_device
 from farm.dispatch.pool.fleet import Choice
@@ -98,7 +98,7 @@ def choose_results(store: Store, pattern: str, good: str | None, bad: str | None
         if one.attempt.bundle_key != new.attempt.bundle_key:
             return one, new
     if nearest is None:
-        raise UsageError(
+        raise NoHistoryError(
             f"{new.view.id} has no result before run {new.run.id} that can be compared with it (same version of the "
             f"case, {new.kind} device): name one with --good"
         )
@@ -177,7 +177,7 @@ def require_bundles(config: Config, store: Store, bench: InterleavedBench, pasts
             newest = max(pasts, key=lambda one: (one.run.started_ms, one.run.id))
             nearest = _nearest(config, store, newest, past)
             hint = f"; the nearest run whose bundle is here is {nearest.run.id}" if nearest else ""
-            raise UsageError(f"{error}{hint}") from None
+            raise type(error)(f"{error}{hint}") from None
         bench.require_inferences(side)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from farm.base.errors import FarmError, UnknownNameError, UsageError
+from farm.base.errors import FarmError, NoHistoryError, UnknownNameError, UsageError
 from farm.base.text import reason_line
 from farm.dispatch.history_comparison import TEXT_RATES, TIMES
 from farm.replay.stored_result import StoredResult
@@ -75,7 +75,7 @@ def series_of(good: StoredResult, new: StoredResult, metrics: Sequence[str] = ()
     both = {one.metric for one in good.attempt.measurements} & known.keys()
     for past in (good, new):
         if not past.attempt.measurements:
-            raise UsageError(f"{new.view.id} has no numbers in run {past.run.id}: {past.attempt.reason}")
+            raise NoHistoryError(f"{new.view.id} has no numbers in run {past.run.id}: {past.attempt.reason}")
     wanted = list(dict.fromkeys(metrics)) or [
         *[one for one in TIMES if one in both][:1],
         *[one for one in TEXT_RATES if one in both],
@@ -226,7 +226,7 @@ def first_bad(
     """
     good = runs[bracket.good]
     if good is None:
-        raise UsageError("the good run's bundle is gone: nothing can be compared with it")
+        raise NoHistoryError("the good run's bundle is gone: nothing can be compared with it")
     claim = Claim(series, change > 0)
     answers = {good.side: Answer.REFUTED}
     bad = runs[bracket.bad]

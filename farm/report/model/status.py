@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.exit_codes import ExitCode
 from farm.report.model import format as fmt
 from farm.report.model.commits import line_name
 from farm.results.analysis.flakiness import Record, Reliability
@@ -151,19 +152,19 @@ def status_of(
 
 
 # The first state that applies to a run counts, in order of urgency; an unfinished run ranks like an interrupted one.
-_FAILED_CODE, _REGRESSED_CODE, _INFRA_CODE, _NOTHING_CODE = 1, 3, 4, 5
-_PRECEDENCE = (_FAILED_CODE, _REGRESSED_CODE, _INFRA_CODE, None, _NOTHING_CODE, 0)
+_PRECEDENCE = (ExitCode.FAILED, ExitCode.REGRESSION, ExitCode.INFRA, None, ExitCode.NOTHING, ExitCode.PASSED)
+_MEANINGS = {int(one): one.meaning for one in ExitCode}
 
 
 def _worst_first(one: RunStanding) -> tuple[int, ...]:
     code = one.run.exit_code
     new, red = len(one.having(Standing.NEW_FAILURE)), len(one.having(Standing.NEW_FAILURE, Standing.STILL_FAILING))
     if red:
-        code = _FAILED_CODE
-    elif one.regressions and code in (0, _NOTHING_CODE, None):
-        code = _REGRESSED_CODE
+        code = ExitCode.FAILED
+    elif one.regressions and code in (ExitCode.PASSED, ExitCode.NOTHING, None):
+        code = ExitCode.REGRESSION
     elif code not in _PRECEDENCE:
-        code = _INFRA_CODE
+        code = ExitCode.INFRA
     return _PRECEDENCE.index(code), -new, -red, -one.run.started_ms
 
 
@@ -247,16 +248,7 @@ def exit_meaning(code: int | None, skipped: int = 0) -> str:
         return "none yet: the run has not finished"
     if skipped and code in {0, 5}:
         return "nothing that ran failed, skipped jobs aside" if code == 0 else "no job was run, all are skipped"
-    meanings = {
-        0: "all passed",
-        1: "a job failed",
-        2: "usage or configuration error",
-        3: "nothing failed, but there are regressions",
-        4: "no device, or infrastructure trouble",
-        5: "nothing was selected",
-        130: "interrupted",
-    }
-    return meanings.get(code, "unknown")
+    return _MEANINGS.get(code, "unknown")
 
 
 def ago(time_ms: int, now_ms: int) -> str:

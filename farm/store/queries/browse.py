@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import func, select
 
+from farm.base.exit_codes import ExitCode
 from farm.store import schema, values
 from farm.store.clock import clock_ms
 from farm.store.queries.jobs import latencies_of
@@ -27,7 +28,7 @@ _DAY_MS = 86_400_000
 # Age up to which an ended run is listed with running ones, as pages may still show it.
 _JUST_ENDED_MS = 600_000
 _KNOWN_LIMIT = 200
-_PASSED, _FAILED = 0, 1
+_PASSED, _FAILED = ExitCode.PASSED, ExitCode.FAILED
 
 STATES = ("unfinished", "passed", "failed", "other")
 """States of a run: no end, exit code 0, exit code 1, any other exit code."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from farm.base.errors import FIRST_RUN, UnknownNameError, UsageError
+from farm.base.errors import FIRST_RUN, NoHistoryError, UnknownNameError, UsageError
 from farm.base.socs import find_soc
 from farm.store import values
 from farm.store.details import device_facts, fingerprints
@@ -184,7 +184,7 @@ def matching_jobs(
         if not of_soc:
             # An unknown SoC is refused by its name; a known one has no result here yet.
             name, there = find_soc(soc).name, ", ".join(sorted({row.soc for row in found}))
-            raise UsageError(f"{pattern} has no result on {name} yet: there are results on {there}")
+            raise NoHistoryError(f"{pattern} has no result on {name} yet: there are results on {there}")
         found = of_soc
     if run_id is not None:
         of_run = set(connection.scalars(statement("history.jobs_of_run"), {"run": run_id}))

@@ -10,11 +10,11 @@ from sqlalchemy import select
 
 from farm import __version__
 from farm.base.errors import UsageError
+from farm.base.exit_codes import ENDED_EARLY
 from farm.results.attempt import Direction
 from farm.store import rows, schema, values
 from farm.store.details import artifact_of
 from farm.store.queries.runs import attempts_of, devices_of, jobs_of
-from farm.store.recording import ENDED_EARLY
 from farm.store.records import ArtifactRecord
 from farm.store.statements import chunks, statement
 from farm.store.toolchains import toolchain_columns, toolchain_of
