@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
-from farm.builds.compile.compiler_process import _ONE_THREAD, _SAME_EACH_TIME
+from farm.builds.compile.compiler_process import ONE_THREAD, SAME_EACH_TIME
 from farm.builds.runtime.simulator import TARGET, host_sdk
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class WarmTorch(NamedTuple):
 
         Stubs of SDKs around the session's libraries, as LPAI's stub, have the paths of the session's SDK.
         """
-        kept = {name: value for name, value in env.items() if name.startswith(_READ_AT_START)} | _ONE_THREAD
+        kept = {name: value for name, value in env.items() if name.startswith(_READ_AT_START)} | ONE_THREAD
         root = Path(kept.get("QNN_SDK_ROOT", os.devnull))
         theirs, ours = str(root.parent.parent), str(self.cache)
         if _system_library(root) == _system_library(host := _host_root(self.cache)):
@@ -229,7 +229,7 @@ def run_script(script: Path, *arguments: str, cache: Path, folder: Path) -> str:
     from farm.builds.toolchains.prepare import prepare
 
     tools = prepare(msgspec.structs.replace(load_config(), cache_dir=cache))
-    env = {**process_environment(tools.compiler.env), **_SAME_EACH_TIME, **_ONE_THREAD, "FARM_CACHE_DIR": str(cache)}
+    env = {**process_environment(tools.compiler.env), **SAME_EACH_TIME, **ONE_THREAD, "FARM_CACHE_DIR": str(cache)}
     words = [sys.executable, str(script), *arguments]
     if session is not None and session.cache == cache:
         done = session.run(words, env=env, cwd=folder)

@@ -37,13 +37,15 @@ from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from farm.base.errors import FarmError
 from farm.builds.bundles.key import toolchain_versions
-from farm.builds.compile.flows import graphs
 from farm.builds.compile.flows.delegation import misread_codes, read_delegation
-from farm.builds.compile.flows.dispatcher import cached_kernels, single_scan_per_list
 from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.builds.compile.flows.node_origins import EdgeOrigins
 from farm.builds.compile.flows.op_packages import packages_of
-from farm.builds.compile.flows.qualcomm import FLOW, compiler_specs, options_read_once
+from farm.builds.compile.flows.qualcomm import FLOW, compiler_specs
+from farm.builds.compile.flows.shortcuts import graph_code
+from farm.builds.compile.flows.shortcuts.composite_operators import cached_kernels, single_scan_per_list
+from farm.builds.compile.flows.shortcuts.delegate_options import options_read_once
+from farm.builds.compile.flows.shortcuts.every import less_work
 from farm.builds.compile.flows.split import split_passes
 from farm.builds.compile.protocol import reason_of
 from farm.suites.features import Features, OpPackage
@@ -103,7 +105,7 @@ def lower(module: torch.nn.Module, left: Iterable[str] = (), shares: int = 0) ->
         soc_model=QcomChipset.SM8850, backend_options=generate_htp_compiler_spec(use_fp16=True)
     )
     passes, after = split_passes(shares) if shares else (None, None)
-    with graphs.less_work():
+    with less_work():
         edge = to_edge_transform_and_lower_to_qnn(
             module.eval(), INPUTS, specs, skip_node_op_set=set(left), passes_job=passes, dep_table=after
         )
@@ -279,7 +281,7 @@ def late_code() -> dict[str, object]:
 
     torch.fx.Graph.python_code = count
     try:
-        with graphs.late_code():
+        with graph_code.late_code():
             module = torch.fx.symbolic_trace(End())
             for _ in range(3):
                 module.recompile()
@@ -305,7 +307,7 @@ def late_code() -> dict[str, object]:
 def shared_origins() -> dict[str, bool]:
     node = next(iter(torch.fx.symbolic_trace(End()).graph.nodes))
     source = NodeSource(node, "pass", NodeSourceAction.CREATE)
-    with graphs.shared_origins():
+    with graph_code.shared_origins():
         inside = copy.deepcopy([source])[0]
     after = copy.deepcopy([source])[0]
     return {"inside": inside is source, "after": after is source, "equal": after == source}

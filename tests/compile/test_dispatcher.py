@@ -18,7 +18,7 @@ def test_afterwards_torch_is_as_it_was(lowered: dict[str, Any]) -> None:
     assert lowered["composite"]["looks after"] > 1
 
 
-def test_kept_kernels_are_those_of_torch(lowered: dict[str, Any]) -> None:
+def test_cached_kernels_are_those_of_torch(lowered: dict[str, Any]) -> None:
     kernels = lowered["kernels"]
     assert kernels["first"] == kernels["torch"] == kernels["again"]
     assert all(len(one) > 20 for one in kernels["again"]["kernels"])

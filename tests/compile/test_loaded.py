@@ -18,7 +18,7 @@ from farm.base.errors import InfraError
 from farm.base.hashes import hash_tree
 from farm.base.processes import Supervisor
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.bundles.key import bundle_key, source_as_of_ns
+from farm.builds.bundles.key import bundle_key, forget_sources, source_as_of_ns
 from farm.builds.compile.loaded import LoadedFiles
 from farm.builds.compile.pool import BuilderPool, MemoryLimits
 from farm.builds.compile.protocol import BuildReply, BuildRequest
@@ -172,3 +172,48 @@ def test_a_copy_with_an_old_time_is_an_edit(site: Path, tmp_path: Path, name: st
     # The module stays loaded, so that no later job matches its key.
     with pytest.raises(InfraError, match=name):
         loaded.require_old("")
+
+
+@pytest.mark.whole
+def test_an_edit_between_two_precisions_is_in_no_bundle_and_in_the_bundles_of_the_next_run(
+    tools: Toolchain, tmp_path: Path
+) -> None:
+    suite, cache = tmp_path / "suite", BundleCache(tmp_path / "cache")
+    suite.mkdir()
+    ops, text = suite / "ops.py", "import torch\nclass Adds(torch.nn.Module):\n    def forward(self, x):\n"
+    ops.write_text(f"{text}        return x + 1\n")
+    case = Case("s", "adds", module=".ops:Adds", inputs=(InputSpec((1, 8)),), folder=str(suite))
+
+    def build(edited: str) -> list[BuildReply]:
+        await_later_file_time(tmp_path)
+        forget_sources()
+        jobs = [Job(case, Target("SM8650", "htp", precision)) for precision in ("8a8w", "16a8w")]
+        requests = [
+            BuildRequest(job, bundle_key(job, tools.versions), tools.versions, str(tmp_path / "log")) for job in jobs
+        ]
+        replies: list[BuildReply] = []
+
+        def edit(reply: BuildReply) -> None:
+            replies.append(reply)
+            if ops.read_text() != edited:
+                ops.write_text(edited)
+
+        with Supervisor() as supervisor:
+            pool = BuilderPool(
+                requests, width=1, limits=MemoryLimits(8192, 4096), cache_root=cache.root, compiler=tools.compiler,
+                supervisor=supervisor, log_folder=tmp_path, timeout_s=300.0,
+                on_start=lambda _key: None, on_done=edit,
+            )  # fmt: skip
+            pool.start()
+            pool.join()
+        return replies
+
+    edited = f"{text}        return x * 3 + 1\n"
+    first, second = build(edited)
+    assert (first.ok, second.ok, second.infra) == (True, False, True)
+    assert "ops.py was changed after the run had begun" in second.reason
+    replies = build(edited)
+    assert [(reply.ok, reply.reason) for reply in replies] == [(True, ""), (True, "")]
+    bundles = [cache.lookup(reply.key) for reply in (first, replies[0])]
+    operators = [dict(bundle.manifest.operators) for bundle in bundles if bundle is not None]
+    assert operators[0] != operators[1]

@@ -14,8 +14,8 @@ from executorch.backends.qualcomm.utils.utils import (
 
 from farm.builds.bundles.key import toolchain_versions
 from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
-from farm.builds.compile.flows.graphs import less_work
 from farm.builds.compile.flows.qualcomm import FLOW
+from farm.builds.compile.flows.shortcuts.every import less_work
 from farm.suites.suite import Case, Target
 
 WEIGHTS = torch.linspace(-1.0, 1.0, 4 * 3 * 3 * 3).reshape(4, 3, 3, 3)

@@ -32,7 +32,7 @@ from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
 from executorch.exir.dialects._ops import ops as exir_ops
 from executorch.exir.passes import MemoryPlanningPass
 
-from farm.builds.compile.flows.graphs import less_work
+from farm.builds.compile.flows.shortcuts.every import less_work
 
 CONTEXT, VOCABULARY, DIM, HEADS, LAYERS, WINDOW = 32, 24, 8, 2, 2, 6
 

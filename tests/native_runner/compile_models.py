@@ -57,7 +57,7 @@ from executorch.exir.backend.test.backend_with_compiler_demo import BackendWithC
 from executorch.exir.passes import MemoryPlanningPass
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from farm.builds.compile.flows.graphs import less_work
+from farm.builds.compile.flows.shortcuts.every import less_work
 
 
 class ConvRelu(torch.nn.Module):

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # Files below farm/ whose code decides the content of bundles: a change of a file makes new bundles. A bundle depends
 # only on the flow of its own backend.
 _RECIPE = (
-    "builds/compile/flows/*.py", "builds/bundles/bundle.py", "builds/bundles/origins.py", "builds/bundles/ready.py",
+    "builds/compile/flows/*.py", "builds/compile/flows/shortcuts/*.py", "builds/bundles/bundle.py",
+    "builds/bundles/origins.py", "builds/bundles/ready.py",
     "builds/program/canonical.py", "builds/program/pte.py", "builds/program/flatbuffer.py", "builds/program/layout.py",
     "builds/program/qnn_options.py",
 )  # fmt: skip

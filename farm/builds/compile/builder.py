@@ -39,6 +39,7 @@ from farm.builds.compile.watched import watched_failure_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from farm.builds.bundles.bundle import Manifest
     from farm.builds.compile.tracing import Tracer
     from farm.suites.suite import Job
 
@@ -205,7 +206,7 @@ def _serve(
     def fill(folder: Path) -> None:
         # The import of a user's module belongs to compiling: its exception is the verdict of the job.
         try:
-            _compile(request, folder)
+            compile_request(request, folder)
         finally:
             # A failure does not count as the verdict of the job either if a file was saved meanwhile.
             loaded.require_old(request.job.case.folder)
@@ -222,20 +223,20 @@ def _serve(
     return BuildReply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
 
 
-def _compile(request: BuildRequest, folder: Path) -> None:
+def compile_request(request: BuildRequest, folder: Path) -> Manifest:
+    """Write the bundle of `request` into the empty `folder`. The compiler's exceptions pass through."""
     job, key, versions = request.job, request.key, request.versions
     if job.case.generate is None:
         from farm.builds.compile.flows.compiler import compile_job
 
-        compile_job(job, key, versions, folder)
-    elif job.case.pte:
+        return compile_job(job, key, versions, folder)
+    if job.case.pte:
         from farm.builds.compile.llm.ready import take_ready_text_job
 
-        take_ready_text_job(job, key, versions, folder)
-    else:
-        from farm.builds.compile.llm.compiler import compile_text_job
+        return take_ready_text_job(job, key, versions, folder)
+    from farm.builds.compile.llm.compiler import compile_text_job
 
-        compile_text_job(job, key, versions, folder)
+    return compile_text_job(job, key, versions, folder)
 
 
 @contextlib.contextmanager

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _MEGABYTE = 2**20
 # The pool has a builder per processor by default: more threads in a builder would only slow down others.
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # QNN leaves bytes between the weights of a convolution unset. They would hold old contents of the memory, such as
 # weights of the previous job, and differ each time. With `perturb=255` glibc clears the memory that it hands out, and
 # `tcache_count=0` extends that to all of it. The hash seed fixes the order of a set of names.
-_SAME_EACH_TIME = {
+SAME_EACH_TIME = {
     "GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0",
     "PYTHONHASHSEED": "0",
 }
@@ -78,7 +78,7 @@ class CompilerProcess:
         self._child = supervisor.spawn(
             [compiler.python, "-m", module, *arguments],
             name=name,
-            env={**process_environment(compiler.env), **_SAME_EACH_TIME, "TOKENIZERS_PARALLELISM": "false"},
+            env={**process_environment(compiler.env), **SAME_EACH_TIME, "TOKENIZERS_PARALLELISM": "false"},
             stdin_pipe=True,
             stdout_pipe=True,
             stderr=log,
@@ -138,7 +138,7 @@ class BuilderProcess(CompilerProcess):
         self._cache_root, self._name = cache_root, f"{os.getpid()}-{number}-{secrets.token_hex(4)}"
         folders = [root.folder for root in compiler.developed]
         arguments = (str(cache_root), self._name, str(compiler.as_of_ns), *folders)
-        compiler = msgspec.structs.replace(compiler, env={**compiler.env, **_ONE_THREAD})
+        compiler = msgspec.structs.replace(compiler, env={**compiler.env, **ONE_THREAD})
         super().__init__("farm.builds.compile.builder", arguments, supervisor, f"builder-{number}", compiler, log)
 
     def has_grown(self, recycle_mb: int) -> bool:

@@ -74,7 +74,7 @@ def warm_up() -> None:
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
         from torchao.quantization.pt2e.quantizer import Quantizer
 
-        from farm.builds.compile.flows.graphs import less_work
+        from farm.builds.compile.flows.shortcuts.every import less_work
 
         class Nothing(Quantizer):  # type: ignore[misc]
             def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:

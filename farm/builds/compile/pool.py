@@ -12,6 +12,7 @@ from farm.builds.bundles.cache import BundleCache, remove_leftovers
 from farm.builds.bundles.key import source_as_of_ns
 from farm.builds.bundles.reuse import forget_pruned
 from farm.builds.compile.builder_slot import BuilderGate, BuilderSlot, MemoryLimits
+from farm.builds.compile.order import case_of, take_next
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,6 +50,9 @@ class BuilderPool:
         self._queue = deque(
             msgspec.structs.replace(request, suite_as_of_ns=source_as_of_ns(request.job)) for request in requests
         )
+        self._taking = threading.Lock()
+        self._cases: dict[BuilderSlot, tuple[str, str]] = {}
+        """Case of the last request of each builder."""
         self._cache, self._compiler = BundleCache(cache_root), compiler
         self._on_start, self._on_done, self._is_wanted = on_start, on_done, is_wanted
         self._gate = BuilderGate()
@@ -80,7 +84,8 @@ class BuilderPool:
     def stop(self) -> None:
         """End the processes at any point of their work; unpublished bundles are lost, published ones are complete."""
         self._gate.stop()
-        self._queue.clear()
+        with self._taking:
+            self._queue.clear()
         for thread in self._threads:
             # A thread may have started another process after the last interrupt.
             while thread.is_alive():
@@ -97,10 +102,17 @@ class BuilderPool:
         remove_leftovers(self._cache.root)
         forget_pruned(self._cache)
 
+    def _take(self, slot: BuilderSlot) -> BuildRequest:
+        with self._taking:
+            others = [case for other, case in self._cases.items() if other is not slot]
+            request = take_next(self._queue, self._cases.get(slot), others)
+            self._cases[slot] = case_of(request)
+            return request
+
     def _feed(self, slot: BuilderSlot) -> None:
         while not self._gate.is_stopping:
             try:
-                request = self._queue.popleft()
+                request = self._take(slot)
             except IndexError:
                 break
             if not self._is_wanted(request.key):

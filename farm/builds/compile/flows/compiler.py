@@ -26,9 +26,9 @@ from farm.builds.compile.flows.constants import mark_constants, mark_ready_const
 from farm.builds.compile.flows.delegation import built_operators, read_delegation
 from farm.builds.compile.flows.factory import make_example, make_inputs, make_method, make_module, read_expected
 from farm.builds.compile.flows.flow import Lowering, Stopwatch
-from farm.builds.compile.flows.graphs import less_work
 from farm.builds.compile.flows.node_origins import EdgeOrigins
 from farm.builds.compile.flows.outputs import named_outputs, output_steps, tensor_spec
+from farm.builds.compile.flows.shortcuts.every import less_work
 from farm.builds.compile.flows.state import run_samples
 from farm.builds.compile.flows.writes import (
     ComparedWrites,
@@ -132,8 +132,9 @@ def _compile(
         whole = make_module(case)
         module = make_method(case, whole, case.method)
     own = Lowering(
-        module, make_example(case, module, samples[0]), samples, target, versions, watch, case, folder, case.method
-    )
+        module, make_example(case, module, samples[0]), samples, target, versions, watch, case, folder, case.method,
+        reference.run.outputs,
+    )  # fmt: skip
     others = {} if runs_on_cpu(target.backend) else _other_methods(case, whole, own)
     schematics = _schematics_in(folder / OPTRACE if _for_optrace(target) else None)
     with schematics, built_operators() as operators, less_work():
@@ -220,7 +221,7 @@ def _other_methods(case: Case, module: torch.nn.Module, own: Lowering) -> dict[s
         samples = [make_inputs(part, sample) for sample in range(case.samples)]
         called = make_method(case, module, name)
         found[name] = own._replace(
-            module=called, example=make_example(part, called, samples[0]), samples=samples, method=name
+            module=called, example=make_example(part, called, samples[0]), samples=samples, method=name, outputs=()
         )
     return found
 

@@ -65,6 +65,8 @@ class Lowering(NamedTuple):
     folder: Path
     """Folder of the new bundle, for files beside the program."""
     method: str = FORWARD
+    outputs: Sequence[tuple[torch.Tensor, ...]] = ()
+    """Outputs of the module for all samples; () for an unknown run."""
     others: Mapping[str, Lowering] = {}
     """Other methods of the same program by name, on a backend with several; they have no others themselves."""
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_type_hints
-from unittest.mock import patch
 
 import torch
 from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
-from executorch.backends.qualcomm.serialization import qc_schema_serialize
 from executorch.backends.qualcomm.serialization.qc_schema import (
     QcomChipset,
     QnnExecuTorchBackendOptions,
@@ -39,7 +35,7 @@ from farm.suites.features import Features
 from farm.suites.options import compile_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from executorch.exir import EdgeProgramManager
 
@@ -59,7 +55,6 @@ _RULES: dict[str, Any] = {
 """Settings of the quantizer at every precision."""
 # ExecuTorch 1.5, LpaiPartitionFallbackSupport.
 _WITH_WEIGHTS = "Fallback nodes with weights"
-_DECODE = "_convert_to_object"
 # Options that are no parameters of a backend's function for its compiler specs.
 _OF_ALL_BACKENDS = ("profile_level", DIRECT_MODE)
 
@@ -215,28 +210,6 @@ def backend_type(target: Target) -> QnnExecuTorchBackendType:
     return QnnExecuTorchBackendType(BACKENDS[target.backend].qnn_type)
 
 
-@contextmanager
-def options_read_once() -> Iterator[None]:
-    """Let ExecuTorch decode the options of a delegate once, and not with a process of `flatc` for each of six readers.
-
-    An ExecuTorch with other functions stays unchanged.
-    """
-    decode, found = getattr(qc_schema_serialize, _DECODE, None), dict[tuple[Any, ...], Any]()
-    if not callable(decode):
-        yield
-        return
-
-    def decode_once(data: bytes, *schema: Any) -> Any:
-        key = (bytes(data), *schema)
-        if key not in found:
-            found[key] = decode(data, *schema)
-        # Readers modify the decoded options, so that each gets a copy.
-        return copy.deepcopy(found[key])
-
-    with patch.object(qc_schema_serialize, _DECODE, decode_once):
-        yield
-
-
 def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: list[Any]) -> EdgeProgramManager:
     target, features = lowering.target, lowering.case.features
     methods = lowering.methods
@@ -245,7 +218,7 @@ def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: l
         from farm.builds.compile.flows.split import split_passes
 
         passes_job, dep_table = split_passes(features.split)
-    with refused_operators() as refused, options_read_once():
+    with refused_operators() as refused:
         try:
             edge = to_edge_transform_and_lower_to_qnn(
                 dict(graphs),

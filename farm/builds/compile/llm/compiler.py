@@ -21,9 +21,9 @@ from farm.builds.bundles.origins import write_origins
 from farm.builds.compile.flows.compiler import CompiledProgram, settings_of_one_job, write_manifest, write_tensors
 from farm.builds.compile.flows.delegation import Delegation, built_operators, read_delegation
 from farm.builds.compile.flows.flow import Stopwatch
-from farm.builds.compile.flows.graphs import less_work
 from farm.builds.compile.flows.node_origins import EdgeOrigins
 from farm.builds.compile.flows.qualcomm import backend_type, compiler_specs
+from farm.builds.compile.flows.shortcuts.every import less_work
 from farm.builds.compile.llm import upstream
 from farm.builds.compile.llm.greedy import Row, continuation
 from farm.builds.compile.llm.ready import token_tensors

@@ -10,21 +10,12 @@ from unittest.mock import patch
 from torch.fx.graph_module import GraphModule
 from torch.fx.traceback import NodeSource
 
-from farm.builds.compile.flows.dispatcher import cached_kernels, single_scan_per_list
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _COPY = "__deepcopy__"
 _GENERATED = ("forward", "_code", "_lineno_map", "_prologue_start")
 """Attributes that torch sets when it generates the code of a graph module."""
-
-
-@contextmanager
-def less_work() -> Iterator[None]:
-    """Let torch skip repeated work of an export and a lowering while the body runs."""
-    with single_scan_per_list(), cached_kernels(), shared_origins(), late_code():
-        yield
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Shortcuts of a compilation: repeated work of torch and ExecuTorch is left out, with equal programs."""

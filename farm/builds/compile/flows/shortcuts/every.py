@@ -1,0 +1,40 @@
+"""All shortcuts. Imports torch."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from farm.builds.compile.flows.shortcuts.bn_patterns import bn_patterns
+from farm.builds.compile.flows.shortcuts.composite_operators import cached_kernels, single_scan_per_list
+from farm.builds.compile.flows.shortcuts.delegate_options import options_read_once
+from farm.builds.compile.flows.shortcuts.flat_graphs import flat_graphs
+from farm.builds.compile.flows.shortcuts.graph_code import late_code, shared_origins
+from farm.builds.compile.flows.shortcuts.settled_programs import settled_programs
+from farm.builds.compile.flows.shortcuts.shared_exports import shared_exports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+SHORTCUTS: tuple[Callable[[], AbstractContextManager[None]], ...] = (
+    single_scan_per_list,
+    cached_kernels,
+    shared_origins,
+    late_code,
+    options_read_once,
+    settled_programs,
+    flat_graphs,
+    bn_patterns,
+    shared_exports,
+)
+"""Context managers in the order of their entry."""
+
+
+@contextmanager
+def less_work() -> Iterator[None]:
+    """Take all shortcuts while the body exports and lowers."""
+    with ExitStack() as stack:
+        for shortcut in SHORTCUTS:
+            stack.enter_context(shortcut())
+        yield

@@ -1,0 +1,116 @@
+"""Shortcuts of a compilation: equal results with fewer calls, and none for versions that they were not tried with."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import warm_torch
+
+BENCH = Path(__file__).parents[2] / "bench"
+sys.path.append(str(BENCH))
+import equal_programs  # noqa: E402 - bench/ is no package
+
+# Another sample each day; the seed of a failure is in its message.
+SEED = int(os.environ.get("FARM_SAMPLE_SEED", datetime.datetime.now(datetime.UTC).date().toordinal()))
+
+
+@pytest.fixture(scope="session")
+def shortened(printed_json: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Output of shortening.py."""
+    return printed_json(Path(__file__).with_name("shortening.py"))
+
+
+def test_an_export_is_shared_by_modules_that_are_equal_and_by_no_others(shortened: dict[str, Any]) -> None:
+    assert shortened["exports"] == {
+        "made again": 1,
+        "other weights": 2,
+        "another number": 2,
+        "a number without effect": 2,
+        "the other sign of zero": 2,
+        "an edited class": 2,
+        "a hook": 2,
+        "for the CPU": 2,
+        "written weights": 2,
+        "another case": 2,
+        "unknown outputs": 2,
+        "another in between": 3,
+    }
+
+
+@pytest.mark.parametrize("graph", ["quantized", "not quantized", "unread input"])
+def test_a_flat_graph_is_exported_again_without_dynamo_to_the_same_program(
+    shortened: dict[str, Any], graph: str
+) -> None:
+    assert shortened["flat"][graph] == {"same": True, "traced": 0}
+
+
+@pytest.mark.parametrize("graph", ["written buffer", "random", "dynamic"])
+def test_any_other_graph_is_left_to_dynamo(shortened: dict[str, Any], graph: str) -> None:
+    assert shortened["flat"][graph] == {"same": True, "traced": 1}
+
+
+def test_a_program_without_operators_of_the_table_is_its_own_decomposition(shortened: dict[str, Any]) -> None:
+    assert shortened["settled"] == {
+        "nothing to decompose": True,
+        "an operator of the table": False,
+        "all operators": False,
+        "an edited graph": False,
+        "outside": False,
+    }
+
+
+def test_no_pattern_is_exported_that_matches_nothing(shortened: dict[str, Any]) -> None:
+    short, plain = shortened["patterns"]
+    assert short["exported"] == 0
+    assert short["graph"] == plain["graph"]
+
+
+def test_untried_versions_are_not_changed(shortened: dict[str, Any]) -> None:
+    assert shortened["replaced"] == {"": 3, "executorch": 0, "torch": 0, "torchao": 0}
+    assert [version for version, is_tried in shortened["versions"].items() if is_tried] == [
+        "torch 2.13.0",
+        "torch 2.13.0+cpu",
+        "torch 2.13.0+cu126",
+        "executorch 1.5.1",
+        "torchao 0.18.0",
+    ]
+
+
+def compare(suites: list[str], count: int, cache: Path, folder: Path) -> dict[str, Any]:
+    """Return the comparison of a sample of jobs, compiled with and without shortcuts."""
+    requests = random.Random(SEED).sample(equal_programs.choose(suites), count)
+    asked, sides = folder / "asked.json", []
+    asked.write_bytes(msgspec.json.encode(requests))
+    for name in equal_programs.SIDES:
+        out = folder / f"{name}.jsonl"
+        script = BENCH / "equal_programs.py"
+        warm_torch.run_script(script, str(asked), str(out), "--side", name, cache=cache, folder=folder)
+        sides.append(equal_programs.read(out))
+    return equal_programs.compare(sides[0], sides[1], [one.job.id for one in requests])
+
+
+@pytest.mark.parametrize(
+    ("suites", "count"),
+    [
+        (["quantized_ops", "fp_ops"], 3),
+        pytest.param(["quantized_ops", "fp_ops"], 40, marks=pytest.mark.whole),
+        pytest.param(["models_small"], 3, marks=pytest.mark.whole),
+        pytest.param(["llm_tiny"], 1, marks=pytest.mark.whole),
+    ],
+)
+def test_programs_and_references_are_equal_with_and_without_shortcuts(
+    suites: list[str], count: int, farm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARM_CACHE_DIR", str(farm_cache))
+    found = compare(suites, count, farm_cache, tmp_path)
+    assert found["jobs"] == count
+    # The hash of a program with blocks of weights differs from one compilation to the next, without shortcuts as well.
+    assert [job for job in found["different"] if "_block" not in job] == [], f"FARM_SAMPLE_SEED={SEED}"
