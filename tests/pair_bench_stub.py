@@ -95,6 +95,8 @@ class World:
         all_by: float = 1.0,
         days_ago: int | None = None,
         sizes: Mapping[int, int] | None = None,
+        sqnr: float | None = None,
+        facts: Mapping[str, str] = FACTS,
         jobs: Sequence[int] | None = None,
         phone: str = "phone",
         build: str = "b",
@@ -105,7 +107,7 @@ class World:
         device = msgspec.structs.replace(self.device, serial=phone, build=build)
         all_by *= device_by * self.runners[[*self.runners][-1]]
         started_ms = now_ms() - (100 - len(self.nights) if days_ago is None else days_ago) * DAY
-        run_id = self.store.begin_run(RunRecord("farm run", "ada", "bench", FACTS, started_ms, "nightly"))
+        run_id = self.store.begin_run(RunRecord("farm run", "ada", "bench", facts, started_ms, "nightly"))
         done = [job for n, job in enumerate(self.jobs) if jobs is None or n in jobs]
         self.store.plan_jobs(run_id, done)
         self.store.record_device(run_id, device, {"runner": [*self.runners][-1]})
@@ -119,6 +121,8 @@ class World:
             measured = [Measurement("latency", "ns", Direction.LOWER, tuple(samples))]
             if sizes and n in sizes:
                 measured.append(Measurement("pte_size", "bytes", Direction.LOWER, (float(sizes[n]),), exact=True))
+            if sqnr is not None:
+                measured.append(Measurement("sqnr_fp32[0]", "dB", Direction.HIGHER, (sqnr,)))
             attempt = Attempt(
                 job.id, Verdict.PASSED, Stage.DONE, "", phone, started_ms, 0.2, bundle_key=key,
                 measurements=tuple(measured),

@@ -172,9 +172,26 @@ def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[Aler
         all_alerts = known.get((one.id, past.runs[-1].device_kind), ())
         alerts = [alert for alert in all_alerts if alert.state in STEPS]
         newest = points[-1].run_id
+        one = _if_deterministic(one, points, values)  # noqa: PLW2901 - the same series
         found = frozenset(alert.finding for alert in alerts if alert.last_good < newest < alert.first_bad)
         before = standing((alert for alert in all_alerts if alert.first_bad < newest), started_ms)
         yield ComparedSeries(past, one, points, values, _steps(points, alerts), found, before)
+
+
+def _if_deterministic(one: SeriesPast, points: Sequence[Point], values: Sequence[float]) -> SeriesPast:
+    """Return the series as an exact one if it repeated to the last bit, on one device, and now does so or is beyond
+    what pairs would confirm."""
+    from farm.results.analysis.robust import difference
+    from farm.results.analysis.scale import GATES, scaled
+    from farm.results.analysis.suspected import repeats
+
+    series = one.series
+    if series.exact or not repeats(series, values[:-1]) or points[-1].place != points[-2].place:
+        return one
+    was, now = scaled(series.scale, values[-2:]).tolist()
+    if 0.0 < abs(difference(now, was)) <= GATES[series.scale].confirmed:
+        return one
+    return msgspec.structs.replace(one, series=msgspec.structs.replace(series, exact=True))
 
 
 def changed_programs(
@@ -264,6 +281,8 @@ def _steps(points: Sequence[Point], alerts: Iterable[AlertRecord]) -> dict[int, 
 def _levelled(one: ComparedSeries) -> list[float]:
     from farm.results.analysis.suspected import levelled
 
+    if one.series.series.exact:
+        return list(one.values[:-1])
     # A step that came with this very run is taken out of all before it.
     return levelled(one.series.series.scale, one.values[:-1], one.steps)
 
@@ -285,8 +304,16 @@ def _alert(comparison: HistoryComparison, index: int, state: AlertState) -> NewA
         low=judgement.change if exact else math.nan,
         high=judgement.change if exact else math.nan,
         p_value=judgement.p_value,
+        likely_cause=_facts(good, one.points[-1]) if exact else "",
         reason=judgement.reason + (f" with {_compiler(one.points[-1])}" if judgement.turns >= TURNS else ""),
     )
+
+
+def _facts(good: Point, new: Point) -> str:
+    """Return the facts that changed with an exact metric: `torch 2.9.0 -> 2.10.0, qnn 2.47 -> 2.51`; empty for none."""
+    from farm.results.analysis.history import changes
+
+    return ", ".join(text for text, _ in changes(good, new))
 
 
 def _compiler(point: Point) -> str:

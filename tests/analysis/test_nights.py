@@ -10,7 +10,7 @@ import pytest
 
 from farm.results.analysis.confirmation import confirm
 from farm.results.analysis.nights import NightJudgement, Observation, judge_night, programs_are_cause
-from farm.results.analysis.scale import GATES, Gates, Scale, Series
+from farm.results.analysis.scale import Scale, Series
 from farm.results.analysis.suspected import Finding
 from farm.results.attempt import Direction
 
@@ -107,11 +107,6 @@ def test_exact_metrics_and_figures_are_no_part_of_a_hot_night() -> None:
     assert seen.exact == (SERIES,)
     assert SERIES + 1 in seen.suspected
     assert seen.judgements[SERIES + 1].change == pytest.approx(-2.0)
-
-
-def test_gates_can_be_set() -> None:
-    strict = {**GATES, Scale.RATIO: Gates(math.log(1.5), 6.0, math.log(1.02))}
-    assert judge_night(night(regressed={7: 1.2}), gates=strict).suspected == ()
 
 
 def test_an_empty_night_has_nothing() -> None:

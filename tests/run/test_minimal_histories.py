@@ -6,10 +6,11 @@ import math
 from typing import TYPE_CHECKING
 
 import pytest
-from pair_bench_stub import World
+from pair_bench_stub import FACTS, World
 
 from farm.dispatch.history_comparison import record_comparison
 from farm.numbers.regressions import baseline
+from farm.report.model.alerts import change_of
 from farm.store.records import Remark
 from farm.store.store import open_store
 
@@ -76,6 +77,44 @@ class TestExactMetrics:
         assert exact_nights(world, [1200, 1300])[-1][0][1] == "1200 -> 1300 bytes"
         baseline.accept(store, world.jobs[0].id, None, [], None, user="ada", note="a table")
         assert store.alerts.open() == []
+
+
+class TestDeterministicFigures:
+    """Figure of outputs that is equal to the last bit in three runs."""
+
+    def nights(self, world: World, *values: float, torch: str = "2.9") -> list[list[str]]:
+        """Return the changes of figures that are open after each night."""
+        found = []
+        for value in values:
+            world.confirm(world.night(sqnr=value, facts=FACTS | {"torch": torch}))
+            found.append([change_of(one) for one in world.store.alerts.open() if one.metric == "sqnr_fp32[0]"])
+        return found
+
+    def test_a_change_needs_no_pairs_and_names_the_facts_that_changed(self, store: Store) -> None:
+        world = World(store, jobs=1)
+        assert self.nights(world, 41.25, 41.25, 41.25) == [[], [], []]
+        assert self.nights(world, 40.5, torch="2.10") == [["41.25 -> 40.5 dB"]]
+        [alert] = store.alerts.open()
+        assert (alert.state, alert.finding, alert.device) == ("exact", "regression", ""), "no device was needed"
+        assert alert.likely_cause == "torch 2.9 -> 2.10"
+        assert self.nights(world, 40.5, 40.5, torch="2.10") == [["41.25 -> 40.5 dB"]] * 2
+        [sqnr] = [one for one in baseline.levels(store, world.jobs[0].id, None, ()) if one.unit == "dB"]
+        assert (sqnr.deterministic, sqnr.enough, sqnr.median, sqnr.runs) == (True, True, 40.5, 3)
+
+    def test_acceptance_makes_the_new_value_the_level(self, store: Store) -> None:
+        world = World(store, jobs=1)
+        self.nights(world, 41.25, 41.25, 41.25, 40.5)
+        [done] = baseline.accept(store, world.jobs[0].id, None, [], None, user="ada", note="a coarser table")
+        assert (done.metric, done.declared) == ("sqnr_fp32[0]", False)
+        assert self.nights(world, 40.5, 40.5, 40.5) == [[], [], []]
+        assert self.nights(world, 39.0) == [["40.5 -> 39 dB"]]
+        assert self.nights(world, 39.0, 39.0, 40.5) == [["40.5 -> 39 dB"], ["40.5 -> 39 dB"], []]
+
+    def test_a_difference_that_pairs_would_refute_is_no_change(self, store: Store) -> None:
+        assert self.nights(World(store, jobs=1), 41.25, 41.25, 41.25, 41.2, 41.2) == [[]] * 5
+
+    def test_a_figure_that_varies_is_not_deterministic(self, store: Store) -> None:
+        assert self.nights(World(store, jobs=1), 41.25, 41.26, 41.25, 40.5) == [[]] * 4
 
 
 class TestAlertsThatClose:

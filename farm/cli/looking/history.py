@@ -136,7 +136,7 @@ def _levels(found: Sequence[Level]) -> Iterator[str]:
             yield fitted(f"{level.job_id}  {level.device_kind} device", columns)
         unit = "" if level.unit in ("1", "count") else level.unit
         value = "-" if math.isnan(level.median) else f"{level.median:,.6g} {unit}".strip()
-        few = "" if level.enough else ", too few to judge"
+        few = ", deterministic" if level.deterministic else "" if level.enough else ", too few to judge"
         yield fitted(f"  {level.metric}: {value}, {plural(level.runs, 'run')} since {level.since}{few}", columns)
 
 

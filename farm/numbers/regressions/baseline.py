@@ -38,6 +38,8 @@ class Level(msgspec.Struct, frozen=True):
     """Comparable ones, of the 21 that count."""
     enough: bool
     """True if the runs suffice for a judgement."""
+    deterministic: bool
+    """True for an exact metric, and for a figure of outputs that repeats to the last bit."""
     median: float
     """On the level of the newest run; NaN without runs."""
     since: str
@@ -59,7 +61,7 @@ class Accepted(msgspec.Struct, frozen=True):
 def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str], line: str = "") -> list[Level]:
     """Return the levels of the numbers of jobs in a branch. Raises UnknownNameError."""
     from farm.results.analysis.history import split
-    from farm.results.analysis.suspected import BASELINE, LEAST_BASELINE
+    from farm.results.analysis.suspected import BASELINE, LEAST_BASELINE, repeats
 
     found = []
     pasts = store.history.pasts_of_jobs(pattern, soc, line=line)
@@ -70,18 +72,19 @@ def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str]
             if metrics and compared.series.series.metric not in metrics:
                 continue
             first = max([0, *compared.steps])
-            series = compared.series.series
-            if series.exact:
+            series, exact = compared.series.series, repeats(compared.series.series, compared.values)
+            if exact:
                 # An exact metric is compared with the run before alone.
                 first = len(compared.values) - len(
                     list(takewhile(compared.values[-1].__eq__, reversed(compared.values)))
                 )
             values = compared.values[first:][-BASELINE:]
-            enough = series.exact or len(compared.points) >= LEAST_BASELINE
+            enough = exact or len(compared.points) >= LEAST_BASELINE
             found.append(
                 Level(
                     past.job_id, series.metric, series.unit, past.runs[-1].device_kind, len(values),
-                    enough, statistics.median(values) if values else math.nan, compared.points[first].run_id, events,
+                    enough, exact, statistics.median(values) if values else math.nan, compared.points[first].run_id,
+                    events,
                 )
             )  # fmt: skip
     return found

@@ -141,7 +141,7 @@ def compare(
     unknown. Raises InfraError for trouble of farm and device, UsageError for a pruned bundle.
     """
     was, now, left = sides_of(bench, good, new)
-    numerics = any(_is_of_outputs(claim.series) for claim in claims)
+    numerics = any(claim.series.of_outputs for claim in claims)
     since = len(bench.turns)
     found: dict[str, list[Pair]] = {}
     compared: list[Compared] = []
@@ -151,7 +151,7 @@ def compare(
     fresh = fresh or was.place != now.place or now.heap or of_process
 
     def enough() -> int:
-        known = (found.get(one.series.metric, []) for one in claims if not _is_of_outputs(one.series))
+        known = (found.get(one.series.metric, []) for one in claims if not one.series.of_outputs)
         took = [one for good, _ in known_pairs(fresh=fresh).get("latency", ()) for one in good]
         latency_ns = statistics.median(took) if took else 0.0
         return max((steady_inferences(one, inferences, latency_ns) for one in known), default=inferences)
@@ -287,7 +287,7 @@ def _compared(claim: Claim, found: dict[str, list[Pair]], gate: float | None, le
 
 def _needs_again(one: Compared) -> bool:
     """Return whether a process may have had its luck: outputs are the same in all of them."""
-    return one.confirmation.answer is Answer.CONFIRMED and not _is_of_outputs(one.series)
+    return one.confirmation.answer is Answer.CONFIRMED and not one.series.of_outputs
 
 
 def _compared_again(claim: Claim, one: Compared, found: dict[str, list[Pair]], gate: float | None) -> Compared:
@@ -323,8 +323,3 @@ def _with_left(one: Compared, left: str) -> Compared:
 def not_measured(left: str) -> str:
     """Return the reason of an unknown answer where only the program was compared."""
     return f"not the program; {left} was not measured"
-
-
-def _is_of_outputs(series: Series) -> bool:
-    """Tell whether a metric is made of outputs, which are not brought otherwise."""
-    return series.unit in ("dB", "1")

@@ -53,8 +53,10 @@ def alert_change(alert: AlertRecord) -> str:
 
 
 def change_of(alert: AlertRecord) -> str:
-    """Return the change for a line of its own; for an exact number the old and the new value."""
-    return one_line(alert.reason) if alert.exact else alert_change(alert) or "changed"
+    """Return the change for a line of its own; for a deterministic number the old and the new value."""
+    return (
+        one_line(alert.reason) if alert.exact or alert.state == AlertState.EXACT else alert_change(alert) or "changed"
+    )
 
 
 def change_line(alert: AlertRecord) -> str:

@@ -117,7 +117,7 @@ def split(points: Sequence[Point]) -> History:
     events = [
         SeriesEvent(now.run_id, now.started_ms, text, parts)
         for was, now in pairwise(points)
-        for text, parts in _changes(was, now)
+        for text, parts in changes(was, now)
     ]
     return History(tuple(segments), tuple(events))
 
@@ -131,7 +131,7 @@ def _classes(points: Sequence[Point]) -> list[int]:
     return found
 
 
-def _changes(was: Point, now: Point) -> list[tuple[str, bool]]:
+def changes(was: Point, now: Point) -> list[tuple[str, bool]]:
     """Return the differences between two runs, each with the decision whether it parts them."""
     found = []
     if was.device_kind != now.device_kind:

@@ -10,11 +10,11 @@ import numpy as np
 
 from farm.results.analysis.confirmation import Answer, Confirmation
 from farm.results.analysis.robust import NORMAL, difference, median, median_and_mad
-from farm.results.analysis.scale import GATES, TURNS, Gates, Scale, Series, change_text, scaled
+from farm.results.analysis.scale import GATES, TURNS, Scale, Series, change_text, scaled
 from farm.results.analysis.suspected import SUSPECTED, Judgement, judge, on_place
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 LEAST_SERIES = 8
 """Fewest series of a device and metric for a shift of the device."""
@@ -79,12 +79,7 @@ class NightJudgement(msgspec.Struct, frozen=True):
     """Exact metrics that turn out not to be deterministic tonight."""
 
 
-def judge_night(
-    observations: Sequence[Observation],
-    *,
-    programs: Collection[tuple[str, str]] = (),
-    gates: Mapping[Scale, Gates] = GATES,
-) -> NightJudgement:
+def judge_night(observations: Sequence[Observation], *, programs: Collection[tuple[str, str]] = ()) -> NightJudgement:
     """Judge all series of a nightly run.
 
     The common change of a device's series is one shift, and each series is judged by its change beyond it. `programs`
@@ -94,9 +89,7 @@ def judge_night(
     pasts = {id(one): one.past for one in observations}
 
     def judged(one: Observation, shift: float = 0.0) -> Judgement:
-        return judge(
-            one.series, pasts[id(one)], one.value, shift=shift, gates=gates[one.series.scale], is_open=one.is_open
-        )
+        return judge(one.series, pasts[id(one)], one.value, shift=shift, is_open=one.is_open)
 
     judgements = [judged(one) for one in observations]
     groups: dict[tuple[str, str], list[int]] = {}

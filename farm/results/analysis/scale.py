@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.results.attempt import Direction
-from farm.suites.figures import counter_of, figure_of
+from farm.suites.figures import counter_of, figure_of, is_host_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,6 +84,11 @@ class Series(msgspec.Struct, frozen=True):
     def scale(self) -> Scale:
         """Return how its values are compared."""
         return scale_of(self.metric, self.unit)
+
+    @property
+    def of_outputs(self) -> bool:
+        """Tell whether the metric is made of outputs: a program repeats it in every process."""
+        return self.unit in ("dB", "1") and not is_host_time(self.metric, self.unit)
 
 
 def scale_of(metric: str, unit: str) -> Scale:

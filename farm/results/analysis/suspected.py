@@ -12,7 +12,7 @@ import numpy as np
 
 from farm.results.analysis.robust import NORMAL, difference, level_sigma, median_and_mad, p_of_next, sigma_of_next
 from farm.results.analysis.robust import median as middle
-from farm.results.analysis.scale import GATES, LEAST_SIGMA, TURNS, Gates, Scale, Series, change_text, scaled, unscaled
+from farm.results.analysis.scale import GATES, LEAST_SIGMA, TURNS, Scale, Series, change_text, scaled, unscaled
 from farm.results.attempt import Direction
 from farm.suites.figures import TIME_UNITS
 
@@ -28,6 +28,9 @@ LEAST_BASELINE = 8
 
 SETTLED = 4
 """Newest runs that a run is compared with where the level got better before them."""
+
+DETERMINISTIC = 3
+"""Runs after which a figure of outputs that is equal to the last bit is deterministic: its changes need no pairs."""
 
 # So many of the newest runs, or twice as many, have to be better than those before by that many standard errors.
 _SETTLED_ERRORS = 1.5
@@ -78,14 +81,14 @@ class Judgement(msgspec.Struct, frozen=True):
     """Changes of direction of an exact metric, this one included."""
 
 
+def repeats(series: Series, values: Sequence[float]) -> bool:
+    """Return whether a metric is exact, or a figure of outputs that is equal in the newest of `values`."""
+    newest = values[-DETERMINISTIC:]
+    return series.exact or (series.of_outputs and len(newest) == DETERMINISTIC and len(set(newest)) == 1)
+
+
 def judge(
-    series: Series,
-    history: Sequence[float],
-    value: float,
-    *,
-    shift: float = 0.0,
-    gates: Gates | None = None,
-    is_open: bool = False,
+    series: Series, history: Sequence[float], value: float, *, shift: float = 0.0, is_open: bool = False
 ) -> Judgement:
     """Compare `value` with the values of comparable runs before it, oldest first.
 
@@ -94,7 +97,7 @@ def judge(
     """
     if series.exact:
         return _judge_exact(series, history, value)
-    scale, gates = series.scale, gates or GATES[series.scale]
+    scale, gates = series.scale, GATES[series.scale]
     before = scaled(scale, history)
     now = float(scaled(scale, [value])[0]) - shift
     before = before[~np.isnan(before)][-BASELINE:]
@@ -253,7 +256,8 @@ def _judge_exact(series: Series, history: Sequence[float], value: float) -> Judg
     last = before[-1]
     if value == last:
         return Judgement(Finding.UNCHANGED, f"{value:.15g}, as before", count, last, 0.0, 0.0, 0.0)
-    reason = f"{last:.15g} -> {value:.15g}{'' if series.unit == '1' else f' {series.unit}'}"
+    digits = 10 if series.of_outputs else 15
+    reason = f"{last:.{digits}g} -> {value:.{digits}g}{'' if series.unit == '1' else f' {series.unit}'}"
     was, now = scaled(series.scale, [last, value])
     steps = [after - one for one, after in pairwise([*before, value]) if after != one]
     turns = sum(one * after < 0.0 for one, after in pairwise(steps))
