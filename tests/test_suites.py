@@ -92,7 +92,7 @@ def test_a_case_that_declares_fp32_runs_at_it_on_the_cpu_alone(tmp_path: Path) -
     assert [job.target.precision for job in plan([both], [find_soc("SM8650")], "htp")] == ["8a8w", "8a8w"]
     alone = MANIFEST.replace('["8a8w", "16a16w"]', '["fp32"]').replace('precisions = ["8a8w"]', 'precisions = ["fp32"]')
     suite = load_suite(_write(tmp_path / "mine", alone))
-    with pytest.raises(IllegalTargetError, match="no precision for the htp backend: .* what only xnnpack runs"):
+    with pytest.raises(IllegalTargetError, match="no precision for the htp backend: .* that only xnnpack runs"):
         plan([suite], [find_soc("SM8650")], "htp")
 
 

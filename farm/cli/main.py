@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-# Group -> command -> its place below farm.cli, and its line in the help.
+# Group -> command -> (`module:attribute` below farm.cli, line in the help).
 _IN_GROUPS = {
     "runs": {
         "list": ("running.runs:list_command", "List runs, newest first."),
@@ -201,13 +201,13 @@ class _LazyGroup(ListingGroup):
             return None
         module, _, name = _COMMANDS[self._key][cmd_name][0].partition(":")
         command = getattr(importlib.import_module(f"farm.cli.{module}"), name)
-        assert isinstance(command, click.Command)  # noqa: S101 - a slip of ours, not of the user
+        assert isinstance(command, click.Command)  # noqa: S101 - a wrong entry of _COMMANDS
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
         from click.shell_completion import CompletionItem
 
-        # Completion needs names and texts of the commands alone, so no command is imported.
+        # Complete names from the table, without importing the commands.
         found = [CompletionItem(name, help=text) for name, text in self._texts.items()]
         names = [one for one in found if one.value.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -332,7 +332,7 @@ def main() -> None:
     except OSError as error:
         _explain(error)
         code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}", ExitCode.INFRA)
-    except Exception:  # noqa: BLE001 - ours to fix; and not exit code 1, which says that a job failed
+    except Exception:  # noqa: BLE001 - a bug of farm; exit code 1 would mean a failed job
         _print_error(traceback.format_exc().rstrip())
         code = _fail("this is a bug in farm: please report it with the lines above", ExitCode.INFRA)
     if "farm.cli.output" in sys.modules:
@@ -345,7 +345,7 @@ def main() -> None:
 
 
 def _click_words(arguments: list[str]) -> list[str]:
-    """Return the command line for click, as `with_numbers` does; -v and -q may stand anywhere before --."""
+    """Return the command line for click: `--virtual` gets its default number, -v and -q before -- are taken out."""
     words = with_numbers(arguments)
     end = words.index("--") if "--" in words else len(words)
     if not set(_VERBOSE).isdisjoint(words[:end]):

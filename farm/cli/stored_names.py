@@ -1,4 +1,4 @@
-"""Names in the store for completion, read with the database's driver, since SQLAlchemy loads too slowly for Tab."""
+"""Names in the store for shell completion, read by the database's driver: SQLAlchemy takes too long to import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SQLITE = "sqlite:///"
-# A store that is locked or unreachable is not waited for.
+# Seconds to wait for a locked or unreachable store.
 _WAIT_S = 0.1
 _WAIT_MS = 150
 

@@ -1,4 +1,4 @@
-"""How much room a device has: asked in a shell, and what its answer means."""
+"""Free space of a device: the shell code that asks for it, and the reader of its output."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from farm.base.text import count_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# busybox's `df` fails on a root file system in memory, as of an initramfs; some versions of `stat` lack -f.
+# Two programs: busybox's `df` fails on the root file system of an initramfs; some versions of `stat` lack -f.
 TELL_ROOM = "df -kP . 2>/dev/null | tail -n 1; stat -f -c 'blocks %a %S' . 2>/dev/null"
-"""Shell code for the folder in question; `free_bytes` reads its output."""
+"""Shell code, run in the folder in question; `free_bytes` reads its output."""
 
 _MOST_BYTES = 1 << 60
 

@@ -189,7 +189,7 @@ class DeviceRunner:
     def stopped(self, run_id: str) -> None:
         """Begin no other job of a run: its time is over, or too many of its jobs have failed."""
         if self._assigned.runs_now(run_id) and self.phase is Phase.WORKING:
-            self._leave("nothing more of the run may begin")
+            self._leave("no other job of the run may begin")
 
     def forget(self, run_id: str) -> None:
         """Begin a run anew, if it goes on: its files are removed."""

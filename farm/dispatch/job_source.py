@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Prepared(NamedTuple):
-    """A shard whose bundles and runtime are on this machine."""
+    """Shard (some jobs of a run) whose bundles and runtime are on this machine."""
 
     plan: RunPlan
     planned: Sequence[PlannedJob]
@@ -27,13 +27,13 @@ class Prepared(NamedTuple):
 
 
 class JobSource(Protocol):
-    """Gives shards to devices and takes their results. No call waits."""
+    """Source of work: gives shards to devices and takes their results. No call waits."""
 
     def request(self, device: str, keep: Lease | None) -> None:
-        """Claim a shard for a device, by its id; `keep` is the lease under which it finishes another shard."""
+        """Claim a shard for a device, by its id; `keep` is the device's lease if it still runs another shard."""
 
     def cancel_request(self, device: str) -> None:
-        """Claim nothing for a device."""
+        """Withdraw the request of a device."""
 
     def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
         """Bring the files of a shard to this machine, then call `done` in the decision thread."""
@@ -45,7 +45,7 @@ class JobSource(Protocol):
         """Record a result."""
 
     def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
-        """Give back a shard with the jobs that are left, after its results are recorded."""
+        """Give back the remaining jobs of a shard, after its results are recorded."""
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:
         """End a lease after all results are recorded, then call `done` in the decision thread."""
@@ -54,9 +54,9 @@ class JobSource(Protocol):
         """Record a health event of a device."""
 
     def resting(self, device: str, why: str, *, halts: bool) -> None:
-        """Take note that a device gets no jobs for a while, or gets jobs again if `why` is empty.
+        """Note that a device takes no jobs for a while because of `why`, or takes jobs again if `why` is empty.
 
-        `halts`: a lasting fault of this machine, no fault of the device.
+        `halts` is True for a lasting fault of this machine, such as a full disk, which is no fault of the device.
         """
 
 

@@ -1,4 +1,4 @@
-"""The job source of a run on this machine: jobs in memory, for the devices of a pool."""
+"""Job source of a run on this machine: gives jobs in memory to the devices of its pool, and takes their results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class _LocalJob:
-    """A job of the run that has no verdict yet."""
+    """Job of the run, with its attempts so far."""
 
     def __init__(self, planned: PlannedJob) -> None:
         self.planned = planned
@@ -61,17 +61,20 @@ class _LocalJob:
 
 
 class LocalJobs:
-    """A `JobSource`, and the end of the run. Belongs to the decision thread, except for 'Calls of other threads'."""
+    """A `JobSource` that also decides when the run ends.
+
+    Only the decision thread calls it, except for the methods below 'Calls of other threads'.
+    """
 
     def __init__(
         self, plan: RunPlan, pool: DevicePool, host: Host, listener: ProgressListener, most_failures: int = 0
     ) -> None:
-        """After `most_failures` failed jobs nothing else begins; 0 for no limit."""
+        """Take the jobs of `plan`; after `most_failures` failed jobs no other begins, 0 sets no limit."""
         self._plan, self._pool, self._host, self._listener = plan, pool, host, listener
         self._most_failures = most_failures
         self._jobs = {planned.job.id: _LocalJob(planned) for planned in plan.jobs}
         self._pending = list(self._jobs)
-        """Ids of jobs that no device has, in order."""
+        """Ids of jobs to give to a device, in order."""
         self._position = {job_id: number for number, job_id in enumerate(self._jobs)}
         self._unfinished = Counter(job.soc for job in self._jobs.values())
         self._number = {device.id: number for number, device in enumerate(plan.devices)}
@@ -85,14 +88,14 @@ class LocalJobs:
         self._shard_numbers = itertools.count(1)
         self._failures = 0
         self._usable: tuple[tuple[bool, bool], ...] = ()
-        """For each device, at the last look: True if it may get jobs, and True if the run holds it."""
+        """For each device: whether it may get jobs and whether the run holds it, when these were last compared."""
         self._is_serving = self._is_stopped = self._is_halted = False
         self._shown: dict[str, str] = {}
         self.abandoned: set[str] = set()
         """Ids of jobs for which no device was left."""
 
     def begin(self, runners: Sequence[DeviceRunner], recorder: Recorder) -> None:
-        """Give jobs to `runners`, and results to `recorder`."""
+        """Begin to give jobs to `runners` and results to `recorder`."""
         self._recorder = recorder
         self._runners = {runner.device.id: runner for runner in runners}
         for soc in {runner.device.soc for runner in runners}:
@@ -105,9 +108,9 @@ class LocalJobs:
 
     @property
     def is_over(self) -> bool:
-        """True once every device is left, and every job has its verdict or no other job begins."""
+        """True when the run has given back all devices, and no job is left to begin."""
         if self._is_halted:
-            # The store may be away, and so no lease ends.
+            # Without the store no lease can be ended: wait only for the devices.
             return all(runner.has_left for runner in self._runners.values())
         is_done = self._is_stopped or not self._unfinished.total()
         return is_done and all(runner.is_free for runner in self._runners.values())
@@ -120,30 +123,30 @@ class LocalJobs:
         self._pending.clear()
         self._pool.stop_waiting()
         for runner in self._runners.values():
-            runner.drain("nothing more of the run may begin")
+            runner.drain("no other job of the run may begin")
 
     def halt(self, reason: str) -> None:
-        """Stop the run, because no device could change the reason."""
+        """Stop the run for a fault that no other device can avoid, such as a full disk of this machine."""
         if not self._is_halted:
             self._is_halted = True
-            resume = f"'farm run --resume {self._plan.run_id}' does what is missing"
+            resume = f"'farm run --resume {self._plan.run_id}' runs the missing jobs"
             run = {"run": self._plan.run_id}
-            logger.warning("the run stops: %s; once that is mended, %s", reason, resume, extra=run)
+            logger.warning("the run stops: %s; when this is repaired, %s", reason, resume, extra=run)
         self.finish_running()
 
     # JobSource.
 
     def request(self, device: str, keep: Lease | None) -> None:
-        """Give a job to a device as soon as there is one."""
+        """Give a job to a device as soon as one fits it."""
         self._requests[device] = keep
         self._serve_soon()
 
     def cancel_request(self, device: str) -> None:
-        """Give no job to a device."""
+        """Withdraw the request of a device for a job."""
         self._requests.pop(device, None)
 
     def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
-        """Call `done`: every file is here, or on its way from a builder that the device process waits for."""
+        """Call `done` at once: files are on this machine, and the device process waits for bundles in the making."""
         planned = [self._jobs[job.job.id].planned for job in held.jobs]
         done(Prepared(self._plan, planned, self._number[device.id]))
 
@@ -187,7 +190,7 @@ class LocalJobs:
     # Calls of other threads.
 
     def recorded(self, results: Sequence[ShardResult], refused: Mapping[int, FarmError]) -> None:
-        """Take results that are recorded, or refused, by index. Any thread may call it."""
+        """Take recorded results; `refused` has errors of the store by index. Any thread may call it."""
         self._host.post(partial(self._recorded, results, refused))
 
     def store_failing(self, error: FarmError, seconds: float) -> None:
@@ -196,7 +199,7 @@ class LocalJobs:
             self._host.post(partial(self.halt, f"the store: {error}"))
 
     def pool_changed(self) -> None:
-        """Look at the leases of the pool. Any thread may call it."""
+        """Take over changes of the pool's leases. Any thread may call it."""
         self._host.post(self._look_at_pool)
 
     # Choices.
@@ -207,11 +210,11 @@ class LocalJobs:
             self._host.post(self._serve)
 
     def _serve(self) -> None:
-        """Give jobs to devices, to those with the fewest jobs first."""
+        """Give jobs to the devices that asked for one, idle devices first."""
         self._is_serving = False
         for device in sorted(self._requests, key=lambda id_: bool(self._runners[id_].runs)):
             runner = self._runners[device]
-            # The next job depends on the result of this one if failures end the run.
+            # With a limit of failures, a device gets its next job only after the result of its last one.
             is_early = self._most_failures > 0 and bool(runner.runs)
             if not self._is_ours(runner) or device not in self._requests or is_early:
                 continue
@@ -261,7 +264,7 @@ class LocalJobs:
 
     def _put_back(self, job_ids: Collection[str]) -> None:
         if not self._is_stopped:
-            # A job that another device has tried goes first, then the order of the plan.
+            # Jobs that another device has tried go first; all others keep the order of the plan.
             self._pending = sorted(
                 {*self._pending, *job_ids}, key=lambda one: (not self._jobs[one].history, self._position[one])
             )
@@ -269,12 +272,12 @@ class LocalJobs:
             self._serve_soon()
 
     def _abandon(self) -> None:
-        """Finish jobs for which no device is left."""
+        """Finish the jobs for which the run has no device left."""
         usable = [runner for id_, runner in self._runners.items() if self._is_usable(id_)]
         socs = {runner.device.soc for runner in usable}
         for job_id in list(self._pending):
             job = self._jobs[job_id]
-            # A job that a device has tried waits for none that the run does not hold: that may never come.
+            # A job that avoids a device needs a device that the run holds now: others may never become free.
             if job.soc not in socs or not (
                 not job.avoid
                 or any(self._may_have(runner.device.id, job) and self._is_ours(runner) for runner in usable)
@@ -318,7 +321,7 @@ class LocalJobs:
                 self.finish_running()
 
     def _take_refused(self, job: _LocalJob, result: ShardResult, error: FarmError) -> None:
-        """Record a fault of farm for a result that the store refuses; finish the job if that is refused as well."""
+        """Record an infra attempt for a result that the store refused; if refused too, finish the job."""
         if job.is_refused:
             self._finish(job)
             return
@@ -338,7 +341,7 @@ class LocalJobs:
             runner.outvoted(1)
 
     def _finish(self, job: _LocalJob) -> None:
-        """Leave the devices of an SoC after its last job."""
+        """Count a job as finished; after the last job of an SoC, give its devices back."""
         self._unfinished[job.soc] -= 1
         self._leave_done(job.soc)
 
@@ -346,10 +349,10 @@ class LocalJobs:
         for runner in self._runners.values() if not self._unfinished[soc] else ():
             if runner.device.soc == soc:
                 self._pool.retire(self._number[runner.device.id])
-                runner.drain("there is nothing left to do")
+                runner.drain("no job is left for its SoC")
 
     def _look_at_pool(self) -> None:
-        """Tell runners of leases that were renewed, lost or are wanted by others."""
+        """Pass to the runners which leases were renewed, lost, or are wanted by other users."""
         if self._pool.lost_store:
             self.halt(f"the store: {self._pool.lost_store}")
         leases = self._pool.leases
@@ -374,7 +377,7 @@ class LocalJobs:
             self._serve_soon()
 
     def _give_back(self, device: Device) -> None:
-        """End the lease of a device that has no job, so that no message to its process is due."""
+        """End the lease of a device without a job, once for each lease."""
         lease = self._lease_of(device)
         if lease.fence and self._given_back.get(device.id) != lease.fence:
             self._given_back[device.id] = lease.fence

@@ -12,19 +12,19 @@ class ProgressListener(Protocol):
     """Display of a run in progress. Several threads call its methods."""
 
     def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
-        """The run is planned."""
+        """Show the start of a planned run: its jobs, the number to compile, its devices."""
 
     def build_started(self, job_id: str) -> None:
-        """A builder took a job."""
+        """Show that a compiler process has begun a job."""
 
     def build_ended(self, job_id: str, reply: BuildReply) -> None:
-        """A builder finished it."""
+        """Show that a compiler process has finished a job."""
 
     def devices(self, running: dict[str, str]) -> None:
-        """The busy devices and their jobs changed: `running` has job by device."""
+        """Show the jobs that run now, by device."""
 
     def job_ended(self, shown: dict[str, Any]) -> None:
-        """An attempt was recorded; keys as in `farm.dispatch.local_jobs.shown`."""
+        """Show the last attempt of a job: a dictionary by `farm.dispatch.local_jobs.shown`."""
 
     def job_repeated(self, shown: dict[str, Any]) -> None:
-        """An attempt was recorded, and another device is to try the job."""
+        """Show an attempt after which another device tries the job."""

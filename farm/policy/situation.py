@@ -1,4 +1,4 @@
-"""Values of the policy: devices, leases and waiters of one SoC, and the waiter that gets a free device."""
+"""Input of a scheduling decision (devices, leases and waiters of one SoC), and its result, a `Share`. Plain data."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from enum import IntEnum
 import msgspec
 
 USER, LABEL = "user:", "label:"
-"""Prefixes of quota subjects."""
+"""Prefixes of the keys of quotas: `user:ada`, `label:camera`."""
 
 
 class Priority(IntEnum):
-    """How urgent a request is; a greater one makes a smaller one hand over."""
+    """Priority of a request. A holder hands its device over to a waiter of greater priority."""
 
     NIGHTLY = 0
     """Priority of `farm nightly` and `farm run --purpose nightly`."""
     PERSON = 1
+    """Priority of all other commands."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A process that waits for devices."""
+    """Request of a process that waits for devices. Times are on the store's clock: epoch, milliseconds."""
 
     id: str
     """Token of the process."""
     devices: tuple[str, ...]
-    """Ids of those it can use, best first."""
+    """Ids of the devices that the process can use, best first."""
     count: int
-    """How many more it wants."""
+    """Number of devices that the process still wants."""
     user: str
     priority: Priority
     since_ms: int
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A process that waits for devices, as people see it. Times are on the store's clock: epoch, milliseconds."""
+    """Request of a waiting process, as people see it. Times are on the store's clock: epoch, milliseconds."""
 
     devices: tuple[str, ...]
-    """Ids of those it can use."""
+    """Ids of the devices that the process can use."""
     count: int
-    """How many more it wants."""
+    """Number of devices that the process still wants."""
     user: str
     host: str
     pid: int
     purpose: str
-    """Command that would use them."""
+    """Command that would use the devices."""
     priority: Priority
     since_ms: int
     why: str = ""
@@ -57,9 +58,9 @@ class Lease(msgspec.Struct, frozen=True):
     device: str
     """Id of the device."""
     fence: int
-    """Greater with every lease of the device: what carries an older one comes too late."""
+    """Number that grows with every lease of the device; a result with a smaller fence is refused."""
     token: str
-    """Token of the process that holds it; empty when it is free."""
+    """Token of the process that holds the lease; empty for a free device."""
     user: str
     host: str
     pid: int
@@ -69,16 +70,16 @@ class Lease(msgspec.Struct, frozen=True):
     acquired_ms: int
     expires_ms: int
     reserved_for: str = ""
-    """The only user whose processes may lease it from `reserved_from_ms` until `reserved_until_ms`."""
+    """The only user whose processes may lease the device from `reserved_from_ms` until `reserved_until_ms`."""
     reserved_until_ms: int = 0
     reserved_from_ms: int = 0
 
     def is_held(self, now_ms: int) -> bool:
-        """Tell whether a process has it."""
+        """Return whether a process holds the lease."""
         return bool(self.token) and self.expires_ms > now_ms
 
     def reserved_by(self, now_ms: int) -> str:
-        """Return the user that it is reserved for, empty when there is none."""
+        """Return the user that the device is reserved for; empty without a reservation."""
         return self.reserved_for if self.reserved_from_ms <= now_ms < self.reserved_until_ms else ""
 
 
@@ -92,80 +93,80 @@ class LivingDevice(msgspec.Struct, frozen=True):
     kind: str = ""
     """Key of the runtime that fits it: `SM8650/hardware/android`."""
     runs_shards: bool = True
-    """False for a device without a living agent: only processes use it."""
+    """False for a device without a living agent: only commands use it, no submitted runs."""
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """Shard whose next device differs from the devices that tried it."""
+    """Shard (part of a run) whose next device differs from the devices that tried it."""
 
     shard: int
     avoid: tuple[str, ...]
-    """Ids of devices."""
+    """Ids of the devices that tried the shard."""
 
 
 class OpenOrder(msgspec.Struct, frozen=True):
-    """A submitted run of which shards of this SoC wait."""
+    """Submitted run with waiting shards for this SoC."""
 
     run_id: str
     user: str
     priority: Priority
     since_ms: int
     ready: int
-    """Shards that any device may begin now: nothing is lacking, and they avoid no device."""
+    """Number of shards that any device may begin now: all bundles exist, and no device is avoided."""
     retries: tuple[Retry, ...] = ()
-    """Shards that could begin now, but not on every device."""
+    """Shards that may begin now on some of the devices."""
     devices: tuple[str, ...] = ()
-    """Ids, names or serials of the devices that it may use; empty for all."""
+    """Ids, names or serials of the devices that the run may use; empty for all."""
     labels: tuple[str, ...] = ()
-    """Labels that a device needs, all of them."""
+    """Labels of which a device needs every one."""
     kinds: tuple[str, ...] = ()
-    """Kinds of the devices that it has a runtime for; empty for all."""
+    """Kinds of devices for which the run has a runtime; empty for all."""
     most_devices: int | None = None
-    """Most devices of this SoC at once; None for all."""
+    """Greatest number of devices of this SoC at once; None for no limit."""
     held: int = 0
-    """How many devices of this SoC run its shards now."""
+    """Number of devices of this SoC that run its shards now."""
     lacking: int = 0
-    """Bundles that its shards of this SoC wait for."""
+    """Number of bundles that its shards for this SoC wait for."""
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a decision about the devices of one SoC looks at."""
+    """Input of a decision about the devices of one SoC."""
 
     soc: str
     now_ms: int
     devices: Sequence[LivingDevice]
     leases: Sequence[Lease]
-    """Leases of these devices that are held or reserved, or that expired before a release.
+    """Leases of `devices` that are held or reserved, or that expired before a release.
 
-    Leases of other devices only count for their users.
+    Leases of other devices count only against the quotas of their users.
     """
     orders: Sequence[OpenOrder]
     requests: Sequence[Request] = ()
     """Requests of waiting processes."""
     quotas: Mapping[str, int] = {}
-    """The most devices that a user has at once (`user:ada`), and that any one user has of a label (`label:camera`)."""
+    """Greatest number of devices at once: of a user (`user:ada`), or of each user among a label (`label:camera`)."""
     here: Mapping[str, int] = {}
-    """Devices of this SoC beside `leases`, counted by user."""
+    """Number of held devices of this SoC that `leases` lacks, by user."""
     elsewhere: Mapping[str, int] = {}
-    """Devices of other SoCs, counted by user, for quotas."""
+    """Number of held devices of other SoCs by user, for quotas."""
     elsewhere_labelled: Mapping[tuple[str, str], int] = {}
-    """Devices with a label under quota beside `leases`, counted by user and label."""
+    """Number of held devices with a label under quota that `leases` lacks, by user and label."""
     asking: Collection[str] = ()
-    """Ids of devices whose agent asks: they are given away before others."""
+    """Ids of devices whose agent asks for work now: they are given away before others."""
     running: Collection[str] = ()
-    """Ids of devices that run shards of a submitted run: they are handed over before devices of processes."""
+    """Ids of devices that run shards of a submitted run: they are handed over before devices of commands."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Waiter that gets a free device."""
+    """Waiter that gets a free device: a submitted run or a process."""
 
     user: str
     run_id: str = ""
-    """Empty where a process that waits gets it."""
+    """Submitted run that gets the device; empty if a process gets it."""
     shard: int | None = None
-    """The shard that is to be tried again on it; None for the first of the run that avoids no device."""
+    """Shard to try again on the device; None for the run's first shard that avoids no device."""
     request: str = ""
-    """Token of the process that waits."""
+    """Token of the process that gets the device; empty if a run gets it."""
 
 
 def usable(order: OpenOrder, devices: Iterable[LivingDevice]) -> list[str]:

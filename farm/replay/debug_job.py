@@ -53,7 +53,7 @@ def with_layers(job: Job, method: str | None = None) -> Job:
     if job.case.pte:
         raise UsageError(f"{name} is a .pte that was compiled already: it has no layers that could be told apart")
     if any(spec.dynamic for spec in job.case.inputs):
-        raise UsageError(f"{name} has sizes that are not fixed: layers are compared at fixed ones")
+        raise UsageError(f"{name} has dynamic sizes: layers are compared at fixed sizes only")
     if job.case.generate is not None:
         raise UsageError(f"{name} generates text: farm debug compares the layers of one inference, not of a sequence")
     if features := [feature for feature in job.case.features.named if feature not in _WITHOUT]:

@@ -325,7 +325,10 @@ def run_ready(
             _save(folder, raw, outputs)
         if not ready.expected:
             return attempt
-        notes = (note if note != UNJUDGED else "it ran; no limit decides what was compared" for note in attempt.notes)
+        notes = (
+            note if note != UNJUDGED else "the program ran; the comparison has no limit and decides nothing"
+            for note in attempt.notes
+        )
         return msgspec.structs.replace(attempt, comparisons=_comparisons(ready, outputs), notes=tuple(notes))
 
     one = run_one(config, store, request, lambda _tools, _supervisor: ready.bundle(config), look)

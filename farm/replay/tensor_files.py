@@ -1,4 +1,4 @@
-"""Files that a user names -> tensors of a program, checked; or random ones where there are no files."""
+"""Input tensors of a program: read from files of the user and checked, or random without files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     Samples = tuple[tuple[Array, ...], ...]
 
 _NPY = ".npy"
-# Whole ranges make sense of quantized tensors. Larger integers are mostly indices, and 0 and 1 are mostly there.
+# Types drawn from their whole range: quantized tensors. Wider integers are mostly indices, for which 0 and 1 are safe.
 _SMALL_INTEGERS = ("uint8", "int8", "uint16", "int16")
 
 
 def read_list(path: Path) -> list[Path]:
-    """Return the files of an input list, line after line: names beside the list, quoted as in a shell.
+    """Return the files named in an input list, whose names are relative to the list and quoted as in a shell.
 
-    Raises ConfigError for a list that cannot be read.
+    Raises ConfigError for an unreadable list.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -40,9 +40,9 @@ def read_list(path: Path) -> list[Path]:
 
 
 def read_samples(files: Sequence[Path], values: Sequence[Value], what: str) -> Samples:
-    """Return the tensors in `files`, as many for each inference as there are `values`; `what` is `input` or `output`.
+    """Return the tensors in `files`, grouped by inference: one for each of `values`. `what` is `input` or `output`.
 
-    Raises UsageError for another number of files, ConfigError for a tensor that does not fit the program.
+    Raises UsageError if the number of files is no multiple of `values`, ConfigError for a wrong type or shape.
     """
     if not values or len(files) % len(values):
         wanted = ", ".join(map(str, values)) or f"no {what}"
@@ -62,12 +62,12 @@ def read_samples(files: Sequence[Path], values: Sequence[Value], what: str) -> S
 
 
 def random_sample(values: Sequence[Value], seed: int) -> tuple[Array, ...]:
-    """Return one tensor for each of `values`, at its greatest shape: the same for the same seed on every machine."""
+    """Return a random tensor of greatest shape for each of `values`, equal for equal seeds on every machine."""
     return tuple(_random(value, np.random.default_rng([seed, index])) for index, value in enumerate(values))
 
 
 def distribution(value: Value) -> str:
-    """Say what `random_sample` draws from for `value`."""
+    """Return the distribution from which `random_sample` draws `value`, in words."""
     if value.dtype.startswith("float"):
         return "normal"
     return f"any {value.dtype}" if value.dtype in _SMALL_INTEGERS else "0 or 1"
@@ -89,7 +89,7 @@ def _read(path: Path, value: Value, place: str) -> Array:
     except OSError as error:
         raise ConfigError(path, "", error.strerror or str(error)) from None
     except ValueError as error:
-        # As of a name with a null character.
+        # For example a path with a null character.
         raise ConfigError(path, "", str(error)) from None
     if tensor.dtype.name != value.dtype or not _fits(tensor.shape, value):
         raise ConfigError(path, "", f"is {tensor.dtype.name}{list(tensor.shape)}, {place} is {value}")
@@ -98,7 +98,7 @@ def _read(path: Path, value: Value, place: str) -> Array:
 
 def _read_npy(path: Path) -> Array:
     try:
-        # Mapped, so that a header that claims more than there is takes no memory.
+        # Map the file: a header with a false huge size must not allocate memory.
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, SyntaxError, OverflowError) as error:
         raise ConfigError(path, "", f"is no .npy file of numbers: {error}") from None

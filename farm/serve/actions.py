@@ -196,7 +196,7 @@ def accept(context: Context, asked: AcceptLevel) -> Done:
     done = baseline.accept(
         store, asked.job, asked.soc or None, metrics, run_id, user=context.user, note=asked.note, line=line
     )
-    return Done("accepted: " + (", ".join(f"{one.job_id} {one.metric}" for one in done) or "no open change"))
+    return Done("accepted: " + (", ".join(f"{one.job_id} {one.metric}" for one in done) or "no open regression"))
 
 
 class DeviceService(msgspec.Struct, frozen=True):

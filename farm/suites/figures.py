@@ -50,24 +50,24 @@ class Figure(msgspec.Struct, frozen=True):
     for_integers: bool = False
     """True for a figure of integer and boolean outputs; others are for floating point."""
     decides: bool = True
-    """A limit of it alone is enough to judge an output by."""
+    """True if a limit for this figure alone is enough to judge an output."""
     near_one: bool = False
-    """All values worth having begin with 0.99: what counts is the distance from 1, the square of an error."""
+    """True for a figure whose distance from 1 counts, as the square of an error: 0.999 is good, 0.9 is bad."""
     on_request: bool = False
-    """Only where a case has it among its metrics: against FP32, `NAME[OUTPUT]`. Higher is better."""
+    """True if computed only for cases with it in `metrics`: against FP32, named `NAME[OUTPUT]`; higher is better."""
     of_logits: bool = False
     """True for a figure of logits of text generation alone."""
     by_mean: bool = False
-    """On request: the limit is for the mean over all samples, else for the worst."""
+    """True if the limit of a requested figure is for the mean over all samples, False for the worst sample."""
     exact: bool = False
-    """Repeats exactly on the same device kind."""
+    """True if the value repeats exactly on devices of the same kind."""
     least: float = -math.inf
-    """No value is below it, nor above `greatest`: a limit there cannot be meant."""
+    """Smallest possible value; with `greatest`, the range in which a limit makes sense."""
     greatest: float = math.inf
 
     @property
     def word(self) -> str:
-        """Name in texts and metrics, without its unit."""
+        """Name in texts and metrics, without the unit: `sqnr` of `sqnr_db`."""
         return self.name.removesuffix("_db")
 
     def worst(self, values: Sequence[float]) -> float:
@@ -82,7 +82,7 @@ class Figure(msgspec.Struct, frozen=True):
         return f"is {limit:g}, expected {'a number' if self.least == -math.inf else f'at least {self.least:g}'}{most}"
 
     def breaks(self, value: float, limit: float) -> bool:
-        """Return whether a value is beyond a limit; NaN is."""
+        """Return whether a value breaks a limit; NaN always does."""
         return not (value >= limit if self.direction is Direction.HIGHER else value <= limit)
 
     def excess(self, value: float, limit: float) -> float:
@@ -192,9 +192,9 @@ FIGURES = {
         # Figures of generated text; the last three: farm/results/generation.py.
         Figure("worst_position_db", "dB", _HIGHER, worst_position_db, of_logits=True),
         Figure("kl", "1", _LOWER, kl_divergence, of_logits=True, decides=False, least=0),
-        # The perplexity of the scored sequence by the output, over that by the reference.
+        # Perplexity of the scored sequence by the output, divided by its perplexity by the reference.
         Figure("perplexity_ratio", "1", _LOWER, of_logits=True, decides=False, least=0),
-        # How closely prompts by `prefill_forward` agree with the same by `kv_forward`: of the first output alone.
+        # SQNR in the prompt of the logits by `prefill_forward` against the logits by `kv_forward`; first output only.
         Figure("prefill_db", "dB", _HIGHER, against=("quantized",), of_logits=True, decides=False),
         # Figures of a task: questions whose likeliest choice differs from the reference's, and answers that only the
         # reference has right: farm/results/accuracy.py.
@@ -220,11 +220,11 @@ class Counter(msgspec.Struct, frozen=True):
     unit: str
     direction: Direction
     exact: bool = True
-    """Repeats exactly: any change is one."""
+    """True if the value repeats exactly, so that any difference is a change of the program."""
     judged: bool = True
-    """Is compared with the runs before it."""
+    """True if the value is compared with earlier runs."""
     signed: bool = False
-    """May be zero or negative, so that values are compared by their difference."""
+    """True if values may be zero or negative, so that they are compared by difference, not by ratio."""
 
 
 COUNTERS = {
@@ -234,15 +234,15 @@ COUNTERS = {
     "partitions": Counter("count", Direction.NONE),
     "delegated_ops": Counter("count", Direction.NONE),
     "fallback_ops": Counter("count", _LOWER),
-    # Both include other users of the DSP, so that only the difference concerns the program. Its repeatability is not
-    # measured yet.
+    # `before` and `after` include other users of the DSP; only their difference is of the program. Its repeatability is
+    # not measured yet.
     "dsp_heap_before": Counter("bytes", Direction.NONE, exact=False, judged=False),
     "dsp_heap_after": Counter("bytes", Direction.NONE, exact=False, judged=False),
     "dsp_heap_difference": Counter("bytes", _LOWER, exact=False, signed=True),
     # Shares of equal generated tokens. Logits judge the choice; one different token changes all later ones.
     "same_tokens_fp32": Counter("1", _HIGHER, exact=False, judged=False),
     "same_tokens_quantized": Counter("1", _HIGHER, exact=False, judged=False),
-    # `latency` has the same steps.
+    # Not judged, since `latency` has the same steps.
     "step_time": Counter("ns", _LOWER, exact=False, judged=False),
     "temperature": Counter("C", Direction.NONE, exact=False, judged=False),
 }
@@ -255,13 +255,13 @@ _OF_TIMES = frozenset({"sustained_fall"})
 PEAK_MEMORY = "peak_memory"
 """Peak resident memory of the runner's process, over all programs that it ran."""
 LOAD_TIMES = ("warm_model_load_time", "model_load_time", "warm_load_time", "load_time")
-"""How long a program took to load, the ones that are measured today first: `time_measurements` has their meaning."""
+"""Metrics of the time to load a program (docs/explanation/verdicts.md): two of today, two of older runners."""
 VERIFICATION_TIME = "verification_time"
 """Time of farm's own check for damage before a load; no comparison uses it."""
 
 
 def figure_of(metric: str) -> Figure | None:
-    """Return the figure that a metric is of, as `sqnr_fp32[0]` is of `sqnr_db`; None for other metrics."""
+    """Return the figure of a metric: `sqnr_db` for `sqnr_fp32[0]`; None for metrics without one."""
     word = metric.partition("[")[0]
     for reference in REFERENCES:
         word = word.removesuffix(f"_{reference}")
@@ -285,12 +285,12 @@ def series_value(metric: str, samples: Sequence[float]) -> float | None:
 
 
 def counter_of(metric: str) -> Counter | None:
-    """Return the declaration of a counter, for `step_time[0-63]` the one named `step_time`; None for other metrics."""
+    """Return the counter of a metric: `step_time` for `step_time[0-63]`; None for metrics without one."""
     return COUNTERS.get(metric.partition("[")[0])
 
 
 def is_host_time(metric: str, unit: str) -> bool:
-    """Return whether a clock measured the metric: a virtual device has its host's clock, unlike a phone."""
+    """Return whether the metric is a time: on a virtual device it depends on the host."""
     return unit in TIME_UNITS or metric in _OF_TIMES
 
 

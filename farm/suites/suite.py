@@ -1,4 +1,4 @@
-"""Suite, Case, Target and Job; suites x targets -> Jobs. Torch is never imported here, and no file is read."""
+"""Suite, Case, Target and Job, and the plan: every case on every target is a Job. Imports no torch, reads no file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farm.base.socs import PRECISIONS, READY, Soc, check_target
 from farm.suites.features import NOT_DIRECT, Features
 from farm.suites.generate import Generate, require_for_text
 from farm.suites.state import State
-from farm.suites.tolerances import Limits as Limits  # noqa: PLC0414 - part of what a case is
+from farm.suites.tolerances import Limits as Limits  # noqa: PLC0414 - exported: types of a case
 from farm.suites.tolerances import Tolerance as Tolerance  # noqa: PLC0414
 from farm.suites.tolerances import default_tolerance
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OptionSet = tuple[tuple[str, str], ...]
-"""Options of one target, name and value, sorted by name: farm/suites/options.py."""
+"""Run-time options of a target (`--option NAME=VALUE`) as pairs, sorted by name."""
 
 DType = Literal["float32", "int32", "int64", "bool"]
 Distribution = Literal["normal", "uniform", "integers", "arange", "linspace", "constant"]
@@ -45,22 +45,22 @@ class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DynamicSize(_Frozen, frozen=True):
-    """A dimension whose size is not fixed when compiling: the program takes any size from `least` to `greatest`."""
+    """Dimension whose size is not fixed when compiling: the program takes any size from `least` to `greatest`."""
 
     dim: int
     greatest: int
     least: int = 1
     name: str = ""
-    """Dimensions of one name have one size; empty is a name of its own."""
+    """Dimensions with the same name have the same size; a dimension without a name is independent."""
 
 
 class InputSpec(_Frozen, frozen=True):
     """Input tensor from a seed or from files, equal on every machine."""
 
     shape: tuple[int, ...] | None = None
-    """Executed shape; None only with `files`, which carry it."""
+    """Executed shape; None only with `files`, whose shape counts."""
     files: tuple[str, ...] = ()
-    """A `.npy` file for every sample, relative to the folder of the suite; nothing is drawn then."""
+    """`.npy` files, one for each sample, relative to the folder of the suite; they replace random values."""
     dynamic: tuple[DynamicSize, ...] = ()
     dtype: DType = "float32"
     distribution: Distribution = "normal"
@@ -74,41 +74,41 @@ class InputSpec(_Frozen, frozen=True):
 
 
 class Expectation(_Frozen, frozen=True):
-    """How much of a case its backend takes: exactly this, or the job fails."""
+    """Required properties of a compiled case, such as the operators left to the CPU; any other value fails the job."""
 
     partitions: _Count = 1
-    """Delegated partitions."""
+    """Exact number of delegated partitions."""
     fallback_ops: dict[str, _Count] = {}
-    """Operators left to the CPU, and how often."""
+    """Exact number of each operator that is left to the CPU."""
     least_spill_fill_bytes: _Count | None = None
-    """Least size of the buffer that the contexts of a program share; None sets no limit, as below."""
+    """Least size of the buffer that the contexts of a program share; None sets no limit, as for all fields below."""
     most_pte_bytes: _Count | None = None
     most_dsp_heap_bytes: _Count | None = None
-    """Limit of the DSP's heap in use after the last context; in runs with --heap."""
+    """Greatest heap of the DSP in use after the last context; for runs with --heap."""
     most_dsp_heap_kept_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
-    """Limit of the DSP's heap in use after the last context and not before the first; in runs with --heap."""
+    """Greatest growth of the DSP's heap from before the first context to after the last; for runs with --heap."""
     intermediate_outputs: _Count | None = None
-    """Layers whose outputs an inference writes."""
+    """Exact number of layers whose outputs an inference writes."""
     least_decode_rate: _Rate | None = None
-    """Tokens a second after the first, for a case that generates text; this and the next are for attached devices."""
+    """Least rate of generated tokens after the first, per second; this and the next field count on attached devices."""
     least_prefill_rate: _Rate | None = None
-    """Tokens of a prompt a second."""
+    """Least rate of tokens of a prompt, per second."""
     most_perplexity: _Rate | None = None
     """Greatest perplexity of the scored sequences on every device."""
     most_word_perplexity: _Rate | None = None
     """Greatest perplexity per word of a whole `score_text`, as lm-eval's `word_perplexity` of a document."""
     least_accuracy: dict[Literal["acc", "acc_norm"], Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None
-    """Share of the questions of its task that are answered right, by metric."""
+    """Least share of right answers to the questions of the case's task, by metric."""
     precisions: tuple[str, ...] = ()
     """Precisions with this limit; empty for all."""
     socs: tuple[str, ...] = ()
 
 
 class Metric(_Frozen, frozen=True):
-    """Metric of an output beyond its closeness, from the FP32 reference and the output."""
+    """Metric that a case requests for an output, computed from the FP32 reference and the output."""
 
     name: str
-    """A figure that is computed on request: `top1`, `tokens`, `psnr_db`."""
+    """Name of a figure: `top1`, `tokens`, `psnr_db`."""
     output: int | str = 0
     """Number or name of the output: `aux`, `[1].0`."""
     least: float | None = None
@@ -116,30 +116,30 @@ class Metric(_Frozen, frozen=True):
 
 
 class KnownIssue(_Frozen, frozen=True):
-    """A failure that is understood: it is shown with its evidence and does not turn a run red."""
+    """Failure with a known cause: it is shown with its evidence and does not turn a run red."""
 
     reason: str
     stage: Literal["build", "load", "execute", "numerics"] = "numerics"
-    """How far a job comes with it: a failure at another stage is another failure."""
+    """Stage at which jobs fail; a failure at another stage is not covered."""
     precisions: tuple[str, ...] = ()
     """Precisions with this issue; empty for all."""
     socs: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
-    """Empty is everywhere; a manifest that leaves it out means the backends of its suite."""
+    """Backends with this issue; empty for all. An entry of a manifest without the key has the backends of its suite."""
     virtual: bool = False
     """True for an issue of a simulator or stub on this machine, which covers no attached device."""
     intermittent: bool = False
     """True for an issue that varies between builds or executions: a pass does not end it."""
     evidence: str = ""
-    """The figures that show it, and how they were obtained."""
+    """Figures that show the issue, and how they were obtained."""
     owner: str = ""
-    """Owner of the issue."""
+    """Person or team that owns the issue."""
     expires: date | None = None
-    """Last day (UTC) on which it counts; None is for good."""
+    """Last day (UTC) of the issue; None for no end."""
 
     @property
     def summary(self) -> str:
-        """Return the reason, with who sees to it and until when."""
+        """Return the reason with owner and last day: `wrong rounding (ada, until 2027-01-31)`."""
         until = f"until {self.expires}" if self.expires else ""
         return f"{self.reason} ({', '.join(filter(None, (self.owner, until)))})" if self.owner or until else self.reason
 
@@ -149,7 +149,7 @@ class KnownIssue(_Frozen, frozen=True):
 
 
 FORWARD = "forward"
-"""The method of a program that a case without `method` runs."""
+"""Executed method of a case without `method`."""
 
 
 class MethodInputs(_Frozen, frozen=True):
@@ -166,22 +166,22 @@ class Case(_Frozen, frozen=True):
     name: str
     module: str
     """`package.module:Class`, or `.module:Class` for a file in the folder of the suite, or `..sibling.module:Class` for
-    one in a folder beside it; empty where a program, or a `.pte` file alone, takes its place."""
+    one in a folder beside it; empty if `program`, or `pte` alone, takes its place."""
     inputs: tuple[InputSpec, ...]
     checkpoint: str = ""
-    """File with the weights of the module: a state dict, as `.safetensors`, or as torch.save leaves it."""
+    """File with the weights of the module: a state dict as `.safetensors`, or saved by torch.save."""
     program: str = ""
-    """A `.pt2` file of torch.export, in place of a module."""
+    """`.pt2` file of torch.export, in place of a module."""
     pte: str = ""
-    """A `.pte` file, compiled already; a module or a program beside it gives its reference."""
+    """Compiled `.pte` file; a module or program beside it computes the reference."""
     expected: tuple[tuple[str, ...], ...] = ()
-    """With a `.pte` file: by sample, a `.npy` file for every output, in place of a reference that is computed."""
+    """With a `.pte` file: `.npy` files of the expected outputs, by sample, in place of a computed reference."""
     compiled_with: dict[str, str] = {}
-    """With a `.pte` file: what compiled it, as far as that is known: `executorch`, `qnn`. It decides nothing."""
+    """With a `.pte` file: versions of `executorch` and `qnn` that compiled it, as far as known; for readers only."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     seed: _Seed = 0
-    """Seeds torch before the module is made: its weights."""
+    """Seed of torch when the module is made, for its weights."""
     samples: int = 1
     """Inferences per attempt, each with inputs of its own (the seed of sample n is seed + 1000 n)."""
     precisions: tuple[str, ...] = ()
@@ -189,11 +189,10 @@ class Case(_Frozen, frozen=True):
     """Tolerances by precision."""
     known_issues: tuple[KnownIssue, ...] = ()
     expect: tuple[Expectation, ...] = ()
-    """The first that fits a target counts; none does not decide."""
+    """Expectations; the first that matches a target counts. A target without a match has no expectation."""
     metrics: tuple[Metric, ...] = ()
     deterministic: bool | None = None
-    """True if equal inputs always give equal outputs; None means True except for a module with state:
-    farm/results/iterations.py."""
+    """True if equal inputs always give equal outputs; None means True except for a module with state."""
     method: str = FORWARD
     """Executed method or submodule of the module; for a `.pte` file a method of the program."""
     methods: dict[str, MethodInputs] = {}
@@ -204,7 +203,7 @@ class Case(_Frozen, frozen=True):
     generate: Generate | None = None
     """Text generation, in place of a module or with a generating `.pte`."""
     folder: str = ""
-    """Folder of the suite, where its files are looked for."""
+    """Folder of the suite: paths of files are relative to it."""
 
     @property
     def manifest(self) -> Path:
@@ -225,7 +224,7 @@ class Case(_Frozen, frozen=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the files, and folders with weights, that it names, but for Python code, relative to its folder."""
+        """Return the files, and folders with weights, that the case names, relative to `folder`; no Python code."""
         named = (self.checkpoint, self.program, self.pte)
         specs = itertools.chain(self.inputs, *(method.inputs for method in self.methods.values()))
         inputs = (file for spec in specs for file in spec.files)
@@ -235,7 +234,7 @@ class Case(_Frozen, frozen=True):
         return tuple(file for file in every if file)
 
     def tolerance(self, precision: str) -> Tolerance:
-        """Return what decides at `precision`."""
+        """Return the limits at `precision`: the case's own, else the default."""
         return self.tolerances.get(precision) or default_tolerance(precision, generates=self.generate is not None)
 
     def precisions_on(self, backend: str) -> tuple[str, ...]:
@@ -269,7 +268,7 @@ class Case(_Frozen, frozen=True):
 
 
 def _covers(*places: tuple[tuple[str, ...], str]) -> bool:
-    """Return whether each name is among those beside it, of which none are all."""
+    """Return whether each pair (names, name) matches: the name is among the names, or there are no names."""
     return all(not named or one in named for named, one in places)
 
 
@@ -281,26 +280,26 @@ class Suite(_Frozen, frozen=True):
     backends: tuple[str, ...]
     cases: tuple[Case, ...]
     path: str
-    """The manifest it was read from."""
+    """Path of the suite's manifest."""
 
 
 class Target(_Frozen, frozen=True):
-    """Target of a compiled case."""
+    """Target of a job: SoC, backend, precision and run-time options."""
 
     soc: str
     backend: str
     precision: str
-    """Empty for a test, which has none that farm knows of."""
+    """Precision; empty for tests of `farm pytest`, whose precision is unknown."""
     options: OptionSet = ()
 
     @property
     def direct(self) -> bool:
-        """True in direct mode: farm/base/backends/descriptor.py."""
+        """True in direct mode, in which the runner works on the DSP."""
         return (DIRECT_MODE, "true") in self.options
 
     @property
     def mode(self) -> Literal["traditional", "direct"]:
-        """Runtime of the backend that runs it."""
+        """Mode of the runtime that executes the target."""
         return "direct" if self.direct else "traditional"
 
     def __str__(self) -> str:
@@ -332,14 +331,14 @@ def plan(
     precisions: Sequence[str] = (),
     option_sets: Sequence[OptionSet] = ((),),
 ) -> tuple[Job, ...]:
-    """Return suites x targets as jobs, in the order of the manifests. Pure.
+    """Return the jobs of every case on every target, in the order of the manifests. Pure.
 
-    Each set of `option_sets` makes targets of its own, and the jobs of a set stand together: a runner's process has one
-    set.
+    Each set of `option_sets` makes separate targets. Jobs with the same set follow each other, because a process of the
+    runner has one set.
 
-    `precisions` selects among the precisions of the cases, and no value is skipped silently: an unknown precision, one
-    that `backend` does not run, or a backend missing in a suite or SoC raises. On a CPU backend every case runs;
-    the precisions of its manifest do not matter.
+    `precisions` selects among the precisions of the cases. Raises UsageError for a precision that is unknown or that
+    `backend` does not run, and for a backend that a suite or SoC lacks. On a CPU backend every case runs, and the
+    precisions of its manifest do not matter.
     """
     for soc, precision in itertools.product(socs, precisions):
         if precision in PRECISIONS:
@@ -354,7 +353,7 @@ def plan(
     _check_suites(suites, backend)
     for job in jobs:
         _check_features(job)
-        # The file of a ready program decides about the CPU.
+        # A ready program of the CPU is an exception: any `.pte` file runs there.
         if job.case.generate is not None and not (job.case.pte and runs_on_cpu(job.target.backend)):
             require_for_text(f"{job.case.suite}/{job.case.name}", job.target.backend, direct=job.target.direct)
         if job.target.direct:
@@ -375,17 +374,19 @@ def _check_suites(suites: Sequence[Suite], backend: str) -> None:
             )
         if not any(case.precisions_on(backend) for case in suite.cases):
             raise IllegalTargetError(
-                f"suite {suite.name} has no precision for the {backend} backend: its cases declare what only "
-                f"{', '.join(cpu_backends())} runs"
+                f"suite {suite.name} has no precision for the {backend} backend: its cases declare precisions that "
+                f"only {', '.join(cpu_backends())} runs"
             )
 
 
 def _check_direct(case: Case) -> None:
     name = f"{case.suite}/{case.name}"
     if any(spec.dynamic for spec in case.inputs):
-        raise IllegalTargetError(f"{name} has sizes that are not fixed, which direct mode's runner takes none of")
+        problem = "has dynamic sizes, and direct mode's runner requires fixed ones: leave direct_mode out"
+        raise IllegalTargetError(f"{name} {problem}")
     if case.state:
-        raise IllegalTargetError(f"{name} has a state, which direct mode's runner hands on from no sample to the next")
+        problem = "has a state, and direct mode's runner passes none between samples: leave direct_mode out"
+        raise IllegalTargetError(f"{name} {problem}")
     for feature in case.features.named:
         if feature in NOT_DIRECT:
             raise IllegalTargetError(f"{name}: {feature} is not for direct mode (ExecuTorch 1.5): leave it out")

@@ -128,7 +128,7 @@ def test_without_a_device_it_says_what_is_attached(home: FarmHome, tmp_path: Pat
             "run", "--soc", "SM8650", "--suite", "smoke", env={"ANDROID_ADB_SERVER_PORT": str(server.port)}
         )
     assert done.returncode == 4
-    assert "no attached device is a SM8650 that can be used: attached are none" in done.stderr
+    assert "no usable SM8650 is attached (no device): attach one, or" in done.stderr
     assert "--virtual" in done.stderr
     # A refused command leaves no run.
     assert home.farm("status").stdout.startswith("no run yet")

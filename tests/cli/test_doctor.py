@@ -90,7 +90,7 @@ def test_it_tells_which_devices_are_attached(home: FarmHome, tmp_path: Path) -> 
         done = home.farm("doctor", "--json", env={**NOTHING, "ANDROID_ADB_SERVER_PORT": str(server.port)})
     assert done.returncode == 0
     answer = json.loads(done.stdout)
-    assert answer["adb"] == f"attached are {device.serial} (SM8650)"
+    assert answer["adb"] == f"attached: {device.serial} (SM8650)"
     # A virtual device is none that GPU programs run on.
     gpu = [one for one in answer["abilities"] if (one["soc"], one["backend"]) == ("SM8650", "gpu")]
     assert gpu[0]["run"]["where"] == []

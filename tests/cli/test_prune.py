@@ -128,8 +128,8 @@ def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, sto
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ((), 2, "no rule for runs to keep: --keep 90d, --keep-runs 500"),
-        (("--keep-nightly", "90d"), 2, "no rule for runs to keep"),
+        ((), 2, "no rule says which runs to keep: give --keep 90d or --keep-runs 500"),
+        (("--keep-nightly", "90d"), 2, "no rule says which runs to keep"),
         (("--keep", "soon"), 2, "expected an age such as 90d"),
         (("--keep-runs", "0"), 2, "0 is not in the range"),
         (("--keep", "9d"), 9, "there is no store yet"),

@@ -130,7 +130,7 @@ def test_an_accepted_level_is_what_the_next_nights_are_compared_with(home: FarmH
     assert max(map(len, shown.stdout.splitlines())) <= 80
     assert f"since {slow}" in shown.stdout
     again = home.farm("alerts", "accept", "s/*", "--note", "again")
-    assert "s/* has no open change" in again.stdout
+    assert "s/* has no open regression" in again.stdout
 
 
 def test_a_step_that_nobody_found_can_be_declared(home: FarmHome, slow: str) -> None:

@@ -90,7 +90,7 @@ def test_a_manifest_names_it_and_another_state_is_another_bundle(tmp_path: Path)
 def test_direct_mode_has_no_state(tmp_path: Path) -> None:
     read_case(tmp_path, samples=3, state="[{ output = 1, input = 1 }]")
     suite = load_suite(tmp_path / "kept" / "suite.toml")
-    with pytest.raises(IllegalTargetError, match="hands on from no sample to the next"):
+    with pytest.raises(IllegalTargetError, match="passes none between samples"):
         plan([suite], [find_soc("SM8650")], "htp", option_sets=[(("direct_mode", "true"),)])
 
 

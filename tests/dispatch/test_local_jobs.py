@@ -416,7 +416,7 @@ def test_a_fault_of_this_machine_stops_the_run_with_the_next_step(make: Callable
     bench.run()
     assert bench.ended == {"0": "passed", "1": "passed"}
     reason = "the run stops: this machine: No space left on device"
-    assert bench.notes == [f"{reason}; once that is mended, 'farm run --resume run' does what is missing"]
+    assert bench.notes == [f"{reason}; when this is repaired, 'farm run --resume run' runs the missing jobs"]
     assert not bench.pool.is_retired(0)
     assert bench.abandoned == []
 

@@ -197,7 +197,7 @@ def test_a_ready_program_is_not_profiled_either(models: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("add_dynamic.pte", "has sizes that are not fixed"),
+        ("add_dynamic.pte", "has dynamic sizes"),
         ("conv_shared.pte", "shared_buffer is not for direct mode"),
         ("conv_dump.pte", "dump_intermediate_outputs is not for direct mode"),
     ],

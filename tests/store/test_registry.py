@@ -65,7 +65,7 @@ def test_a_device_that_is_forgotten_is_in_no_list_until_it_is_seen_again(store: 
     (known,) = store.devices.all()
     assert (known.health, known.health_reason) == ("quarantined", "it was gone"), "only a person ends a quarantine"
     store.leases.reserve("phone-1", "ada", 60)
-    with pytest.raises(LeaseLostError, match="phone-1 is ada's: 'farm devices release phone-1'"):
+    with pytest.raises(LeaseLostError, match="reserved by ada: run 'farm devices release phone-1'"):
         store.devices.forget("phone-1")
     with pytest.raises(UnknownNameError):
         store.devices.forget("phone-2")

@@ -235,7 +235,7 @@ def test_a_run_that_is_another_than_the_one_of_its_id_is_refused(
     ) as caught:
         imported(store, tmp_path, changed)
     assert "\n" not in str(caught.value)
-    with pytest.raises(UsageError, match="is there twice, and not the same"):
+    with pytest.raises(UsageError, match="occurs twice with different content"):
         imported(other, tmp_path, data, changed)
 
     assert exported(store) == before
@@ -346,10 +346,10 @@ def drop(line: int) -> Callable[[list[dict[str, Any]]], None]:
         (change(1, "layout", to=0), 1, "Expected `int` >= 1"),
         (change(1, "kind", to="pizza"), 1, "Invalid value 'pizza'"),
         (drop(1), 1, "is no export of farm"),
-        (drop(2), 2, "is of no run"),
-        (drop(3), 5, "is another line: run .* has 3 jobs, and 2 are there"),
-        (drop(9), 9, "is another line: run .* has 4 attempts, and 3 are there"),
-        (drop(13), 12, "is the last line: run .* has 1 attempts, and 0 are there"),
+        (drop(2), 2, "belongs to no run"),
+        (drop(3), 5, "is another line: run .* has 3 jobs, the file 2 of them"),
+        (drop(9), 9, "is another line: run .* has 4 attempts, the file 3 of them"),
+        (drop(13), 12, "is the last line: run .* has 1 attempts, the file 0 of them"),
         (change(2, "id", to="../../etc"), 2, "matching regex"),
         (change(2, "id", to="20000101-000000-abcdef"), 2, "does not name the time"),
         (change(2, "user", to="ada\x1b[2J"), 2, r"'ada\\x1b\[2J' has characters that cannot be printed"),
@@ -369,7 +369,7 @@ def drop(line: int) -> Callable[[list[dict[str, Any]]], None]:
         (change(4, "operators", "aten.relu.default", to=2**31), 4, "Expected `int` <="),
         (change(5, "stale", "reason", to=None), 5, "Expected `str`, got `null`"),
         (change(6, "job", to="quantized_ops/gone[SM8650-htp-8a8w]"), 6, "which is no job of run"),
-        (change(6, "device", to=4), 6, "is on device 4, and run .* has 4"),
+        (change(6, "device", to=4), 6, "names device 4, and run .* has 4, from 0"),
         (change(6, "device", to=-1), 6, "Expected `int` >= 0"),
         (change(6, "verdict", to="maybe"), 6, "Invalid enum value 'maybe'"),
         (change(6, "seconds", to="nan"), 6, "Expected `float`, got `str`"),

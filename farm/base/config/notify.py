@@ -45,7 +45,7 @@ class Mail(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=1, le=65535)] = 587
     """Port of the mail server."""
     starttls: bool = True
-    """True to encrypt; `false` only without a password."""
+    """True to encrypt; may be false only without a password."""
     user_env: str = ""
     """Environment variable with the user."""
     password_env: str = ""
@@ -137,7 +137,7 @@ def mail_problems(mail: Mail) -> Iterator[str]:
 
 
 def _one_of(table: msgspec.Struct, keys: tuple[str, ...], *, needed: bool = False) -> Iterator[str]:
-    """Yield the problems with the place of a secret; its value is read when it is needed."""
+    """Yield the problems with `keys`, of which at most one may name the place of a secret; `needed`: exactly one."""
     given = [key for key in keys if getattr(table, key)]
     if len(given) > 1 or (needed and not given):
         yield f"expected {' or '.join(keys)}, one of them"

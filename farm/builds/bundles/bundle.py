@@ -36,12 +36,12 @@ MANIFEST = "manifest.json"
 MODEL = "model.pte"
 INPUTS = "inputs"
 LIKELIHOOD_COLUMNS = 2
-"""Columns of an output that has likelihoods of a given sequence in place of logits, a row for each position."""
+"""Number of columns of an output with likelihoods in place of logits; one row for each position of a sequence."""
 OPTRACE = "optrace"
 SAVER = "saver"
 OP_PACKAGES = "op_packages"
 PACKAGES_OF = {"simulator": ("x86_64",), "android": ("hexagon", "android")}
-"""Folders of OP_PACKAGES by the kind of runtime that opens their libraries; others open none (ExecuTorch 1.5)."""
+"""Kind of runtime -> folders of op packages whose libraries it opens; other kinds open none (ExecuTorch 1.5)."""
 
 
 class Constant(StrEnum):
@@ -50,7 +50,7 @@ class Constant(StrEnum):
     NONE = ""
     """The inputs decide the output."""
     LITERAL = "literal"
-    """Elements of the program as they are, moved at most: equal on every backend."""
+    """Constants of the program without arithmetic, at most moved: equal on every backend."""
     COMPUTED = "computed"
     """Computed from constants, by the arithmetic of the backend."""
 

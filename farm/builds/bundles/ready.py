@@ -62,7 +62,7 @@ def read_ready(job: Job, how: str = "the key method of its case") -> Method:
 
 def _check_direct(name: str, method: Method) -> None:
     if is_dynamic(method):
-        raise IllegalTargetError(f"{name} has sizes that are not fixed, which direct mode's runner takes none of")
+        raise IllegalTargetError(f"{name} has dynamic sizes, and direct mode's runner requires fixed ones")
     if refused := [feature for feature in features_of(method) if feature in NOT_DIRECT]:
         names = " and ".join(refused)
         raise IllegalTargetError(f"{name}: {names} is not for direct mode (ExecuTorch 1.5): compile it without")

@@ -1,4 +1,6 @@
-"""Files that a device needs for each backend, in both modes, and their places by the configuration.
+"""Files that a device needs for each backend, and the configured places of these files on this machine.
+
+Two modes: traditional (the runner is a program of the CPU) and direct (the runner works on the DSP).
 
 Source: ExecuTorch 1.5, backends/qualcomm/export_utils.py, the files that SimpleADB pushes.
 """
@@ -56,7 +58,7 @@ _BUILD_RUNNER = f"farm setup runtime build --target {ANDROID}"
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Places of the runtimes' files for a kind of device."""
+    """Places on this machine of the files for one kind of device; unset places are unknown."""
 
     qnn: QnnFiles
     runner: RuntimePart
@@ -64,6 +66,7 @@ class Places(msgspec.Struct, frozen=True):
     build: Path | None = None
     """Build folder of ExecuTorch for the device's processor, for direct mode's runner and stub."""
     get_build: str = ""
+    """Next step of the user for a missing build folder."""
     direct_build: Path | None = None
     hexagon_tools: Path | None = None
 
@@ -160,7 +163,7 @@ def device_parts(soc: Soc, backend_name: str, places: Places, mode: Mode = "trad
         # CPU backends are part of the runner; a runner linked with the QNN backend starts only with that library.
         linked = _is_linked_with(places.runner.path, places.backend_library.name)
         return (places.runner, places.backend_library) if linked else (places.runner,)
-    # The wheel has no signed files.
+    # Signed files come only from an SDK: the wheel of onnxruntime-qnn has none.
     qnn = places.qnn.of_sdk if backend.signed else places.qnn
     names = [soc_name(name, soc) for name in backend.libraries]
     parts = (places.runner, places.backend_library, *(library(name, qnn.library(name), qnn.get) for name in names))

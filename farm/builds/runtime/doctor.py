@@ -137,7 +137,7 @@ class Doctor:
         try:
             require_backend(soc, backend, self._config.sdk_root)
         except MissingToolError as error:
-            gaps.append(MissingItem(f"what compiles for {backend}", repair_of(error)))
+            gaps.append(MissingItem(f"compiler for {backend}", repair_of(error)))
         return Availability((), tuple(dict.fromkeys(gaps))) if gaps else Availability(("here",))
 
     def _host_gaps(self) -> tuple[MissingItem, ...]:

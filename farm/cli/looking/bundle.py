@@ -68,7 +68,7 @@ def command(
         raise UsageError("name a folder: --to for the program, or --as-suite for a suite of it")
     require_new(folder)
     if compiled and ref is not None:
-        raise UsageError("--compiled is of no run: leave it, or --run, out")
+        raise UsageError("--compiled takes no result of a run: leave out --compiled or --run")
     bundle, job_id, target, about = (
         _of_today(config_file, job, toolchain) if compiled else _of_result(config_file, job, ref, toolchain)
     )

@@ -123,7 +123,7 @@ def baseline_command(
         found = levels(store, job, soc, metrics, store.status.line_to_show(line))
     if not found and not as_json:
         _require(job, metrics)
-        notice(f"{job} has no number that is judged yet")
+        notice(f"{job}: no number with a baseline yet; 'farm history {shlex.quote(job)}' shows all numbers")
         return
     show({"levels": found}, _levels(found), as_json=as_json)
 
@@ -183,7 +183,7 @@ def accept_command(
     if not done:
         where = "" if run_id is None else f" in {run_id}"
         _require(job, metrics, where)
-        echo(f"{job} has no open change{where}: --metric names a number whose level is right anyway")
+        echo(f"{job} has no open regression{where}; --metric NAME accepts the level of a number without one")
 
 
 def _require(job: str, metrics: tuple[str, ...], where: str = "") -> None:

@@ -142,7 +142,7 @@ def _scan(server: AdbHost) -> tuple[dict[str, list[str]], str]:
             by_soc.setdefault(device.soc, []).append(device.serial)
     names = [f"{device.serial} ({device.soc})" for device in found.devices]
     names += [f"{device.serial} ({device.state})" for device in found.unusable]
-    return by_soc, f"attached are {', '.join(names) or 'none'}"
+    return by_soc, f"attached: {', '.join(names) or 'no device'}"
 
 
 def _abilities(abilities: list[Ability]) -> Iterator[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _WHY = {
-    KeepReason.AGE: "young enough",
+    KeepReason.AGE: "not older than the limit",
     KeepReason.NEWEST: "among the newest",
     KeepReason.RESULTS: "with one of the newest results of a job",
     KeepReason.GOING_ON: "going on, or written to today",
@@ -100,7 +100,9 @@ def _rules(config: RetentionConfig, given: Mapping[str, str | int], *, orphans: 
     if asked.keep is None and asked.keep_runs is None:
         if orphans and asked.keep_nightly is None:
             return None
-        raise UsageError("no rule for runs to keep: --keep 90d, --keep-runs 500, or [retention] keep in farm.toml")
+        raise UsageError(
+            "no rule says which runs to keep: give --keep 90d or --keep-runs 500, or set [retention] keep in farm.toml"
+        )
     return Rules(
         None if asked.keep is None else age_ms(asked.keep),
         None if asked.keep_nightly is None else age_ms(asked.keep_nightly),

@@ -200,7 +200,7 @@ def _state_lines(states: Iterable[FileState]) -> Iterator[str]:
     yield head
     folder = None
     for line, state in zip(lines, ordered, strict=True):
-        where = str(Path(state.source).parent) if state.source else "(nowhere)"
+        where = str(Path(state.source).parent) if state.source else "(not found)"
         if where != folder:
             folder = where
             yield folder

@@ -1,4 +1,4 @@
-"""adb servers: farm's private server, apart from the user's, or the user's ordinary server."""
+"""adb servers: farm's private server for virtual and network devices, and the user's ordinary server."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 ORDINARY_PORT = 5037
 WHOLE_OUTPUT = 41
-"""Version from which a server passes on all of a large output."""
+"""First version (1.0.41) of a server that passes on large outputs completely."""
 
+# Wait for a server's first answer, which takes a tenth of a second without USB devices.
 _START_SECONDS = 20.0
+# Wait for a server that another process has started at the same moment.
 _RACE_SECONDS = 5.0
 _ASK_SECONDS = 5.0
-# A server without USB devices starts in a tenth of a second.
 _BACKLOG = 64
 
 # As adb 36 reads $ANDROID_ADB_SERVER_PORT: a blank before it, and hexadecimal digits, are accepted.
@@ -42,13 +43,13 @@ _SOCKET_FORMS = "expected tcp:PORT or tcp:HOST:PORT"
 
 _VERSION = re.compile(rb"Android Debug Bridge version 1\.0\.(\d{1,6})")
 
-# Read by adb 36 (main.cpp, client/main.cpp): no mDNS, no phones on USB, no scan for emulators, and no other adb's
-# `kill-server`, which clients of another version send by themselves.
+# Variables of adb 36 (main.cpp, client/main.cpp) for farm's own server: no mDNS, no phones on USB, no scan for
+# emulators, and no `kill-server`, which adb programs of another version send by themselves.
 _QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0", "ADB_REJECT_KILL_SERVER": "1"}
 
 
 class AdbServer(AdbHost):
-    """An adb server. `adb` is a client program that suits it."""
+    """An adb server on this or another machine, and `adb`, a client program of its version."""
 
     def __init__(
         self,
@@ -65,11 +66,11 @@ class AdbServer(AdbHost):
         self._attached: dict[str, None] = {}
 
     def environment(self) -> dict[str, str]:
-        """Return what to add to the environment of `adb`, or of a program that calls it, to reach this server."""
+        """Return the environment variables by which `adb`, or a program that calls it, reaches this server."""
         return {**super().environment(), **({"HOME": str(self._state)} if self._state is not None else {})}
 
     def connect(self, host: str, port: int, *, timeout_s: float = 10.0) -> str:
-        """Attach the adb daemon at `host`:`port`, wait until it is ready and return what adb calls it.
+        """Attach the adb daemon at `host`:`port`, wait until it is ready and return its serial.
 
         Raises InfraError when it cannot be attached.
         """
@@ -92,18 +93,18 @@ class AdbServer(AdbHost):
         self._child = again._child  # noqa: SLF001 - of the same class
         for address in self._attached:
             with contextlib.suppress(InfraError):
-                # A device that is gone as well is for its worker to bring back.
+                # The device process of an unreachable device recovers it later.
                 self.query(f"host:connect:{address}")
         return True
 
     def stop(self) -> None:
-        """End the server, when it is farm's own."""
+        """End the server if it is farm's own."""
         if self._child is not None:
             self._child.terminate()
 
 
 def find_adb() -> Path:
-    """Return the adb that adbutils brings, else the one on PATH. Raises MissingToolError. Imports nothing heavy."""
+    """Return the adb that adbutils brings, else the one on PATH. Raises MissingToolError. Does not import adbutils."""
     spec = importlib.util.find_spec("adbutils")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / "binaries" / "adb"
@@ -113,7 +114,7 @@ def find_adb() -> Path:
 
 
 def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> AdbServer:
-    """Start a server of our own on a loopback port, 0 for a free one, and wait until it answers.
+    """Start a private server on a loopback port, 0 for a free one, and wait until it answers.
 
     The folder `state` is the server's home, with its keys and its log. Raises InfraError, with the log, for a server
     that does not start.
@@ -121,7 +122,7 @@ def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> A
     adb = find_adb()
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     state = state.resolve()
-    # The server takes a listening socket, so that no other process can take the port in between.
+    # The server inherits a listening socket, so that no other process can take the port before it starts.
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -147,18 +148,18 @@ def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> A
 
 
 class ServerPlace(NamedTuple):
-    """Place of the user's own adb server, as adb's variables name it."""
+    """Address of the user's own adb server, by adb's environment variables."""
 
     host: str
     port: int
     startable: bool
-    """adb starts a server there: at a port of `localhost`, and at no other address, 127.0.0.1 among them."""
+    """True if adb itself would start a server there: only for the name `localhost`, not for 127.0.0.1."""
     variable: str = ""
-    """Variable that names the host, empty for none."""
+    """Environment variable that names the host; empty without one."""
 
 
 def server_place(environment: Mapping[str, str]) -> ServerPlace:
-    """Return where adb looks for its server, by its variables. Raises UsageError where farm cannot follow them. Pure.
+    """Return the address of adb's server by `environment`. Pure. Raises UsageError for values without support in farm.
 
     ADB_SERVER_SOCKET wins over ANDROID_ADB_SERVER_ADDRESS and ANDROID_ADB_SERVER_PORT, as in adb's client/main.cpp.
     """
@@ -192,7 +193,7 @@ def _place(variable: str, host: str, port: int) -> ServerPlace:
 
 
 def _host_and_port(text: str) -> tuple[str, str | None]:
-    """Return host and port, None without one; no host for an IPv6 address without brackets, which adb misreads."""
+    """Return host and port, None without a port; the host is empty for IPv6 without brackets, which adb misreads."""
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
         return (host, rest.removeprefix(":") or None) if not rest or rest.startswith(":") else ("", None)
@@ -209,13 +210,13 @@ def _port(variable: str, text: str) -> int:
 
 
 def ordinary_server(*, start: bool = False) -> AdbServer:
-    """Return the user's own server, where adb's variables name it or at port 5037, which sees the phones on USB.
+    """Return the user's own server, which sees phones on USB, at the address of adb's variables, else port 5037.
 
-    With `start`, one is started when none listens, where `adb devices` would; it stays when farm ends, as adb's do.
-    Raises UsageError for variables that farm cannot follow.
+    With `start`, a missing server is started in the cases in which `adb devices` starts one; it continues after farm.
+    Raises UsageError for values of the variables that farm does not support.
     """
     place = server_place(os.environ)
-    # The user's own adb first: a client of another version would make the server restart.
+    # Prefer the user's own adb: a client of another version makes the server restart.
     server = AdbServer(place.port, _candidates()[0], host=place.host, named_by=place.variable)
     # A listening server without an answer is left alone, as its owner is unknown.
     if start and place.startable and not server.listens():
@@ -225,7 +226,7 @@ def ordinary_server(*, start: bool = False) -> AdbServer:
 
 def _start(server: AdbServer) -> None:
     command = [str(server.adb), "-P", str(server.port), "start-server"]
-    # The server outlives the starter of this process: see farm.base.reaper.
+    # Without the mark, farm.base.reaper does not end the server together with this command.
     env = environment_with(AdbHost.environment(server))
     env.pop(MARK, None)
     try:
@@ -233,7 +234,7 @@ def _start(server: AdbServer) -> None:
             command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=_START_SECONDS, check=True
         )
     except (subprocess.SubprocessError, OSError) as error:
-        # Only one start gets the port if two are simultaneous.
+        # Another process may have started the server at the same moment: only one gets the port.
         if not server.answers(_RACE_SECONDS):
             raise InfraError(f"{' '.join(command)} failed: {error}") from None
 
@@ -251,8 +252,8 @@ def suitable_adb(server: AdbHost) -> Path:
     there = " and ".join(f"{adb} version {version or 'unknown'}" for adb, version in known.items())
     raise InfraError(
         f"the adb server on {server.place} is version {wanted}, and {there}: a client of another version would end the "
-        "server, and with it what everybody does behind it: put the adb that it was started with first on PATH, or, "
-        "once nobody needs it, end it yourself with 'adb kill-server' and try again"
+        "server and the work of all its users: put the adb that started it first on PATH, or, when the server is idle, "
+        "end it with 'adb kill-server' and try again"
     )
 
 
@@ -261,8 +262,8 @@ def outdated(server: AdbHost) -> str:
     if (version := server.version()) >= WHOLE_OUTPUT:
         return ""
     return (
-        f"the adb server on {server.place} is version {version}, which cuts large outputs of devices: once nobody "
-        f"needs it, end it with 'adb kill-server', and start one of version {WHOLE_OUTPUT} or newer (platform-tools 29)"
+        f"the adb server on {server.place} is version {version}, which cuts large outputs of devices: when the "
+        f"server is idle, end it with 'adb kill-server' and start version {WHOLE_OUTPUT} or newer (platform-tools 29)"
     )
 
 

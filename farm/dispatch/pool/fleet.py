@@ -162,8 +162,8 @@ def _require(socs: Sequence[str], devices: Sequence[Device], refused: Sequence[s
     lacking = sorted(set(socs) - {device.soc for device in devices})
     if lacking:
         raise NoDeviceError(
-            f"no attached device is a {' or a '.join(lacking)} that can be used: attached are "
-            f"{', '.join(refused) or 'none'}; attach one, or use the simulator with '--virtual 2'"
+            f"no usable {' or '.join(lacking)} is attached ({', '.join(refused) or 'no device'}): attach one, or "
+            "use the simulator with '--virtual 2'"
         )
 
 

@@ -32,7 +32,7 @@ class LeasedDevice:
     _transport: Transport
 
     def __init__(self, note: Callable[[DeviceError], None]) -> None:
-        """`note` receives every DeviceError, even if the test catches it."""
+        """Pass every DeviceError to `note`, even if the test catches it."""
         self._note = note
 
     def use(self, info: Device, transport: Transport, folder: PurePosixPath) -> None:

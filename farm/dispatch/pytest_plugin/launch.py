@@ -146,11 +146,11 @@ def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store:
     names = sorted({device.soc for device in devices})
     if not names:
         raise NoDeviceError(
-            f"no attached device can be used: attached are {', '.join(refused) or 'none'}; attach one, or use the "
+            f"no usable device is attached ({', '.join(refused) or 'none is connected'}): attach one, or use the "
             "simulator with '--soc SM8650 --virtual 2'"
         )
     if len(names) > 1:
-        raise UsageError(f"attached are devices of {', '.join(names)}: say --soc, as a test runs on one of them")
+        raise UsageError(f"devices of {', '.join(names)} are attached, and tests run on one SoC: choose it with --soc")
     return find_soc(names[0])
 
 

@@ -1,4 +1,4 @@
-"""Selection of a run's jobs: suites, pytest's options, and results in the store."""
+"""Selection of a run's jobs: by suites, by the options -k, --lf and --shard, and by earlier results."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A run that is another one for each of several that begin one after the other.
+# Names of a run that change when a new run begins, so that shards would name different runs.
 _RELATIVE = re.compile(r"latest(~\d+)?(@.+)?")
 
 
 def jobs_of(config: Config, request: RunRequest) -> tuple[Job, ...]:
-    """Return all jobs of the suites that `request` names. Raises UsageError for what cannot be."""
+    """Return all jobs of the suites that `request` names. Raises UsageError for options that contradict each other."""
     socs = list(dict.fromkeys(find_soc(name) for name in request.socs))
     known = find_suites(config.suite_folders)
     suites = [resolve_suite(name, known) for name in dict.fromkeys(request.suites)]
@@ -54,7 +54,7 @@ def jobs_of(config: Config, request: RunRequest) -> tuple[Job, ...]:
 
 
 def _check_direct(request: RunRequest) -> None:
-    """Raise UsageError for what direct mode's runner cannot measure."""
+    """Raise UsageError for measurements that direct mode's runner cannot make."""
     if request.heap:
         raise UsageError(f"direct mode's runner has no heap profile: leave --heap or {DIRECT_MODE} out")
     require_profilable(request.profile, direct=True)
@@ -74,7 +74,7 @@ def _check_measurements(request: RunRequest) -> None:
 
 
 def require_heap(backend: str) -> None:
-    """Raise IllegalTargetError for a backend of whose programs ExecuTorch measures no DSP heap."""
+    """Raise IllegalTargetError for a backend for which ExecuTorch cannot measure the DSP's heap."""
     if not find_backend(backend).has_dsp_heap:
         able = " and ".join(name for name, one in BACKENDS.items() if one.has_dsp_heap)
         raise IllegalTargetError(f"--heap is for the {able} backend: ExecuTorch has no heap profile of {backend}")
@@ -84,15 +84,15 @@ def _option_sets(request: RunRequest) -> tuple[OptionSet, ...]:
     sets = parse_options(request.options, request.backend)
     if request.profile is not Profile.OPTRACE:
         return sets
-    # Compiled in, so that it is another bundle, and another series, as it costs time.
+    # The level is an option of the target: it changes the bundle, and its times are a series of their own.
     return tuple(tuple(sorted((*options, ("profile_level", "optrace")))) for options in sets)
 
 
 def select(request: RunRequest, jobs: Sequence[Job], *, judged: bool = True) -> tuple[Job, ...]:
     """Return the jobs that `-k` selects.
 
-    Raises UsageError for an expression that pytest does not accept, and for jobs that are to be `judged` without a
-    limit that decides; NothingSelectedError.
+    Raises UsageError for an invalid expression, for measurements that a job does not support and, with `judged`, for a
+    job without a limit; NothingSelectedError.
     """
     selected = _select(request, jobs)
     if request.seconds is not None:
@@ -105,7 +105,7 @@ def select(request: RunRequest, jobs: Sequence[Job], *, judged: bool = True) -> 
 
 
 def _require_compiled_contexts(jobs: Sequence[Job]) -> None:
-    """Raise UsageError for programs whose contexts are made on the device: ExecuTorch measures no heap around them."""
+    """Raise UsageError for programs with online prepare: ExecuTorch does not measure the heap of their contexts."""
     if online := [job.case.name for job in jobs if job.case.features.online_prepare]:
         without = " and ".join(f"not {name}" for name in dict.fromkeys(online))
         raise UsageError(
@@ -115,11 +115,12 @@ def _require_compiled_contexts(jobs: Sequence[Job]) -> None:
 
 
 def _require_generation(jobs: Sequence[Job]) -> None:
-    """Raise UsageError for jobs that a time to go on for means nothing to."""
+    """Raise UsageError for jobs that generate no text, for which --seconds has no meaning."""
     if others := [job.id for job in jobs if job.case.generate is None]:
         more = f", nor {len(others) - 1} more" if others[1:] else ""
         raise UsageError(
-            f"--seconds is for programs that generate text: {others[0]} does not{more}; leave it out, or choose with -k"
+            f"--seconds is for programs that generate text: {others[0]} does not{more}; leave --seconds out, or select "
+            "jobs with -k"
         )
 
 
@@ -136,7 +137,7 @@ def _select(request: RunRequest, jobs: Sequence[Job]) -> tuple[Job, ...]:
 
 
 def check_ready(jobs: Sequence[Job], request: RunRequest | None = None) -> None:
-    """Raise IllegalTargetError for a `.pte` of another target, ConfigError for a file of another kind.
+    """Raise IllegalTargetError for a `.pte` of another target, ConfigError for a file that is no program.
 
     Raises UsageError if `request` names more executions than direct mode's runner can make.
     """
@@ -158,7 +159,7 @@ def _check_executions(request: RunRequest, jobs: Sequence[Job]) -> None:
 
     times = request.iterations + request.warm_up
     for job in jobs:
-        # A program to compile has at least one output; with more, the job itself is refused later.
+        # The number of outputs is unknown before the compile: assume one here; the job is checked again later.
         outputs = len(read_ready(job).outputs) if job.case.pte else 1
         if problem := too_many("direct mode's runner", job.case.samples, outputs, times):
             raise UsageError(f"{job.id}: {problem}")
@@ -176,9 +177,9 @@ def narrow(
 ) -> tuple[Job, ...]:
     """Return the `jobs` that remain after selection by the store: --changed-since, then --shard, then --lf.
 
-    `kind` is the kind of the devices, as from `device_kind_of`. `tools` is the toolchain, of the branch `line`; None
-    (not for --changed-since) skips the toolchain and the bundles in `cache_dir`. Failed jobs are selected last: they
-    change while other shards run, and the jobs of a shard must not.
+    `kind` is `virtual` or `hardware`, `line` the branch whose results count. `tools` returns the toolchain; without it
+    --changed-since compares keys by versions alone, and not with the bundles in `cache_dir`. Failed jobs are selected
+    last, because they change while other shards run, and the jobs of a shard must stay the same.
 
     Raises UsageError for a run that cannot be compared, NothingSelectedError.
     """
@@ -197,7 +198,7 @@ def narrow(
         if failed:
             return tuple(job for job in jobs if job.id in failed)
         if request.shard is not None:
-            # All of them, as without shards, would be too many: another shard may have failures.
+            # Without shards all jobs run here. With shards nothing runs, since another shard may have the failures.
             raise NothingSelectedError(f"--lf: none of the {len(jobs)} jobs of shard {request.shard} failed last time")
         logger.info("nothing failed last time: all %s jobs are run", len(jobs))
     return jobs
@@ -206,7 +207,7 @@ def narrow(
 def _keys_of(
     jobs: tuple[Job, ...], tools: Callable[[], Toolchain] | None, cache_dir: Path | None
 ) -> Callable[[], dict[str, str]]:
-    """Return what returns the keys of the bundles that jobs have now, by job id."""
+    """Return a function that returns the keys of the jobs' present bundles, by job id."""
 
     def keys() -> dict[str, str]:
         if tools is None or cache_dir is None:
@@ -228,13 +229,14 @@ def _changed_since(
     from farm.store.values import judged_by
 
     if request.shard is not None and _RELATIVE.fullmatch(ref):
-        raise UsageError(f"--changed-since {ref} is another run for every shard: with --shard, name it by its id")
+        problem = "may mean another run for each shard: with --shard, name the run by its id"
+        raise UsageError(f"--changed-since {ref} {problem}")
     view = store.runs.view(store.runs.resolve(ref))
     then_kind = view.fingerprint.get("device_kind", kind)
     if then_kind != kind:
         raise UsageError(
             f"--changed-since {ref}: run {view.id} was on {_DEVICES.get(then_kind, then_kind)}, this one "
-            f"is for {_DEVICES.get(kind, kind)}: a verdict of one holds for the other no more than its numbers do"
+            f"is for {_DEVICES.get(kind, kind)}: verdicts of the two are not comparable, name another run"
         )
     then = {(job.suite, job.soc, job.backend) for job in view.jobs}
     here = {(job.case.suite, job.target.soc, job.target.backend) for job in jobs}
@@ -245,7 +247,7 @@ def _changed_since(
     now = {job.id: Version(key_of[job.id], judged_by(job)) for job in jobs}
     chosen = changed(now, store.runs.verdicts(view.id))
     if not chosen:
-        raise NothingSelectedError(f"nothing has changed since run {view.id}: it has a verdict of all {len(jobs)} jobs")
+        raise NothingSelectedError(f"no job has changed since run {view.id}, of {len(jobs)} jobs")
     return tuple(job for job in jobs if job.id in chosen)
 
 
@@ -253,9 +255,9 @@ _DEVICES = {"virtual": "virtual devices", "hardware": "hardware", MIXED: "device
 
 
 def device_kind_of(config: Config, request: RunRequest, store: Store, default: str = "hardware") -> str:
-    """Return the kind of the devices that `request` would use now, `default` where none is attached.
+    """Return the kind of device that `request` would use now; `default` if no device is attached.
 
-    Verdicts and times on another kind are no past of it.
+    Verdicts and times of different kinds are not compared.
     """
     from farm.base.processes import Supervisor
     from farm.dispatch.pool.fleet import attached_kind
@@ -268,7 +270,7 @@ def device_kind_of(config: Config, request: RunRequest, store: Store, default: s
 
 
 def _describe(targets: Collection[tuple[str, str, str]]) -> str:
-    """Return suites, SoCs and backends in words."""
+    """Return (suite, SoC, backend) triples as text."""
     if not targets:
         return "of no job"
     suites, socs, backends = (", ".join(sorted(set(names))) for names in zip(*targets, strict=True))
@@ -286,7 +288,7 @@ def collect(
 
     `kind_of` replaces `device_kind_of` for devices that are not attached here.
 
-    Raises UsageError for an impossible selection, NothingSelectedError for an empty one.
+    Raises UsageError for contradicting options, NothingSelectedError if no job remains.
     """
     if request.toolchain:
         from farm.builds.toolchains.select import toolchain_of
@@ -308,9 +310,9 @@ def collect(
 
 
 def check_machine(config: Config, request: RunRequest) -> None:
-    """Raise MissingToolError for what compiling or running would lack: listing jobs needs none of it.
+    """Raise MissingToolError for missing parts of the compiler or runtime; listing jobs needs no such check.
 
-    Raises IllegalTargetError for what no virtual device has.
+    Raises IllegalTargetError for measurements that no virtual device supports.
     """
     from farm.builds.runtime.runtime import require_backend
 
@@ -322,7 +324,7 @@ def check_machine(config: Config, request: RunRequest) -> None:
 
 
 def require_dsp(config: Config) -> None:
-    """Raise IllegalTargetError for the heap of a simulator: only a stub of QNN measures one on this machine."""
+    """Raise IllegalTargetError for --heap on the simulator, which has no DSP; a stub of QNN (tests) passes."""
     from farm.builds.bundles.key import QNN_PRODUCT, stub_of
     from farm.builds.runtime.qnn_sdk import sdk_product
 
@@ -331,7 +333,7 @@ def require_dsp(config: Config) -> None:
 
 
 def optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:
-    """Return what makes the SDK's timelines, where `request` wants them. Raises MissingToolError."""
+    """Return the SDK's tools for `--profile optrace`; None for other profiles. Raises MissingToolError."""
     if request.profile is not Profile.OPTRACE:
         return None
     from farm.devices.execution.optrace import find_optrace_tools

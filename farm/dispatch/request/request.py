@@ -1,4 +1,4 @@
-"""Request of a run and its outcome: plain data."""
+"""Request of a run, and the outcome of the run: plain data."""
 
 from __future__ import annotations
 
@@ -14,77 +14,79 @@ from farm.store.view import Purpose, RunView
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of the user."""
+    """Request of a run, from the options of `farm run` or a similar command."""
 
     socs: tuple[str, ...]
     suites: tuple[str, ...]
     backend: str = DEFAULT_BACKEND
     precisions: tuple[str, ...] = ()
     virtual: int = 0
-    """Virtual devices a SoC; 0 for attached ones."""
+    """Number of virtual devices per SoC; 0 to use attached devices."""
     keyword: str = ""
     """Expression of `-k`; empty for all jobs."""
     most_failures: int | None = None
-    """After so many failed jobs nothing else begins; None for no limit."""
+    """Number of failed jobs after which no other job begins; None for no limit."""
     iterations: int = 3
     warm_up: int = 1
     reducible: bool = False
-    """True if the user named neither iterations nor warm-up: a runner with files per execution may make fewer."""
+    """True if the user gave neither iterations nor warm-up: a runner that writes a file per execution may do fewer."""
     timeout_s: float = 300.0
     options: tuple[str, ...] = ()
-    """`name=value,value`: every combination is a target of its own."""
+    """Run-time options, `name=value,value`: every combination of values is a separate target."""
     profile: Profile = Profile.AUTO
     heap: bool = False
     """Measure the DSP's heap, and nothing else."""
     seconds: int | None = None
-    """Programs that generate go on for so long; None: every prompt once."""
+    """Seconds for which programs repeat their prompts to generate text; None runs every prompt once."""
     command: str = ""
     choice: Choice = Choice()
     """Choice of attached devices."""
     most_devices: int | None = None
-    """Attached devices of each SoC at most; None for all that are free."""
+    """Greatest number of attached devices per SoC; None for all free devices."""
     name: str = ""
     """Name of the run."""
     purpose: Purpose = Purpose.LOCAL
-    """A nightly run hands a device over, between two jobs, to a person who waits for it."""
+    """Purpose of the run; a nightly run gives a device, between two jobs, to a person who waits for it."""
     night: str = ""
-    """The id of the night that it is a cell of."""
+    """Id of the nightly run that this run is a part of; empty for other runs."""
     changed_since: str | None = None
-    """A run: only jobs that have changed since, or that it has no verdict of."""
+    """Run to compare with: only jobs that changed since, or without a verdict there, are run; None for all."""
     shard: Shard | None = None
     """Part of the jobs to run; None for all."""
     last_failed: bool = False
-    """Only jobs that did not pass when this user ran them last."""
+    """True to run only jobs that did not pass in this user's last run of them."""
     failed_first: bool = False
     """True to run failed jobs before all others."""
     budget_s: float | None = None
-    """How long the run may take; what does not fit is skipped."""
+    """Time limit of the run in seconds; jobs that do not fit are skipped. None for no limit."""
     toolchain: str = ""
     """Toolchain as `--toolchain` takes it; empty for the environment of farm."""
     rebuild: bool = False
     """True to compile all jobs, also cached ones."""
     confirm: bool = False
-    """True if suspected changes are measured again after the run."""
+    """True to measure suspected regressions again after the run."""
     wait_s: float | None = None
-    """How long to wait for attached devices, also for absent ones; then SoCs without one are left out. None: for busy
-    ones as long as the run may take, and for absent ones not at all."""
+    """Seconds to wait for busy or absent devices; SoCs without a device are then left out.
+
+    None waits for busy devices as long as the run may take, and not for absent ones.
+    """
 
     @property
     def asks_the_store(self) -> bool:
-        """True if its jobs depend on earlier runs."""
+        """True if the selection of jobs depends on earlier runs."""
         return self.changed_since is not None or self.shard is not None or self.last_failed
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """How it ended."""
+    """Outcome of a run."""
 
     exit_code: int
     view: RunView
     report: Path
-    """The HTML file."""
+    """HTML file of the report."""
     confirm: bool = False
-    """As in its request, which may be of long ago."""
+    """`RunRequest.confirm`; for a resumed run, of its first request."""
     toolchain: str = ""
-    """The same."""
+    """`RunRequest.toolchain`; for a resumed run, of its first request."""
     left: bool = False
     """True for a run that continues on a shared farm without a follower."""

@@ -1,4 +1,4 @@
-"""RunView <-> JSON, with the counts beside it, for programs."""
+"""Run as JSON for programs: writer, with a summary beside the fields, and reader."""
 
 from __future__ import annotations
 

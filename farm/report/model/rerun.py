@@ -1,4 +1,4 @@
-"""Command that runs one job of a run again. Pure."""
+"""Commands that run one job of a run again, or show more of it. Pure."""
 
 from __future__ import annotations
 

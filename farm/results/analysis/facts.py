@@ -1,4 +1,4 @@
-"""Facts of two runs side by side, and their names. Pure."""
+"""Differences between the facts (versions, hashes) of two runs, and their names for people. Pure."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def is_mute(content: str, was: Mapping[str, str], now: Mapping[str, str]) -> boo
 
 
 def fact_row(name: str, was: str, now: str) -> tuple[str, str, str]:
-    """Return a fact that changed as people read it: name, before, after."""
+    """Return a changed fact for a table: name, before, after."""
     return (CONTENTS[name], "", "changed") if name in CONTENTS else (name, was, now)
 
 
 def fact_line(name: str, was: str, now: str) -> str:
-    """Return the same as text: `qnn: 2.47 -> 2.51`, `sources of executorch: changed`."""
+    """Return a changed fact as text: `qnn: 2.47 -> 2.51`, `sources of executorch: changed`."""
     return f"{CONTENTS[name]}: changed" if name in CONTENTS else f"{name}: {was or 'nothing'} -> {now or 'nothing'}"

@@ -1,4 +1,4 @@
-"""Nightly runs, and one with all its cells."""
+"""Pages of the nightly runs, and of one nightly run with its runs (cells: suite x SoC)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class NightsQuery(msgspec.Struct, frozen=True):
-    """Part of the nightly runs."""
+    """Query of the page of nightly runs."""
 
     branch: Text = ""
-    before: Annotated[int, msgspec.Meta(ge=0, lt=2**53, description="Only nightly runs from before; ms.")] = 0
-    limit: Annotated[int, msgspec.Meta(ge=1, le=100, description="Nightly runs.")] = 30
+    before: Annotated[int, msgspec.Meta(ge=0, lt=2**53, description="Only nightly runs before this time; ms.")] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100, description="Number of nightly runs.")] = 30
 
 
 class NightsFacts(Facts, frozen=True, kw_only=True):
-    """Nightly runs, newest first."""
+    """Facts of the page of nightly runs, which are newest first."""
 
     template: ClassVar[str] = "nights.html.j2"
     nights: list[GridNight]
@@ -36,18 +36,18 @@ class NightsFacts(Facts, frozen=True, kw_only=True):
     line: str
     commit_url: str
     older: int
-    """Value of `before` for older nightly runs; 0 without any."""
+    """Value of `before` for the page of older nightly runs; 0 without older ones."""
 
 
 class NightQuery(msgspec.Struct, frozen=True):
-    """A nightly run and the length of its lists."""
+    """Query of the page of a nightly run."""
 
     night: Text
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Rows of each list.")] = 20
 
 
 class NightFacts(StatusFacts, frozen=True, kw_only=True):
-    """Nightly run with the state of its jobs."""
+    """Facts of the page of a nightly run: the state of its jobs, and its commits."""
 
     night: str
     commits: list[RunCommit]
@@ -61,7 +61,7 @@ class NightFacts(StatusFacts, frozen=True, kw_only=True):
 def nights_page(store: Store, query: NightsQuery) -> NightsFacts:
     """Return nightly runs with the results of their jobs."""
     line = store.status.line_to_show(query.branch or None)
-    # The night after the last shown one gives its changes, and the link to older nights.
+    # Read one night more than shown: the last shown night is compared with it, and it gives the link to older nights.
     found = store.grid.nights(line, query.limit + 1, before_ms=query.before or None)
     nights = nights_of(found, store.grid.jobs(found, JobFilter()))
     more = len(nights) > query.limit

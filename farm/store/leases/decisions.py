@@ -40,7 +40,7 @@ def wanted_of(connection: Connection, kept: Sequence[Lease], now_ms: int) -> fro
     if not kept:
         return frozenset()
     ours = {lease.device for lease in kept}
-    # For submitted runs, agents' claims have decided and marked the devices.
+    # Agents that claim devices for submitted runs have marked the devices to hand over.
     wanted = lease_rows.marked_of(connection, kept)
     if requests := lease_rows.requests_now(connection, now_ms):
         for soc in socs_of(connection, ours):

@@ -1,4 +1,4 @@
-"""Registry of devices between runs: last sight, service, names, labels and health."""
+"""Registry of devices: when each last answered, whether it is in service, its name, labels and health."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _HEALTHY = ("healthy", "")
 _LABELS_LIMIT = 32
-# Facts of a device without any entry by people, runs or the device itself.
+# Facts of a device that has no name, health event or status yet.
 _AS_NEW: dict[str, Any] = {
     **dict.fromkeys(("name", "service_note", "service_user"), ""),
     "labels": [],
@@ -41,11 +41,11 @@ _AS_NEW: dict[str, Any] = {
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """Sight of a device that has just answered."""
+    """Device that has just answered, and its state."""
 
     device: Device
     state: str
-    """State in adb's words, `device`, or another connection."""
+    """Connection state by adb, `device` for a usable one; other kinds of connection have states of their own."""
     status: DeviceStatus | None
     """Status; None keeps the stored one."""
 
@@ -55,7 +55,7 @@ class Registered(msgspec.Struct, frozen=True):
 
     id: str
     serial: str
-    """Serial; empty, like the following facts, for a device that was never seen."""
+    """Serial; empty, like the following facts, for a device that never answered."""
     host: str
     soc: str
     kind: str
@@ -74,9 +74,9 @@ class Registered(msgspec.Struct, frozen=True):
     status: DeviceStatus | None
     state: str
     last_seen_ms: int
-    """Time of the last sight on the database's clock; 0 for a device that was never seen."""
+    """Time of the last answer, on the database's clock; 0 without one."""
     forgotten_ms: int
-    """Time when a user forgot the device, on the same clock; 0 for a device that was seen since."""
+    """Time of `farm devices forget`, on the same clock; 0 for a device that answered since."""
 
     @property
     def called(self) -> str:
@@ -93,13 +93,13 @@ class Registry:
     def see(self, seen: Sequence[Seen]) -> None:
         """Record that devices answered, and their status; a name and labels of farm.toml replace the stored ones.
 
-        A device that an earlier version identified by a name of adb takes over the facts of that row.
+        A device that an earlier version of farm identified by its adb name takes over the facts of that row.
         """
 
         def upsert(connection: Connection) -> None:
             earlier = earlier_rows(connection, [one.device for one in seen])
             if earlier:
-                # Lock before any row of a device, as everywhere: a common order avoids deadlocks.
+                # All writers lock names before rows of devices: a common order avoids deadlocks.
                 lock_names(connection)
             now_ms = self._clock(connection)
             revive(connection, [_key(one.device.id) for one in seen])
@@ -121,9 +121,9 @@ class Registry:
             return [_registered(found) for found in connection.execute(query)]
 
     def forget(self, device: str) -> None:
-        """Remove a device from every list until it is seen again, then without its former name, labels and health.
+        """Remove a device from every list until it answers again, then without its former name, labels and health.
 
-        A quarantine stays, as only a person's release ends it. Runs and health events stay as well. Raises
+        A quarantine stays, since only `farm devices unquarantine` ends it. Runs and health events stay as well. Raises
         UnknownNameError, LeaseLostError for a leased or reserved device.
         """
         key = _key(device)
@@ -133,7 +133,8 @@ class Registry:
             now_ms = self._clock(connection)
             lease = lease_row(connection, key)
             if owner := lease.reserved_by(now_ms) or (lease.user if lease.is_held(now_ms) else ""):
-                raise LeaseLostError(f"{key} is {_shown(owner)}'s: 'farm devices release {key}' gives it back first")
+                holder = f"leased or reserved by {_shown(owner)}"
+                raise LeaseLostError(f"{key} is {holder}: run 'farm devices release {key}' first")
             facts = {**_AS_NEW, "forgotten_ms": now_ms}
             row = schema.device_state.c
             if connection.scalar(select(row.health).where(row.id == key)) == Health.QUARANTINED:
@@ -172,10 +173,10 @@ class Registry:
         self._change_known(device, facts, name or "")
 
     def record_health(self, event: HealthEvent) -> None:
-        """Record a health event of a device, registered or not, and its health from then on.
+        """Record a health event of a device, registered or not, and the health that follows from it.
 
-        A step of a recovery changes neither the health nor its reason. Only a person's release ends a quarantine; other
-        events do not.
+        A step of a recovery changes neither the health nor its reason. Only `farm devices unquarantine` ends a
+        quarantine.
         """
         key = _key(event.device)
         row = {
@@ -192,7 +193,7 @@ class Registry:
             if before == Health.QUARANTINED and event.event != Event.RELEASED:
                 row["state"] = before
             elif event.event != RECOVERY:
-                # The outcome of a recovery step is no reason for a state: such events do not come here.
+                # Events of recovery steps do not come here: their outcome is no reason for a state.
                 _change(connection, key, {"health": row["state"], "health_reason": row["reason"]})
             time_ms = event.time_ms or self._clock(connection)
             connection.execute(schema.health_event.insert(), {**row, "time_ms": time_ms})
@@ -310,7 +311,7 @@ def _change_row(connection: Connection, key: str, facts: Mapping[str, Any]) -> N
 
 def _registered(row: Row[Any]) -> Registered:
     facts = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy
-    # Rows of other versions may have any text. The id stays unchanged, as other rows refer to it.
+    # Rows written by other versions may contain control characters. The id stays, because other rows refer to it.
     clean = {name: _shown(text) for name, text in facts.items() if isinstance(text, str) and name != "id"}
     labels = tuple(_shown(label) for label in row.labels)
     return Registered(**facts | clean | {"labels": labels, "status": _status(row.status)})
@@ -320,5 +321,5 @@ def _status(found: Any) -> DeviceStatus | None:
     try:
         return None if found is None else msgspec.convert(found, DeviceStatus)
     except msgspec.ValidationError:
-        # The status of another version of farm is unreadable: the next sight of the device replaces it.
+        # A status written by another version of farm may be unreadable: the next answer of the device replaces it.
         return None

@@ -1,4 +1,4 @@
-"""Expectations of a new run's jobs from earlier runs, and the division into shards: `store.selection`."""
+"""Expected times and last verdicts of a new run's jobs, and equal times for all its shards: `store.selection`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from farm.store.clock import Clock
     from farm.store.database import Database
 
-# Enough for a median that one slow attempt does not move, few enough that the newest toolchain counts.
+# Runs behind an expected time: one slow attempt does not move the median, and the newest toolchain counts.
 _RECENT_RUNS = 15
-# Validity of agreed seconds: longer than a shard, so that shards one after the other divide alike, and less than a day.
+# Validity of the times that shards share: longer than shards that run one after the other, less than a day.
 _AGREED_MS = 12 * 3_600_000
 _FORGOTTEN_MS = 30 * 86_400_000
 _NEVER = LastVerdict("", 0, "", "", "")
@@ -71,8 +71,8 @@ class SelectionReader:
     def agree_on_seconds(self, seconds: Mapping[str, float], kind: str) -> dict[str, float]:
         """Return the seconds of this login's first call for the same jobs and kind; for the first call `seconds`.
 
-        So all shards divide by equal numbers, although the first of them changes the history. The numbers hold until
-        twelve hours pass without a call.
+        All shards of a selection then divide the jobs alike, although results of the first shard change the history.
+        The numbers hold until twelve hours pass without a call.
         """
         names = sorted(seconds)
         mine = [seconds[name] for name in names]

@@ -1,4 +1,4 @@
-"""Untrusted files of lines -> the runs in them, with every line checked before the import."""
+"""Import of files by `farm data export`: every line of the untrusted file is checked before the first write."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class FoundRun(msgspec.Struct, frozen=True):
-    """Run in a file, with all its lines checked."""
+    """Run found in a file whose lines are all checked."""
 
     file: LineFile
     offset: int
-    """Offset of its first line, in bytes."""
+    """Offset of the run's first line in the file, in bytes."""
     number: int
     """Number of that line, from 1."""
     run: RunLine
     digest: str
-    """Digest by `farm.store.transfer.runs.digest_of`."""
+    """Hash of the run's lines in canonical form, by which equal runs are recognized."""
 
     @property
     def place(self) -> str:
@@ -41,7 +41,7 @@ class FoundRun(msgspec.Struct, frozen=True):
         return f"{self.file.name}:{self.number}"
 
     def lines(self) -> Iterator[Line]:
-        """Yield the lines of the run again, checked again."""
+        """Read the lines of the run again, with all checks, since the file may have changed."""
         self.file.seek(self.offset, self.number)
         return self.file.lines_of_run()
 
@@ -85,16 +85,16 @@ class LineFile:
                 # The file is a concatenation of exports.
                 continue
             if not isinstance(line, RunLine):
-                raise self._wrong("is of no run: a run comes before its jobs and attempts")
+                raise self._wrong("belongs to no run: the line of a run comes before its jobs and attempts")
             self.seek(offset, number)
             digest = digest_of(map(canonical, self.lines_of_run()))
             found.append(FoundRun(self, offset, number, line, digest))
 
     def lines_of_run(self) -> Iterator[Line]:
-        """Yield the lines of one run, from the present line on. Raises UsageError for a line that does not fit."""
+        """Yield the lines of the run that begins at the current line. Raises UsageError for an unexpected line."""
         run = self._next()
         if not isinstance(run, RunLine):
-            raise self._wrong("is another line than before: the file was changed meanwhile")
+            raise self._wrong("has changed since the check: another program writes to the file")
         known = {(one.serial, one.soc, one.kind, one.build) for one in run.devices}
         if len(known) < len(run.devices):
             raise self._wrong("has a device twice")
@@ -103,7 +103,7 @@ class LineFile:
         for _ in range(run.jobs):
             job = self._next()
             if not isinstance(job, JobLine):
-                raise self._wrong(f"{_ended(job)}: run {run.id} has {run.jobs} jobs, and {len(jobs)} are there")
+                raise self._wrong(f"{_ended(job)}: run {run.id} has {run.jobs} jobs, the file {len(jobs)} of them")
             if job.id in jobs:
                 raise self._wrong(f"has the job {job.id} twice")
             jobs.add(job.id)
@@ -111,11 +111,12 @@ class LineFile:
         for count in range(run.attempts):
             attempt = self._next()
             if not isinstance(attempt, AttemptLine):
-                raise self._wrong(f"{_ended(attempt)}: run {run.id} has {run.attempts} attempts, and {count} are there")
+                has = f"run {run.id} has {run.attempts} attempts, the file {count} of them"
+                raise self._wrong(f"{_ended(attempt)}: {has}")
             if attempt.job not in jobs:
-                raise self._wrong(f"is of {attempt.job!r}, which is no job of run {run.id}")
+                raise self._wrong(f"is an attempt of {attempt.job!r}, which is no job of run {run.id}")
             if attempt.device is not None and attempt.device >= len(run.devices):
-                raise self._wrong(f"is on device {attempt.device}, and run {run.id} has {len(run.devices)}")
+                raise self._wrong(f"names device {attempt.device}, and run {run.id} has {len(run.devices)}, from 0")
             yield attempt
 
     def _next(self) -> Line | None:
@@ -145,7 +146,7 @@ def runs_in(files: Iterable[LineFile]) -> list[FoundRun]:
         for file in files:
             for run in file.runs():
                 if found.setdefault(run.run.id, run).digest != run.digest:
-                    raise UsageError(f"{run.place}: run {run.run.id} is there twice, and not the same")
+                    raise UsageError(f"{run.place}: run {run.run.id} occurs twice with different content")
     return sorted(found.values(), key=lambda run: (run.run.started_ms, run.run.id))
 
 

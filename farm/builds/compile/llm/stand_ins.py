@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _PACKAGES = frozenset({"torchtune", "lm_eval", "datasets"})
-# Functions of these packages that a compile does call, with the equal function of ExecuTorch: weights of Qwen 2.5.
+# Functions of these packages that a compile calls (weights of Qwen 2.5) -> the equal function of ExecuTorch.
 _CALLED = {
     "torchtune.models.convert_weights.get_mapped_key": ("executorch.examples.models.checkpoint", "get_mapped_key")
 }

@@ -1,4 +1,4 @@
-"""Closeness of outputs: in quantization steps, as a share of the peak, and to the quantized reference."""
+"""Three figures of outputs: error in quantization steps, error as a share of the peak, loss against the reference."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Make their columns."""
+    """Add columns for these figures to `comparison`."""
     for name in ("peak", "steps", "loss_db"):
         op.add_column("comparison", Column(name, sa.Float(precision=53), nullable=True))
