@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from waiting import Started
+
 from farm.base.memory import own_bytes, peak_bytes, reset_peak, resident_bytes, usable_bytes
 
 MEGABYTE = 2**20
@@ -19,9 +21,7 @@ PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SHARIN
 
 
 def test_what_a_process_started_counts_and_what_they_share_once_when_asked_exactly() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with Started([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         shared_twice, exact = resident_bytes(process.pid), own_bytes(process.pid)

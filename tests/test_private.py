@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from waiting import Started
 
 from farm.base import private
 
@@ -25,7 +26,7 @@ def read_environment_of(code: str) -> subprocess.CompletedProcess[str]:
     """Start a process with a secret that runs `code`, and read its environment as the same user, without root."""
     user = NOBODY if not os.getuid() else None
     env = {"PGPASSWORD": "of the agent", "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
-    with subprocess.Popen(
+    with Started(
         [PYTHON, "-c", f"{code}\n{WAIT}"], user=user, env=env, cwd="/", text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import ends, until
+from waiting import Started, ends, until
 
 from farm.base import processes, reaper
 from farm.base.errors import InfraError, MissingToolError
@@ -58,7 +58,7 @@ def family(supervisor: Supervisor) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("ending", ["kill", "fork", "exit"])
 def test_nothing_outlives_its_parent(ending: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, FAMILY, ending], stdout=subprocess.PIPE) as parent:
+    with Started([sys.executable, "-c", PARENT, FAMILY, ending], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pids = list(map(int, parent.stdout.readline().split()))
         assert len(pids) == 4
@@ -106,7 +106,7 @@ signal.pause()
 def test_nothing_outlives_its_parent_and_the_reaper(first: str) -> None:
     """Both are killed, in either order, so that no process of farm is left for cleaning up."""
     argv = [sys.executable, "-c", GUARDED, DEAF, first]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as parent:
+    with Started(argv, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         guard, *pids = map(int, parent.stdout.readline().split())
         assert len(pids) == 3
@@ -323,7 +323,7 @@ signal.pause()
 
 def test_what_was_said_just_before_a_death_counts() -> None:
     """The death and the last words arrive together, and a copy of the dead one keeps the pipe open."""
-    with subprocess.Popen([sys.executable, "-c", LATE_PARENT], stdout=subprocess.PIPE) as parent:
+    with Started([sys.executable, "-c", LATE_PARENT], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         watcher, child, copy = map(int, parent.stdout.readline().split())
         parent.kill()

@@ -6,21 +6,34 @@ import contextlib
 import os
 import select
 import socket
+import subprocess
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, AnyStr, TypeVar
 
 from farm.base.hashes import CLOCK_STEP_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from farm.base.processes import Child
 
 _T = TypeVar("_T")
 # A short wait costs milliseconds; a long one leaves the processors to the processes under test.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
+
+
+class Started(subprocess.Popen[AnyStr]):
+    """Process that a failure of the `with` block kills; `Popen` waits for its end for ever."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, error, trace)
 
 
 def poll(condition: Callable[[], _T], timeout_s: float) -> _T:

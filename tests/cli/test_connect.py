@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from ssh_server import SshServer
-from waiting import until
+from waiting import Started, until
 
 from farm.base.processes import Supervisor
 from farm.cli.devices.adb import refusal
@@ -226,7 +226,7 @@ def test_the_users_own_adb_has_the_device_until_ctrl_c(
 def test_a_device_whose_lease_is_taken_away_is_detached(attic: FarmHome, servers: TwoServers, store: Store) -> None:
     with Connected(attic, servers, NAME) as connected:
         (lease,) = store.leases.all()
-        with subprocess.Popen(
+        with Started(
             [str(find_adb()), "-s", connected.name, "shell", "echo up; sleep 600"],
             env={**os.environ, **servers.own.environment()},
             stdin=subprocess.DEVNULL,

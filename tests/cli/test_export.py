@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from farm_home import FarmHome
+from waiting import Started
 
 from farm.base.errors import UsageError
 from farm.base.user import user_name
@@ -91,9 +92,7 @@ def test_a_pipe_is_as_good_as_a_file(source: tuple[FarmHome, list[str]], home: F
 def test_a_reader_that_has_enough_ends_it_quietly(source: tuple[FarmHome, list[str]]) -> None:
     there, _ = source
     command = [sys.executable, "-m", "farm.cli.main", "data", "export", "--all", "--unfinished"]
-    with subprocess.Popen(
-        command, env=there.env, cwd=there.cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with Started(command, env=there.env, cwd=there.cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline().startswith(b'{"kind":"farm-export"')

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from farm_home import processes_of
 from forked_command import FORKED
+from waiting import Started
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -94,9 +95,7 @@ def test_a_fork_that_is_left_over_is_found_by_its_folders(home: FarmHome) -> Non
     code = f"import sys; sys.argv[1:] = [{str(home.state.parent)!r} + '/' + 'state']{PUBLISHES}"
     env = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "PYTEST_"))}
     env["PYTHONPATH"] = str(Path(__file__).parents[1])
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
-    ) as process:
+    with Started([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"published\n"
         assert set(processes_of(home)) == {process.pid}

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import Started
 
 from farm.base.user import user_name
 from farm.results.attempt import Attempt, Stage, Verdict
@@ -76,7 +77,7 @@ def test_a_terminal_gets_lines_that_fit(red: FarmHome) -> None:
     argv = ["stty", "cols", "70"]
     subprocess.run(argv, stdin=theirs, check=True)
     argv = [sys.executable, "-m", "farm.cli.main", "report"]
-    with subprocess.Popen(argv, env=environment(red), cwd=red.cwd, stdout=theirs, stderr=theirs) as process:
+    with Started(argv, env=environment(red), cwd=red.cwd, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
         while part := _read(ours):

@@ -10,14 +10,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from waiting import until
+from waiting import Started, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A run's display and its signals, with nothing behind them.
+# A run's display and its signals, with nothing behind them. signal.pause() would miss a signal that comes just before.
 RUN = """
-import logging, signal
+import logging, time
 from farm.cli.output import begin_log
 from farm.cli.progress import make_front
 from farm.base.interrupts import InterruptHandler
@@ -32,7 +32,7 @@ with InterruptHandler() as interrupts:
             with interrupts.finishing(lambda: None, "Ctrl-C again stops, --resume goes on"):
                 log.info("jobs run")
                 while True:
-                    signal.pause()
+                    time.sleep(0.1)
     except KeyboardInterrupt:
         print("the end", flush=True)
 """
@@ -74,7 +74,7 @@ def test_ctrl_c_says_what_a_second_one_and_what_resume_does_and_no_bar_is_left(t
 
     # The terminal controls the session, so that Ctrl-C arrives as from a keyboard.
     argv = ["setsid", "--ctty", sys.executable, "-c", RUN]
-    with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path) as process:
+    with Started(argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path) as process:
         os.close(theirs)
         # A terminal drops output that waits when Ctrl-C comes: it comes between two drawings of the bars.
         for line in (b"jobs run", b"--resume goes on"):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from ssh_server import SshServer, alive
-from waiting import until
+from waiting import Started, until
 
 from farm.base.errors import UsageError
 from farm.base.processes import Supervisor
@@ -105,7 +105,7 @@ def test_what_runs_on_the_device_ends_with_it(
 def test_what_a_former_owner_left_is_ended_first(home: FarmHome, adb: dict[str, str], root: Path) -> None:
     folder = root / SERIAL / "data/local/tmp/farm/run-before-1"
     folder.mkdir(parents=True)
-    with subprocess.Popen(["sleep", "600"], cwd=folder) as left:
+    with Started(["sleep", "600"], cwd=folder) as left:
         done = home.farm("shell", SERIAL, "--", "echo", "mine", env=adb)
         assert (done.returncode, done.stdout) == (0, "mine\n"), done.stderr
         assert left.wait(timeout=60) == -signal.SIGKILL

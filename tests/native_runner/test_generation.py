@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from native_runner.sanitizers import runner_environment
 from small_disk import small_disk
-from waiting import until
+from waiting import Started, until
 
 CONTEXT, VOCABULARY = 32, 24
 
@@ -285,7 +285,7 @@ def test_no_token_is_lost_when_it_ends_early(bare: Any, decoders: Path, number: 
     stub = _put(bare, decoders, "hybrid")
     _list(bare, [_prompt(4)])
     tokens = bare.folder / "tokens.txt"
-    with subprocess.Popen(
+    with Started(
         [str(bare.runtime / "farm_runner"), "--generate=12", "--seconds=60", "--tokens_path=tokens.txt"],
         cwd=bare.folder,
         env=runner_environment(bare.runtime, {}),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from store_template import place_store
+from waiting import Started
 
 from farm.base.errors import StoreError, StoreLostError
 from farm.store.store import open_store
@@ -149,7 +150,7 @@ def test_what_is_put_back_goes_on(path: Path, recorder: Recorder) -> None:
 
 
 def test_what_others_do_to_a_store_is_no_loss(path: Path, recorder: Recorder) -> None:
-    with subprocess.Popen([sys.executable, "-c", _BUSY, str(path)], stdout=subprocess.PIPE) as other:
+    with Started([sys.executable, "-c", _BUSY, str(path)], stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout is not None
             other.stdout.readline()

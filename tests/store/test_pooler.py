@@ -9,7 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import listens, until
+from waiting import Started, listens, until
 
 from farm.base.errors import NoStoreError
 from farm.base.exit_codes import ExitCode
@@ -44,7 +44,7 @@ def pooled(
     # pgbouncer refuses to run as root.
     as_user = ["-u", "postgres"] if os.geteuid() == 0 else []
     assert PROGRAM is not None
-    with subprocess.Popen(
+    with Started(
         [PROGRAM, *as_user, str(tmp_path / "pgbouncer.ini")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         until(lambda: process.poll() is not None or listens(port))

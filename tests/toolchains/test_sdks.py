@@ -20,6 +20,7 @@ from farm_home import FarmHome
 from log_lines import LogLines
 from made_environments import make_source_tree
 from miniature_sdk import HOST, VERSION, Server, give_downloader, make_library, make_wheel, sdk_files, served, zipped
+from waiting import Started
 
 from farm.base.config.settings import Config, load_config
 from farm.base.config.toolchains import ToolchainConfig
@@ -196,9 +197,7 @@ class TestLicence:
         master, slave = pty.openpty()
         os.write(master, answer.encode())
         argv = [sys.executable, "-m", "farm.cli.main", "setup", "sdk", "fetch", "--toolchain", "./executorch"]
-        with subprocess.Popen(
-            argv, env=asked.env, cwd=asked.cwd, stdin=slave, stdout=subprocess.PIPE, stderr=slave
-        ) as farm:
+        with Started(argv, env=asked.env, cwd=asked.cwd, stdin=slave, stdout=subprocess.PIPE, stderr=slave) as farm:
             os.close(slave)
             shown: list[bytes] = []
             reader = threading.Thread(target=_read_all, args=(master, shown))

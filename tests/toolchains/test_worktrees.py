@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from executorch_checkout import commit, make_repository, run_git
 from log_lines import LogLines
+from waiting import Started
 
 from farm.base.config.settings import Config, load_config
 from farm.base.config.toolchains import ToolchainConfig
@@ -234,7 +235,7 @@ def test_pruning_leaves_what_is_used(checkout: Path, config: Config) -> None:
         "print('made', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", script, str(config.file), str(checkout)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as other:
+    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "made\n"
         assert len(worktrees(config.cache_dir)) == 1
@@ -269,7 +270,7 @@ sys.stdin.read()
 def other(checkout: Path, config: Config) -> Iterator[subprocess.Popen[str]]:
     """Another process, which works with the tree of HEAD."""
     command = [sys.executable, "-c", MADE, str(config.file), str(checkout)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as one:
+    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as one:
         assert one.stdout is not None
         assert one.stdout.readline() == "made\n"
         yield one

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import all_the_time, until
+from waiting import Started, all_the_time, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +125,7 @@ def converse(terminal: int, typed: bytes) -> bytes:
 
 def test_a_terminal(any_device: Attached) -> None:
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
+    with Started(
         any_device.command("shell"), env=any_device.environment, stdin=theirs, stdout=theirs, stderr=theirs
     ) as shell:
         os.close(theirs)
@@ -142,7 +142,7 @@ def test_a_terminal(any_device: Attached) -> None:
 def test_hanging_up_tells_one_process_and_what_it_started_lives_on(any_device: Attached, way: str) -> None:
     """As on a phone, adbd sends SIGHUP to the command of a shell alone, and to no process for `exec-out`."""
     script = "echo $$; sleep 600 & echo $!; setsid sleep 600 & echo $!; wait"
-    with subprocess.Popen(
+    with Started(
         any_device.command(way, script), env=any_device.environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE
     ) as shell:
         assert shell.stdout is not None
@@ -158,7 +158,7 @@ def test_hanging_up_tells_one_process_and_what_it_started_lives_on(any_device: A
 
 
 def test_a_program_that_writes_to_nobody_ends(any_device: Attached) -> None:
-    with subprocess.Popen(
+    with Started(
         any_device.command("exec-out", "echo $$; exec yes"), env=any_device.environment, stdout=subprocess.PIPE
     ) as shell:
         assert shell.stdout is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from waiting import is_idle, listens, until
+from waiting import Started, is_idle, listens, until
 
 from farm.base.errors import InfraError, UnknownNameError
 from farm.base.processes import Supervisor
@@ -69,7 +69,7 @@ def test_killing_a_device_leaves_no_command(tmp_path: Path) -> None:
         folder = tmp_path / device.serial
         script = "sleep 601 & setsid sleep 602 & echo ready >up; wait"
         command = [str(server.adb), "-s", f"product:{device.serial}", "shell", f"cd /data/local/tmp; {script}"]
-        with subprocess.Popen(command, env={**os.environ, **server.environment()}, stdin=subprocess.PIPE) as shell:
+        with Started(command, env={**os.environ, **server.environment()}, stdin=subprocess.PIPE) as shell:
             until(lambda: (folder / "data/local/tmp/up").exists())
             assert len(processes_in(folder)) >= 4
             os.kill(supervisor.find(device.serial).pid, signal.SIGKILL)
@@ -78,7 +78,7 @@ def test_killing_a_device_leaves_no_command(tmp_path: Path) -> None:
 
 
 def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE) as parent:
+    with Started([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         _, port, *serials = parent.stdout.readline().decode().split()
         assert serials == ["virtual-SM8650-0", "virtual-SM8650-1"]
@@ -93,7 +93,7 @@ def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["reaper", "parent"])
 def test_killing_the_parent_and_the_reaper_leaves_nothing(tmp_path: Path, first: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE) as parent:
+    with Started([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         reaper, port, *serials = parent.stdout.readline().decode().split()
         environment = {**os.environ, "ANDROID_ADB_SERVER_PORT": port}
@@ -175,7 +175,7 @@ def test_a_device_that_is_killed_while_it_starts_is_told_at_once(
 
 def test_by_hand_it_prints_one_line_and_ends_when_told(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "farm.devices.virtual", "--root", str(tmp_path), "--soc", "SM8750"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as daemon:
+    with Started(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as daemon:
         assert daemon.stdout is not None
         said = json.loads(daemon.stdout.readline())
         assert said["serial"] == "virtual-SM8750-0"

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import until
+from waiting import Started, until
 
 from farm.base.errors import DeviceError, DeviceTimeoutError, InfraError
 from farm.base.processes import Supervisor
@@ -260,7 +260,7 @@ def test_endless_output_of_a_command_and_of_a_listing(phone: Attached, transport
     with pytest.raises(DeviceError, match="wrote more than"):
         transport.run(["echo", "whole"], timeout_s=30, max_output=10_000_000)
     inject(phone.root, Fault("endless_output", match="^/data"))
-    with subprocess.Popen(
+    with Started(
         phone.command("ls", TMP), env=phone.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as listing:
         assert listing.stdout is not None
@@ -414,7 +414,7 @@ def test_by_hand_with_a_rate_and_only_one_daemon_a_folder(tmp_path: Path) -> Non
     package = str(Path(__file__).resolve().parents[2])
     environment = {"PATH": os.defpath, "PYTHONPATH": package}
     random = ["--fault-rate", "1", "--fault-seed", "7", "--fault-kinds", "exit_code,stall"]
-    with subprocess.Popen([*argv, *random], stdout=subprocess.PIPE, env=environment) as daemon:
+    with Started([*argv, *random], stdout=subprocess.PIPE, env=environment) as daemon:
         assert daemon.stdout is not None
         assert json.loads(daemon.stdout.readline())["port"]
         second = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
