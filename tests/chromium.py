@@ -194,7 +194,8 @@ for (const table of document.querySelectorAll("table")) {
 }
 
 const page = document.documentElement;
-if (page.scrollWidth > innerWidth) found.push(`the page is ${page.scrollWidth} wide, in ${innerWidth}`);
+// A narrow window shows a wider page at a smaller scale, with a greater innerWidth.
+if (page.scrollWidth > page.clientWidth) found.push(`the page is ${page.scrollWidth} wide, in ${page.clientWidth}`);
 
 // What of a rectangle is seen: what scrolls or is hidden is cut.
 const clipped = (r, e) => {
@@ -219,7 +220,7 @@ for (let node; (node = walker.nextNode()) && texts.length < 20000;) {
   }
 }
 for (const one of texts)
-  if (one.right > innerWidth + 1 || one.left < -1) found.push(`'${one.text}' reaches beyond the page`);
+  if (one.right > page.clientWidth + 1 || one.left < -1) found.push(`'${one.text}' reaches beyond the page`);
 texts.sort((a, b) => a.top - b.top);
 texts.forEach((one, n) => {
   for (let m = n + 1; m < texts.length && texts[m].top < one.bottom - 3; m++) {

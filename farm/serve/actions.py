@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
@@ -65,11 +66,14 @@ class LeaseDevice(msgspec.Struct, frozen=True):
     device: Text
     seconds: Seconds = 3600
     from_ms: TimeMs = 0
+    from_time: Text = ""
+    """Time on the clock of the server instead of `from_ms`, as `farm lease --from`: `2026-03-01 14:00`."""
 
 
 def lease(context: Context, asked: LeaseDevice) -> Done:
     """Reserve a named device or a free device of an SoC, now or from a given time."""
-    known, found = reserve_device(context.store, asked.device, context.user, asked.seconds, asked.from_ms)
+    from_ms = _time_ms(asked.from_time) if asked.from_time else asked.from_ms
+    known, found = reserve_device(context.store, asked.device, context.user, asked.seconds, from_ms)
     begin = f"from {clock_time(found.reserved_from_ms)} " if found.reserved_from_ms else ""
     text = f"{known.called} ({known.soc}, {known.kind}) is yours {begin}until {clock_time(found.reserved_until_ms)}"
     return Done(text, device=known.id, from_ms=found.reserved_from_ms, until_ms=found.reserved_until_ms)
@@ -252,6 +256,17 @@ ACTIONS = [
     Action("enable", Role.OPERATOR, enable),
     Action("check", Role.OPERATOR, check),
 ]
+
+
+ROLES = {action.name: action.role for action in ACTIONS}
+
+
+def _time_ms(text: str) -> int:
+    try:
+        # A field of a browser has a T between day and time.
+        return round(time.mktime(time.strptime(text.replace("T", " "), "%Y-%m-%d %H:%M")) * 1000)
+    except (ValueError, OverflowError):
+        raise UsageError(f"from_time: {text[:40]!r}: expected a time such as 2026-03-01 14:00") from None
 
 
 def _require_operator(context: Context, *, force: bool) -> None:

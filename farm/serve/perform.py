@@ -66,13 +66,13 @@ class Actions:
 
     def _form(self, action: Action) -> HTTPRouteHandler:
         def answer(request: Request[Any, Any, Any], data: Any) -> Response[Any]:
+            request.state["back"] = path = local_path(str(data.get("next", "")))
             fields = {name: value for name, value in data.items() if value != ""}
             try:
                 asked = msgspec.convert(fields, action.asked, strict=False)
             except msgspec.ValidationError as error:
                 raise ValidationException(str(error)) from error
             done = self._perform(request, action, asked)
-            path = local_path(str(data.get("next", "")))
             values = {"title": action.name, "done": done, "next": path, "audit": link("audit")}
             return self._renderer.html(request, "done.html.j2", 200, **values)
 

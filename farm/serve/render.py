@@ -17,6 +17,7 @@ from farm.base.resources import data_folder
 from farm.base.text import json_document
 from farm.report.html.page import PAGE_SCRIPTS, PAGE_STYLES, Served, render
 from farm.report.html.page_of_run import EARLY_SCRIPT
+from farm.serve.actions import ROLES
 from farm.serve.address import Address, link
 from farm.serve.page import html_of
 
@@ -87,7 +88,15 @@ def _address(request: Request[Any, Any, Any]) -> Address:
 
 def _who(request: Request[Any, Any, Any]) -> dict[str, Any]:
     """Return the template values of the user of a request."""
-    return {"user": request.scope.get("user"), "csrf": csrf_token({"request": request})}
+    user = request.scope.get("user")
+
+    def may(action: str) -> bool:
+        """Return True for a user whose browser may send the form of an action."""
+        return user is not None and user.session and user.may(ROLES[action])
+
+    # An error of a form leads back to its page.
+    back = request.state.get("back", "")
+    return {"user": user, "may": may, "back": back, "csrf": csrf_token({"request": request})}
 
 
 def wants_json(request: Request[Any, Any, Any]) -> bool:

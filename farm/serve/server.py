@@ -115,7 +115,7 @@ def settings(config: Config, host: str, *, demo: bool = False) -> uvicorn.Config
 
 
 def logged(app: ASGIApp) -> ASGIApp:
-    """Return the application with a line on standard error for each response."""
+    """Return the application with answers to HEAD, and with a line on standard error for each response."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         began, status = time.monotonic(), 0
@@ -125,8 +125,10 @@ def logged(app: ASGIApp) -> ASGIApp:
             status = message.get("status", status)
             await send(message)
 
+        # uvicorn leaves the body of an answer to HEAD out.
+        asked: Any = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
-            await app(scope, receive, sent)
+            await app(asked, receive, sent)
         except asyncio.CancelledError:
             # The server is stopping and cancelled this request.
             if not status:

@@ -21,6 +21,7 @@ from farm.devices.device import AdbAddress, Device
 from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.serve import actions
 from farm.serve.server import listen, settings
 from farm.store.artifacts import ArtifactStore
 from farm.store.leases.registry import Seen
@@ -254,6 +255,19 @@ def server_of_unchanged(config_of_unchanged: Config, unchanged: Filled) -> Itera
 def start(config: Config) -> Callable[..., contextlib.AbstractContextManager[Server]]:
     """Return a function that starts a server, which believes to listen on a host."""
     return lambda host="127.0.0.1", *, demo=False: running(config, host, demo=demo)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Commands that the server would start."""
+    found: list[list[str]] = []
+
+    def note(context: actions.Context, words: list[str]) -> actions.Done:
+        found.append([context.user, *words])
+        return actions.Done("started")
+
+    monkeypatch.setattr(actions, "_start", note)
+    return found
 
 
 @pytest.fixture

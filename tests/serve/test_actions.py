@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,19 +39,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "check": {"device": "pixel-left"},
 }
 WHO = [None, *Role]
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Commands that the server would start."""
-    found: list[list[str]] = []
-
-    def note(context: actions.Context, words: list[str]) -> actions.Done:
-        found.append([context.user, *words])
-        return actions.Done("started")
-
-    monkeypatch.setattr(actions, "_start", note)
-    return found
 
 
 def act(server: Server, name: str, asked: dict[str, Any], token: str = "") -> Answer:
@@ -154,6 +142,28 @@ def test_a_form_needs_its_field_and_leads_back(start: Start, filled: Filled) -> 
     assert (known.in_service, known.service_note, known.service_user) == (False, "<b>broken</b>", "root")
 
 
+def test_pages_have_the_forms_of_the_role_of_a_signed_in_user_alone(start: Start, filled: Filled) -> None:
+    from .test_security import log_in
+
+    pages = ("/devices/pixel-left", "/runs", "/alerts/1", "/jobs/quantized_ops%2Fconv2d%5BSM8650-htp-8a8w%5D")
+    tokens = {role: filled.store.accounts.add(f"a {role}", role) for role in Role}
+
+    def forms(server: Server, **headers: str) -> set[str]:
+        text = "".join(server.get(page, **headers).text for page in pages)
+        return set(re.findall(r'<form method="post" action="/actions/(\w+)"', text))
+
+    own = {"lease", "run", "rerun", "assign", "accept"}
+    with start() as server:
+        found = {}
+        for role, token in tokens.items():
+            answer = log_in(server, token)
+            session = next(one.partition(";")[0] for one in answer.cookies if one.startswith("farm-session"))
+            found[role] = forms(server, Cookie=session)
+            # A program sends no forms.
+            assert forms(server, Authorization=f"Bearer {token}") == set()
+    assert found == {Role.VIEWER: set(), Role.DEVELOPER: own, Role.OPERATOR: own | {"disable", "check"}}
+
+
 @pytest.mark.parametrize(
     ("name", "asked", "said"),
     [
@@ -162,6 +172,7 @@ def test_a_form_needs_its_field_and_leads_back(start: Start, filled: Filled) -> 
         ("run", {"suite": "smoke", "soc": ""}, "expected names"),
         ("lease", {"device": "pixel-lift"}, "unknown device or SoC"),
         ("lease", {"device": "pixel-left", "seconds": 0}, "seconds"),
+        ("lease", {"device": "pixel-left", "from_time": "noon"}, "expected a time such as"),
         ("lease", {"device": "bench-8750"}, "lent to the camera team"),
         ("lease", {}, "device"),
         ("assign", {"subject": "1"}, "are empty"),

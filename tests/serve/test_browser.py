@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 import chromium
 import pytest
@@ -32,7 +34,7 @@ PAGES = ("", "runs", "diff?a=latest~2&b=latest~1", "devices", "devices/pixel-lef
          "runs/latest~1/files", "runs/latest~1", "nowhere", "grid", "nights", "nights/{night}",
          f"jobs/{JOB}?run=latest~1", "suites", "suites/quantized_ops", "hosts", "hosts/bench", "toolchains",
          "toolchains/-", "alerts", "alerts/1", "queue")  # fmt: skip
-VIEWS = (("light", 1366), ("dark", 1366), ("light", 400))
+VIEWS = (("light", 1366), ("dark", 1366), ("light", 400), ("dark", 400))
 
 
 @pytest.fixture(scope="module")
@@ -246,3 +248,118 @@ def test_two_runs_in_one_file_ask_for_nothing(browser: WebDriver, unchanged: Fil
     assert browser.execute_script("return window.pwned") is None
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert complaints(browser) == []
+
+
+def sign_in(browser: WebDriver, server: Server, token: str, path: str) -> None:
+    show(browser, f"{server.url}/login?next={quote(path, safe='')}")
+    wait(browser, lambda b: b.switch_to.active_element.get_attribute("name") == "token")
+    browser.switch_to.active_element.send_keys(token + "\n")
+    wait(browser, lambda b: b.current_url == f"{server.url}{path}")
+
+
+def press(browser: WebDriver, name: str, /, **fields: str) -> str:
+    """Send the form of an action with keys alone, and return what the next page says."""
+    form = find(browser, f'form[action="/actions/{name}"]')
+    inside = form.find_elements(By.XPATH, "ancestor::details[1]/summary")
+    if inside:
+        inside[0].send_keys(Keys.ENTER)
+        wait(browser, lambda _: form.is_displayed())
+    for field, text in fields.items():
+        place = form.find_element(By.NAME, field)
+        if place.get_attribute("type") == "datetime-local":
+            # The order of its parts depends on the language of the browser.
+            browser.execute_script("arguments[0].value = arguments[1]", place, text)
+        elif place.tag_name == "select":
+            place.send_keys(text)
+        else:
+            place.clear()
+            place.send_keys(text)
+    form.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
+    wait(browser, lambda b: b.current_url.endswith(f"/actions/{name}"))
+    said: str = find(browser, "main").text
+    for link in browser.find_elements(By.LINK_TEXT, "Back"):
+        link.send_keys(Keys.ENTER)
+        wait(browser, lambda b: "/actions/" not in b.current_url)
+    return said
+
+
+def test_a_device_is_leased_later_given_back_and_taken_out_of_service_on_its_page(
+    browser: WebDriver,
+    start: Callable[..., AbstractContextManager[Server]],
+    filled: Filled,
+    started: list[list[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    token, store = filled.store.accounts.add("root", Role.OPERATOR), filled.store
+    later = datetime.now().astimezone().replace(second=0, microsecond=0) + timedelta(days=1)
+    with start() as server:
+        sign_in(browser, server, token, "/devices/pixel-left")
+        said = press(browser, "lease", seconds="4 hours", from_time=f"{later:%Y-%m-%dT%H:%M}")
+        assert "pixel-left (SM8650, hardware) is yours from" in said
+        [lease] = store.leases.upcoming()
+        assert (lease.reserved_for, lease.reserved_from_ms) == ("root", round(later.timestamp() * 1000))
+        assert lease.reserved_until_ms - lease.reserved_from_ms == 4 * 3_600_000
+        assert f"{later:%Y-%m-%d %H:%M}" in find(browser, "#reservations-h + div table").text
+        look_at_all_sizes(browser, tmp_path_factory, "device")
+        assert "is given back" in press(browser, "release")
+        assert store.leases.upcoming() == []
+        press(browser, "lease")
+        assert [one.reserved_for for one in store.leases.all()] == ["root"]
+        assert "is out of service" in press(browser, "disable", note="a new battery")
+        assert next(one for one in store.devices.all() if one.id == "R5CX1").service_note == "a new battery"
+        assert "is in service" in press(browser, "enable")
+        assert next(one for one in store.devices.all() if one.id == "R5CX1").in_service
+        press(browser, "check")
+    assert started == [["root", "devices", "check", "--", "R5CX1"]]
+    assert complaints(browser) == []
+
+
+def test_an_alert_is_assigned_and_accepted_and_a_job_runs_again_on_their_pages(
+    browser: WebDriver,
+    start: Callable[..., AbstractContextManager[Server]],
+    filled: Filled,
+    started: list[list[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    token, store = filled.store.accounts.add("eve", Role.DEVELOPER), filled.store
+    with start() as server:
+        sign_in(browser, server, token, "/alerts/1")
+        look_at_all_sizes(browser, tmp_path_factory, "alert")
+        press(browser, "assign", state="acknowledged", note="the new tiling")
+        remark = store.alerts.remarks(["alert:1"])["alert:1"][-1]
+        assert (remark.user, remark.owner, remark.state) == ("eve", "eve", "acknowledged")
+        assert "eve" in find(browser, "dl.facts").text
+        assert "accepted: " in press(browser, "accept", note="faster elsewhere")
+        assert store.alerts.get(1).state == "accepted"
+        assert not browser.find_elements(By.CSS_SELECTOR, 'form[action="/actions/accept"]')
+        show(browser, f"{server.url}/jobs/{JOB}?run=latest~1")
+        look_at_all_sizes(browser, tmp_path_factory, "job")
+        press(browser, "rerun")
+        press(browser, "assign", note="mine")
+        show(browser, f"{server.url}/runs")
+        look_at_all_sizes(browser, tmp_path_factory, "runs")
+        press(browser, "run", suite="smoke", soc="SM8650", name="from the page")
+        assert "expected names" in press(browser, "run", suite="/etc", soc="SM8650")
+        assert browser.current_url == f"{server.url}/runs"
+    assert store.alerts.remarks([f"job:{unquote(JOB)}"])[f"job:{unquote(JOB)}"][-1].note == "mine"
+    assert started == [
+        ["eve", "jobs", "rerun", f"--run={filled.runs[3]}", "--", unquote(JOB)],
+        ["eve", "run", "--suite=smoke", "--soc=SM8650", "--name=from the page"],
+    ]
+    assert complaints(browser) == []
+
+
+def look_at_all_sizes(browser: WebDriver, folder: pytest.TempPathFactory, name: str) -> None:
+    """Assert that a page with its forms unfolded has no flaw in light and dark, wide and narrow."""
+    browser.execute_script("document.querySelectorAll('details.action').forEach((one) => { one.open = true; })")
+    found = {}
+    for scheme, width in VIEWS:
+        chromium.see(browser, scheme=scheme, width=width, height=768)
+        flaws = chromium.violations(browser) + chromium.flaws(browser)
+        chromium.keep_screenshot(
+            browser, folder.getbasetemp(), f"served-actions-{name}-{scheme}-{width}", flawed=bool(flaws)
+        )
+        found[scheme, width] = flaws
+    browser.execute_script("document.querySelectorAll('details.action').forEach((one) => { one.open = false; })")
+    chromium.see(browser, scheme="light", width=1366, height=768)
+    assert {view: flaws for view, flaws in found.items() if flaws} == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import socket
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -369,6 +370,20 @@ def test_pages_of_a_demo_say_so(start: object, filled: Filled) -> None:
             assert server.json(path)["title"].startswith("demo data: ")
     with start() as server:  # type: ignore[operator]
         assert "demo" not in server.get("/grid").text
+
+
+@pytest.mark.parametrize("path", ["/runs", "/api/v1/suites", "/nowhere", "/metrics"])
+def test_head_is_get_without_a_body(server_of_unchanged: Server, path: str) -> None:
+    asked = server_of_unchanged.get(path)
+    with socket.create_connection(("127.0.0.1", server_of_unchanged.port), timeout=30) as connection:
+        connection.sendall(
+            f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\nConnection: close\r\n\r\n".encode()
+        )
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(f"HTTP/1.1 {asked.status} ".encode())
+    assert f"content-type: {asked.headers['content-type']}".encode() in answer
+    assert answer.endswith(b"\r\n\r\n")
+    assert answer.count(b"\r\n\r\n") == 1
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])

@@ -11,7 +11,7 @@ from farm.report.model import format as fmt
 from farm.report.model.alerts import by_range, change_line, change_of, remark_text, word_of
 from farm.report.model.plot import Plot, plots_of
 from farm.serve.page import Facts, Text, one_of
-from farm.store.records import AlertRecord, AlertState, Remark
+from farm.store.records import AlertRecord, AlertState, Remark, RemarkState
 
 if TYPE_CHECKING:
     from farm.store.store import Store
@@ -56,6 +56,8 @@ class AlertFacts(Facts, frozen=True, kw_only=True):
 
     template: ClassVar[str] = "alert.html.j2"
     alert: AlertRecord
+    unsettled: bool
+    """True for a regression that is neither accepted nor fixed."""
     remarks: list[Remark]
     """Remarks, oldest first."""
     together: list[AlertRecord]
@@ -66,7 +68,8 @@ class AlertFacts(Facts, frozen=True, kw_only=True):
 
     def shown(self) -> dict[str, Any]:
         """Return the words of the page."""
-        return {"change_of": change_of, "word_of": word_of, "remark_text": remark_text}
+        words = {"change_of": change_of, "word_of": word_of, "remark_text": remark_text}
+        return {**words, "remark_states": tuple(RemarkState)}
 
 
 def alerts_page(store: Store, query: AlertsQuery) -> AlertsFacts:
@@ -101,6 +104,7 @@ def alert_page(store: Store, query: AlertQuery) -> AlertFacts:
     return AlertFacts(
         title=f"Alert {alert.id}: {change_line(alert)}, {alert.job_id}",
         alert=alert,
+        unsettled=any(one.id == alert.id for one in store.alerts.open()),
         remarks=store.alerts.remarks([f"alert:{alert.id}"]).get(f"alert:{alert.id}", []),
         together=[one for one in same if one.id != alert.id],
         plots=plots_of(points, facts, [alert]),

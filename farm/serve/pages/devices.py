@@ -35,6 +35,19 @@ class DevicesQuery(msgspec.Struct, frozen=True):
     """Words of name, id, product and labels."""
 
 
+class Reservation(msgspec.Struct, frozen=True):
+    """Reservation of a device. Times are epoch, milliseconds."""
+
+    device: str
+    """Id of the device."""
+    name: str
+    """Name of the device, or its id."""
+    user: str
+    from_ms: int
+    """Begin; 0 for a reservation that has begun."""
+    until_ms: int
+
+
 class DevicesFacts(Facts, frozen=True, kw_only=True):
     """Devices in the store, and commands that wait for one."""
 
@@ -46,6 +59,8 @@ class DevicesFacts(Facts, frozen=True, kw_only=True):
     """Target of each waiting command in words."""
     socs: list[str]
     states: list[str]
+    reservations: list[Reservation]
+    """Reservations of all devices, by their begin."""
 
 
 class DeviceQuery(msgspec.Struct, frozen=True):
@@ -73,6 +88,8 @@ class DeviceFacts(Facts, frozen=True, kw_only=True):
     """Time since which a process has the device."""
     leased_on: str = ""
     """Host of that process."""
+    reservations: list[Reservation]
+    """Reservation of the device, now or later."""
 
     def shown(self) -> dict[str, Any]:
         """Return the values of the table of health events."""
@@ -101,7 +118,19 @@ def devices_page(store: Store, query: DevicesQuery) -> DevicesFacts:
         wanted=[wanted_of(one, known) for one in waiting],
         socs=sorted({row.soc for row in found}),
         states=sorted({row.state for row in found}),
+        reservations=_reservations(store),
     )
+
+
+def _reservations(store: Store) -> list[Reservation]:
+    names = {one.id: one.called for one in store.devices.all()}
+    return [
+        Reservation(
+            one.device, names.get(one.device, one.device), one.reserved_for, one.reserved_from_ms, one.reserved_until_ms
+        )
+        for one in (*store.leases.all(), *store.leases.upcoming())
+        if one.reserved_for
+    ]
 
 
 def ended_rows(store: Store) -> list[DeviceRow]:
@@ -172,4 +201,5 @@ def device_page(store: Store, query: DeviceQuery) -> DeviceFacts:
         plots=health_check_plots(events),
         leased_ms=lease.acquired_ms if lease is not None and held else None,
         leased_on=lease.host if lease is not None and held else "",
+        reservations=[one for one in _reservations(store) if one.device == known.id],
     )

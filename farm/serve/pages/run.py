@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
+from farm.base.errors import UsageError
 from farm.report.model.status import Standing, exit_meaning, purpose_text, standing
 from farm.serve.page import Facts, Text
 from farm.serve.pages.progress import progress_text
@@ -49,6 +50,8 @@ class RunFacts(Facts, frozen=True, kw_only=True):
     alerts: list[AlertRecord]
     night: str
     """Id of the nightly run that this run is a cell of; empty without."""
+    submitted: bool
+    """True for a submitted run that has not ended."""
 
     def shown(self) -> dict[str, Any]:
         """Return the words of the page."""
@@ -82,7 +85,17 @@ def run_page(store: Store, query: RunQuery) -> RunFacts:
         new=sorted(new),
         alerts=store.alerts.of_run(run_id),
         night=run.night,
+        submitted=run.run.progress.finished_ms is None and _is_submitted(store, run_id),
     )
+
+
+def _is_submitted(store: Store, run_id: str) -> bool:
+    try:
+        order = store.cluster.order(run_id)
+    except UsageError:
+        # A store in a file has no submitted runs.
+        return False
+    return order is not None and order.state == "open"
 
 
 def _new(status: RunStatus) -> set[str]:
