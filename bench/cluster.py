@@ -30,12 +30,13 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from collections.abc import Callable, Sequence
+
 from build_farm import made_job
-from chaos_store import postgres_cluster
+from chaos_store import Cluster, postgres_cluster
 from stub_build_host import TOOLCHAIN, VERSIONS
 from stub_evidence import Ran, now_s, overlaps
 from stub_hosts import StubHosts, accepted, stub_hosts
@@ -45,14 +46,7 @@ from farm.policy.situation import Priority
 from farm.store.cluster.records import NewBuild, NewOrder, NewShard, ShardJob
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from chaos_store import Cluster
-
-    from farm.store.store import Store
+from farm.store.store import Store, open_store
 
 HOSTS, DEVICES = 3, 8
 LATENCY_MS = 200

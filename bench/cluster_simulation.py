@@ -28,19 +28,15 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from filled_farm import measure
+from collections.abc import Sequence
+
+from filled_farm import Costs, measure
 from simulated_farm import HEARTBEAT_S, Found, Night, Size
 
 from farm.policy.situation import Priority
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from filled_farm import Costs
 
 QUICK = Size(hosts=20, devices=160, socs=3, users=20, jobs=4_000, person_runs=12, deaths=2)
 

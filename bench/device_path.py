@@ -28,16 +28,17 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from collections.abc import Iterator, Sequence
 
 import simpleadb
 
 from farm.base.config.settings import load_config
 from farm.base.processes import Supervisor
 from farm.base.socs import find_soc
-from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
 from farm.builds.runtime.runtime import Runtime, simulator_runtime
@@ -47,16 +48,11 @@ from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.execution.raw import RunnerOptions
 from farm.devices.execution.session import DeviceSession
+from farm.devices.execution.workspace import Workspace
 from farm.devices.virtual.boot import boot
 from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.results.runner_report import RunnerReport, parse_report
 from farm.suites.suite import Case, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from farm.builds.bundles.bundle import Bundle
-    from farm.devices.execution.workspace import Workspace
 
 SOC = "SM8650"
 # Same as SimpleADB: one execution of every sample, no profile.

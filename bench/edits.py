@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import random
+import random
 
 _SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
             ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.And: ast.Or, ast.Or: ast.And, ast.In: ast.NotIn,

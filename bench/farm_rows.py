@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sqlalchemy import text
+from sqlalchemy import Connection, Table, text
 
 from farm.store import schema
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection, Table
 
 _NUMBERED = """
     CREATE TEMP TABLE copied AS

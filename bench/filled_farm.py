@@ -12,16 +12,16 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chaos_store import Cluster, PostgresStore, postgres_cluster
 from farm_rows import add_history, hold_devices, multiply_shards
 from simulated_farm import JOB_MEDIAN_S, JOB_SPREAD, Night, Run, Size, case
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
 
 from farm.devices.device import AdbAddress, Device
 from farm.policy.divide import divide
@@ -30,7 +30,9 @@ from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.cluster.records import (
     AgentDevice,
     AgentFacts,
+    AgentId,
     Build,
+    HeldShard,
     NewOrder,
     NewShard,
     ShardJob,
@@ -40,13 +42,6 @@ from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sqlalchemy import Connection
-
-    from farm.store.cluster.records import AgentId, HeldShard
 
 SETTINGS = (
     "shared_preload_libraries=pg_stat_statements",

@@ -27,12 +27,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from collections.abc import Iterator
 
 from made_decoders import compiled, tiny_decoder
 
@@ -46,9 +48,6 @@ from farm.devices.adb.transport import AdbTransport
 from farm.devices.execution.raw import RunnerOptions
 from farm.devices.execution.session import DeviceSession
 from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 STEPS = 4000
 _MOST_STEPS = 1_000_000

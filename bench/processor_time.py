@@ -15,11 +15,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _EVERY_S = 0.1

@@ -17,8 +17,9 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,15 +40,16 @@ from farm.results.analysis.families import P_MEMBER, common_step, families, memb
 from farm.results.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
 from farm.results.analysis.nights import REPRESENTATIVES, Observation, judge_night, programs_are_cause
 from farm.results.analysis.scale import GATES, Scale, Series
-from farm.results.analysis.sequential import LEAST_PAIRS, add_pairs, confirmed_again, steady_inferences, until_clear
-from farm.results.analysis.suspected import LEAST_BASELINE, Finding, levelled, reference, way
+from farm.results.analysis.sequential import (
+    LEAST_PAIRS,
+    Look,
+    add_pairs,
+    confirmed_again,
+    steady_inferences,
+    until_clear,
+)
+from farm.results.analysis.suspected import LEAST_BASELINE, Finding, Judgement, levelled, reference, way
 from farm.results.attempt import Direction
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.results.analysis.sequential import Look
-    from farm.results.analysis.suspected import Judgement
 
 DEVICES = 6
 BETWEEN_NIGHTS, WITHIN_RUN = 0.02, 0.03

@@ -30,15 +30,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import Connection, bindparam, select, update
 from store import DAY_MS, DEVICE, FACTS, copy_run
 
 from farm.base.config.settings import load_config
@@ -50,11 +50,6 @@ from farm.store.database import Database
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Connection
 
 SOCS = ("SM8550", "SM8650", "SM8750", "SM8850")
 PRECISIONS = ("8a8w", "16a8w", "16a4w", "fp16")

@@ -23,10 +23,11 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from collections.abc import Iterator
 
 from chaos_store import Cluster, PostgresStore, postgres_cluster
 
@@ -37,9 +38,6 @@ from farm.store.database import Database
 from farm.store.records import RunRecord
 from farm.store.store import Store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Pages poll so often.
 _POLL_S = 2.0

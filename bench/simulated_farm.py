@@ -9,17 +9,14 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from farm.policy.divide import divide
 from farm.policy.sharing import hand_over, share_out
 from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Retry, Situation
 from farm.store.cluster.records import ShardJob
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # Time of an agent from the end of a shard to the first job of the next, and from a hint to a claim.
 BETWEEN_SHARDS_S, HINT_S = 0.05, 0.1

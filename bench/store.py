@@ -24,9 +24,9 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import Connection, insert, select, text, update
 
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
@@ -35,9 +35,6 @@ from farm.store.database import Database
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
 
 DEVICE = Device(serial="phone", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
 METRICS = 10

@@ -30,18 +30,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from edits import mutated, outermost_functions
 from empty_cache import empty_environment
 
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.base.processes import Supervisor
 from farm.base.socs import find_soc
+from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.bundles.changes import parts_of
+from farm.builds.bundles.changes import Body, parts_of
 from farm.builds.bundles.reuse import find_bundles_for
 from farm.builds.bundles.same import is_same_job
 from farm.builds.bundles.trace import read_trace
@@ -49,17 +51,9 @@ from farm.builds.compile.pool import BuilderPool, MemoryLimits
 from farm.builds.compile.protocol import BuildRequest
 from farm.builds.toolchains.prepare import prepare
 from farm.builds.toolchains.select import use_toolchain
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.manifests import find_suites, resolve_suite
-from farm.suites.suite import plan
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.base.config.settings import Config
-    from farm.builds.bundles.bundle import Bundle
-    from farm.builds.bundles.changes import Body
-    from farm.builds.toolchains.toolchain import Toolchain
-    from farm.suites.suite import Job
+from farm.suites.suite import Job, plan
 
 SOC, SUITE = "SM8650", "quantized_ops"
 QUICK = ("relu", "cat")

@@ -18,9 +18,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import torch
 from executorch.backends.qualcomm.export_utils import generate_inputs
 from executorch.backends.qualcomm.quantizer.quantizer import QuantDtype
 from executorch.backends.qualcomm.tests.utils import TestQNN
@@ -28,11 +29,7 @@ from executorch.backends.qualcomm.utils.utils import generate_htp_compiler_spec,
 
 from farm.builds.compile.flows.factory import make_inputs, make_module
 from farm.builds.compile.protocol import BuildRequest
-
-if TYPE_CHECKING:
-    import torch
-
-    from farm.suites.suite import Job
+from farm.suites.suite import Job
 
 
 class Compiling(TestQNN):

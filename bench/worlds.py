@@ -20,23 +20,20 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from collections.abc import Callable, Mapping
+
 from pair_bench_stub import BundleStub, World
 
 from farm.numbers.regressions import confirm_run as confirm_module
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from farm.store.records import AlertRecord
-    from farm.store.store import Store
+from farm.store.records import AlertRecord
+from farm.store.store import Store, open_store
 
 REAL = 0.015
 """Least true distance from the level before that an alert may be about, as a logarithm."""

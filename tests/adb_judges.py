@@ -11,8 +11,9 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from debian import unpack
@@ -23,9 +24,6 @@ from farm.base.processes import Supervisor
 from farm.base.publish import published
 from farm.devices.adb.server import find_adb
 from farm.devices.virtual.boot import start_device
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 SECONDS = 30.0
 # Read before the tests take farm's variables out of the environment.

@@ -14,28 +14,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from debian import unpack
 from waiting import until
 
 from farm.base.errors import MissingToolError
-from farm.base.processes import Supervisor
+from farm.base.processes import Child, Supervisor
 from farm.base.publish import published
-from farm.devices.adb.server import start_adb_server
+from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.virtual.tools import TOOLS
 from farm.devices.virtual.tree import DeviceTree, device_properties
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from farm.base.processes import Child
-    from farm.devices.adb.server import AdbServer
 
 # Read before the tests take farm's variables out of the environment.
 REQUIRED = os.environ.get("FARM_REQUIRE_PARTS") == "1"

@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 from ssh_server import descendants, name_of
@@ -19,14 +21,9 @@ from waiting import until
 from farm.base.processes import Supervisor
 from farm.devices.virtual.faults import Fault, inject
 from farm.dispatch.fork_server import PROCESS_NAME
+from farm.store.cluster.records import Agent
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from farm.store.cluster.records import Agent
-    from farm.store.view import RunView
+from farm.store.view import RunView
 
 SMOKE = ("run", "--soc", "SM8650", "--suite", "smoke")
 

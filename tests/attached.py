@@ -5,24 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from farm_home import FarmHome
 from ordinary_server import ordinary_adb_server
 
 from farm.base.processes import Supervisor
 from farm.devices.adb.names import adb_target
-from farm.devices.adb.server import find_adb, start_adb_server
+from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
+from farm.devices.device import Device
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.tree import BUILDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from farm.devices.adb.server import AdbServer
-    from farm.devices.device import Device
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,15 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from debian import unpack
 
 from farm.base.errors import MissingToolError
 from farm.base.publish import published
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Read before the tests take farm's variables out of the environment.
 REQUIRED = os.environ.get("FARM_REQUIRE_PARTS") == "1"

@@ -8,18 +8,14 @@ import select
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from board_image import BoardImage
 from waiting import until
 
+from farm.base.processes import Child, Supervisor
 from farm.devices.device import LOOPBACK, SshAddress
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from board_image import BoardImage
-
-    from farm.base.processes import Child, Supervisor
 
 BOOT_SECONDS = 300.0
 """Longest time of a start, which needs 4 s of a processor."""

@@ -5,38 +5,31 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from log_lines import LogLines
 from waiting import until
 
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.builds.bundles.key import bundle_key
 from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.dispatch.cluster.agent.builds import BuildHost
 from farm.dispatch.cluster.client.upload import new_builds
 from farm.dispatch.cluster.files.suite_archive import upload_sources
 from farm.dispatch.request.plan import PlannedJob
 from farm.policy.situation import Priority
-from farm.store.cluster.records import AgentFacts, Build, NewOrder, NewShard, ShardJob
-from farm.store.objects.objects import open_objects
+from farm.store.cluster.records import AgentFacts, AgentId, Build, NewOrder, NewShard, ShardJob
+from farm.store.objects.objects import Objects, open_objects
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from farm.base.config.settings import Config
-    from farm.builds.toolchains.toolchain import Toolchain
-    from farm.store.cluster.records import AgentId
-    from farm.store.objects.objects import Objects
-    from farm.store.store import Store
 
 OPS = """
 import os, pathlib, signal, time, torch

@@ -11,11 +11,9 @@ import signal
 import sqlite3
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 _COUNTS = "SELECT (SELECT count(*) FROM attempt), (SELECT count(*) FROM health_event)"
 _CONNECT_SECONDS = 3

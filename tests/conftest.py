@@ -10,9 +10,10 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import warm_torch
@@ -27,15 +28,10 @@ from warm_torch import WarmTorch, run_script
 from farm.base import processes
 from farm.base.processes import Supervisor
 from farm.base.publish import published
+from farm.builds.bundles.bundle import Bundle
 from farm.builds.runtime.simulator import host_sdk
 from farm.devices.adb.server import start_adb_server
 from farm.store.database import Database
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
-    from farm.builds.bundles.bundle import Bundle
-
 
 pytest_plugins = ["adbd_device", "timing_report"]
 

@@ -12,15 +12,12 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from farm.base.errors import MissingToolError
 from farm.base.publish import published
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 """Debian's keys, of the package debian-archive-keyring."""

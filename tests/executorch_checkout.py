@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from programs import run_program
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Folders that a compile for HTP or the CPU imports, and their neighbours.
 _FOLDERS = (

@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from forked_command import can_fork, command, start_command
 from programs import require_code
@@ -18,9 +19,6 @@ from waiting import poll
 
 from farm.cli.main import main
 from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import itertools
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from chaos_store import Cluster, postgres_cluster
@@ -18,10 +19,6 @@ from stub_evidence import Ran, overlaps
 from stub_hosts import StubHosts, accepted, stub_hosts
 
 from farm.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
 TTL_S = 3.0
 """Seconds that a heartbeat of an agent is valid; 10 s outside of tests."""

@@ -6,12 +6,10 @@ import contextlib
 import json
 import re
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 HEAD = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "token-of-a-test"

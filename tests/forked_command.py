@@ -13,9 +13,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import pytest
 import warm_torch
@@ -23,11 +26,6 @@ from warm_torch import WarmTorch, publish
 
 from farm.base import processes
 from farm.cli.main import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 PRELOADED = (
     "alembic",

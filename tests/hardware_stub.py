@@ -5,18 +5,16 @@ A skel of the QNN SDK is part of the runtime, as on a phone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from farm.base.hashes import sha256_of
 from farm.builds.runtime import runtime
+from farm.builds.runtime.runtime import Runtime
 from farm.cli.main import main
 from farm.devices import discovery
-
-if TYPE_CHECKING:
-    from farm.builds.runtime.runtime import Runtime
-    from farm.devices.device import Device
+from farm.devices.device import Device
 
 _identify = discovery.identify
 

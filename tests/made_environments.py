@@ -9,11 +9,8 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 # Enough for farm to take a folder for ExecuTorch's code; like the real one it has no __init__.py of its own.
 _EXECUTORCH = {

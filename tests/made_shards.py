@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
 
 from farm.base.ids import is_bundle_key
 from farm.builds.bundles.bundle import MANIFEST, Bundle, Manifest, TensorSpec
@@ -15,12 +18,6 @@ from farm.policy.situation import Lease, Priority
 from farm.store.cluster.records import Build, HeldShard, ShardJob
 from farm.store.protocol import PROTOCOL
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-import msgspec
 
 
 def made_job(name: str, soc: str = "SM8650") -> Job:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from warm_torch import run_script
 
 from farm.base.socs import find_soc
+from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.devices.execution.raw import RawResult
 from farm.results.attempt import Verdict
 from farm.results.outputs import compare_outputs, decide
 from farm.suites.manifests import find_suites, resolve_suite
-from farm.suites.suite import plan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from farm.builds.bundles.bundle import Bundle
-    from farm.suites.suite import Job
+from farm.suites.suite import Job, plan
 
 SCALE = 1.05
 """A scale that is 5 % off."""

@@ -10,10 +10,7 @@ import random
 import shutil
 import subprocess
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 _CLONE_NEWNET = 0x40000000
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
@@ -14,9 +15,6 @@ from sqlalchemy import Connection, MetaData, create_engine, text
 from sqlalchemy.engine import make_url
 
 from farm.store.schema import VERSION_TABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 INF = float("inf")
 # The greatest, the least, subnormal, the last bit, not to be had in decimal; NULL is a NaN.

@@ -5,18 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.server import find_adb, ordinary_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from farm.devices.adb.server import AdbServer
+from farm.devices.adb.server import AdbServer, find_adb, ordinary_server
 
 # Nothing of this machine is looked for.
 _QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0"}

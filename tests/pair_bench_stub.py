@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,17 +14,13 @@ from farm.devices.device import AdbAddress, Device
 from farm.numbers.regressions.bench_pool import BenchFactory
 from farm.numbers.regressions.confirm_job import PairsRequest
 from farm.numbers.regressions.confirm_run import RunFindings, confirm_run
+from farm.replay.stored_result import StoredResult
+from farm.results.analysis.confirmation import Pair
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms
+from farm.store.store import Store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from farm.replay.stored_result import StoredResult
-    from farm.results.analysis.confirmation import Pair
-    from farm.store.store import Store
 
 DAY = 86_400_000
 PHONE = Device(serial="phone", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")

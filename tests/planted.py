@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm_home import FarmHome
+from farm_home import FarmHome
 
 JOB = "planted/layers[SM8650-htp-8a8w]"
 LAYERS = 12

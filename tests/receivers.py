@@ -8,10 +8,13 @@ import ipaddress
 import socket
 import ssl
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from email import message_from_bytes
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
@@ -19,11 +22,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from email.message import Message
-    from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 

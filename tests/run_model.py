@@ -8,9 +8,11 @@ A device process is a `Process` here, which handles one message at a time; each 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from log_lines import LogLines
 
@@ -21,20 +23,14 @@ from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.local_run import LocalRecords
-from farm.dispatch.messages import ProcessEnded
+from farm.dispatch.messages import FromDevice, ProcessEnded, ToDevice
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.dispatch.worker import Parts, Worker
+from farm.policy.situation import Lease
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.store.cluster.records import ShardResult
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from farm.dispatch.messages import FromDevice, ToDevice
-    from farm.policy.situation import Lease
-    from farm.store.cluster.records import ShardResult
 
 # Every step lets each process do one thing; a run of six jobs takes about 40.
 MOST_STEPS = 600

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import socket
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from waiting import require_listening
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm.base.processes import Child, Supervisor
+from farm.base.processes import Child, Supervisor
 
 SECONDS = 30.0
 KEYS = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "a-secret-of-this-test"}

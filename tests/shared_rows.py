@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
-from sqlalchemy import select, text
+from sqlalchemy import Row, select, text
 
 from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store import schema
-from farm.store.cluster.records import AgentDevice, AgentFacts, NewOrder, NewShard, ShardJob, ShardResult
+from farm.store.cluster.records import (
+    AgentDevice,
+    AgentFacts,
+    AgentId,
+    HeldShard,
+    NewBuild,
+    NewOrder,
+    NewShard,
+    ShardJob,
+    ShardResult,
+)
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
+from farm.store.store import Store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sqlalchemy import Row
-
-    from farm.store.cluster.records import AgentId, HeldShard, NewBuild
-    from farm.store.store import Store
 
 SOC = "SM8650"
 TTL_S = 10.0

@@ -13,17 +13,15 @@ import itertools
 import os
 import shutil
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+from numpy.typing import NDArray
 
-    from numpy.typing import NDArray
-
-    from farm.builds.bundles.bundle import Bundle
-    from farm.builds.runtime.runtime import Runtime
+from farm.builds.bundles.bundle import Bundle
+from farm.builds.runtime.runtime import Runtime
 
 WORKSPACE = "/data/local/tmp/qnn_executorch_test"
 RUNNER = Path("examples/qualcomm/executor_runner/qnn_executor_runner")

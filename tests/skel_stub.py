@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import struct
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elf_maker import HASH, HEADERS, LOAD
 from heap_sdk_stub import make_sdk_with
 
 from farm.builds.runtime.native.elf import HEXAGON
 from farm.builds.runtime.simulator import LIBRARY, package_libraries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 STUB = Path(__file__).parent / "native_runner" / "skel_stub.cpp"
 AUDIO, COMPUTE = 0, 3

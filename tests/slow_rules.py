@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from farm.policy.situation import Lease, Priority, Request
+from farm.policy.situation import Lease, Priority, Request
 
 
 class Grant(msgspec.Struct, frozen=True):

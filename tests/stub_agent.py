@@ -13,10 +13,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import msgspec
 from stub_evidence import Evidence, now_s
@@ -35,6 +35,7 @@ from farm.dispatch.messages import (
     ApplyGrant,
     Begin,
     End,
+    FromDevice,
     Grant,
     JobEnded,
     JobReturned,
@@ -43,14 +44,8 @@ from farm.dispatch.messages import (
     SetGrant,
     ToDevice,
 )
-from farm.dispatch.request.plan import read_plan
+from farm.dispatch.request.plan import PlannedJob, read_plan
 from farm.results.attempt import Attempt, Stage, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.dispatch.messages import FromDevice
-    from farm.dispatch.request.plan import PlannedJob
 
 
 class StubProcess:

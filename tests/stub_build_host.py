@@ -11,14 +11,14 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from stub_farm import FINE, fill_bundle
 
 from farm.base.config.settings import load_config
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.compile.protocol import BuildReply
+from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
 from farm.dispatch.cluster.agent import builds
 from farm.dispatch.cluster.hints import Hints
@@ -26,9 +26,6 @@ from farm.store.cluster.records import AgentFacts
 from farm.store.objects.objects import open_objects
 from farm.store.protocol import PROTOCOL
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from farm.builds.compile.protocol import BuildRequest
 
 TOOLCHAIN = "stub"
 VERSIONS = {"executorch": "stub", "torch": "stub", "torchao": "stub", "qnn": "stub"}

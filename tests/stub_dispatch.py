@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from stub_run import Quiet
 from waiting import all_the_time, until
 
+from farm.base.errors import FarmError
 from farm.devices.device import AdbAddress, Device
+from farm.devices.health import HealthEvent
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.messages import (
@@ -33,16 +36,10 @@ from farm.dispatch.messages import (
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.policy.retries import tried
+from farm.policy.situation import Lease
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.store.cluster.records import ShardResult
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from farm.base.errors import FarmError
-    from farm.devices.health import HealthEvent
-    from farm.policy.situation import Lease
-    from farm.store.cluster.records import ShardResult
 
 MOST_STEPS = 2000
 

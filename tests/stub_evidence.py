@@ -9,13 +9,10 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+from pathlib import Path
 
 _BEGAN, _ENDED, _DOUBLE = "began", "ended", "double"
 

@@ -11,29 +11,25 @@ import random
 import struct
 import subprocess
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.hashes import sha256_of
+from farm.base.processes import Supervisor
 from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, REFERENCES, Manifest, TensorSpec
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import AdbServer, start_adb_server
+from farm.devices.device import Device
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import fired
 from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.request.plan import PlannedJob
 from farm.results.attempt import Stage, Verdict
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from farm.base.processes import Supervisor
-    from farm.devices.device import Device
 
 SOC = "SM8650"
 SUITE = "stub"

@@ -9,19 +9,18 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farm_home import FarmHome
 
 sys.path.append(str(Path(__file__).with_name("chaos")))
 
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
 import chaos_farm
 import forked_command
 from stub_farm import FINE, stub_runtime
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Mapping, Sequence
 
 _SUITE = """\
 [suite]

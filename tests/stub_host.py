@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from waiting import until
 
@@ -12,19 +13,21 @@ from farm.builds.bundles.bundle import Manifest
 from farm.builds.compile.protocol import BuildReply
 from farm.devices.device import AdbAddress, Device
 from farm.dispatch.cluster.ending import finish
+from farm.policy.retries import Tried
 from farm.results.attempt import Attempt, Stage, Verdict
-from farm.store.cluster.records import AgentDevice, AgentFacts, Build, OfferedToolchain, ShardResult
+from farm.store.cluster.records import (
+    AgentDevice,
+    AgentFacts,
+    AgentId,
+    Build,
+    HeldShard,
+    OfferedToolchain,
+    ShardJob,
+    ShardResult,
+)
+from farm.store.objects.objects import Objects
 from farm.store.protocol import PROTOCOL
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from farm.policy.retries import Tried
-    from farm.store.cluster.records import AgentId, HeldShard, ShardJob
-    from farm.store.objects.objects import Objects
-    from farm.store.store import Store
+from farm.store.store import Store, open_store
 
 TTL_S = 5.0
 Answer = tuple[Verdict, Stage, str]

@@ -13,37 +13,31 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-from forked_command import start_anew
+from chaos_store import Cluster
+from forked_command import Program, start_anew
 from made_shards import made_terms
 from stub_evidence import Ran, executions
 from stub_farm import FINE, SOC, make_bundle, stub_case, stub_runtime
 
 from farm.base.exit_codes import ExitCode
 from farm.builds.bundles.cache import BundleCache
+from farm.dispatch.cluster.terms import RemoteRuntime
 from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
 from farm.store.cluster.records import Build, NewOrder, NewShard, ShardJob
+from farm.store.objects.objects import Objects
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
 from farm.suites.suite import Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from chaos_store import Cluster
-    from forked_command import Program
-
-    from farm.dispatch.cluster.terms import RemoteRuntime
-    from farm.store.objects.objects import Objects
-    from farm.store.store import Store
 
 AGENT = Path(__file__).with_name("stub_agent.py")
 BUILD_HOST = Path(__file__).with_name("stub_build_host.py")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 from log_lines import LogLines
-from stub_farm import EXPECTED
+from stub_farm import EXPECTED, StubFarm
 
 from farm.base.config.settings import HealthConfig, LeaseConfig, load_config
 from farm.base.processes import Supervisor
@@ -20,19 +22,11 @@ from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.pool.lease_keeper import LeaseTerms
 from farm.dispatch.request.plan import RunPlan
 from farm.dispatch.request.profiling import Profile
-from farm.policy.situation import Priority
+from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Verdict
 from farm.store.records import RunRecord
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from stub_farm import StubFarm
-
-    from farm.policy.situation import Lease
-    from farm.store.view import RunView
+from farm.store.view import RunView
 
 
 @dataclass

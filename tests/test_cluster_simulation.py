@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from cluster_simulation import what_was_found
-from simulated_farm import Night, Size
+from simulated_farm import Found, Night, Size
 
 from farm.policy.situation import Priority
-
-if TYPE_CHECKING:
-    from simulated_farm import Found
 
 SIZE = Size(hosts=20, devices=200, socs=3, users=12, jobs=3_000, person_runs=20, deaths=2)
 

@@ -6,15 +6,12 @@ import hashlib
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from debian import apt_configuration, find_mirror, source_entry, unpack
 
 from farm.base.errors import MissingToolError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PRINTED = """\
 'https://download.example.com/linux/debian/dists/bookworm/InRelease' download_InRelease 0

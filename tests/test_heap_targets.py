@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,9 +16,6 @@ from farm.dispatch.pool.fleet import Choice, choose
 from farm.dispatch.request.choose import check_machine, jobs_of, select
 from farm.dispatch.request.request import RunRequest
 from farm.suites.features import Features
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAP = RunRequest(socs=("SM8650",), suites=("smoke",), heap=True)
 PHONE = Device(serial="phone", soc="QCS9100", kind="hardware", build="", address=AdbAddress(5037), product="")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +20,6 @@ from farm.builds.program.layout import (
     to_memory,
 )
 from farm.builds.program.pte import read_pte
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LAST = (0, 2, 3, 1)
 IMAGE, SMALL = DeclaredTensor((1, 3, 8, 10), LAST), DeclaredTensor((1, 3, 4, 5), LAST)

@@ -6,10 +6,12 @@ import json
 import logging
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from farm_home import FarmHome
 
 from farm.base.errors import UsageError
 from farm.base.log_setup import (
@@ -24,12 +26,6 @@ from farm.base.log_setup import (
     shown_by,
 )
 from farm.cli.cluster.agent import command as agent_command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from farm_home import FarmHome
 
 LOG = logging.getLogger("farm.dispatch.cluster.test")
 HOSTILE = "\x1b[2J\x1b]0;x\x07\r\n::error::not from farm \u202e"

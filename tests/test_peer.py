@@ -9,17 +9,13 @@ import socket
 import struct
 import subprocess
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
+from users import User
 
 from farm.base import peer
 from farm.base.peer import accept_own, accept_own_async, peer_uid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from users import User
 
 SECONDS = 30.0
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from waiting import Started, ends, until
@@ -15,9 +14,6 @@ from waiting import Started, ends, until
 from farm.base import processes, reaper
 from farm.base.errors import InfraError, MissingToolError
 from farm.base.processes import Supervisor
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Starts three grandchildren: an ordinary one, one in a session of its own and a third with SIGTERM ignored.
 FAMILY = """

@@ -24,17 +24,15 @@ import os
 import re
 import sqlite3
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from programs import run_program
 
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _GOLDEN = Path(__file__).with_name("golden")
 _ANSWERS = _GOLDEN / "answers"

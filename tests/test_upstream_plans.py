@@ -7,17 +7,16 @@ import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
+from collections.abc import Callable
+
 import upstream_counts as counts
 import upstream_plans as plans
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def sources(module: str) -> ast.Module:

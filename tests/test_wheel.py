@@ -6,12 +6,9 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
+from farm_home import FarmHome
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -13,26 +13,20 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from forked_command import command, start
+from forked_command import Program, command, start
 from programs import require_code
 from waiting import until
 
 from farm.base.processes import Supervisor
-from farm.devices.adb.server import start_adb_server
+from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.virtual.boot import attach_device, start_device
 from farm.devices.virtual.tree import BUILDS
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from forked_command import Program
-
-    from farm.devices.adb.server import AdbServer
 
 SOCS = ("SM8650", "SM8750")
 

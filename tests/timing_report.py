@@ -6,13 +6,11 @@ import json
 import os
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FILE = "FARM_TEST_TIMINGS"
 """Environment variable with the path of the JSON file; without it nothing is measured."""

@@ -17,13 +17,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from warm_torch import end_with
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _MESSAGE_BYTES = 2**18
 

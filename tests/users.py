@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from farm_home import FarmHome
@@ -22,9 +23,6 @@ from user_forks import UserForks
 from waiting import poll
 
 import farm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _CHECKOUT = Path(farm.__file__).resolve().parents[1]
 _REQUIRED = os.environ.get("FARM_REQUIRE_USERS") == "1"

@@ -9,16 +9,13 @@ import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, AnyStr, TypeVar
+from types import TracebackType
+from typing import AnyStr, TypeVar
 
 from farm.base.hashes import CLOCK_STEP_NS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from farm.base.processes import Child
+from farm.base.processes import Child
 
 _T = TypeVar("_T")
 # A short wait costs milliseconds; a long one leaves the processors to the processes under test.

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
 
 from slow_rules import Grant
 
 from farm.policy.sharing import hand_over, share_out
-from farm.policy.situation import LivingDevice, Situation
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from farm.policy.situation import Lease, Request
+from farm.policy.situation import Lease, LivingDevice, Request, Situation
 
 
 def grant(

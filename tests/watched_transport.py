@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from farm.devices.adb.transport import AdbTransport
-from farm.devices.transport import Link
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path, PurePosixPath
-
-    from farm.devices.transport import Completed
+from farm.devices.transport import Completed, Link
 
 
 class Watched(AdbTransport):

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from farm.base.errors import InfraError, MissingToolError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 # Prefix of variables that name another repository than the folder's: hooks set them for farm.
 _OTHER_REPOSITORY = "GIT_"

@@ -14,8 +14,8 @@ import hashlib
 import os
 import stat
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,9 +23,6 @@ from farm.base.atomic import write_atomically
 from farm.base.errors import UsageError
 from farm.base.publish import make_folders
 from farm.base.trust import weakness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 CLOCK_STEP_NS = 20_000_000
 """A clock that files are stamped with goes in steps."""

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.base.errors import UnknownNameError, UsageError
 from farm.base.text import one_line, visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 VARIABLE = "FARM_LOG"
 FIELDS = ("agent", "run", "job", "device")

@@ -15,17 +15,15 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
 
 from farm.base import reaper
 from farm.base.errors import InfraError, MissingToolError
 from farm.base.lifeline import Lifeline
 from farm.base.logs import end_of_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-    from types import TracebackType
 
 _LINE_BYTES = 16 * 1024
 _LAST_MOMENT_S = 1.0

@@ -13,14 +13,11 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.base.errors import InfraError
 from farm.base.trust import require_own, require_own_place
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
 
 _LOCK, _PARTIAL = ".lock", ".partial"
 # Errors of a full disk; other errors inside `fill` belong to `fill`.

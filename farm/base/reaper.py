@@ -19,10 +19,8 @@ import select
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 MARK = "FARM_PROCESS"
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.backends.descriptor import QUANTIZED_PRECISIONS
+from farm.base.backends.descriptor import QUANTIZED_PRECISIONS, Backend
 from farm.base.backends.registry import BACKENDS, cpu_backends, find_backend
 from farm.base.errors import ConfigError, IllegalTargetError, UnknownNameError
 from farm.base.resources import data_folder
 from farm.base.toml_tables import read_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from farm.base.backends.descriptor import Backend
 
 READY = "ready"
 """Precision of a `.pte` file that was compiled elsewhere and records none."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import typing
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from farm.base.durations import in_seconds
 from farm.base.errors import ConfigError, UnknownNameError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _T = TypeVar("_T")
 

@@ -11,13 +11,10 @@ import errno
 import functools
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.base.errors import UntrustedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # As many as Linux follows.
 _MOST_LINKS = 40

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from farm.base.config.devices import TAC_MODULE
+from farm.base.config.devices import TAC_MODULE, SshLogin
 from farm.base.errors import ConfigError, InfraError, UnknownNameError
-from farm.devices.device import AdbAddress, DeviceAddress, LocalAddress, SshAddress
+from farm.devices.device import AdbAddress, Device, DeviceAddress, LocalAddress, SshAddress
 from farm.devices.stub.transport import StubAddress, StubTransport
 from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.base.config.devices import SshLogin
     from farm.base.config.settings import Config
-    from farm.devices.device import Device
     from farm.devices.transport import Transport
 
 

@@ -12,9 +12,9 @@ import msgspec
 from msgspec.structs import replace
 
 from farm.base.errors import ConfigError, DeviceError, InfraError
-from farm.devices.adb.host import AdbHost, is_relayed
+from farm.devices.adb.host import AdbHost, Attached, is_relayed
 from farm.devices.adb.names import SERIAL_VARIABLE, adb_target, named_device
-from farm.devices.adb.server import ordinary_server, outdated
+from farm.devices.adb.server import AdbServer, ordinary_server, outdated
 from farm.devices.connect import from_plain
 from farm.devices.device import LOOPBACK, AdbAddress, Device, DeviceAddress, LocalAddress, PowerCommand, Unusable
 from farm.devices.hosts import reach_server
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config, DeviceConfig, HostConfig
     from farm.base.processes import Supervisor
-    from farm.devices.adb.host import Attached
-    from farm.devices.adb.server import AdbServer
 
 # Hosts, and devices, are asked at the same time; most of it is waiting for their networks.
 _MOST_AT_ONCE = 16

@@ -8,25 +8,20 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from farm.base.config.devices import HostConfig, SshLogin
 from farm.base.errors import InfraError
-from farm.base.processes import ending
+from farm.base.processes import Child, Supervisor, ending
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import ordinary_server
-from farm.devices.device import LOOPBACK, AdbAddress
+from farm.devices.device import LOOPBACK, AdbAddress, Device
 from farm.devices.ssh.config import ssh_address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from farm.base.config.devices import HostConfig, SshLogin
-    from farm.base.processes import Child, Supervisor
-    from farm.devices.device import Device
 
 # A slow board's key exchange, and a server that has to be started there.
 _TUNNEL_SECONDS = 75.0

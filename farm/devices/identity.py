@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from farm.base.errors import DeviceError
 from farm.base.ids import NAME
 from farm.base.socs import SOC_NAME, profile_name, reported_profile
 from farm.devices.connect import transport_to
-from farm.devices.device import Device, SshAddress
+from farm.devices.device import Device, DeviceAddress, SshAddress
 from farm.devices.text import clean_text
-
-if TYPE_CHECKING:
-    from farm.devices.device import DeviceAddress
 
 # A phone under load answers in a second; a slower one is unfit for measurements.
 _IDENTIFY_SECONDS = 10.0

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from farm.base.errors import DeviceTimeoutError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 _Item = TypeVar("_Item")
 _Asked = TypeVar("_Asked")

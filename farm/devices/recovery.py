@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 from farm.devices.connect import open_transport
+from farm.devices.device import Device
 from farm.devices.identity import PRINT_BOOT, identify
 from farm.devices.power import cycle_power
 from farm.devices.text import clean_text
-from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.devices.device import Device
-    from farm.devices.transport import Transport
+from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS, Transport
 
 
 class Step(StrEnum):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.atomic import replacing
-from farm.base.config.devices import DeviceTables, HostTable
+from farm.base.config.devices import DeviceTables, HostConfig, HostTable
 from farm.base.errors import ConfigError, UsageError
 from farm.base.ids import NAME
 from farm.base.reaper import read_stat
@@ -19,7 +19,6 @@ from farm.base.reaper import read_stat
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from farm.base.config.devices import HostConfig
     from farm.base.config.settings import Config
 
 _FOLDER = "rented-hosts"

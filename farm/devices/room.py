@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from farm.base.text import count_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # Two programs: busybox's `df` fails on the root file system of an initramfs; some versions of `stat` lack -f.
 TELL_ROOM = "df -kP . 2>/dev/null | tail -n 1; stat -f -c 'blocks %a %S' . 2>/dev/null"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import abc
 import shlex
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from farm.base.errors import DeviceError, DeviceTimeoutError, UsageError
 from farm.base.text import count_of
 from farm.devices.text import clean_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path, PurePosixPath
 
 # Bound of a program's output: a runner's log and a listing are far below; large data belongs into pulled files.
 OUTPUT_BYTES = 16 << 20

@@ -6,14 +6,21 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError
-from farm.dispatch.messages import GRANT_APPLIED, ApplyGrant, JobReturned, ProcessEnded
+from farm.dispatch.messages import (
+    GRANT_APPLIED,
+    ApplyGrant,
+    DeviceProcess,
+    FromDevice,
+    JobReturned,
+    ProcessEnded,
+    ToDevice,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.devices.device import Device
     from farm.dispatch.job_source import Host
-    from farm.dispatch.messages import DeviceProcess, FromDevice, ToDevice
 
 
 class DeviceLink:

@@ -8,10 +8,12 @@ import signal
 import threading
 import traceback
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from farm.devices.health import HealthEvent
 from farm.dispatch.messages import (
     GRANT_APPLIED,
     Abort,
@@ -20,6 +22,7 @@ from farm.dispatch.messages import (
     DeviceEvent,
     End,
     Frames,
+    FromDevice,
     Grant,
     JobBegun,
     JobBroken,
@@ -30,15 +33,8 @@ from farm.dispatch.messages import (
     ToDevice,
     frame,
 )
-from farm.dispatch.request.plan import read_plan
+from farm.dispatch.request.plan import RunPlan, read_plan
 from farm.dispatch.worker import Outcome, Returned, Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.devices.health import HealthEvent
-    from farm.dispatch.messages import FromDevice
-    from farm.dispatch.request.plan import RunPlan
 
 _READ_BYTES = 1 << 16
 

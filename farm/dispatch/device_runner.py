@@ -18,29 +18,28 @@ from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError, UnreadableRowError
 from farm.base.text import reason_line
-from farm.dispatch.assigned import MOST_SHARDS, AssignedJobs, AssignedShard, own_fault
+from farm.dispatch.assigned import MOST_SHARDS, AssignedJobs, AssignedShard, SentJob, own_fault
 from farm.dispatch.device_link import DeviceLink
 from farm.dispatch.feed import Feed
 from farm.dispatch.messages import (
     GRANT_APPLIED,
     Abort,
     DeviceEvent,
+    FromDevice,
     JobBegun,
     JobBroken,
     JobEnded,
     JobReturned,
     ProcessEnded,
     ProcessTimes,
+    ToDevice,
 )
-from farm.store.cluster.records import ShardResult
+from farm.store.cluster.records import HeldShard, ShardResult
 
 if TYPE_CHECKING:
     from farm.devices.device import Device
-    from farm.dispatch.assigned import SentJob
     from farm.dispatch.job_source import Host, JobSource, Prepared
-    from farm.dispatch.messages import FromDevice, ToDevice
     from farm.policy.situation import Lease
-    from farm.store.cluster.records import HeldShard
 
 logger = logging.getLogger(__name__)
 

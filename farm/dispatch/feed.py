@@ -6,14 +6,13 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from farm.dispatch.messages import Begin, Grant, RunJob, SetGrant
+from farm.dispatch.messages import Begin, Grant, RunJob, SetGrant, ToDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.dispatch.assigned import AssignedJobs, AssignedShard
     from farm.dispatch.device_link import DeviceLink
-    from farm.dispatch.messages import ToDevice
     from farm.dispatch.request.plan import RunPlan
     from farm.store.cluster.records import HeldShard
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.store.records import STEPS, AlertState, NewAlert
+from farm.store.records import STEPS, AlertRecord, AlertState, NewAlert
 from farm.store.standing import Standing, standing
 from farm.suites.figures import VERIFICATION_TIME, counter_of, is_of_host
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from farm.results.analysis.history import Point
     from farm.results.analysis.nights import NightJudgement
     from farm.store.queries.points import JobPast, SeriesPast
-    from farm.store.records import AlertRecord
     from farm.store.store import Store
 
 TIMES = ("htp_cycles", "latency")

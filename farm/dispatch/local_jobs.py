@@ -11,29 +11,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.errors import LeaseLostError
+from farm.base.errors import FarmError, LeaseLostError
 from farm.dispatch.assigned import own_fault
-from farm.dispatch.job_source import Prepared
-from farm.policy.retries import avoided, is_failure
+from farm.dispatch.job_source import Host, Prepared
+from farm.policy.retries import Tried, avoided, is_failure
 from farm.policy.session_time import fits
 from farm.policy.situation import Lease, Priority
-from farm.store.cluster.records import HeldShard, ShardJob
+from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from farm.base.errors import FarmError
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
     from farm.dispatch.device_runner import DeviceRunner
-    from farm.dispatch.job_source import Host
     from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.recorder import Recorder
     from farm.dispatch.request.plan import PlannedJob, RunPlan
-    from farm.policy.retries import Tried
     from farm.results.attempt import Attempt
-    from farm.store.cluster.records import ShardResult
 
 logger = logging.getLogger(__name__)
 

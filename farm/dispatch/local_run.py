@@ -6,7 +6,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from farm.base.errors import LeaseLostError, RowRefusedError
+from farm.base.errors import FarmError, LeaseLostError, RowRefusedError
 from farm.base.threads import noticing_deaths
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from farm.base.errors import FarmError
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
     from farm.dispatch.fork_server import ForkServer

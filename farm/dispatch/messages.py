@@ -7,7 +7,8 @@ ApplyGrant has one answer. After a JobReturned the process returns every job tha
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,9 +19,6 @@ from farm.dispatch.request.plan import PlannedJob
 from farm.policy.retries import Tried
 from farm.results.attempt import Attempt
 from farm.store.records import ArtifactRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 GRANT_APPLIED = -1
 """Number of the answer to an ApplyGrant."""

@@ -15,13 +15,12 @@ from farm.base.errors import InfraError
 from farm.base.logs import end_of_log
 from farm.base.processes import ending
 from farm.base.reaper import read_stat
-from farm.dispatch.messages import End, Frames, FromDevice, ProcessEnded, ProcessTimes, frame
+from farm.dispatch.messages import End, Frames, FromDevice, ProcessEnded, ProcessTimes, ToDevice, frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.dispatch.fork_server import Forked, ForkServer
-    from farm.dispatch.messages import ToDevice
 
 _READ_BYTES = 1 << 16
 

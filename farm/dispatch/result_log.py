@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from farm.store.cluster.records import ShardResult
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _HEAD = struct.Struct(">II")
 """Size and CRC-32 of the result that follows."""

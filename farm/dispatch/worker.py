@@ -8,26 +8,23 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from farm.base.errors import LocalError
 from farm.base.structs import prepare_decoders
+from farm.devices.health import HealthEvent
 from farm.dispatch.device_run.builds import await_reply
 from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.dispatch.device_run.executor import Executor
 from farm.dispatch.messages import Grant
+from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.policy.retries import Tried, as_recorded, classify, is_open, needs_health_check, tried, unfit
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from farm.devices.health import HealthEvent
-    from farm.dispatch.request.plan import PlannedJob, RunPlan
-    from farm.store.records import ArtifactRecord
+from farm.store.records import ArtifactRecord
 
 _POLL_SECONDS = 1.0
 _ROOM_BYTES = 1 << 20

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 from farm.policy.sharing import share_out
-from farm.policy.situation import LABEL, USER, usable
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from farm.policy.situation import LivingDevice, OpenOrder, Request, Situation
+from farm.policy.situation import LABEL, USER, LivingDevice, OpenOrder, Request, Situation, usable
 
 BEGINS = "begins now"
 """Reason of a run or process that gets a device which is free, or was given back."""

@@ -5,16 +5,13 @@ docs/guides/infra_or_failed.md has the rules with their reasons.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.text import reason_line
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 MOST_DEVICES = 3
 """Most devices that try one job."""

@@ -11,14 +11,9 @@ import bisect
 import functools
 import heapq
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from farm.policy.situation import LABEL, USER, Priority, Share, usable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from farm.policy.situation import Situation
+from farm.policy.situation import LABEL, USER, Priority, Share, Situation, usable
 
 
 def share_out(situation: Situation) -> dict[str, Share]:

@@ -13,10 +13,20 @@ from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import find_backend
 from farm.base.socs import find_soc
 from farm.base.text import one_line
-from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, OP_PACKAGES, OPTRACE, read_tensor
+from farm.builds.bundles.bundle import (
+    INPUTS,
+    MANIFEST,
+    MODEL,
+    OP_PACKAGES,
+    OPTRACE,
+    Bundle,
+    Manifest,
+    TensorSpec,
+    read_tensor,
+)
 from farm.builds.bundles.key import HOST_CPU
 from farm.builds.runtime.device_files import BACKEND_IN_BUILD, RUNNER_IN_BUILD, Places, device_parts
-from farm.builds.runtime.parts import library
+from farm.builds.runtime.parts import RuntimePart, library
 from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, QnnFiles
 from farm.builds.runtime.runtime import domain_flag
 from farm.devices.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
@@ -26,8 +36,6 @@ from farm.suites.options import runtime_flags
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from farm.builds.bundles.bundle import Bundle, Manifest, TensorSpec
-    from farm.builds.runtime.parts import RuntimePart
     from farm.suites.suite import Target
 
 README = "README.md"

@@ -20,7 +20,7 @@ from farm.base.socs import find_soc, load_socs, no_profile
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundles_for
 from farm.devices.device import Device
-from farm.devices.discovery import ABSENT, scan_all
+from farm.devices.discovery import ABSENT, Scan, scan_all
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.pool.fleet import is_called, narrowed, out_of_use, runtimes_of
@@ -30,7 +30,7 @@ from farm.policy.situation import Priority
 from farm.replay.examination import Examined, examine
 from farm.replay.properties import CheckedProperty, Level, Property, error, identity, profile
 from farm.replay.stored_result import build_bundle
-from farm.store.leases.registry import Seen
+from farm.store.leases.registry import Registered, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.builds.runtime.runtime import Runtime
-    from farm.devices.discovery import Scan
-    from farm.store.leases.registry import Registered
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)

@@ -15,12 +15,20 @@ from farm.base.backends.registry import find_backend
 from farm.base.errors import UsageError
 from farm.base.interrupts import InterruptHandler
 from farm.base.text import bounded_log, reason_line
-from farm.builds.compile.debug.protocol import BUNDLE, ETRECORD, CompareRequest, CompileRequest, UserMetric, Written
+from farm.builds.compile.debug.protocol import (
+    BUNDLE,
+    ETRECORD,
+    CompareRequest,
+    CompileRequest,
+    DebugReply,
+    UserMetric,
+    Written,
+)
 from farm.builds.program.layers import Layer, LayerStep
 from farm.devices.execution.raw import DEBUG_FILE, ETDUMP_FILE, RunnerOptions
 from farm.dispatch.device_run.artifacts import AttemptArtifacts
 from farm.dispatch.device_run.device_run import DeviceRun
-from farm.dispatch.pool.acquire import DeviceAcquirer
+from farm.dispatch.pool.acquire import AcquiredDevice, DeviceAcquirer
 from farm.dispatch.pool.fleet import Choice
 from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Priority
@@ -29,7 +37,7 @@ from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed,
 from farm.results.judge import build_failure, with_known_issue, write_problem
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
-from farm.suites.suite import FORWARD
+from farm.suites.suite import FORWARD, Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,11 +45,8 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Bundle
     from farm.builds.compile.debug.process import DebugProcess
-    from farm.builds.compile.debug.protocol import DebugReply
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.dispatch.pool.acquire import AcquiredDevice
     from farm.store.store import Store
-    from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from farm.base.errors import DeviceError, FarmError
-from farm.builds.runtime.native.elf import read_elf
+from farm.builds.runtime.native.elf import ElfHeader, read_elf
 from farm.devices.connect import open_transport
 from farm.devices.execution.content_store import SESSION_PREFIX
 from farm.devices.execution.crash_logs import collect_crash_logs
 from farm.devices.platform_facts import PlatformFacts, denials, read_platform
-from farm.devices.status import read_status
+from farm.devices.status import DeviceStatus, read_status
 from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.replay import properties
 from farm.replay.properties import MOST_PUSH_SECONDS, CheckedProperty, HealthCheckResult, Property, error, not_checked
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.base.config.settings import HealthConfig
-    from farm.builds.runtime.native.elf import ElfHeader
     from farm.builds.runtime.runtime import Runtime
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
-    from farm.devices.status import DeviceStatus
     from farm.devices.transport import Transport
     from farm.dispatch.request.plan import RunPlan
 

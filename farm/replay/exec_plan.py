@@ -12,7 +12,7 @@ import numpy as np
 from farm.base.backends.registry import DEFAULT_BACKEND
 from farm.base.errors import UsageError
 from farm.builds.toolchains.prepare import prepare
-from farm.replay.module_program import compile_module, module_job, precision_of, write_example_inputs
+from farm.replay.module_program import NamedModule, compile_module, module_job, precision_of, write_example_inputs
 from farm.replay.program_fit import FitLine, fit_of
 from farm.replay.ready_program import ReadyProgram, ReadyRequest, plan_ready
 from farm.results.numerics import Figures, compare, worst
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Bundle
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.replay.module_program import NamedModule
 
 _FP32, _QUANTIZED = "fp32", "quantized"
 

@@ -16,29 +16,25 @@ import msgspec
 from farm.base.backends.registry import runs_on_cpu
 from farm.base.errors import ConfigError, UsageError
 from farm.base.hashes import sha256_of
-from farm.builds.bundles.bundle import MANIFEST, MODEL
+from farm.builds.bundles.bundle import MANIFEST, MODEL, Bundle, Generation
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.generation import DECODE, generation_of, padded, write_tokens
 from farm.builds.bundles.ready import read_ready, ready_manifest
-from farm.builds.program.pte import read_pte
-from farm.devices.execution.raw import RESULT_FILE, TOKENS_FILE
+from farm.builds.program.pte import Method, read_pte
+from farm.devices.execution.raw import RESULT_FILE, TOKENS_FILE, RawResult
 from farm.dispatch.request.profiling import require_profilable
 from farm.replay.one_off import OneOffOutcome, run_one
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.ready_program import ReadyRequest, check_runnable, ready_case, ready_target, require_new
 from farm.results.runner_report import Generated, ReportError, read_report
 from farm.suites.generate import Generate, require_for_text
-from farm.suites.prompts import read_tokens
+from farm.suites.prompts import Tokens, read_tokens
 from farm.suites.suite import Job
 
 if TYPE_CHECKING:
     from farm.base.config.settings import Config
-    from farm.builds.bundles.bundle import Bundle, Generation
-    from farm.builds.program.pte import Method
-    from farm.devices.execution.raw import RawResult
     from farm.results.attempt import Attempt
     from farm.store.store import Store
-    from farm.suites.prompts import Tokens
 
 TOKENS = "tokens.json"
 """File of generated tokens by prompt, in the user's folder."""

@@ -21,20 +21,20 @@ from farm.base.backends.registry import runs_on_cpu
 from farm.base.errors import UsageError
 from farm.base.hashes import sha256_of
 from farm.base.text import one_line
-from farm.builds.bundles.bundle import MODEL, read_tensor
+from farm.builds.bundles.bundle import MODEL, Bundle, Generation, read_tensor
 from farm.builds.program.pte import read_pte
 from farm.dispatch.request.resume import config_to_run_again
 from farm.dispatch.request.tuning import observed
 from farm.replay.repro_script import stored_bundle
 from farm.replay.scripts import publish_folder
-from farm.replay.stored_result import cached_bundle, find_job, require_program, target_of
+from farm.replay.stored_result import StoredResult, cached_bundle, find_job, require_program, target_of
 from farm.results.analysis.tolerances import suggest_limits
 from farm.results.attempt import Verdict
-from farm.store.artifacts import open_artifacts
+from farm.store.artifacts import ArtifactStore, open_artifacts
 from farm.suites.edit import toml_limits, toml_value
 from farm.suites.limits import MANIFEST
 from farm.suites.manifests import suite_name
-from farm.suites.suite import FORWARD, Limits
+from farm.suites.suite import FORWARD, Case, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -43,10 +43,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from farm.base.config.settings import Config
-    from farm.builds.bundles.bundle import Bundle, Generation
-    from farm.replay.stored_result import StoredResult
-    from farm.store.artifacts import ArtifactStore
-    from farm.suites.suite import Case
 
 _VERSIONS = ("executorch", "qnn", "torch")
 # Limits for programs that repeat bit for bit, as for float32, above its rounding.

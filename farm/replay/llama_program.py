@@ -19,17 +19,15 @@ from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.generation import DECODE
 from farm.builds.program.pte import read_pte
 from farm.builds.runtime.native.elf import AARCH64, MACHINES, X86_64, read_elf
-from farm.builds.runtime.runtime import LLAMA_RUNNER, with_runner
+from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime, with_runner
 from farm.devices.execution.llama_runner import LOGITS, OWN_FLAGS, TOKENIZER, Dumped
-from farm.devices.execution.raw import RESULT_FILE
+from farm.devices.execution.raw import RESULT_FILE, RawResult
 from farm.results.judge import judge
 from farm.suites.suite import Job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from farm.builds.runtime.runtime import Runtime
-    from farm.devices.execution.raw import RawResult
     from farm.dispatch.device_run.device_run import DeviceRun
     from farm.results.attempt import Attempt
 

@@ -17,7 +17,7 @@ from farm.base.errors import InfraError, ProgramError, UsageError
 from farm.base.publish import make_folders
 from farm.base.socs import check_target, find_soc
 from farm.base.text import one_line
-from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundle_for
 from farm.replay.stored_result import try_build
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
-    from farm.builds.bundles.bundle import Bundle
     from farm.builds.toolchains.toolchain import Toolchain
 
 _NAMED = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")

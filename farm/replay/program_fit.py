@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.backends.registry import find_backend
-from farm.base.socs import find_soc
-from farm.builds.program.pte import qnn_payloads
-from farm.builds.runtime.device_files import android_places, device_parts
-from farm.builds.runtime.parts import find_fault
+from farm.base.socs import Soc, find_soc
+from farm.builds.program.pte import Method, Value, qnn_payloads
+from farm.builds.runtime.device_files import Places, android_places, device_parts
+from farm.builds.runtime.parts import FileFault, RuntimePart, find_fault
 from farm.builds.runtime.qnn_sdk import release_of
 from farm.replay.properties import CheckLine, Level
 from farm.report.model import format as fmt
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.base.config.settings import Config
-    from farm.base.socs import Soc
-    from farm.builds.program.pte import Method, Value
-    from farm.builds.runtime.device_files import Places
-    from farm.builds.runtime.parts import FileFault, RuntimePart
     from farm.results.numerics import Figures
     from farm.suites.suite import Target
 

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 from farm.base.socs import load_socs, no_profile
-from farm.builds.runtime.native.elf import HEXAGON
-from farm.devices.status import check
+from farm.builds.runtime.native.elf import HEXAGON, ElfHeader
+from farm.devices.status import DeviceStatus, check
 from farm.results.attempt import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from farm.base.config.devices import HealthConfig
-    from farm.builds.runtime.native.elf import ElfHeader
     from farm.devices.device import Device
     from farm.devices.platform_facts import PlatformFacts
-    from farm.devices.status import DeviceStatus
 
 # Room for the bundles and outputs of a suite beside the runtime.
 _SPARE_BYTES = 1 << 30

@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.dispatch.pool.fleet import Choice
-from farm.replay.llama_program import job_of
+from farm.replay.llama_program import LlamaProgram, job_of
 from farm.replay.one_off import OneOffOutcome, run_one
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.stored_result import StoredResult, find_bundle, find_job
 from farm.results.analysis.facts import changed_facts
-from farm.results.attempt import Verdict
+from farm.results.attempt import Attempt, Verdict
 from farm.store.view import RunToolchain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from farm.base.config.settings import Config
-    from farm.replay.llama_program import LlamaProgram
-    from farm.results.attempt import Attempt
     from farm.store.store import Store
 
 SAME = "same"

@@ -13,21 +13,19 @@ import msgspec
 from farm.base.errors import MissingPackageError, UsageError
 from farm.base.socs import find_soc
 from farm.base.text import one_line
-from farm.builds.bundles.bundle import MODEL
+from farm.builds.bundles.bundle import MODEL, Bundle
 from farm.devices.execution.raw import TOKENS_FILE
 from farm.devices.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.devices.transport import Link
 from farm.replay.scripts import filled, publish_folder, require_new
-from farm.replay.stored_result import cached_bundle, find_bundle, find_job, target_of
+from farm.replay.stored_result import StoredResult, cached_bundle, find_bundle, find_job, target_of
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from farm.base.config.settings import Config
-    from farm.builds.bundles.bundle import Bundle
     from farm.builds.runtime.runtime import Runtime
-    from farm.replay.stored_result import StoredResult
 
 DEVICE = "device"
 """Part of the folder for the device."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def filled(name: str, **values: str) -> str:

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 from farm import __version__
 from farm.base.text import json_document, visible
 from farm.builds.runtime.packages import package_version
-from farm.devices.device import AdbAddress, SshAddress
+from farm.devices.device import AdbAddress, Device, SshAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from farm.base.config.settings import Config
-    from farm.devices.device import Device
     from farm.replay.check import CheckReport
 
 # Folders of this machine, and of Linux devices, in which names of accounts and projects are.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
 from farm.base.text import reason_line
 from farm.results.attempt import Attempt, Cause, Ending, Verdict
-from farm.results.known_troubles import TROUBLES, Party, Retry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from farm.results.known_troubles import KnownTrouble
+from farm.results.known_troubles import TROUBLES, KnownTrouble, Party, Retry
 
 # Trouble of these parties decides however the runner ended.
 _CAUSE_OF_PARTY = {Party.RUNTIME: Cause.RUNTIME, Party.DEVICE: Cause.DEVICE}

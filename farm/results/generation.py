@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from farm.base.errors import BundleError
-from farm.builds.bundles.bundle import read_tensor
-from farm.results.attempt import Cause, Direction, Measurement, Stage, Verdict, failed
+from farm.builds.bundles.bundle import Bundle, Generation, read_tensor
+from farm.results.attempt import Cause, Direction, Ending, Measurement, Stage, Verdict, failed
 from farm.results.numerics import Figures
 from farm.suites.figures import COUNTERS, log_softmax
 
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farm.builds.bundles.bundle import Bundle, Generation
     from farm.devices.execution.raw import RawResult
-    from farm.results.attempt import Ending
     from farm.results.outputs import FiguresByOutput
     from farm.results.runner_report import Generated, RunnerReport
 

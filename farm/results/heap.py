@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.text import one_line, reason_line
-from farm.devices.execution.raw import HEAP_FILE, HEAP_LIMIT, heap_folders
+from farm.devices.execution.raw import HEAP_FILE, HEAP_LIMIT, RawResult, heap_folders
 from farm.results.attempt import Attempt, Cause, Ending, Measurement, Stage, Verdict, failed, infra
 from farm.results.measurements import counted
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from farm.devices.execution.raw import RawResult
     from farm.suites.suite import Expectation, Job
 
 _IDENTIFIERS = {b"DSP:before_context_created": "before", b"DSP:after_context_freed": "after"}

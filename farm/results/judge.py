@@ -14,7 +14,7 @@ from farm.base.backends.registry import BACKENDS, runs_on_cpu
 from farm.base.errors import BundleError
 from farm.base.text import bounded_log, reason_line
 from farm.builds.bundles.origins import NO_ORIGINS, read_origins
-from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE
+from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE, RawResult
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.dsp_trouble import known_trouble
 from farm.results.expected_text import expectation_problem, slow_problem
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from farm.builds.bundles.bundle import Bundle
     from farm.devices.execution.observed import Observed
-    from farm.devices.execution.raw import RawResult
     from farm.results.runner_report import RunnerReport
     from farm.suites.suite import Job
 

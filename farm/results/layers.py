@@ -20,15 +20,12 @@ counts, however few steps the whole layer has.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from farm.builds.program.layers import Gap, Layer, LayerStep
 from farm.results.attempt import LayerComparison
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 FLOOR_DB = {LayerStep.QUANTIZATION: 10.0, LayerStep.COMPILER: 15.0, LayerStep.DEVICE: 15.0}
 """Below it two values have little to do with each other: at 10 dB the noise is a third of the signal."""

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from farm.base.errors import BundleError
-from farm.builds.bundles.bundle import read_tensor
+from farm.builds.bundles.bundle import Bundle, Generation, read_tensor
 from farm.results.attempt import Direction, Measurement
 from farm.results.generation import TokenFindings, wrong_tokens
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from farm.builds.bundles.bundle import Bundle, Generation
     from farm.devices.execution.raw import RawResult
     from farm.results.outputs import FiguresByOutput
     from farm.results.runner_report import RunnerReport

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
 
 from farm.base.text import reason_line
-from farm.devices.execution.raw import RESULT_FILE
+from farm.devices.execution.raw import RESULT_FILE, RawResult
 from farm.results.attempt import Cause, Ending, Stage, failed, infra
 from farm.results.dsp_trouble import explain_ending
 from farm.results.known_troubles import LOADER_FAILURE
-from farm.results.runner_report import UNSUPPORTED, ReportError, RunnerReport, read_report
-
-if TYPE_CHECKING:
-    from farm.devices.execution.raw import RawResult
-    from farm.results.runner_report import RunnerError
+from farm.results.runner_report import UNSUPPORTED, ReportError, RunnerError, RunnerReport, read_report
 
 # Stages of the runner's errors that are the farm's doing: flags, options, inputs and the workspace are made by it.
 _FARM_STAGES = {

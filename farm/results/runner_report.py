@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REPORT_LIMIT = 16 * 2**20
 """Greatest size of result.json, in bytes: a million iterations take about 10 MiB."""

@@ -8,14 +8,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
-from sqlalchemy import delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from farm.base.errors import UnknownNameError, UsageError
 from farm.store import rows, schema, values
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from farm.store.database import Database
 
 _PREFIX = "farm_"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
 
 # Transactions visible to a reader, with server and database. Equal answers mean equal data: a finished transaction
 # stays committed or rolled back. (Every server version has the name txid_current_snapshot.)

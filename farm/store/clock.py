@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sqlalchemy import Connection
-
-    Clock = Callable[[Connection], int]
+Clock = Callable[[Connection], int]
 
 # now() would be the start of the transaction, which may have waited for a lock since.
 _POSTGRESQL = text("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)")

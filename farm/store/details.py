@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
+from sqlalchemy import Connection, Row
 
 from farm.results.attempt import Attempt, Comparison, LayerComparison, OperatorProfile, Verdict
 from farm.store import values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, DETAIL_FIELDS
 from farm.store.records import ArtifactRecord, JobFile, LastVerdict
 from farm.store.statements import chunks, statement
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sqlalchemy import Connection, Row
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 

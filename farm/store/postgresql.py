@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, Row, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from farm.base.errors import NoStoreError
@@ -16,7 +16,6 @@ from farm.base.user import user_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sqlalchemy import Connection, Row
     from sqlalchemy.engine import URL
 
 DRIVER = "psycopg"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import Column, ColumnElement, Connection, Select, Table, delete, func, select, text
 
-from farm.base.config.retention import KeepReason, RunFacts, decide
+from farm.base.config.retention import KeepReason, Rules, RunFacts, decide
 from farm.store import schema
 from farm.store.queries.alerts import not_remarked, open_alerts
 from farm.store.records import STEPS
@@ -16,9 +16,6 @@ from farm.store.statements import chunks, statement
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from sqlalchemy import Column, ColumnElement, Connection, Select, Table
-
-    from farm.base.config.retention import Rules
     from farm.store.clock import Clock
     from farm.store.database import Database
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.results.attempt import OperatorProfile
 from farm.store.view import CaseResult, Purpose, RunToolchain
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class RunKind(StrEnum):

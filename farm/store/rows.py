@@ -7,25 +7,22 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Connection, Insert, Table, select, update
 
 from farm.base.errors import StoreLostError
-from farm.devices.device import common_kind
+from farm.devices.device import Device, common_kind
 from farm.store import schema, values
 from farm.store.attempt_fields import columns_of
 from farm.store.details import detail_rows
-from farm.store.records import RunKind
+from farm.store.records import ArtifactRecord, RunKind
 from farm.store.statements import chunks, statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sqlalchemy import Connection, Insert, Table
     from sqlalchemy.dialects import postgresql, sqlite
 
-    from farm.devices.device import Device
     from farm.results.attempt import Attempt, Measurement
-    from farm.store.records import ArtifactRecord
     from farm.suites.suite import Job
 
 _SeriesKey = tuple[str, str, str, bool]

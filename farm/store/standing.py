@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from farm.results.analysis.scale import GATES, TURNS, change_text, scale_of
 from farm.results.attempt import Direction
-from farm.store.records import STEPS, AlertState, RemarkState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from farm.store.records import AlertRecord
+from farm.store.records import STEPS, AlertRecord, AlertState, RemarkState
 
 SETTLED_MS = 21 * 86_400_000
 """Time after which a better level is the accepted one: a loss of it is an open alert from then on."""

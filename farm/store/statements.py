@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Collection, Iterator
 from importlib import resources
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import JSON, Boolean, bindparam, text
+from sqlalchemy import JSON, BindParameter, Boolean, bindparam, text
 
 from farm.store import schema
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from sqlalchemy import BindParameter
 
 # SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.
 _MOST_PARAMETERS = 10_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from farm.store.clock import clock_ms
+from farm.store.clock import Clock, clock_ms
 from farm.store.database import Database
 from farm.store.recording import Recording
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from farm.store.accounts import Accounts
-    from farm.store.clock import Clock
     from farm.store.cluster.cluster import Cluster
     from farm.store.cluster.roles import Roles
     from farm.store.leases.leasing import Leases

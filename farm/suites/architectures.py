@@ -6,14 +6,12 @@ Torch-free. Sizes come from `examples/models/*/config/*.json` of ExecuTorch 1.5,
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from farm.base.errors import UnknownNameError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):

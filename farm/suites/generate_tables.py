@@ -11,12 +11,19 @@ from farm.base.socs import READY
 from farm.suites.accuracy.likelihood_tables import check_scored
 from farm.suites.architectures import ARCHITECTURES, PARAM_TYPES, Architecture, find_architecture
 from farm.suites.generate import PRECISIONS_OF_TEXT
-from farm.suites.prompts import HUGGING_FACE_CONFIG, decoder_params, expected_of, generate_of, prompts_of, scored_of
+from farm.suites.prompts import (
+    HUGGING_FACE_CONFIG,
+    Tokens,
+    decoder_params,
+    expected_of,
+    generate_of,
+    prompts_of,
+    scored_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from farm.suites.prompts import Tokens
     from farm.suites.suite import Case, Expectation
 
 _T = TypeVar("_T")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from farm.base.errors import ConfigError
 from farm.suites.suite import InputSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 # Parameters of an input by distribution.
 _DRAWN_WITH = {

@@ -6,9 +6,10 @@ import itertools
 import math
 import re
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -35,9 +36,6 @@ from farm.suites.suite import (
     Tolerance,
     cpu_precisions,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
 _METHOD = re.compile(r"[A-Za-z_]\w{0,63}")

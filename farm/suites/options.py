@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from farm.base.backends.descriptor import DIRECT_MODE
+from farm.base.backends.descriptor import DIRECT_MODE, BackendOption
 from farm.base.backends.registry import BACKENDS, find_backend
 from farm.base.errors import IllegalTargetError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farm.base.backends.descriptor import BackendOption
     from farm.suites.suite import OptionSet, Target
 
 _MOST_SETS = 1000

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,9 +20,6 @@ from farm.suites.state import State
 from farm.suites.tolerances import Limits as Limits  # noqa: PLC0414 - exported: types of a case
 from farm.suites.tolerances import Tolerance as Tolerance  # noqa: PLC0414
 from farm.suites.tolerances import default_tolerance
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 OptionSet = tuple[tuple[str, str], ...]
 """Run-time options of a target (`--option NAME=VALUE`) as pairs, sorted by name."""

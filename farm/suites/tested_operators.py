@@ -9,13 +9,10 @@ import ast
 import functools
 import importlib.util
 import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.base.errors import MissingToolError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 _TESTS = ("backends", "qualcomm", "tests")
 _NATIVE = ("packaged", "ATen", "native", "native_functions.yaml")

@@ -1,18 +1,14 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from board_image import BoardImage, board_image
 from booted_board import Board
+from farm_home import FarmHome
 
 from farm.base.processes import Supervisor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from farm_home import FarmHome
 
 
 @pytest.fixture(scope="session")

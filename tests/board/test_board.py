@@ -5,27 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from booted_board import Board
+from farm_home import FarmHome
 from waiting import until
 
 from farm.base.errors import DeviceError, DeviceSpaceError
 from farm.devices.connect import open_transport
+from farm.devices.device import Device
 from farm.devices.health import RECOVERY
 from farm.devices.identity import identify
 from farm.devices.recovery import Step, recover
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.status import read_status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from booted_board import Board
-    from farm_home import FarmHome
-
-    from farm.devices.device import Device
 
 SMOKE = ("run", "--soc", "QCS9100", "--suite", "smoke", "--backend", "xnnpack", "--json")
 SMOKE_JOBS = 8

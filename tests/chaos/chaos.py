@@ -15,6 +15,7 @@ for a user; `refused`, runs that could not be resumed; `broke_down`, sessions th
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -25,7 +26,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chaos_acts import Pace
 from chaos_lab import has_sshd
@@ -33,9 +33,6 @@ from chaos_round import Round, Settings, Tally
 from chaos_store import postgres_cluster
 from chaos_watch import LONGEST_WAIT_S
 from stub_farm import stub_runtime
-
-if TYPE_CHECKING:
-    import argparse
 
 JOBS, QUICK_JOBS = 48, 16
 # With seed 1: workers that are killed as they are born, a full state disk behind a tunnel, a database that is away.

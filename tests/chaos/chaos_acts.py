@@ -7,16 +7,13 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
 
 from chaos_home import Home, Process, processes_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-    from random import Random
-
-    from chaos_store import ChaosStore
+from chaos_store import ChaosStore
 
 SPREAD_S = 0.3
 """Within which all of one act are killed."""

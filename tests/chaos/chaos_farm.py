@@ -10,18 +10,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from stub_farm import as_runtime
 
 from farm.builds.runtime import runtime
+from farm.builds.runtime.runtime import Runtime
 from farm.builds.toolchains import prepare
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
-
-if TYPE_CHECKING:
-    from farm.builds.runtime.runtime import Runtime
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

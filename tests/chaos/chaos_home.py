@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from random import Random
+from typing import NamedTuple
 
 from chaos_farm import HERE, ROOT, VERSIONS
 from stub_farm import SOC, fill_bundle, words_of
@@ -18,10 +20,6 @@ from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, plan
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from random import Random
 
 SUITE = "chaos"
 PRECISION = "8a8w"

@@ -9,9 +9,10 @@ import shutil
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from chaos_farm import ROOT
+from chaos_home import Home
 from ssh_server import SshServer
 from stub_farm import SOC
 
@@ -20,11 +21,6 @@ from farm.base.processes import Child, Supervisor
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.device import AdbAddress
 from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chaos_home import Home
 
 _SERVER = "adb server"
 _HOST = """

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from chaos_acts import DEVICE_SIDE, LOCAL, THEMES, Pace, Tormentor, plan_acts
 from chaos_home import LEASE_TTL_S, Home, Process, processes_of
@@ -26,12 +26,10 @@ from stub_run import judge
 from farm.base.errors import FarmError
 from farm.base.exit_codes import ENDED_EARLY, ExitCode
 from farm.devices.health import Health
+from farm.policy.situation import Lease
 from farm.results.attempt import Verdict
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from farm.policy.situation import Lease
-    from farm.store.view import RunView
+from farm.store.view import RunView
 
 ATTACHED = 3
 _REFUSED = ENDED_EARLY - {ExitCode.INFRA, ExitCode.STORE_UNREACHABLE, ExitCode.INTERRUPTED}

@@ -6,19 +6,15 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chaos_home import Home, processes_of
+from chaos_store import ChaosStore
 
 from farm.devices.recovery import STEP_SECONDS
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-
-    from chaos_store import ChaosStore
 
 _SLACK_S = 15.0
 LONGEST_WAIT_S = sum(STEP_SECONDS.values()) + _SLACK_S

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from farm_home import FarmHome
 
 from farm.base.publish import own_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_what_compiles_left_is_counted_and_removed_and_what_they_use_is_not(tmp_path: Path) -> None:

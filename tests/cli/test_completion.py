@@ -5,9 +5,9 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -18,9 +18,6 @@ from programs import run_program
 from farm.cli.completion import VARIABLE, complete_parameter
 from farm.cli.main import cli
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BIN = Path(sys.executable).parent
 HOSTILE = ("$(touch${IFS}gone)", "`id`", "a;b", "x y", "line\nbreak", "'", "")

@@ -10,9 +10,11 @@ import socket
 import struct
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from farm_home import FarmHome
 from ssh_server import SshServer
 from waiting import Started, until
 
@@ -24,12 +26,6 @@ from farm.devices.virtual.boot import boot
 from farm.devices.virtual.relay import Relay
 from farm.policy.situation import Priority
 from farm.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from farm_home import FarmHome
 
 SERIAL = "virtual-SM8650-0"
 NAME = f"{SERIAL}@attic"

@@ -7,10 +7,11 @@ import io
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
+from farm_home import FarmHome
 
 from farm.base.errors import UsageError
 from farm.base.text import json_document
@@ -21,9 +22,6 @@ from farm.replay.debug import DebugOutcome, describe
 from farm.report.formats.layers_csv import LayerPlace, layers_csv, read_places
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.layers import diagnose
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import termios
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -40,10 +41,6 @@ from farm.dispatch.pool.inventory import DeviceRow, addresses_of, find_rows, row
 from farm.policy.situation import Lease, Priority, Waiting
 from farm.store.leases.registry import Registered, Seen
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SERIAL = "virtual-SM8650-0"
 

@@ -7,7 +7,9 @@ import json
 import re
 import socket
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,10 +28,6 @@ from farm.devices.virtual.tools import LOGCAT
 from farm.replay import properties
 from farm.replay.properties import HealthCheckResult, Level, Property
 from farm.results.attempt import Cause
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SERIAL = "virtual-SM8650-0"
 PHONE = Device("R5CT1", "SM8650", "hardware", "vendor/phone/1", AdbAddress(5037), "Phone", serialno="R5CT1")

@@ -6,21 +6,15 @@ import json
 import resource
 import stat
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from farm_home import FarmHome
 
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.base.errors import UsageError
 from farm.builds.runtime.doctor import Tool
 from farm.cli.setup.doctor_bundle import write_bundle
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm_home import FarmHome
-
-    from farm.base.config.settings import Config
 
 IN_ADDRESS, IN_QUERY = "w0rd in @ddress", "of-the-tls-key"
 SECRETS = {

@@ -6,10 +6,11 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from farm_home import FarmHome
 
 from farm.base.errors import ConfigError, FarmError, UsageError
 from farm.builds.bundles.generation import generation_of
@@ -19,9 +20,6 @@ from farm.replay.generation import GenerateRequest, before_the_end, is_cut_short
 from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.replay.tensor_files import random_sample, read_list, read_samples
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 VIRTUAL = ("--virtual", "1")
 

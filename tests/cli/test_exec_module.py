@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 from elf_maker import make_elf
+from farm_home import FarmHome
 
 from farm.base.errors import UsageError
 from farm.base.socs import find_soc
@@ -27,9 +28,6 @@ from farm.replay.program_fit import (
 )
 from farm.replay.properties import Level
 from farm.results.numerics import compare
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 NET = """
 import torch

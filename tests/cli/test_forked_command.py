@@ -6,15 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from farm_home import processes_of
+from farm_home import FarmHome, processes_of
 from forked_command import FORKED
 from waiting import Started
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 PUBLISHES = """
 import sys

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import msgspec
 import pytest
+from farm_home import FarmHome
 from programs import run_program
 
 from farm.base.user import user_name
@@ -17,11 +18,6 @@ from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import NewAlert, RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from farm_home import FarmHome
 
 JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
 PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from farm_home import FarmHome
 from sqlalchemy import text
 
 from farm.store.records import RunRecord
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm_home import FarmHome
 
 # A terminal's title, a colour, C1's way to clear the screen, a right-to-left override, an isolate, a zero width space.
 EVIL = "a\x1b]0;owned\x07b\x1b[31mc\x9b2Jd\u202ee\u2066f\u200bg\x7fh"

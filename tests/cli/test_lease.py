@@ -10,9 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 import pytest
+from farm_home import FarmHome
 
 from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
@@ -20,11 +21,6 @@ from farm.devices.health import HealthEvent
 from farm.devices.virtual.boot import boot
 from farm.policy.situation import Priority
 from farm.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from farm_home import FarmHome
 
 FIRST, SECOND = (f"virtual-SM8650-{number}@{socket.gethostname()}" for number in range(2))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+
+from farm_home import FarmHome
 
 from farm.base.user import user_name
 from farm.devices.device import AdbAddress, Device
@@ -18,9 +19,6 @@ from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
 from farm.store.view import RunToolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
 PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")

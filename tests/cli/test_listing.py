@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import click
 import pytest
 from click.testing import CliRunner
+from farm_home import FarmHome
 from programs import run_program
 
 from farm.cli.main import cli
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 _HEAVY = ("torch", "executorch", "numpy", "sqlalchemy", "adbutils", "jinja2")
 

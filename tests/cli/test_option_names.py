@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import click
 
 from farm.cli.main import cli
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Options whose value differs between commands, and the reason.
 EXCEPTIONS = {

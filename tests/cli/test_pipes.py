@@ -7,9 +7,9 @@ import pty
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 from waiting import Started
 
 from farm.base.user import user_name
@@ -17,9 +17,6 @@ from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 JOB = Job(Case("s", "conv", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
 REASON = f"output 0 against fp32: {'the channel differs, ' * 10}THE POINT"

@@ -10,10 +10,11 @@ import itertools
 import os
 import re
 import shlex
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -50,9 +51,6 @@ from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.store.view import JobView
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PACKAGE = Path(farm.__file__).parent
 NAMES = cli.list_commands(click.Context(cli))

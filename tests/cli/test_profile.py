@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from farm_home import FarmHome
-
-if TYPE_CHECKING:
-    import subprocess
 
 pytestmark = pytest.mark.whole
 

@@ -8,12 +8,9 @@ import re
 import select
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from waiting import Started, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # A run's display and its signals, with nothing behind them. signal.pause() would miss a signal that comes just before.
 RUN = """

@@ -5,25 +5,20 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from farm_home import FarmHome
 from sqlalchemy import update
 
 from farm.devices.device import AdbAddress, Device
-from farm.dispatch.request.pruning import Remains
+from farm.dispatch.request.pruning import Freed, Remains
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store import schema
 from farm.store.artifacts import GRACE_S, ArtifactStore
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
-
-    from farm.dispatch.request.pruning import Freed
 
 DAY_S = 86_400
 JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
+from farm_home import FarmHome
 from log_lines import LogLines
 
 from farm.base.config.settings import load_config
@@ -25,11 +26,6 @@ from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
 from farm.store.view import RunToolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm_home import FarmHome
 
 HOUR = 3_600_000
 JOBS = tuple(

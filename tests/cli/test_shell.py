@@ -11,10 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 from ssh_server import SshServer, alive
 from waiting import Started, until
 
@@ -25,11 +26,6 @@ from farm.devices.adb.server import start_adb_server
 from farm.devices.device import Device, SshAddress
 from farm.devices.virtual.boot import boot
 from farm.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from farm_home import FarmHome
 
 SERIAL = "virtual-SM8650-0"
 NAME = f"{SERIAL}@{socket.gethostname()}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from farm_home import FarmHome
 
 from farm.devices.device import AdbAddress, Device
 from farm.dispatch.history_comparison import record_comparison
@@ -13,9 +14,6 @@ from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 DAY = 86_400_000
 JOB, OTHER = (

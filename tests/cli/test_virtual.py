@@ -7,20 +7,13 @@ import json
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
-from farm_home import processes_of, wait_for_no_process
+from farm_home import FarmHome, processes_of, wait_for_no_process
 
 from farm.base.processes import Supervisor
-from farm.devices.adb.server import start_adb_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm_home import FarmHome
-
-    from farm.devices.adb.server import AdbServer
+from farm.devices.adb.server import AdbServer, start_adb_server
 
 SERIAL = "virtual-SM8650-0"
 

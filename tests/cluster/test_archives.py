@@ -8,8 +8,8 @@ import os
 import shutil
 import tarfile
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -25,9 +25,6 @@ from farm.store.objects.archive import unpack, write_archive
 from farm.store.objects.bundle_archive import fetch_bundle, upload_bundle
 from farm.store.objects.objects import Objects, open_objects
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn": "2.51"}
 

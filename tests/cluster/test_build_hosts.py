@@ -8,16 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 from build_farm import BuildFarm, await_true, build_farm, made_job
 from chaos_store import Cluster
-from forked_command import start
+from forked_command import Program, start
 from log_lines import LogLines
 from postgresql_server import server_binaries
 from store_template import create_store, drop_database
@@ -25,19 +25,13 @@ from store_template import create_store, drop_database
 from farm.base.config.settings import load_config
 from farm.base.processes import Supervisor
 from farm.builds.bundles.cache import leftovers
+from farm.builds.compile.protocol import BuildReply
 from farm.dispatch.cluster.client.upload import build_here, new_builds
 from farm.dispatch.cluster.delivery.recovery import recover
 from farm.dispatch.cluster.delivery.worker import MessageDelivery
 from farm.dispatch.cluster.files.suite_archive import upload_sources
 from farm.dispatch.request.plan import PlannedJob
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forked_command import Program
-
-    from farm.builds.compile.protocol import BuildReply
 
 pytestmark = pytest.mark.whole
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import psycopg
@@ -25,12 +26,6 @@ from farm.store.objects.bundle_archive import fetch_bundle
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.suites.generate import Generate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from farm.suites.generate import Generate
 from farm.suites.suite import Job
 
 

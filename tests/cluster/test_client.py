@@ -16,33 +16,26 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
+from farm_home import FarmHome
 from networks import Relay
 from store_template import drop_database
 from stub_host import PASSED, StubHost, device_of, virtual_device, waits_for, write_config
 from waiting import all_the_time
 
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.builds.toolchains.prepare import prepare
 from farm.dispatch.cluster.toolchain_id import offered
 from farm.policy.retries import Tried
 from farm.results.attempt import Cause, Stage, Verdict
 from farm.store import schema
+from farm.store.cluster.records import AgentDevice
 from farm.store.leases.registry import Seen
 from farm.store.objects.objects import open_objects
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from farm_home import FarmHome
-
-    from farm.base.config.settings import Config
-    from farm.store.cluster.records import AgentDevice
-    from farm.store.store import Store
+from farm.store.store import Store, open_store
 
 SUITE = """
 [suite]

@@ -6,9 +6,10 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from chaos_store import Cluster
@@ -24,12 +25,7 @@ from farm.dispatch.cluster.delivery.app import Periodic
 from farm.dispatch.cluster.delivery.recovery import recover
 from farm.dispatch.cluster.delivery.worker import MessageDelivery
 from farm.store.messages.install import needed_version
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm.store.store import Store
+from farm.store.store import Store, open_store
 
 # Seconds for two rounds of the agents' poll every 10 s.
 _WATCHED_S = 20.5

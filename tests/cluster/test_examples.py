@@ -10,21 +10,17 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
-from chaos_store import postgres_cluster
+from chaos_store import Cluster, postgres_cluster
 from command_words import called_command, fault
 
 from farm.base.config.settings import load_config
 from farm.cli.main import cli
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from chaos_store import Cluster
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FILES = _ROOT / "examples" / "shared_farm"

@@ -13,14 +13,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from chaos_store import Cluster
 from farm_of_hosts import QUICK_TO_NOTICE, TTL_S, Farm, farm_of_hosts, farm_server, sleep_ttl
 from networks import Relay, networks, why_no_namespaces
 from s3_server import KEYS, S3Server
 from shared_rows import defer_finish
+from sqlalchemy import Connection
 from stub_farm import FINE, SOC, make_bundle
 from waiting import all_the_time
 
@@ -29,12 +31,6 @@ from farm.builds.bundles.cache import BundleCache
 from farm.store.cluster.records import Build
 from farm.store.leases.rows import lock_soc
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chaos_store import Cluster
-    from sqlalchemy import Connection
 
 _HOSTS, _DEVICES = 3, 2
 # In peace 2.5 s on six devices.

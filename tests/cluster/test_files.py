@@ -7,7 +7,9 @@ import hashlib
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from log_lines import LogLines
@@ -20,10 +22,6 @@ from farm.base.processes import Supervisor
 from farm.store.objects.cached import cached_objects, prune_objects
 from farm.store.objects.objects import GRACE_S, Objects, open_objects
 from farm.store.objects.places import path_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 STORE = "postgresql://farm@127.0.0.1:1/farm"
 SOME = b"what a device printed\n" * 1000

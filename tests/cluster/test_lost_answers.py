@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from log_lines import LogLines
@@ -15,13 +16,8 @@ from farm.base.errors import StoreError
 from farm.dispatch.cluster.agent.claimer import Claimer
 from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
 from farm.dispatch.cluster.agent.ledger import Ledger
-from farm.store.cluster.records import AgentFacts
+from farm.store.cluster.records import AgentFacts, HeldShard
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.store.cluster.records import HeldShard
 
 
 def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(

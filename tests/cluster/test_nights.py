@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import psycopg
@@ -21,20 +22,13 @@ from log_lines import LogLines
 from store_template import drop_database
 from waiting import ends
 
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.base.config.shared import NightConfig
 from farm.base.errors import ConfigError, StoreError, UsageError
 from farm.dispatch.cluster.nights import NightStarter, due_before, name_of, night_lines
-from farm.store.cluster.records import AgentFacts, NightStart
+from farm.store.cluster.records import AgentFacts, AgentId, NightStart
 from farm.store.protocol import PROTOCOL
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from farm.base.config.settings import Config
-    from farm.store.cluster.records import AgentId
-    from farm.store.store import Store
+from farm.store.store import Store, open_store
 
 _HOUR_MS = 3_600_000
 # Stub of `farm nightly`: it records its arguments, and runs for a given number of seconds.

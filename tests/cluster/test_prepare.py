@@ -6,7 +6,8 @@ import hashlib
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from farm.builds.compile.protocol import BuildReply
 from farm.builds.runtime.runtime import Runtime
 from farm.dispatch.cluster.files.prepare import Preparer
 from farm.dispatch.cluster.files.runtime_files import fetch_runtime, upload_runtime
+from farm.dispatch.cluster.terms import RemoteRuntime
 from farm.dispatch.device_run.builds import has_reply, read_reply
 from farm.dispatch.request.plan import read_plan
 from farm.dispatch.request.pruning import Freed, Remains, require_deletable
@@ -34,13 +36,7 @@ from farm.store.objects.objects import GRACE_S, Objects, open_objects
 from farm.store.objects.places import path_of
 from farm.store.records import ArtifactRecord
 from farm.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from farm.dispatch.cluster.terms import RemoteRuntime
-    from farm.suites.suite import Job
+from farm.suites.suite import Job
 
 RUN = "20261123-120000-abcdef"
 

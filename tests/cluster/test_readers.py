@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from agent_hosts import SMOKE, AgentHosts, agent_hosts
@@ -13,9 +13,6 @@ from farm_home import FarmHome
 from s3_server import KEYS, S3Server
 
 from farm.base.processes import Supervisor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BUCKET = "farm-readers"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,10 +17,6 @@ from postgresql_server import running_cluster
 from receivers import LOOPBACK, make_certificate
 
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PASSWORD = "correct-horse-7f3a"
 LOGINS = {"ada": "developer", "bob": "developer", "host1": "agent", "vic": "viewer"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from store_template import drop_database
@@ -14,10 +15,6 @@ from farm.dispatch.cluster.agent.claimer import Claimer
 from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
 from farm.dispatch.cluster.agent.host_agent import HostAgent
 from farm.dispatch.recorder import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

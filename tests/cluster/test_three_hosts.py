@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from chaos_store import PostgresStore, postgres_cluster
 from three_hosts import SOCS, run_json, selection, three_hosts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # A few jobs a SoC; the whole suite: tests/three_hosts.py.
 _KEYWORD = "relu6 or addmm"

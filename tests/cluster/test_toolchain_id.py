@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,10 +18,6 @@ from farm.builds.toolchains.select import use_toolchain
 from farm.dispatch.cluster.agent.host_toolchains import HostToolchains
 from farm.dispatch.cluster.toolchain_id import offered, require_offered, toolchain_id
 from farm.store.cluster.records import Agent, AgentFacts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 VERSIONS = {
     "executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn": "2.51", "host_cpu": "arm",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,9 +19,6 @@ from farm.numbers.compare.measuring import JobToRun, MeasuringPool
 from farm.numbers.compare.pairing import JobOutcome
 from farm.numbers.compare.request import ComparisonRequest, SideRequest
 from farm.suites.suite import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NAMES = [f"job {number}" for number in range(6)]
 # The name of a job stands for the program of a side.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,10 +12,8 @@ import pytest
 from farm.base.errors import NeedsDeviceError
 from farm.numbers.compare.pairing import FIRST_PAIRS, JobOutcome, inferences_of, paired, run_job, times_of
 from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
+from farm.results.analysis.confirmation import Pair
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
-
-if TYPE_CHECKING:
-    from farm.results.analysis.confirmation import Pair
 
 MOST = 12
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import namedtuple
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +18,6 @@ from farm.builds.compile.flows.state import run_samples
 from farm.builds.compile.flows.writes import run_reference
 from farm.suites.state import State
 from farm.suites.suite import Case, InputSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 CASE = Case("odd", "one", ".odd:One", (InputSpec((4,)),), folder="/nowhere", samples=3)
 X = torch.tensor([1.0, -2.0, 3.0, -4.0])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,9 +15,6 @@ from farm.devices.execution.raw import RawResult
 from farm.results.attempt import Attempt
 from farm.results.judge import judge
 from farm.suites.suite import Job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MODULES = Path(__file__).with_name("made_constants.py")
 EXPECTED = {

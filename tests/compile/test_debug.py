@@ -6,8 +6,9 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,13 +18,8 @@ from farm.base.processes import Supervisor
 from farm.builds.compile.debug.process import DebugProcess, require_modules
 from farm.builds.compile.debug.protocol import CompileRequest, DebugReply, parse_metric
 from farm.builds.program.layers import Gap, Layer, LayerStep
-from farm.builds.toolchains.toolchain import Compiler
+from farm.builds.toolchains.toolchain import Compiler, Toolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.builds.toolchains.toolchain import Toolchain
 
 DEBUGGING = Path(__file__).with_name("debugging.py")
 EDGE, QUANTIZED = "edge_after_transform/forward", "quantized/forward"

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from farm_home import FarmHome
@@ -9,9 +10,6 @@ from farm_home import FarmHome
 from farm.base.resources import data_folder
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Suite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def suite(name: str) -> Suite:

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,12 +20,8 @@ from farm.builds.bundles.cache import BundleCache, leftovers
 from farm.builds.bundles.key import bundle_key, relevant_versions
 from farm.builds.compile.pool import BuilderPool, MemoryLimits
 from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.builds.toolchains.toolchain import Toolchain
 
 OPS = """
 import ctypes, os, pathlib, signal, sys, tempfile, time, torch

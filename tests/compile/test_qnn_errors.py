@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from farm.builds.bundles.origins import Origin
 from farm.builds.compile.current_node import CurrentNode, take_node
 from farm.builds.compile.qnn_errors import explained
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EMPTY = "AssertionError: Failed to generate Qnn context binary."
 ORIGINS = {

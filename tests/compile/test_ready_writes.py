@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from farm.builds.bundles.ready import output_specs, read_ready, ready_manifest
 from farm.builds.program.pte import Method, read_pte
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MODULES = Path(__file__).with_name("made_ready_writes.py")
 TARGET = Target("SM8650", "xnnpack", "fp32")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -13,15 +14,10 @@ from farm.builds.bundles.key import bundle_key
 from farm.builds.compile.debug.process import DebugProcess
 from farm.builds.compile.debug.protocol import CompileRequest
 from farm.builds.compile.pool import BuilderPool, MemoryLimits
-from farm.builds.compile.protocol import BuildRequest
+from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.results.judge import build_failure
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.builds.compile.protocol import BuildReply
-    from farm.builds.toolchains.toolchain import Toolchain
 
 OPS = """
 import os, signal, torch

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,6 @@ from farm.builds.bundles.key import bundle_key
 from farm.suites.manifests import load_suite
 from farm.suites.state import State, state_problem
 from farm.suites.suite import Case, Job, Target, plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MODULES = Path(__file__).with_name("made_states.py")
 SUITE = """

@@ -6,15 +6,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 from programs import run_program
 
 from farm.builds.runtime.simulator import host_sdk
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 # Untrained weights, and a tokenizer of a few sentences: the script requires both as files.
 MADE = """

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 from programs import run_program
 from simpleadb import Layout, lay_out
 
@@ -20,11 +21,6 @@ from farm.builds.runtime.simulator import host_sdk
 from farm.devices.adb.names import adb_target
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from farm_home import FarmHome
 
 HERE = Path(__file__).parent
 MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from programs import run_program
+from simpleadb import Layout
 
 if TYPE_CHECKING:
     from conftest import Attached
-    from simpleadb import Layout
 
 pytestmark = pytest.mark.conformance
 

@@ -8,16 +8,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from farm_home import FarmHome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Ran
-    from farm_home import FarmHome
 
 pytestmark = pytest.mark.conformance
 

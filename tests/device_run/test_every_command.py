@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sqlite3
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -24,9 +25,6 @@ from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.results.attempt import Stage, Verdict
 from farm.store.store import open_store
 from farm.suites.suite import KnownIssue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 HOT = "limit 45.0 C"
 JOB = "exec/conv[SM8650-htp-ready]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,9 +16,6 @@ from farm.dispatch.device_run.artifacts import AttemptArtifacts, FailedFiles
 from farm.dispatch.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.artifacts import ArtifactStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WRONG = Attempt("s/c[SM8650-htp-8a8w]", Verdict.FAILED, Stage.NUMERICS, "sqnr", cause=Cause.NUMERICS)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from waiting import until
@@ -13,17 +15,12 @@ from farm.base.errors import LeaseLostError
 from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.connect import open_transport
+from farm.devices.device import Device
+from farm.devices.transport import Transport
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
 from farm.dispatch.device_run import thermometer as room
 from farm.dispatch.device_run.thermometer import Thermometer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from farm.devices.device import Device
-    from farm.devices.transport import Transport
 
 SOON_S = 0.05
 

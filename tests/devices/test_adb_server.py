@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from networks import Relay
@@ -17,9 +17,6 @@ from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import find_adb, start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_private_server_keeps_to_itself(tmp_path: Path) -> None:

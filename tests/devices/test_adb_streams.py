@@ -7,8 +7,8 @@ import itertools
 import socket
 import struct
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +17,6 @@ from farm.devices.adb.host import AdbHost
 from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import SyncStream
 from farm.devices.transport import communicate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 FILE = PurePosixPath("/data/local/tmp/file")
 # Seconds after which a device ends without a hang-up.

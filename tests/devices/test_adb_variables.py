@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 from msgspec.structs import replace
 from ordinary_server import kill_server, ordinary_adb_server
 
@@ -26,10 +28,7 @@ from farm.dispatch.pool.fleet import Choice, choose, narrowed
 from farm.dispatch.request.request import RunRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Bench
-    from farm_home import FarmHome
 
 NAMES = ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_ADDRESS", "ANDROID_ADB_SERVER_PORT", "ANDROID_SERIAL")
 

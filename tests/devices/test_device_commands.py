@@ -10,16 +10,17 @@ import os
 import random
 import re
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import pytest
+from adbd_device import AdbdDevice
 from dropbear_server import DropbearServer
 from ssh_server import SshServer
 
 from farm.base.processes import Supervisor
 from farm.devices.adb.transport import AdbTransport
-from farm.devices.device import AdbAddress
+from farm.devices.device import AdbAddress, Device
 from farm.devices.execution.content_store import ContentStore, differing, expected_content, hashes_of
 from farm.devices.execution.shell import shell_script
 from farm.devices.execution.takeover import take_over
@@ -28,14 +29,7 @@ from farm.devices.platform_facts import read_platform
 from farm.devices.recovery import PRINT_BOOT, PRINT_STATE
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.status import read_status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from adbd_device import AdbdDevice
-
-    from farm.devices.device import Device
-    from farm.devices.transport import Completed, Transport
+from farm.devices.transport import Completed, Transport
 
 SECONDS = 60.0
 REPLAY = Path(__file__).parents[2] / "farm/replay"

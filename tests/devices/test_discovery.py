@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,9 +20,6 @@ from farm.devices.discovery import _joined, scan, scan_all
 from farm.devices.identity import identify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from conftest import Bench
 
 

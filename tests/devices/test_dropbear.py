@@ -6,9 +6,9 @@ import os
 import platform
 import signal
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from dropbear_server import DropbearServer
@@ -24,9 +24,6 @@ from farm.devices.ssh.link import SESSIONS
 from farm.devices.ssh.login import takes_one_program
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.status import read_status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SECONDS = 30.0
 # Connections of the programs, and of the commands that end them.

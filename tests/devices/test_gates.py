@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,9 +14,6 @@ from farm.devices.status import DeviceStatus, check, wait_until_cool
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from .conftest import Bench
 
 LIMITS = HealthConfig(max_temperature_c=45.0, min_battery_percent=20, gate_wait_s=12.0)

@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from farm.devices import discovery
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, find_adb
 from farm.devices.connect import open_transport
+from farm.devices.device import Device
 from farm.devices.discovery import Scan, scan_all
 from farm.devices.hosts import reach_server, revive_tunnels
 from farm.devices.identity import identify, read_soc
@@ -31,11 +33,7 @@ from farm.devices.status import read_status
 from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from conftest import Bench
-
-    from farm.devices.device import Device
 
 HERE = socket.gethostname()
 

@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from ordinary_server import kill_server, ordinary_adb_server
@@ -17,17 +18,11 @@ from ordinary_server import kill_server, ordinary_adb_server
 from farm.base.errors import InfraError
 from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.server import find_adb, ordinary_server, outdated, suitable_adb
+from farm.devices.adb.server import AdbServer, find_adb, ordinary_server, outdated, suitable_adb
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import open_transport
 from farm.devices.hosts import Servers
 from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from farm.devices.adb.server import AdbServer
 
 
 @pytest.fixture

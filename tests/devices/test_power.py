@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,6 @@ from farm.devices.recovery import Step, StepResult, recover
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Bench
 
 SECONDS = 30.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -19,10 +20,6 @@ from farm.devices.recovery import PRINT_BOOT, Step, StepResult, recover
 from farm.devices.status import read_status
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # Environment of farm's own servers: they look for no device of this machine.
 QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0", "ADB_REJECT_KILL_SERVER": "1"}

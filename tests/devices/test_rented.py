@@ -8,7 +8,9 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,10 +31,6 @@ from farm.devices.health import Event, Health, HealthMark, next_health
 from farm.devices.rented import remove_rented
 from farm.dispatch.device_run.device_run import DeviceRun
 from farm.policy.session_time import UNKNOWN_SECONDS, fits
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FORWARD_ONLY = ("PermitTTY no", "AllowTcpForwarding local", "X11Forwarding no", "AllowAgentForwarding no")
 SERIAL = "virtual-SM8650-0"

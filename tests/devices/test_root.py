@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +14,8 @@ from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import STORAGE, AdbTransport
 from farm.devices.connect import open_transport
+from farm.devices.device import Device
 from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from farm.devices.device import Device
 
 
 @pytest.fixture

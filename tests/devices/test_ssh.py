@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -22,13 +22,9 @@ from waiting import until
 
 from farm.base.errors import DeviceError, DeviceGoneError, DeviceSpaceError, DeviceTimeoutError
 from farm.base.processes import Supervisor
+from farm.devices.device import SshAddress
 from farm.devices.ssh.link import SESSIONS
 from farm.devices.ssh.transport import SshTransport
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm.devices.device import SshAddress
 
 SECONDS = 30.0
 

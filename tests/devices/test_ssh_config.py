@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,8 +22,6 @@ from farm.devices.ssh.config import ssh_address
 from farm.devices.ssh.transport import SshTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Bench
 
 SECONDS = 30.0

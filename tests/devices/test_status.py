@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +11,6 @@ from farm.devices.local.transport import LocalTransport
 from farm.devices.status import DeviceStatus, parse_status, read_status
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Bench
 
 PHONE = """\

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytactl
 import pytest
@@ -18,9 +19,6 @@ from farm.devices.connect import require_named
 from farm.devices.device import AdbAddress, Device, PowerCommand
 from farm.devices.power import cycle_power
 from farm.devices.tac_power import NoBoardError, cycle, require_board
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DEVICE = Device("R5CT1", "SM8650", "hardware", "b", AdbAddress(5037), "Phone", serialno="R5CT1")
 FTDI = Path(pytactl.PACKAGE_TAC_CONFIG_PATH) / pytactl.BUNDLED_DEFAULT_CONFIG_FILENAME

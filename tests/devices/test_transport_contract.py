@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from adbd_device import start_adbd
+from adbd_device import AdbdDevice, start_adbd
 from dropbear_server import DropbearServer, newer_system
 from recipe import recipe_code
 from ssh_server import SshServer, alive
@@ -28,16 +29,11 @@ from farm.devices.connect import from_plain, open_transport
 from farm.devices.device import Device, LocalAddress
 from farm.devices.local.transport import LocalTransport
 from farm.devices.ssh.transport import SshTransport
-from farm.devices.transport import Link
+from farm.devices.transport import Link, Process, Transport
 from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from adbd_device import AdbdDevice
     from conftest import Bench
-
-    from farm.devices.transport import Process, Transport
 
 SECONDS = 30.0
 

@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,11 @@ from waiting import is_idle, poll, until
 
 from farm.base.config.settings import load_config
 from farm.base.processes import Supervisor
+from farm.devices.adb.host import AdbHost
 from farm.devices.hosts import reach_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Bench
-
-    from farm.devices.adb.host import AdbHost
 
 SECONDS = 30.0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from stub_dispatch import Bench, device, fails_here, given_up, unfit
@@ -11,6 +12,7 @@ from waiting import until
 
 from farm.base.config.settings import LeaseConfig
 from farm.base.errors import NoDeviceError, StoreError
+from farm.devices.device import Device
 from farm.devices.health import HealthEvent
 from farm.dispatch.local_run import LocalRecords, replay_results, result_log
 from farm.dispatch.pool.device_pool import DevicePool
@@ -22,12 +24,6 @@ from farm.store.leases.leasing import Leases
 from farm.store.leases.registry import Seen
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from farm.devices.device import Device
 
 FIRST, SECOND = device("A"), device("B")
 OTHER = device("X", "SM8550")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from farm.devices.health import HealthEvent
 from farm.dispatch.device_process import DeviceLoop
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.messages import (
@@ -25,11 +27,6 @@ from farm.dispatch.messages import (
 from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.dispatch.worker import Outcome, Returned
 from farm.results.attempt import Attempt, Stage, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.devices.health import HealthEvent
 
 PLANNED = PlannedJob(health_check_job("SM8650", "htp"), "key", cached=True)
 

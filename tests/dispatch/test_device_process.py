@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -35,10 +37,6 @@ from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.request.plan import RunPlan, read_plan
 from farm.policy.retries import Tried
 from farm.results.attempt import Cause, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _SECONDS = 60.0
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 
 from farm.base.errors import ArtifactsError, FarmError
 from farm.devices.device import AdbAddress, Device
+from farm.devices.health import HealthEvent
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.job_source import Prepared
@@ -33,11 +35,6 @@ from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
 from farm.suites.suite import Case, Job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from farm.devices.health import HealthEvent
 
 PHONE = Device("R5CT1", "SM8650", "hardware", "build", AdbAddress(5037), "phone")
 

@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import pytest
 from waiting import ends, until
@@ -21,9 +21,6 @@ from farm.dispatch.fork_server import PROCESS_NAME, SECRETS, SERVER_NAME, ForkSe
 from farm.dispatch.messages import Begin, FromDevice, ProcessEnded
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.request.plan import PlannedJob, RunPlan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # A dispatcher in a process of its own, which prints the ids of its server and of a device process.
 DISPATCHER = """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,13 +32,8 @@ from farm.base.errors import LeaseLostError, RowRefusedError, StoreError
 from farm.base.processes import Supervisor
 from farm.devices.device import AdbAddress, Device
 from farm.devices.discovery import _Found, scan_all
-from farm.dispatch.messages import GRANT_APPLIED, JobBroken, JobEnded, JobReturned
+from farm.dispatch.messages import GRANT_APPLIED, FromDevice, JobBroken, JobEnded, JobReturned, RunJob
 from farm.results.attempt import Cause, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from farm.dispatch.messages import FromDevice, RunJob
 
 A, B, C = (device(serial) for serial in "ABC")
 OTHER = device("X", "SM8550")

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -13,9 +13,6 @@ from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import start_adb_server
 from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 STUB = Path(__file__).with_name("serve_stub.py")
 

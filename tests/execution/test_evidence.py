@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
+from watched_transport import Watched
 
+from farm.builds.bundles.bundle import Bundle
+from farm.builds.runtime.runtime import Runtime
 from farm.devices.device import AdbAddress, Device
 from farm.devices.execution.crash_logs import collect_crash_logs
 from farm.devices.execution.raw import RunnerOptions
@@ -17,15 +21,6 @@ from farm.dispatch.device_run.device_run import DeviceRun
 from farm.dispatch.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Ending
 from farm.results.outcome import outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from watched_transport import Watched
-
-    from farm.builds.bundles.bundle import Bundle
-    from farm.builds.runtime.runtime import Runtime
 
 LOGCAT = """#!/bin/sh
 # Says what it was asked for, and one line of a crash.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -15,18 +15,14 @@ from watched_transport import Watched
 
 from farm.base.errors import DeviceError
 from farm.base.processes import Supervisor
+from farm.builds.bundles.bundle import Bundle
+from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.execution.content_store import ContentStore
 from farm.devices.execution.raw import RunnerOptions
 from farm.devices.execution.session import DeviceSession
 from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from farm.builds.bundles.bundle import Bundle
-    from farm.builds.runtime.runtime import Runtime
 
 OPTIONS = RunnerOptions(timeout_s=30)
 MIB = 1 << 20

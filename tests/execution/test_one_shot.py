@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from ssh_server import SshServer
 from waiting import ends, until
+from watched_transport import Watched
 
 from farm.base.processes import Supervisor
+from farm.builds.bundles.bundle import Bundle
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.execution import one_shot as one_shot_module
 from farm.devices.execution.raw import HEAP_FILE, RESULT_FILE, RawResult, RunnerOptions
@@ -24,13 +26,6 @@ from farm.results.attempt import Cause, Ending, Stage, Verdict
 from farm.results.iterations import describe_differing
 from farm.results.measurements import time_measurements
 from farm.results.outcome import outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from watched_transport import Watched
-
-    from farm.builds.bundles.bundle import Bundle
 
 STUB = Path(__file__).with_name("one_shot_stub.sh")
 OPTIONS = RunnerOptions(iterations=2, warm_up=1, timeout_s=30)

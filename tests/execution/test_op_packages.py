@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 import pytest
+from watched_transport import Watched
 
 from farm.base.errors import MissingPackageError
 from farm.builds.bundles.bundle import Bundle
+from farm.builds.runtime.runtime import Runtime
 from farm.devices.device import AdbAddress, Device
-from farm.devices.execution.raw import RunnerOptions
+from farm.devices.execution.raw import RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
 from farm.dispatch.device_run.device_run import Staged, require_device
+from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.dispatch.device_run.executor import Executor
+from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.results.attempt import Stage, Verdict
 from farm.suites.suite import Case, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from watched_transport import Watched
-
-    from farm.builds.runtime.runtime import Runtime
-    from farm.devices.execution.raw import RawResult
-    from farm.dispatch.device_run.device_worker import DeviceWorker
-    from farm.dispatch.request.plan import PlannedJob, RunPlan
 
 PLACES = ("x86_64", "android", "hexagon")
 OPTIONS = RunnerOptions(iterations=1, warm_up=0, timeout_s=30)

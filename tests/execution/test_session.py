@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
 from waiting import ends
+from watched_transport import Watched
 
 from farm.base.processes import Supervisor
+from farm.builds.bundles.bundle import Bundle
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE, RunnerOptions, heap_folders
 from farm.devices.execution.session import DeviceSession
 from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from watched_transport import Watched
-
-    from farm.builds.bundles.bundle import Bundle
 
 OPTIONS = RunnerOptions(timeout_s=30)
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from watched_transport import Watched
 
+from farm.builds.bundles.bundle import Bundle
+from farm.builds.runtime.runtime import Runtime
 from farm.devices.execution.raw import RunnerOptions
 from farm.devices.execution.session import DeviceSession
 from farm.devices.execution.takeover import take_over
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from watched_transport import Watched
-
-    from farm.builds.bundles.bundle import Bundle
-    from farm.builds.runtime.runtime import Runtime
 
 OPTIONS = RunnerOptions(timeout_s=30)
 SECONDS = 10.0

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from waiting import poll
 from watched_transport import Watched
 
 from farm.base.processes import Supervisor
+from farm.builds.bundles.bundle import Bundle
+from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import start_adb_server
-from farm.devices.execution.raw import RunnerOptions
+from farm.devices.device import Device
+from farm.devices.execution.raw import RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
 from farm.devices.recovery import recover
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm.builds.bundles.bundle import Bundle
-    from farm.builds.runtime.runtime import Runtime
-    from farm.devices.device import Device
-    from farm.devices.execution.raw import RawResult
 
 OPTIONS = RunnerOptions(timeout_s=30)
 

@@ -17,11 +17,9 @@ import time
 import traceback
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 NOW_MS = 1_795_381_200_000
 """2026-11-22 21:00 UTC: shortly after the newest run of the store began."""

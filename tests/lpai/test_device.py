@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from lpai_sdk_stub import StubSdk
 
 from farm.base.config.settings import load_config
 from farm.base.errors import NoDeviceError
 from farm.base.processes import Supervisor
 from farm.base.socs import find_soc
-from farm.builds.bundles.bundle import load_bundle, read_tensor
+from farm.builds.bundles.bundle import Bundle, load_bundle, read_tensor
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
 from farm.builds.compile.pool import BuilderPool, MemoryLimits
@@ -35,13 +36,6 @@ from farm.store.store import open_store
 from farm.suites.manifests import load_suite
 from farm.suites.options import runtime_flags
 from farm.suites.suite import Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from lpai_sdk_stub import StubSdk
-
-    from farm.builds.bundles.bundle import Bundle
 
 SUITE = Path(__file__).with_name("lpai_cases") / "suite.toml"
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
-    from lpai_sdk_stub import StubSdk
+from farm_home import FarmHome
+from lpai_sdk_stub import StubSdk
 
 SUITE = Path(__file__).with_name("lpai_cases")
 WORDS = ("--soc", "SM8850", "--suite", str(SUITE), "--backend", "lpai", "--virtual", "1", "-k", "block")

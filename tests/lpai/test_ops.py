@@ -8,16 +8,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
+from lpai_sdk_stub import StubSdk
 from programs import run_program
 
 from farm.suites.manifests import find_suites, load_suite
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
-    from lpai_sdk_stub import StubSdk
 
 TOOL = Path(__file__).parents[2] / "tools" / "generate_lpai_ops.py"
 QUANTIZER = "backends/qualcomm/quantizer"

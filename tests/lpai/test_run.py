@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from farm_home import wait_for_no_process
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-
-    from farm_home import FarmHome
-    from lpai_sdk_stub import StubSdk
+from farm_home import FarmHome, wait_for_no_process
+from lpai_sdk_stub import StubSdk
 
 SUITE = Path(__file__).with_name("lpai_cases")
 

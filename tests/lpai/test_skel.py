@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
-from attached import attach
+from attached import Attached, attach
+from farm_home import FarmHome
 from forked_command import call
 from hardware_stub import farm_with_hardware
 from lpai_sdk_stub import make_stub_sdk
@@ -30,9 +31,6 @@ from farm.store.store import open_store
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, Target
 
-if TYPE_CHECKING:
-    from attached import Attached
-    from farm_home import FarmHome
 pytestmark = pytest.mark.whole
 
 SUITE = Path(__file__).with_name("lpai_cases")

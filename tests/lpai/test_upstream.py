@@ -7,19 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from farm_home import wait_for_no_process
+from farm_home import FarmHome, wait_for_no_process
+from lpai_sdk_stub import StubSdk
 
 from farm.base.socs import find_soc
 from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER as TARGET
 from farm.devices.virtual.tools import SU
 from farm.dispatch.pytest_plugin.upstream import lay_out_sdk, runner_script
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
-    from lpai_sdk_stub import StubSdk
 
 CASES = Path(__file__).with_name("lpai_cases")
 STUBS = Path(__file__).parents[1] / "conformance" / "model_stubs"

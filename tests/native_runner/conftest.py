@@ -9,9 +9,10 @@ import shlex
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -22,9 +23,6 @@ from farm.base.publish import published
 from farm.base.resources import data_folder
 from farm.builds.runtime.packages import package_folder, package_version
 from farm.builds.runtime.runtime import simulator_runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from farm.builds.runtime.native import build as native_build
 from farm.builds.runtime.native.build import build_native
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 HERE = Path(__file__).parent
 # To how each makes itself known in the binary. Two go together: a build and a run of the tests less.

@@ -7,15 +7,13 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from native_runner.sanitizers import runner_environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def _expect(ran: Any, code: int, stage: str, message: str) -> None:

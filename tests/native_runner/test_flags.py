@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
 from farm.base.backends.registry import BACKENDS
-
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def test_version_and_help_go_to_standard_output(bare: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import time
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -17,19 +16,15 @@ import pytest
 from farm.base.hashes import sha256_of
 from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle
 from farm.builds.runtime.packages import package_folder
-from farm.builds.runtime.runtime import simulator_runtime
+from farm.builds.runtime.runtime import Runtime, simulator_runtime
 from farm.devices.execution.flags import options_for, program_and_profile, session_flags
 from farm.devices.execution.raw import RESULT_FILE, RawResult, RunnerOptions
 from farm.devices.execution.workspace import Workspace, job_layout
 from farm.devices.transport import Link
-from farm.results.attempt import Stage, Verdict
+from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.judge import judge
 from farm.suites.generate import Generate
 from farm.suites.suite import Case, Job, Target
-
-if TYPE_CHECKING:
-    from farm.builds.runtime.runtime import Runtime
-    from farm.results.attempt import Attempt
 
 MUTATIONS = (
     "value_not_written",

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from heap_sdk_stub import IDLE_BYTES, build_heap_stub
 
 from farm.results.heap import parse_heap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 HEAP = ("--heap_profiling_path=heap.txt", "--profile_level=2")
 

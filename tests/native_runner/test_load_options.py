@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from programs import run_program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _CACHE = ("--weight_cache_enabled", "--packed_cache_path=weights.packed")
 _ALL = (*_CACHE, "--workspace_sharing_mode=1")

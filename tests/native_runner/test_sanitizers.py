@@ -10,13 +10,10 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from native_runner.sanitizers import HERE, SYMBOLS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # The test requires an empty environment, and a sanitizer has its options there.
 _LEFT_OUT = "test_it_runs_from_its_own_folder_with_nothing_else_in_the_environment"

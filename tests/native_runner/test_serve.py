@@ -6,14 +6,12 @@ import json
 import shutil
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from native_runner.sanitizers import runner_environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _files(folder: Path) -> dict[str, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +23,7 @@ from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.results.layers import diagnose
 from farm.store.records import RunRecord
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm.suites.suite import Job
+from farm.suites.suite import Job
 
 LAYERS = (
     Layer("one", "aten.add.Tensor", (), {LayerStep.COMPILER: Gap(1e-5, 41.0, 0.99, 20.0)}),

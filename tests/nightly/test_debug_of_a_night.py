@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from farm_home import FarmHome
 from wrong_operator import FIRST_WRONG, write_wrong_suite
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 JOB = "wrong/broken[SM8650-htp-8a8w]"
 NIGHT = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from receivers import LOOPBACK, mail_server, make_certificate, trickling_server, web_server
@@ -15,9 +15,6 @@ from farm.dispatch.notify import mail as mail_module
 from farm.dispatch.notify import webhook
 from farm.dispatch.notify.mail import message, send
 from farm.dispatch.notify.webhook import NotifyError, origin, post
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_webhook_that_fails_at_first_is_tried_again() -> None:

@@ -6,13 +6,10 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
+from farm_home import FarmHome
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SYSTEMD = EXAMPLES / "systemd"

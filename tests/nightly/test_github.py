@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,9 +11,6 @@ from farm.dispatch.nightly.templates import SAMPLE
 from farm.report.formats.github import add_summary, escaped, run_markdown
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import JobView, RunView
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIB = 1024 * 1024
 

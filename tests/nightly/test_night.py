@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,10 +20,6 @@ from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobN
 from farm.dispatch.notify.credentials import Credentials
 from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.store.view import RunView
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 FILE = """
 [nightly]

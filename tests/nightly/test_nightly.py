@@ -8,9 +8,10 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -21,9 +22,6 @@ from forge_server import TOKEN as FORGE_TOKEN
 from receivers import Hook, Mailbox, mail_server, make_certificate, web_server
 from stub_home import StubHome, make_stub_home
 from waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SECRETS = {"HOOK": "hooksecret", "TOKEN": "tokensecret", "MAIL_PASSWORD": "mailsecret"}
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from email import message_from_bytes
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,9 +14,6 @@ from farm.dispatch.nightly.render import render_night
 from farm.dispatch.nightly.tables import MailTable
 from farm.dispatch.nightly.templates import SAMPLE, check_template, context, render, subject
 from farm.dispatch.notify.mail import message
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTILE = "<script>alert(1)</script>\"'\\ {{ 7 * 7 }} <!channel> \x1b[31m\u202e\r\nBcc: all@example.com"
 NIGHT = msgspec.structs.replace(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from farm_home import FarmHome
 from log_lines import LogLines
 from receivers import LOOPBACK, mail_server, make_certificate, trickling_server, web_server
 
@@ -20,11 +22,6 @@ from farm.dispatch.notify.webhook import NotifyError, post
 from farm.dispatch.pool import announce
 from farm.dispatch.pool.announce import announcing
 from farm.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm_home import FarmHome
 
 REASON = 'its health check fails: "no\x1b[31m answer" <!channel>\nfor 10 s'
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from forge_server import HEAD, TOKEN, ForgeServer, forge_server
@@ -11,10 +12,6 @@ from forge_server import HEAD, TOKEN, ForgeServer, forge_server
 from farm.base.errors import UsageError
 from farm.dispatch.notify.pull_request import Place, PullRequest, ReviewError, place_of, take_token
 from farm.report.formats.review import NEW, Review
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 REVIEW = Review(
     name="farm run gate", state="failed", sentence="1 of 3 jobs failed", sections={NEW: [("ops/add", "no")]}

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.policy.divide import divide
+from farm.policy.divide import Part, divide
 from farm.store.cluster.records import ShardJob
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.policy.divide import Part
 
 
 def job(number: int, expected_s: float = 0.2, soc: str = "SM8650") -> ShardJob:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 from waiting_requests import Grant, grant, to_yield
 
 from farm.policy.situation import Lease, Priority, Request
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 NOW = 1_000_000
 NIGHTLY, PERSON = Priority.NIGHTLY, Priority.PERSON

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import pytest
@@ -26,9 +26,6 @@ from farm.policy.situation import (
     Situation,
     usable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 NOW = 1_000_000
 NIGHTLY, PERSON = Priority.NIGHTLY, Priority.PERSON

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,6 @@ import pytest
 from farm.dispatch.pytest_plugin.backend_suite import BackendSuite, is_of_backend, result_of
 from farm.dispatch.pytest_plugin.trees import rooted_arguments
 from farm.results.attempt import Cause, Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class StubFlow:

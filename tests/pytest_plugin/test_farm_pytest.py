@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from farm_home import wait_for_no_process
+from farm_home import FarmHome, wait_for_no_process
 from waiting import until
 
 from farm.results.attempt import Cause, Stage, Verdict
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
-
-    from farm.store.view import JobView, RunView
+from farm.store.view import JobView, RunView
 
 # Other plugins of this environment take pytest longer to import than it takes to run these tests.
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

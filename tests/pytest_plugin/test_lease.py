@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +17,6 @@ from farm.dispatch.pytest_plugin.lease import DeviceLease, release_of
 from farm.policy.situation import Priority
 from farm.store.leases.registry import Seen
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 class PlanStub:

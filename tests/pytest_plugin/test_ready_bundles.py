@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,9 +13,6 @@ from farm.builds.bundles import ready
 from farm.builds.program.pte import Program, read_pte
 from farm.devices.execution.workspace import program_flags
 from farm.dispatch.pytest_plugin.bundles import Bundles
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -7,17 +7,15 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from farm_home import FarmHome
 
 from farm.base.errors import UsageError
 from farm.builds.toolchains.toolchain import Compiler
 from farm.dispatch.pytest_plugin.rework import count_report, follow_workspaces
 from farm.dispatch.pytest_plugin.trees import require_tree, rooted_arguments
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 # Other plugins of this environment take pytest longer to import than it takes to run these tests.
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from farm.dispatch.pytest_plugin.scheduling import GroupScheduling
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 MODES = ["load", "loadscope", "loadfile", "loadgroup", "worksteal", "each"]
 SUITE = """

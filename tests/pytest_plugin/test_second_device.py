@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from farm_home import FarmHome
 
 from farm.results.attempt import Cause, Verdict
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 # Other plugins of this environment take pytest longer to import than it takes to run these tests.
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

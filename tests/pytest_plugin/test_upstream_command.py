@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 
 from farm.base.errors import UsageError
 from farm.dispatch.pytest_plugin.upstream_command import MODULE, SCRIPT, read_upstream
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 TEST = "TestQNNQuantizedOperator.test_qnn_backend_relu"
 PLACE = f"{MODULE}::TestQNNQuantizedOperator::test_qnn_backend_relu"

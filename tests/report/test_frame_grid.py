@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import unescape
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,13 +12,9 @@ from farm.report.model.frame_grid import FrameColumn, frame_grids
 from farm.report.model.summary import summarize
 from farm.report.terminal.run import render_summary
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
+from farm.store.view import JobView, RunView
 from farm.suites.frame_settings import frame_setting, late_flags
 from farm.suites.suite import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.store.view import JobView, RunView
 
 PLACE = "lpai_cases/block[SM8850-lpai-8a8w-{}]"
 

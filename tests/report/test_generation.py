@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from html import unescape
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
 from chromium import flaws, keep_screenshot, look, start
 from report_pages import in_full, unpacked
+from selenium.webdriver.chrome.webdriver import WebDriver
 
 from farm.builds.bundles.bundle import Generation
 from farm.report.html.page_of_run import render_html, write_html
@@ -24,12 +26,6 @@ from farm.results.measurements import time_measurements
 from farm.results.runner_report import Generated, Inference, RunnerReport
 from farm.store.view import DeviceView, JobView, RunView
 from farm.suites.figures import Direction
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
 
 PROMPTS = (5, 40, 96)
 PLAIN = "conv2d"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from html import unescape
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,11 +16,7 @@ from farm.results.analysis.history import Point
 from farm.results.analysis.scale import Series
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
 from farm.store.queries.points import JobPast, SeriesPast
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.store.view import RunView
+from farm.store.view import RunView
 
 JOB = "features/contexts[SM8650-htp-8a8w]"
 REASON = "no DSP heap: ExecuTorch wrote no profile of it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from farm.report.model.rerun import rerun_command, ways_again
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.store import open_store
 from farm.store.view import JobView
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 JOB = "s/c[SM8650-htp-8a8w]"
 

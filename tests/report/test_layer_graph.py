@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from itertools import combinations
-from typing import TYPE_CHECKING
+from pathlib import Path
 from xml.etree import ElementTree
 
 from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor, Score
@@ -14,9 +14,6 @@ from farm.report.html.layer_layout import MOST_ROWS, Sizes, lay_out
 from farm.results.layers import diagnose
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SVG = "{http://www.w3.org/2000/svg}"
 SIZES = Sizes(width=300, height=80, between=20, between_rows=30, lane=8)

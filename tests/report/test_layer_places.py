@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from farm.report.formats.layers_csv import CSV_KIND, LayerPlace, shown_places
 from farm.report.html.context import ReportContext
 from farm.report.html.page_of_run import render_html
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm.store.view import RunView
+from farm.store.view import RunView
 
 EVIL = "<script>window.pwned=1</script>"
 

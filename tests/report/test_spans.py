@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from receivers import web_server
 
 from farm.report.formats.spans import send_spans
-
-if TYPE_CHECKING:
-    from farm.store.view import RunView
+from farm.store.view import RunView
 
 
 def test_a_run_is_a_span_with_one_per_attempt(example_run: RunView, monkeypatch: pytest.MonkeyPatch) -> None:

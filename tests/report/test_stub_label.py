@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -19,9 +18,7 @@ from farm.report.model.summary import summarize
 from farm.report.terminal.diff import diff_lines
 from farm.report.terminal.job import job_lines
 from farm.report.terminal.run import render_summary
-
-if TYPE_CHECKING:
-    from farm.store.view import RunView
+from farm.store.view import RunView
 
 
 def over(view: RunView, product: str, kind: str = "hardware") -> RunView:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from farm.report.model.summary import summarize
 from farm.report.terminal.run import render_summary
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
 from farm.store.view import CaseResult, DeviceView, JobView, RunView
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NOW = 1_795_225_501_000
 DAY = 86_400_000

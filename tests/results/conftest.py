@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flatbuffers
 import msgspec
@@ -15,12 +16,8 @@ from hypothesis import HealthCheck, settings
 
 from farm.builds.bundles.bundle import Bundle, Manifest, TensorSpec
 from farm.devices.execution.raw import RawResult
+from farm.results.attempt import Attempt
 from farm.suites.suite import Case, Expectation, InputSpec, Job, KnownIssue, Limits, Metric, Target, Tolerance
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from farm.results.attempt import Attempt
 
 # A loaded machine is no failure.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example])

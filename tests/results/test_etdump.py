@@ -4,9 +4,9 @@ import json
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +15,6 @@ from hypothesis import strategies as st
 from farm.results.profile.etdump import ETDUMP_LIMIT, Block, ETDumpError, node_cycles, read_etdump
 
 from .conftest import LOAD_BLOCK, PATIENT, inference_block, write_etdump
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 GOOD = write_etdump([LOAD_BLOCK, inference_block(826, 98405), inference_block(10, 0, 5)])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from recipe import FarmCopy, recipe_code
@@ -12,9 +12,6 @@ from recipe import FarmCopy, recipe_code
 from farm.results.attempt import Comparison, Direction
 from farm.suites.figures import COLUMNS, COMPARED, FIGURES, figure_of
 from farm.suites.suite import Limits
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MANIFEST = """
 [suite]

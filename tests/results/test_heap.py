@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from farm.devices.execution.raw import HEAP_FILE, HEAP_LIMIT
 from farm.results.heap import HeapState, parse_heap, read_heap
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BEFORE = b"DSP:before_context_created (bytes), 928212\n"
 AFTER = b"DSP:after_context_freed (bytes), 930000\n"

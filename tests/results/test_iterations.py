@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,8 +11,6 @@ from farm.results.attempt import Attempt, Cause
 from farm.suites.suite import KnownIssue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .conftest import Execution
 
 

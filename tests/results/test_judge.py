@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from farm.suites.suite import Expectation, KnownIssue, Limits, Metric, Tolerance
 from .conftest import LOAD_BLOCK, SHAPE, write_etdump
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .conftest import Execution
 
 ISSUE = KnownIssue(reason="HTP rounds half to even")

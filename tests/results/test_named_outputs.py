@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,8 +14,6 @@ from farm.results.attempt import Cause, Stage, Verdict
 from farm.suites.suite import Metric
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Execution
 
 

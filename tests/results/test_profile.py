@@ -8,9 +8,10 @@ import os
 import shutil
 import statistics
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,9 +27,6 @@ from farm.results.profile.event_names import is_whole_call
 from farm.results.runner_report import RunnerReport, parse_report
 
 from .conftest import LOAD_BLOCK, PATIENT, inference_block, write_etdump
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SCRIPT = Path(__file__).with_name("official_profile.py")
 

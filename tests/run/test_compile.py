@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from waiting import until
 
 from farm.builds.compile.protocol import BuildReply
 from farm.dispatch.device_run.builds import builds_folder, has_reply
 from farm.dispatch.run.compiling import _Builds
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEY = "a" * 64
 

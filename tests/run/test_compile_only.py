@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,9 +23,6 @@ from farm.cli.running.compile_only import compiled_lines
 from farm.dispatch.run.compile_only import Compilation, CompiledJob, CompileOutcome
 from farm.dispatch.run.rebuild import Rebuild
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _JOB = "mine/scaled[SM8650-xnnpack-fp32]"
 

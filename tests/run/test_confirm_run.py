@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 from planted import JOB, Planted, write_suite
 
 from farm.results.analysis.suspected import LEAST_BASELINE
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 _NIGHT = """
 [nightly]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import numpy as np
@@ -12,20 +12,25 @@ import pytest
 from farm.base.errors import UnknownNameError, UsageError
 from farm.numbers.regressions.confirm_job import require_comparable
 from farm.numbers.regressions.factor_swap import Swaps, swap_factors
-from farm.numbers.regressions.paired_test import Claim, Probe, compare, confirm_change, first_bad, series_of, worse
+from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
+from farm.numbers.regressions.paired_test import (
+    Claim,
+    MeasuredPairs,
+    Probe,
+    compare,
+    confirm_change,
+    first_bad,
+    series_of,
+    worse,
+)
 from farm.numbers.regressions.remeasure import of_one_bundle
 from farm.replay.stored_result import StoredResult
-from farm.results.analysis.confirmation import Answer, Confirmation
+from farm.results.analysis.confirmation import Answer, Confirmation, Pair
 from farm.results.analysis.factors import AttributionKind, Factor
 from farm.results.analysis.first_bad import MOST_PROBES, Bracket
 from farm.results.analysis.scale import Series
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.view import JobView, RunView
-
-if TYPE_CHECKING:
-    from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
-    from farm.numbers.regressions.paired_test import MeasuredPairs
-    from farm.results.analysis.confirmation import Pair
 
 JOB = "suite/case[SM8650-htp-8a8w]"
 CYCLES = Series(JOB, "htp_cycles", "cycles", Direction.LOWER)

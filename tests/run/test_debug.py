@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -26,19 +27,14 @@ from farm.base.errors import UnknownNameError, UsageError
 from farm.builds.compile.debug.protocol import DebugReply
 from farm.builds.program.layers import LayerStep
 from farm.dispatch.request.resume import leave_intent
-from farm.replay.debug import DebugRequest, debug
+from farm.replay.debug import DebugOutcome, DebugRequest, debug
 from farm.replay.debug_job import job_to_debug
 from farm.replay.stored_result import find_recorded_job
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import RunRecord
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.replay.debug import DebugOutcome
-    from farm.store.view import RunView
+from farm.store.view import RunView
 
 
 @pytest.fixture

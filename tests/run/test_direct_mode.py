@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from farm.base.errors import IllegalTargetError, InfraError, UsageError
 from farm.builds.bundles.bundle import Bundle, Manifest, TensorSpec
 from farm.builds.runtime.runtime import Runtime
 from farm.cli.options import executions
+from farm.devices.execution.raw import RunnerOptions
 from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.pytest_plugin.bundles import Bundles
 from farm.dispatch.pytest_plugin.runner import DeviceProgram, Runner
@@ -32,11 +34,6 @@ from farm.replay.one_off import _require_executions
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.ready_program import ReadyRequest, plan_ready
 from farm.suites.suite import Target
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm.devices.execution.raw import RunnerOptions
 
 JOB = "smoke/linear[SM8650-htp-8a8w{}]"
 DIRECT = ("--option", "direct_mode=true")

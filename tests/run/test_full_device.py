@@ -5,21 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from attached import Attached, attach
+from farm_home import FarmHome
 from small_disk import small_disk
 from waiting import until
 
 from farm.devices.connect import open_transport
 from farm.devices.recovery import PRINT_BOOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from farm_home import FarmHome
 
 pytestmark = pytest.mark.whole
 

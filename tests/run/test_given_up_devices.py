@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from attached import Attached, attach
@@ -13,10 +14,6 @@ from receivers import web_server
 from stub_home import make_stub_home, write_stub_suite
 
 from farm.devices.virtual.faults import Fault, FaultKind, inject
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.whole
 

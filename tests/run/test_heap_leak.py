@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from farm_home import FarmHome
 from heap_sdk_stub import IDLE_BYTES, make_heap_sdk
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 CASES = Path(__file__).parent / "heap_cases"
 LEAK = 9 << 20

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from log_lines import LogLines
@@ -13,22 +14,15 @@ from farm.base.errors import DeviceGoneError, UsageError
 from farm.base.log_setup import RecordHandler, begin_logging
 from farm.dispatch.history_comparison import changed_programs, compare_with_history, compared_series, record_comparison
 from farm.numbers.regressions import baseline
+from farm.replay.stored_result import StoredResult
 from farm.results.analysis.history import Point
 from farm.results.analysis.scale import Series
 from farm.results.analysis.suspected import Finding, judge
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.results.measurements import counted
 from farm.store.queries.points import JobPast, SeriesPast
-from farm.store.records import AlertState, NewAlert, Remark
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from farm.replay.stored_result import StoredResult
-    from farm.store.records import AlertRecord
-    from farm.store.store import Store
+from farm.store.records import AlertRecord, AlertState, NewAlert, Remark
+from farm.store.store import Store, open_store
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from farm_home import FarmHome
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.whole
 

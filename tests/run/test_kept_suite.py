@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import tomllib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
+from farm_home import FarmHome
 
 from farm.suites.manifests import load_suite
 from farm.suites.prompts import expected_of, prompts_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm_home import FarmHome
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]
 ON_CPU = ("--soc", "SM8650", "--virtual", "1")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from stub_home import make_stub_home
 
 from farm.base.errors import UsageError
 from farm.dispatch.request.keyword import matching
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 JOBS = [
     "smoke/add[SM8650-htp-8a8w]",

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
+from farm_home import FarmHome
 
 from farm.builds.bundles.bundle import load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.replay.bundle_folder import write_bundle_folder
 from farm.suites.suite import Target
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm_home import FarmHome
 
 LAYERS = """
 import torch

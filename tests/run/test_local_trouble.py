@@ -8,8 +8,8 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from attached import attach
@@ -20,9 +20,6 @@ from waiting import until
 
 from farm.devices.virtual.faults import Fault, inject
 from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RUN = ("run", "--soc", "SM8650", "--suite", "./mine")
 CASES = 6

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from farm_home import wait_for_no_process
 from stub_home import make_stub_home, write_stub_suite
 from waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 RUN = ("run", "--soc", "SM8650", "--virtual", "2", "--suite", "./mine")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from pair_bench_stub import FACTS, World
@@ -12,13 +13,7 @@ from farm.dispatch.history_comparison import record_comparison
 from farm.numbers.regressions import baseline
 from farm.report.model.alerts import change_of
 from farm.store.records import Remark
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from farm.store.store import Store
+from farm.store.store import Store, open_store
 
 
 @pytest.fixture

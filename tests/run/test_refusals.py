@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,7 +20,8 @@ from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, Tensor
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import start_adb_server
-from farm.devices.health import Event
+from farm.devices.device import Device
+from farm.devices.health import Event, HealthEvent
 from farm.devices.virtual.boot import boot
 from farm.dispatch.messages import Grant
 from farm.dispatch.pool.acquire import AcquiredDevice
@@ -32,14 +34,7 @@ from farm.policy.retries import Tried
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.one_off_tries import OneOffTries
 from farm.results.attempt import Attempt, Cause, Verdict
-from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from farm.devices.device import Device
-    from farm.devices.health import HealthEvent
-    from farm.suites.suite import OptionSet
+from farm.suites.suite import Case, InputSpec, Job, Limits, OptionSet, Target, Tolerance
 
 STUB = Path(__file__).with_name("refusing_runner_stub.py")
 NEVER = "process 1000\nnothing"

@@ -8,17 +8,15 @@ import os
 import signal
 import sqlite3
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from farm_home import FarmHome, wait_for_no_process
 from mutations import check_mutations
 from stub_home import StubHome, make_stub_home, write_stub_suite
 from waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAIN = ("run", "--soc", "SM8650", "--virtual", "2")
 # Sample of the main job with every kind of case, including the cases of the suite smoke; test_operators.py has all.

@@ -7,17 +7,14 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from run_model import Script, World
 
 from farm.dispatch.device_runner import MOST_EXITS
 from farm.results.attempt import Cause, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCRIPTS = {
     "healthy": {},

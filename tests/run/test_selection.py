@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from farm_home import FarmHome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_home import StubHome, make_stub_home, write_stub_suite
@@ -27,11 +28,6 @@ from farm.dispatch.request.selection import (
 )
 from farm.store.records import ExpectedJob, LastVerdict
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm_home import FarmHome
 
 MAIN = ("run", "--soc", "SM8650", "--virtual", "1")
 

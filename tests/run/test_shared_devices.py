@@ -8,7 +8,8 @@ import re
 import signal
 import sqlite3
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from attached import Attached, attach
@@ -18,10 +19,6 @@ from stub_home import StubHome, make_stub_home, next_stub_home, write_stub_suite
 from waiting import until
 
 from farm.devices.virtual.faults import Fault, inject
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 RUN = ("run", "--soc", "SM8650", "--suite", "./mine")
 LONG = ("run", "--soc", "SM8650", "--suite", "./long", "-k", "case0 or case1 or case2")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from farm_home import FarmHome
 from warm_torch import run_script
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NETS = """
 import torch

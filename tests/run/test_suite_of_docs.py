@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
+from farm_home import FarmHome
 
 _PAGE = Path(__file__).parents[2] / "docs/start/my_operator.md"
 _RUN = ("run", "--soc", "SM8650", "--suite", "./my_suite")

@@ -6,10 +6,11 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
+from farm_home import FarmHome
 
 from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
@@ -25,9 +26,6 @@ from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import JobView, RunView
 from farm.suites.generate import Generate
 from farm.suites.suite import Job
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 STORY = """
 [suite]

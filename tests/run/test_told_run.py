@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
+from farm_home import FarmHome
 from native_runner.test_generation import Stub
 
 from farm.suites.accuracy.asked import rolling_windows
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm_home import FarmHome
 
 CONTEXT, WORDS = 32, [f"w{number}" for number in range(24)]
 MANIFEST = """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,9 +22,6 @@ from farm.store.records import RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import open_store
 from farm.store.view import RunToolchain, RunView
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAIN = RunToolchain("main", "main")
 FINDINGS = RunFindings(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from run_model import Script, World
 
 from farm.results.attempt import Cause, Verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_what_a_virtual_device_skips_is_run_by_hardware_of_the_same_run(tmp_path: Path) -> None:

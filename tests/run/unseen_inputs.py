@@ -10,21 +10,17 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.bundle import Manifest, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.compile.flows.factory import make_inputs, make_module
 from farm.suites.manifests import load_suite
-
-if TYPE_CHECKING:
-    from farm.builds.bundles.bundle import Manifest
-    from farm.suites.suite import Case, InputSpec
+from farm.suites.suite import Case, InputSpec
 
 SQNR_DB = {"8a8w": 24.0, "fp16": 61.0, "fp32": 100.0}
 """Limits by precision: 2 dB below the least of QNN 2.51, 26.3 dB and 64.4 dB; farm's default in fp32.

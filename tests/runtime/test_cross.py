@@ -9,8 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -34,9 +34,6 @@ from farm.devices.ssh.transport import SshTransport
 from farm.results.attempt import Ending
 from farm.results.iterations import describe_differing
 from farm.results.outcome import outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parent.parent / "native_runner"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from store_template import drop_database, place_store
@@ -12,13 +12,8 @@ from store_template import drop_database, place_store
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from farm.store.store import Store
 
 
 @pytest.fixture(autouse=True)

@@ -8,19 +8,16 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import update
 
-from farm.devices.device import AdbAddress
+from farm.devices.device import AdbAddress, Device
 from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus
-from farm.policy.situation import Priority
+from farm.policy.situation import Lease, Priority
 from farm.store import schema
 from farm.store.leases.registry import Seen
+from farm.store.store import Store
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.devices.device import Device
-    from farm.policy.situation import Lease
-    from farm.store.store import Store
 
 OLD = "192.168.1.20:5555"
 BOOT = "1e2b7d4c-0000-4000-8000-00000000000a"

@@ -11,15 +11,13 @@ from farm.base.errors import UnknownNameError
 from farm.dispatch.history_comparison import record_comparison
 from farm.results.analysis.history import split
 from farm.results.attempt import Direction, Measurement, Verdict
-from farm.store.records import AlertState, NewAlert, Remark, RunRecord
+from farm.store.records import AlertRecord, AlertState, NewAlert, Remark, RunRecord
 from farm.store.rows import now_ms
+from farm.store.store import Store
+from farm.suites.suite import Job
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.store.records import AlertRecord
-    from farm.store.store import Store
-    from farm.suites.suite import Job
 
 DAY = 86_400_000
 FACTS = {"executorch": "1.5.1", "qnn": "2.51"}

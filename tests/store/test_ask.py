@@ -8,23 +8,17 @@ import signal
 import tempfile
 import threading
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 from store_template import place_store
 from waiting import until
 
 from farm.base.errors import StoreError, UsageError
 from farm.store.records import RunRecord
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from farm_home import FarmHome
-
-    from farm.store.store import Store
+from farm.store.store import Store, open_store
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 

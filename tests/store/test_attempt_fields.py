@@ -6,7 +6,8 @@ import json
 import math
 import sqlite3
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,9 +19,6 @@ from farm.results.attempt import Attempt
 from farm.store.attempt_fields import fields_of
 from farm.store.schema import REVISION
 from farm.store.transfer.lines import AttemptLine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _OF_THE_ROW = {"recorded_ms", "digest"}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from stub_home import make_stub_home, write_stub_suite
@@ -15,9 +16,6 @@ from farm.devices.transport import SILENCE_SECONDS
 
 psycopg = pytest.importorskip("psycopg")
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 RUN = ("run", "--soc", "SM8650", "--suite", "./mine", "--virtual", "2", "--json")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from old_store import revision
@@ -14,9 +14,6 @@ from programs import run_program
 from farm.base.errors import FIRST_RUN, StoreError
 from farm.store.schema import REVISION
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ROOT = str(Path(__file__).parents[2])
 

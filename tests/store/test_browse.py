@@ -17,13 +17,11 @@ from farm.serve.pages.progress import ProgressQuery, progress_page
 from farm.store.queries.browse import RunFilter
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.rows import now_ms
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
 from farm.store.view import SkipReason
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.store.store import Store
 
 HOUR = 3_600_000
 

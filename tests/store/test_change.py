@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from farm.store.records import RunRecord
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Make
-
-    from farm.store.store import Store
 
 _ANOTHER_PROCESS = """
 import sys

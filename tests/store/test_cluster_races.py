@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, shards_of, submit
-from sqlalchemy import select, text
+from sqlalchemy import Connection, select, text
 from waiting import until
 
 from farm.base.errors import AgentRefusedError, LeaseLostError, RowRefusedError, StoreError
@@ -25,15 +26,8 @@ from farm.store.cluster import orders, recovery
 from farm.store.cluster.records import Build, Claimed, NewBuild, Recovered
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.registry import Seen
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Connection
-
-    from farm.store.leases.situations import KnownSoc
-    from farm.store.store import Store
+from farm.store.leases.situations import KnownSoc
+from farm.store.store import Store, open_store
 
 _TESTS = str(Path(__file__).parents[1])
 

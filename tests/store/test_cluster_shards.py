@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,21 +13,15 @@ from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, shards_of
 from farm.base.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
 from farm.policy.retries import tried
 from farm.policy.situation import Priority
-from farm.results.attempt import Verdict
+from farm.results.attempt import Attempt, Verdict
 from farm.results.measurements import counted
 from farm.store.cluster.records import NewOrder
 from farm.store.protocol import PROTOCOL
 from farm.store.records import ArtifactRecord, JobFile
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from conftest import Make
-
-    from farm.results.attempt import Attempt
-    from farm.store.store import Store
 
 
 @pytest.fixture

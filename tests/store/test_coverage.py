@@ -9,12 +9,11 @@ from sqlalchemy import event
 
 from farm.results.attempt import Stage, Verdict
 from farm.store.records import RunRecord
+from farm.store.store import Store
+from farm.suites.suite import Job
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.store.store import Store
-    from farm.suites.suite import Job
 
 _NIGHT = 1_790_000_000_000
 _DAY = 86_400_000

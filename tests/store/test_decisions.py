@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from old_store import make_old_store
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from store_template import place_store
 
 from farm.results.attempt import Verdict
@@ -18,10 +19,7 @@ from farm.store.rows import insert_attempt_row
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from conftest import Make
-    from sqlalchemy import Connection
 
 _DECIDED = """
     SELECT job.name, run_job.decisive_verdict, attempt.started_ms

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import MetaData, create_engine, select
+from sqlalchemy import Engine, MetaData, create_engine, select
 
 from farm.base.errors import StoreError, UnknownNameError, UsageError
 from farm.builds.program.layers import LayerStep
@@ -17,13 +17,10 @@ from farm.results.attempt import LayerComparison, OperatorProfile
 from farm.store import rows, schema, values
 from farm.store.attempt_fields import ATTEMPT_FIELDS
 from farm.store.records import ArtifactRecord, RunRecord
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from conftest import Make
-    from sqlalchemy import Engine
-
-    from farm.store.store import Store
 
 OPERATORS = (
     OperatorProfile("DELEGATE_CALL", "QnnBackend[0]", "ns", 6, 1_446_392.0, 1_244_463.0, 1_539_694.0, 1.0),

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from sqlalchemy import Connection
 from waiting import until
 
 from farm.results.attempt import Attempt
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from conftest import Make
-    from sqlalchemy import Connection
-
-    from farm.store.store import Store
 
 # Program that records attempt after attempt, and prints each one after its record.
 _WRITER = """

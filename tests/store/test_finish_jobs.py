@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -14,13 +14,8 @@ from waiting import until
 from farm.dispatch.cluster.delivery.recovery import recover
 from farm.dispatch.cluster.ending import finish
 from farm.results.attempt import Verdict
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm.store.cluster.records import AgentId, HeldShard
-    from farm.store.store import Store
+from farm.store.cluster.records import AgentId, HeldShard
+from farm.store.store import Store, open_store
 
 _RUNS = "SELECT args ->> 'run' FROM procrastinate_jobs WHERE task_name = 'farm.finish' ORDER BY id"
 

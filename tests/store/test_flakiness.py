@@ -11,12 +11,11 @@ from farm.results.analysis.flakiness import LOOKED_AT, Reliability
 from farm.results.attempt import Verdict
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms
+from farm.store.store import Store
+from farm.suites.suite import Job
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.store.store import Store
-    from farm.suites.suite import Job
 
 HOUR = 3_600_000
 VERDICTS = {"p": Verdict.PASSED, "f": Verdict.FAILED, "i": Verdict.INFRA}

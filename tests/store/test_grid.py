@@ -8,12 +8,11 @@ from farm.results.attempt import Stage, Verdict
 from farm.store.queries.grid import JobFilter
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms
+from farm.store.store import Store
 from farm.store.view import RunToolchain, SkipReason
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.store.store import Store
 
 DAY = 86_400_000
 

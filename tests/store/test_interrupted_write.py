@@ -6,17 +6,14 @@ import gc
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
+import pytest
 from sqlalchemy import text
 
 from farm.store import database
 from farm.store.database import Database
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    import pytest
 
 LIBRARIES = ("/farm/store/", "/sqlalchemy/")
 STEPS = 7

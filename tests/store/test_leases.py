@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sqlalchemy import delete, func, select
+from sqlalchemy import Connection, delete, func, select
 from waiting_requests import grant, to_yield
 
 from farm.base.errors import LeaseLostError
@@ -28,17 +30,12 @@ from farm.store import schema
 from farm.store.answers import Answers
 from farm.store.database import Database
 from farm.store.leases import rows as leases_rows
+from farm.store.leases.leasing import Leases
 from farm.store.leases.registry import Seen
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from conftest import Make
-    from sqlalchemy import Connection
-
-    from farm.store.leases.leasing import Leases
 
 DEVICES = ("d1", "d2", "d3")
 TTL_S = 10.0

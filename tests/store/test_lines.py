@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,13 +25,10 @@ from farm.store.schema import REVISION
 from farm.store.store import Store, open_store
 from farm.store.toolchains import COMMITS_LIMIT
 from farm.store.view import RunCommit, RunToolchain
+from farm.suites.suite import Job
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Make
-
-    from farm.suites.suite import Job
 
 DAY = 86_400_000
 FACTS = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}

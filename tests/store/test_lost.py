@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +17,11 @@ from store_template import place_store
 from waiting import Started
 
 from farm.base.errors import StoreError, StoreLostError
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
+from farm.suites.suite import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from conftest import Make
-
-    from farm.store.store import Store
-    from farm.suites.suite import Job
 
 # Damage to the file, with the expected message.
 LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -11,6 +11,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ from farm.store.schema import REVISION
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Make
 
 _ROOT = str(Path(__file__).parents[2])

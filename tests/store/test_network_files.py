@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +10,6 @@ from farm.base.errors import NoStoreError
 from farm.store import store_file
 from farm.store.store import open_store
 from farm.store.store_file import network_kind
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MOUNTS = r"""27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
 30 27 0:25 / /dev/shm rw,relatime shared:3 - tmpfs tmpfs rw

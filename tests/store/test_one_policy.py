@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,10 +24,6 @@ from farm.policy.situation import Priority
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.registry import Seen
 from farm.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 # Longer than a test takes on the slowest machine.
 TTL_S = 600.0

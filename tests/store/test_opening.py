@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from farm_home import FarmHome
 from programs import run_program
+from sqlalchemy import Connection
 
 from farm.base.errors import FIRST_RUN, MissingToolError, RowRefusedError, StoreError, UsageError
 from farm.store.schema import REVISION, VERSION_TABLE, fingerprint
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from conftest import Make
-    from farm_home import FarmHome
-    from sqlalchemy import Connection
-
-    from farm.store.store import Store
 
 
 def _set_revision(path: Path, revision: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,15 +22,11 @@ from farm.store import schema
 from farm.store.artifacts import GRACE_S, ArtifactStore
 from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
 from farm.store.rows import now_ms
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
+from farm.suites.suite import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Make
-
-    from farm.store.store import Store
-    from farm.suites.suite import Job
 
 DAY = 86_400_000
 ETDUMP = ArtifactRecord("e" * 64, 1_000, "etdump")

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from farm.devices.health import HealthEvent
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from farm.store.store import Store
+from farm.store.store import Store, open_store
 
 DAY_MS = 86_400_000
 

@@ -14,11 +14,10 @@ from farm.base.errors import FIRST_RUN, StoreError, UnknownNameError, UsageError
 from farm.policy.situation import Priority
 from farm.results.attempt import Direction, Measurement, OperatorProfile, Stage, Verdict
 from farm.store.records import RunRecord
+from farm.store.store import Store
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.store.store import Store
 
 _MORNING = 1_795_225_501_000  # 2026-11-21 01:45:01 UTC
 

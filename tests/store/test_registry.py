@@ -13,11 +13,10 @@ from farm.base.errors import LeaseLostError, UnknownNameError, UsageError
 from farm.devices.health import HealthEvent
 from farm.devices.status import DeviceStatus
 from farm.store.leases.registry import Seen
+from farm.store.store import Store
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.store.store import Store
 
 STATUS = DeviceStatus(
     root=True,

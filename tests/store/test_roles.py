@@ -9,6 +9,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
@@ -24,7 +26,7 @@ from farm.base.interrupts import INTERRUPTED
 from farm.devices.device import AdbAddress
 from farm.devices.health import HealthEvent
 from farm.dispatch.cluster.ending import finish
-from farm.policy.situation import Priority
+from farm.policy.situation import Lease, Priority
 from farm.store.cluster.records import Build, NewBuild, NewOrder
 from farm.store.leases.registry import Seen
 from farm.store.protocol import PROTOCOL
@@ -33,12 +35,7 @@ from farm.store.schema import metadata
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from conftest import Make
-
-    from farm.policy.situation import Lease
 
 LOGINS = {
     "mia": "owner", "host1": "agent", "hostc": "builder", "hostd": "builder", "ada": "developer", "bob": "developer",

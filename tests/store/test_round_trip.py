@@ -15,12 +15,11 @@ from farm.results.attempt import Direction, Measurement, Stage, Verdict
 from farm.store.messages.install import is_ours
 from farm.store.records import ArtifactRecord, JobFile, RunRecord
 from farm.store.schema import VERSION_TABLE, metadata
+from farm.store.store import Store
 from farm.store.view import DeviceView
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.store.store import Store
 
 
 def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None:

@@ -10,15 +10,13 @@ import pytest
 from farm.results.attempt import Verdict
 from farm.store import schema
 from farm.store.records import RunRecord
+from farm.store.store import Store
 from farm.store.values import judged_by
 from farm.store.view import SkipReason
-from farm.suites.suite import Limits, Tolerance
+from farm.suites.suite import Job, Limits, Tolerance
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.store.store import Store
-    from farm.suites.suite import Job
 
 P, F, I = Verdict.PASSED, Verdict.FAILED, Verdict.INFRA  # noqa: E741 - read as a table
 

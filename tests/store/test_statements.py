@@ -6,16 +6,13 @@ import re
 import shutil
 import sqlite3
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from farm.store.statements import statement
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ROOT = Path(__file__).parents[2]
 _BLOCKS = {

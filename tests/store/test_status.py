@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farm.results.attempt import Stage, Verdict
-from farm.store.records import RunRecord
+from farm.store.records import JobStatus, RunRecord
 from farm.store.rows import now_ms
+from farm.store.store import Store
 from farm.store.view import SkipReason
+from farm.suites.suite import Job
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.store.records import JobStatus
-    from farm.store.store import Store
-    from farm.suites.suite import Job
 
 HOUR = 3_600_000
 

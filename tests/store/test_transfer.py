@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,20 +26,14 @@ from farm.results.attempt import (
 )
 from farm.results.measurements import counted
 from farm.store.records import ArtifactRecord, RunRecord
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
 from farm.store.transfer.line_files import LineFile, import_runs, runs_in
-from farm.store.transfer.lines import encode
+from farm.store.transfer.lines import RunLine, encode
 from farm.store.values import jsonable
 from farm.store.view import SkipReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from conftest import Make
-
-    from farm.store.store import Store
-    from farm.store.transfer.lines import RunLine
 
 NAN, INF = math.nan, math.inf
 NIGHT = 1_790_000_000_000

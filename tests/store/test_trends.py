@@ -10,12 +10,11 @@ from sqlalchemy import event
 from farm.results.attempt import Direction, Measurement, Verdict
 from farm.store.records import ArtifactRecord, JobFile, RunRecord
 from farm.store.rows import now_ms
+from farm.store.store import Store
+from farm.suites.suite import Job
 
 if TYPE_CHECKING:
     from conftest import Make
-
-    from farm.store.store import Store
-    from farm.suites.suite import Job
 
 HOUR = 3_600_000
 GROWING = re.compile(r"^SCAN (attempt|measurement|counter|run_job|comparison|artifact)", re.MULTILINE)

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -26,13 +26,9 @@ from farm.builds.toolchains.content.source_state import developed_roots, source_
 from farm.builds.toolchains.interpreters import InterpreterFacts, PackageFacts, inspect, own_facts
 from farm.builds.toolchains.prepare import prepare
 from farm.builds.toolchains.select import select, toolchain_of
+from farm.builds.toolchains.toolchain import SourceState, Toolchain
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.builds.toolchains.toolchain import SourceState, Toolchain
 
 PASS = "executorch/backends/qualcomm/_passes/fold.py"
 DECODER = "executorch/examples/qualcomm/oss_scripts/llama/model/static_llama.py"

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,10 +24,6 @@ from farm.builds.runtime.runtime import attached_runtime
 from farm.builds.toolchains.sdk import maven
 from farm.builds.toolchains.sdk.maven import fetch_release, offered_release
 from farm.builds.toolchains.sdks import find_cached, sdk_states
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 VERSION = "2.47.0"
 AAR = f"{FOLDER}/{VERSION}/qnn-runtime-{VERSION}.aar"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,9 +16,6 @@ from farm.builds.toolchains.toolchain import Compiler, Toolchain
 from farm.dispatch.request.recording import run_record
 from farm.store.store import open_store
 from farm.store.view import Purpose, RunToolchain
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

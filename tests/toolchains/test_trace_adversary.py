@@ -10,18 +10,16 @@ import hashlib
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from farm.builds.bundles import reuse
 from farm.builds.bundles.trace import DevelopedRoot, read_trace
 from farm.builds.compile.tracing import may_run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TRACED = """
 import sys

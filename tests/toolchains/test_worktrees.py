@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,9 +25,6 @@ from farm.base.git import git
 from farm.builds.toolchains.commits import Checkout, is_native
 from farm.builds.toolchains.worktrees import prune_worktrees, worktree, worktrees
 from farm.cli.main import cli
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FILES = {
     "exir/__init__.py": "LEVEL = 1\n",

@@ -2,23 +2,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from adbd_device import DAEMONS
+from adbd_device import DAEMONS, AdbdDevice
 from ssh_server import alive
 
 from farm.base.processes import Supervisor
 from farm.devices.adb.names import adb_target
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from adbd_device import AdbdDevice
 
 
 @dataclass

@@ -9,14 +9,13 @@ import select
 import stat
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from waiting import Started, all_the_time, until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Attached
 
 

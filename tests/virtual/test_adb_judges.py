@@ -8,8 +8,8 @@ import hashlib
 import os
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from adb_judges import (
@@ -28,9 +28,6 @@ from adb_shell.adb_device import AdbDeviceTcp
 from adb_shell.exceptions import AdbCommandFailureException, PushFailedError, TcpTimeoutException
 from ppadb.client import Client
 from waiting import listens
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # In the default run farm's own client, and adb 36, stand for them.
 pytestmark = pytest.mark.whole

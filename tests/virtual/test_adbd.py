@@ -5,22 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from adbd_device import device_image, processes_on, start_adbd
+from adbd_device import AdbdDevice, device_image, processes_on, start_adbd
 from waiting import until
 
 from farm.base.errors import MissingToolError
 from farm.base.processes import Supervisor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from adbd_device import AdbdDevice
-
-    from farm.devices.transport import Transport
+from farm.devices.transport import Transport
 
 SECONDS = 60.0
 

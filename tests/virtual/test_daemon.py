@@ -18,7 +18,7 @@ import pytest
 from waiting import Started, is_idle, listens, until
 
 from farm.base.errors import InfraError, UnknownNameError
-from farm.base.processes import Supervisor
+from farm.base.processes import Child, Supervisor
 from farm.devices.adb.server import find_adb, start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.virtual.boot import boot
@@ -26,8 +26,6 @@ from farm.devices.virtual.faults import Fault, clear, inject
 
 if TYPE_CHECKING:
     from conftest import Attached
-
-    from farm.base.processes import Child
 
 CONNECT = struct.pack("<6I", 0x4E584E43, 0x01000001, 1 << 20, 6, 0, 0x4E584E43 ^ 0xFFFFFFFF) + b"host::"
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,6 @@ from farm.devices.virtual.faults import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Attached
 
 TMP = "/data/local/tmp"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.connect import open_transport
 from farm.devices.virtual.boot import MOST_STARTS, Reviver, boot
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SERIAL = "virtual-SM8650-0"
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
 
 import msgspec
 
 from farm.base.errors import ConfigError, UnknownNameError
 from farm.base.ids import NAME
 from farm.base.socs import SOC_NAME, find_soc, is_soc, load_socs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path, PurePath
 
 ADB_PORT = 5037
 SSH_PORT = 22

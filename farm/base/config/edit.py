@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from farm.base.atomic import write_atomically
 from farm.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _TABLE = re.compile(r"\s*\[")
 _QNN = re.compile(r"\s*\[\s*qnn\s*\]\s*(#.*)?$")

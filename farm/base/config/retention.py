@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.durations import age_in_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 RESULTS = 30
 """Newest results of every job that stay by default: a baseline of 21 and room for nights that cannot be compared."""

@@ -6,8 +6,9 @@ import functools
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import platformdirs
@@ -35,9 +36,6 @@ from farm.base.memory import usable_bytes
 from farm.base.socs import set_like
 from farm.base.toml_tables import read_table
 from farm.base.trust import weakness
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FILE_NAME = "farm.toml"
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from farm.base.errors import UnknownNameError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SECRETS = ("password", "sslpassword")
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from farm.base.errors import ConfigError
 from farm.base.toml_tables import convert_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 # Part of names of files, and not to be taken for a version or a path.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import msgspec
 
@@ -18,11 +20,6 @@ from farm.base.ids import is_bundle_key
 from farm.base.publish import half_made, own_folder, published, sweep, sweep_own, withdraw, without_owner
 from farm.base.trust import require_own
 from farm.builds.bundles.bundle import MANIFEST, Bundle, load_bundle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
 
 class CacheEntry(msgspec.Struct, frozen=True):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from farm.base.errors import BundleError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ORIGINS = "origins.json"
 """Name of the file with the origins in a bundle; missing if all are unknown."""

@@ -9,7 +9,7 @@ from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import cpu_backends, runs_on_cpu
 from farm.base.errors import ConfigError, IllegalTargetError
 from farm.builds.bundles.bundle import Manifest, TensorSpec
-from farm.builds.program.pte import read_pte
+from farm.builds.program.pte import Method, Value, read_pte
 from farm.suites.features import NOT_DIRECT
 from farm.suites.generate import DECODE
 from farm.suites.options import compile_options
@@ -17,7 +17,6 @@ from farm.suites.options import compile_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.builds.program.pte import Method, Value
     from farm.suites.suite import Job, Target
 
 

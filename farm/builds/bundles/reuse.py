@@ -40,13 +40,12 @@ from farm.base.publish import make_folders
 from farm.base.trust import weakness
 from farm.builds.bundles.changes import EVERYWHERE, Edit, edit_between
 from farm.builds.bundles.key import bundle_key
-from farm.builds.bundles.trace import forget_old_sources, kept_source, read_trace
+from farm.builds.bundles.trace import DevelopedRoot, FileTrace, Trace, forget_old_sources, kept_source, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from farm.builds.bundles.cache import BundleCache
-    from farm.builds.bundles.trace import DevelopedRoot, FileTrace, Trace
     from farm.suites.suite import Job
 
 _TRACED = "traced"

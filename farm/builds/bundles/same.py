@@ -7,17 +7,12 @@ outputs with their quantization steps are equal as well.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import msgspec
 
-from farm.builds.bundles.bundle import INPUTS
+from farm.builds.bundles.bundle import INPUTS, Bundle, Manifest
 from farm.builds.program.canonical import program_hash
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from farm.builds.bundles.bundle import Bundle, Manifest
 
 _DATA = (f"{INPUTS}/", "reference_")
 

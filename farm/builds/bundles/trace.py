@@ -11,16 +11,13 @@ import hashlib
 import os
 import time
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import msgspec
 
 from farm.base.atomic import write_atomically
 from farm.base.publish import make_folders
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 TRACE = "trace"
 """File of a bundle; like the log it is not listed in the manifest."""

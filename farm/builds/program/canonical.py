@@ -23,19 +23,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from farm.builds.program.flatbuffer import Flatbuffer, FlatbufferError, Slot
+from farm.builds.program.flatbuffer import Flatbuffer, FlatbufferError, Positions, Slot
 from farm.builds.program.pte import qnn_payloads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from farm.builds.program.flatbuffer import Positions
 
 # Header that ExecuTorch writes before a context: magic number, time, size of the context, zeros to the end.
 _MAGIC, _TIME, _SIZE, _HEADER_BYTES = 0x5678ABCD, slice(4, 12), slice(12, 20), 256

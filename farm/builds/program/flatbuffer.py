@@ -7,14 +7,12 @@ neither, and reads one field of one table at a time. The format: https://flatbuf
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Positions = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 # Least size of an element in a vector of tables of an honest file: its offset, its table and a table in that.
 _ELEMENT_BYTES = 24

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from farm.base.errors import ConfigError
-from farm.builds.program.flatbuffer import Flatbuffer, FlatbufferError, Slot
+from farm.builds.program.flatbuffer import FieldColumn, Flatbuffer, FlatbufferError, Positions, Slot
 from farm.builds.program.layout import Call, DeclaredTensor, LayoutError, find_layout, memory_order
 from farm.builds.program.qnn_options import QnnOptions, read_qnn_options
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Sequence
     from pathlib import Path
-
-    from farm.builds.program.flatbuffer import FieldColumn, Positions
 
 QNN = "QnnBackend"
 """Id of a delegate that runs on htp, gpu or lpai."""

@@ -5,16 +5,11 @@ Layout: backends/qualcomm/serialization/qc_compiler_spec.fbs of executorch 1.5.1
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from farm.base.backends.registry import BACKENDS
 from farm.base.socs import load_socs
-from farm.builds.program.flatbuffer import Flatbuffer, Slot
-
-if TYPE_CHECKING:
-    from farm.builds.program.flatbuffer import Positions
+from farm.builds.program.flatbuffer import Flatbuffer, Positions, Slot
 
 _DSP = 3  # QnnExecuTorchBackendType.kDspBackend, which farm has no backend for
 _QNN_SOC, _QNN_BACKEND, _QNN_ONLINE, _QNN_DUMP = Slot(0, "table"), Slot(1, "table"), Slot(4, "?"), Slot(5, "?")

@@ -17,7 +17,7 @@ from farm.base.errors import IllegalTargetError, MissingToolError
 from farm.builds.runtime.native.build import planned_native
 from farm.builds.runtime.native.cross_compilers import AndroidKit
 from farm.builds.runtime.native.elf import HEXAGON
-from farm.builds.runtime.native.targets import ANDROID, OE_LINUX, RUNNER
+from farm.builds.runtime.native.targets import ANDROID, OE_LINUX, RUNNER, BuildTarget, Mode
 from farm.builds.runtime.parts import RuntimePart, library
 from farm.builds.runtime.qnn_sdk import QnnFiles, android_files, linux_files, repair_of
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from farm.base.backends.descriptor import Backend
     from farm.base.config.settings import Config
     from farm.base.socs import Soc
-    from farm.builds.runtime.native.targets import BuildTarget, Mode
 
 _BACKEND_LIBRARY = "libqnn_executorch_backend.so"
 _UPSTREAM_RUNNER = "qnn_executor_runner"

@@ -22,7 +22,7 @@ from farm.builds.runtime.device_files import (
     device_places,
     takes_sessions,
 )
-from farm.builds.runtime.native.build import planned_native
+from farm.builds.runtime.native.build import NativeBuild, planned_native
 from farm.builds.runtime.native.cross_compilers import planned_aarch64_executorch
 from farm.builds.runtime.native.executorch import runner_executorch
 from farm.builds.runtime.native.targets import ANDROID, HOST, LINUX_AARCH64, TARGETS, BuildTarget, Kind, Mode
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.socs import Soc
-    from farm.builds.runtime.native.build import NativeBuild
 
 _COMPILER_PACKAGES = ("executorch", "torch", "torchao")
 _TOOL_PACKAGES = (*_COMPILER_PACKAGES, "onnxruntime-qnn", "cmake", "ninja", "adbutils")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -13,10 +14,6 @@ from farm.base.hashes import hash_files
 from farm.base.publish import published
 from farm.base.trust import weakness_inside
 from farm.builds.runtime.runtime import EXECUTORCH_LIBRARIES, Runtime, remade
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 _FOLDER, _RECORD, _FILES = "runtimes", "runtime.json", "files"
 # So many runtimes stay; equal files of them are links to one file.

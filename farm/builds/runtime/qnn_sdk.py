@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
@@ -13,9 +13,6 @@ from farm.base.trust import require_own
 from farm.builds.runtime.native.targets import OE_LINUX
 from farm.builds.runtime.native.wheels import fetch_wheel, wheel_folder
 from farm.builds.runtime.packages import package_version
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ANDROID_FOLDER = "aarch64-android"
 LINUX_FOLDER = "aarch64-oe-linux-gcc*"

@@ -26,7 +26,7 @@ from farm.builds.runtime.device_files import (
 from farm.builds.runtime.native.build import build_native
 from farm.builds.runtime.native.cross_compilers import aarch64_executorch
 from farm.builds.runtime.native.elf import X86_64
-from farm.builds.runtime.native.executorch import default_executorch, runner_executorch
+from farm.builds.runtime.native.executorch import NativeExecutorch, default_executorch, runner_executorch
 from farm.builds.runtime.native.targets import (
     ANDROID,
     LINUX_AARCH64,
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farm.base.config.settings import Config
-    from farm.builds.runtime.native.executorch import NativeExecutorch
 
 # FastRPC's mask for important messages and errors, as in ExecuTorch's own scripts.
 _DSP_LOGS = "0x0C"

@@ -13,9 +13,9 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,14 +24,9 @@ from farm.base.hashes import hash_files
 from farm.base.publish import published
 from farm.base.trust import require_own
 from farm.builds.runtime.native.build import NativeBuild, build_native
-from farm.builds.runtime.native.executorch import default_executorch
+from farm.builds.runtime.native.executorch import NativeExecutorch, default_executorch
 from farm.builds.runtime.native.targets import BRIDGE
 from farm.builds.runtime.packages import install_hint, package_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from farm.builds.runtime.native.executorch import NativeExecutorch
 
 TARGET = "x86_64-linux-clang"
 LIBRARY = "libQnnHtp.so"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.backends.registry import cpu_backends
 from farm.base.errors import UsageError
 from farm.base.git import ask_git, git
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _SUBMODULE = "160000"
 # Files that decide about the native parts of a checkout: sources, generators and build files.

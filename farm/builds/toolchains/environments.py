@@ -15,9 +15,10 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PathDistribution
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
@@ -27,9 +28,6 @@ from farm.base.errors import MissingToolError, UsageError
 from farm.base.publish import published
 from farm.builds.toolchains.generations import generation_of, is_supported
 from farm.builds.toolchains.pip import pip_install
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 from farm.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 OLDEST = "1.3.1"
 """Before it, ExecuTorch's Qualcomm backend has no LPAI, whose names farm's flow imports."""

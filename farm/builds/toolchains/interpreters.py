@@ -7,16 +7,14 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from farm.base.errors import MissingToolError
 from farm.builds.toolchains import probe
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LEAST_PYTHON = (3, 11)
 """Oldest Python of a toolchain, whose processes run farm's own code."""

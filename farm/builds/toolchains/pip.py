@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from farm.base.errors import InfraError
 from farm.base.processes import Supervisor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _INSTALL_SECONDS = 1800.0
 _BASE = str(getattr(sys, "_base_executable", sys.executable))

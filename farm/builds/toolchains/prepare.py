@@ -23,7 +23,7 @@ from farm.builds.toolchains.content.identity import identify
 from farm.builds.toolchains.content.source_state import developed_roots, source_state
 from farm.builds.toolchains.generations import NEWEST, newer_than_known, variables_of
 from farm.builds.toolchains.handover import handover
-from farm.builds.toolchains.interpreters import own_facts
+from farm.builds.toolchains.interpreters import InterpreterFacts, own_facts
 from farm.builds.toolchains.probe import PACKAGES
 from farm.builds.toolchains.sdks import resolve_qnn
 from farm.builds.toolchains.select import import_environment, look_into
@@ -32,7 +32,6 @@ from farm.builds.toolchains.toolchain import STUB_LINE, Compiler, Toolchain
 if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.base.config.toolchains import ToolchainConfig
-    from farm.builds.toolchains.interpreters import InterpreterFacts
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.base.errors import UnknownNameError, UsageError
 from farm.cli.options import SuggestingGroup, config_option, json_option
 from farm.cli.output import echo, is_verbose, opened, show, width
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from farm.base.config.settings import Config
     from farm.policy.situation import Lease
     from farm.store.cluster.records import Agent
 

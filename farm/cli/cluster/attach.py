@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -10,9 +10,6 @@ from farm.base.config.settings import load_config
 from farm.base.interrupts import INTERRUPTED
 from farm.cli.options import OUTPUT_FILE, config_option, json_option
 from farm.cli.output import deliver, echo, notice, opened
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Seconds within which even a busy agent ends the running jobs of a cancelled run.
 _AWAIT_SECONDS = 15.0

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from farm.base.errors import UsageError
 from farm.cli.options import json_option
 from farm.cli.output import opened, show
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SUBJECT = re.compile(r"(user|label):[^\s:]{1,80}")
 

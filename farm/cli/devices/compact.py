@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from farm.base.text import one_line
 from farm.devices.discovery import ABSENT, OUT
-from farm.dispatch.pool.inventory import wanted_of
+from farm.dispatch.pool.inventory import DeviceRow, wanted_of
 from farm.report.model.format import short_age
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from farm.dispatch.pool.inventory import DeviceRow
     from farm.policy.situation import Waiting
     from farm.store.leases.registry import Registered
 

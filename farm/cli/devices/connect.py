@@ -12,6 +12,7 @@ from farm.base.errors import InfraError, UsageError
 from farm.cli.devices.adb import adb_address, is_elsewhere
 from farm.cli.devices.hold import (
     CommandWithWords,
+    Held,
     device_held,
     held_device_options,
     purpose_of,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from farm.cli.devices.hold import Held
     from farm.devices.adb.server import AdbServer
 
 _LOOK_SECONDS = 1.0

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from farm.base.config.settings import load_config
 from farm.cli.options import config_option
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.command("mcp")

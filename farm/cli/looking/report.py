@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from farm.cli.options import OUTPUT_FILE, json_option, limit_option
 from farm.cli.output import deliver, echo, opened, print_json, width, write_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.command("report")

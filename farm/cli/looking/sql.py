@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -14,10 +15,6 @@ from farm.base.text import one_line, spelled
 from farm.cli.options import json_option, limit_option, timeout_option
 from farm.cli.output import echo, notice, opened, print_json
 from farm.report.terminal.layout import columns
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _CELL = 60
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from farm.cli.options import refuse_together
 from farm.cli.output import show, width
 from farm.cli.progress import make_front
-from farm.dispatch.run.compile_only import CompileOutcome, compile_only
+from farm.dispatch.run.compile_only import Compilation, CompiledJob, CompileOutcome, compile_only
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import columns, wrapped
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.dispatch.request.request import RunRequest
-    from farm.dispatch.run.compile_only import Compilation, CompiledJob
 
 
 def check_compile_only(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from farm.base.interrupts import INTERRUPTED
 from farm.base.log_setup import only_warnings
 from farm.base.text import one_line
 from farm.dispatch.nightly.collect_results import write_page
-from farm.dispatch.nightly.record import DebuggedJob
+from farm.dispatch.nightly.record import CellResult, DebuggedJob
 from farm.dispatch.nightly.state import write_whole
 from farm.report.model.status import Standing, standing
 from farm.results.attempt import Cause
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.base.config.settings import Config
-    from farm.dispatch.nightly.record import CellResult
     from farm.dispatch.request.request import RunRequest
     from farm.replay.debug import DebugOutcome
     from farm.store.view import RunView

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -11,9 +11,6 @@ from farm.base.errors import UsageError
 from farm.base.text import one_line
 from farm.cli.options import json_option, limit_option
 from farm.cli.output import opened, show
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _ROLES = ("viewer", "developer", "operator")
 

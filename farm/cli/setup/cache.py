@@ -13,24 +13,20 @@ import click
 from farm.base.config.settings import load_config
 from farm.base.durations import age_in_seconds
 from farm.base.errors import UsageError
-from farm.builds.bundles.cache import BundleCache, leftovers
-from farm.builds.toolchains.sdk.removal import cached_sdks, removable_sdks, remove_sdk
-from farm.builds.toolchains.worktrees import STALE_S, prune_worktrees, worktrees
+from farm.builds.bundles.cache import BundleCache, Leftover, leftovers
+from farm.builds.toolchains.sdk.removal import CachedSdk, cached_sdks, removable_sdks, remove_sdk
+from farm.builds.toolchains.worktrees import STALE_S, WorktreeEntry, prune_worktrees, worktrees
 from farm.cli.options import SuggestingGroup, config_option, json_option
 from farm.cli.output import echo, notice, show
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
-from farm.store.objects.cached import cached_objects, prune_objects
+from farm.store.objects.cached import CachedObject, cached_objects, prune_objects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from farm.builds.bundles.cache import Leftover
     from farm.builds.toolchains.overview import EnvironmentRow
-    from farm.builds.toolchains.sdk.removal import CachedSdk
-    from farm.builds.toolchains.worktrees import WorktreeEntry
-    from farm.store.objects.cached import CachedObject
 
 _SIZE = re.compile(r"(\d+)([kMGT]?)B?")
 _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import click
 from msgspec.structs import replace
 
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.base.errors import FarmError, UsageError
 from farm.cli.options import SuggestingGroup, config_option, json_option, named
 from farm.cli.output import echo, notice, show
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from farm.base.config.settings import Config
     from farm.builds.toolchains.sdks import SdkState
 
 _SHA256 = 64

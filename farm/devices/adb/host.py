@@ -10,7 +10,8 @@ import contextlib
 import re
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from farm.base.config.devices import Endpoint
 from farm.base.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
@@ -18,9 +19,6 @@ from farm.base.ids import NAME
 from farm.devices.adb.names import RELAYED_PRODUCT, VIRTUAL_PREFIX, adb_target, network_address
 from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 # A server on this machine answers at once, unless the machine is very busy.
 SERVER_SECONDS = 10.0

@@ -12,14 +12,12 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.base.errors import DeviceError
-from farm.devices.adb.host import acknowledge
+from farm.devices.adb.host import AdbHost, acknowledge
 from farm.devices.transport import TAIL_BYTES, Output, Process
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
-
-    from farm.devices.adb.host import AdbHost
 
 _FRAME = struct.Struct("<BI")
 _STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN = range(5)

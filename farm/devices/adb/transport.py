@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
 
 from farm.base.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, InfraError
 from farm.devices.adb.host import AdbHost, acknowledge
@@ -16,16 +15,10 @@ from farm.devices.adb.names import environment_with
 from farm.devices.adb.server import suitable_adb
 from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import HungUpError, LinkRefusedError, SyncStream
-from farm.devices.device import LOOPBACK
+from farm.devices.device import LOOPBACK, AdbAddress
 from farm.devices.marks import END_MARKED, export_mark, new_mark
 from farm.devices.text import clean_text, says_full
 from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS, Link, Transport, communicate, shell_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from farm.devices.device import AdbAddress
 
 # Folder in which an ordinary adb user may write and execute; it has all files of farm.
 STORAGE = PurePosixPath("/data/local/tmp/farm")

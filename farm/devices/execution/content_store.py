@@ -14,8 +14,8 @@ import hashlib
 import re
 import threading
 import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,14 +25,7 @@ from farm.devices.execution.liveness import DamagedError, StagingError
 from farm.devices.execution.shell import shell_script
 from farm.devices.room import TELL_ROOM, free_bytes
 from farm.devices.text import clean_text, says_full
-from farm.devices.transport import Link
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from pathlib import Path, PurePosixPath
-
-    from farm.devices.transport import Completed, Transport
-
+from farm.devices.transport import Completed, Link, Transport
 
 OBJECTS = "objects"
 SESSION_PREFIX = "run-"

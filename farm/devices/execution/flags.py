@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from farm.builds.bundles.bundle import MODEL
-from farm.devices.execution.raw import DEBUG_FILE, ETDUMP_FILE, TOKENS_FILE
+from farm.builds.bundles.bundle import MODEL, Manifest
+from farm.devices.execution.raw import DEBUG_FILE, ETDUMP_FILE, TOKENS_FILE, RunnerOptions
 from farm.devices.execution.result import DEBUG_BYTES
-from farm.devices.execution.workspace import INPUT_LIST, OUTPUTS, PROMPT_LIST, program_flags, shape_flags
+from farm.devices.execution.workspace import INPUT_LIST, OUTPUTS, PROMPT_LIST, Workspace, program_flags, shape_flags
 
 if TYPE_CHECKING:
-    from farm.builds.bundles.bundle import Manifest
     from farm.builds.runtime.native.targets import Kind
-    from farm.devices.execution.raw import RunnerOptions
-    from farm.devices.execution.workspace import Workspace
 
 _DEBUG_FLAGS = {
     "dump_intermediate_outputs": "true",

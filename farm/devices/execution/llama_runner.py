@@ -10,32 +10,28 @@ from __future__ import annotations
 
 import tempfile
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from farm.base.text import count_of
-from farm.builds.bundles.bundle import MODEL, read_tensor
+from farm.builds.bundles.bundle import MODEL, Bundle, Generation, read_tensor
 from farm.builds.bundles.generation import NO_TOKEN
-from farm.builds.runtime.runtime import LLAMA_RUNNER
+from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime
 from farm.devices.execution.observed import Observed, ObservedError, read_observed
 from farm.devices.execution.one_shot import answered, refusal, report_of
 from farm.devices.execution.runner_process import RunnerEnding, RunnerProcess
 from farm.devices.execution.shell import shell_script
-from farm.devices.execution.workspace import library_paths
+from farm.devices.execution.workspace import Workspace, library_paths
 from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
-    from pathlib import PurePosixPath
 
-    from farm.builds.bundles.bundle import Bundle, Generation
-    from farm.builds.runtime.runtime import Runtime
     from farm.devices.execution.raw import RunnerOptions
-    from farm.devices.execution.workspace import Workspace
     from farm.devices.transport import Transport
 
 TOKENIZER = "tokenizer"

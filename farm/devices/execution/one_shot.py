@@ -17,7 +17,7 @@ from farm.base.text import count_of
 from farm.devices.execution.liveness import StagingError
 from farm.devices.execution.runner_process import RunnerAnswer, RunnerEnding, RunnerProcess
 from farm.devices.execution.shell import shell_script
-from farm.devices.execution.workspace import library_paths, packages_folder
+from farm.devices.execution.workspace import Workspace, library_paths, packages_folder
 from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from farm.builds.bundles.bundle import Manifest
     from farm.builds.runtime.runtime import Runtime
     from farm.devices.execution.raw import RunnerOptions
-    from farm.devices.execution.workspace import Workspace
     from farm.devices.transport import Transport
 
 _LINES = "repeated_list.txt"

@@ -13,13 +13,12 @@ import msgspec
 
 from farm.base.errors import DeviceError, InfraError, MissingToolError
 from farm.base.processes import Supervisor
-from farm.builds.bundles.bundle import OPTRACE
+from farm.builds.bundles.bundle import OPTRACE, Bundle
 from farm.builds.runtime.simulator import TARGET as HOST_FOLDER
 from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
     from farm.base.socs import Soc
-    from farm.builds.bundles.bundle import Bundle
     from farm.devices.execution.session import DeviceSession
 
 _NET_RUN = "qnn-net-run"

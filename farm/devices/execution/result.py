@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from farm.base.errors import DeviceError
@@ -16,18 +16,17 @@ from farm.devices.execution.raw import (
     RESULT_FILE,
     TOKENS_FILE,
     TOKENS_LIMIT,
+    ErrorCause,
     RawResult,
+    RunnerOptions,
 )
-from farm.devices.execution.workspace import OUTPUTS
+from farm.devices.execution.workspace import OUTPUTS, Workspace
 from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from farm.devices.execution.raw import ErrorCause, RunnerOptions
     from farm.devices.execution.runner_process import RunnerEnding
-    from farm.devices.execution.workspace import Workspace
     from farm.devices.transport import Transport
 
 _Stage = Literal["", "push", "execute", "pull"]

@@ -10,14 +10,12 @@ import msgspec
 
 from farm.base.errors import DeviceError
 from farm.devices.text import clean_text
-from farm.devices.transport import SILENCE_SECONDS
+from farm.devices.transport import SILENCE_SECONDS, Transport
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import PurePosixPath
-
-    from farm.devices.transport import Transport
 
 STDERR_BYTES = 64 * 1024
 _ANSWER_BYTES = 16 << 20

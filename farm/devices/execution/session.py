@@ -10,21 +10,24 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
 
 from farm.base.errors import DeviceError, DeviceSpaceError
-from farm.builds.runtime.runtime import LLAMA_RUNNER
+from farm.builds.bundles.bundle import Bundle
+from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime
 from farm.devices.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
 from farm.devices.execution.flags import options_for, program_and_profile, seconds_of, session_flags
 from farm.devices.execution.liveness import Liveness, StagingError, cause_of
 from farm.devices.execution.one_shot import reduced, run_once
-from farm.devices.execution.raw import HEAP_PROCESS
+from farm.devices.execution.raw import HEAP_PROCESS, ErrorCause, RawResult, RunnerOptions
 from farm.devices.execution.result import Execution, collect, collect_heap, collect_tokens
-from farm.devices.execution.runner_process import RunnerProcess
+from farm.devices.execution.runner_process import RunnerEnding, RunnerProcess
 from farm.devices.execution.takeover import take_over
 from farm.devices.execution.workspace import (
     ANCHOR,
+    Layout,
     Workspace,
     job_layout,
     library_paths,
@@ -33,17 +36,7 @@ from farm.devices.execution.workspace import (
 )
 from farm.devices.identity import PRINT_BOOT
 from farm.devices.text import says_full
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path, PurePosixPath
-
-    from farm.builds.bundles.bundle import Bundle
-    from farm.builds.runtime.runtime import Runtime
-    from farm.devices.execution.raw import ErrorCause, RawResult, RunnerOptions
-    from farm.devices.execution.runner_process import RunnerEnding
-    from farm.devices.execution.workspace import Layout
-    from farm.devices.transport import Completed, Transport
+from farm.devices.transport import Completed, Transport
 
 _SHELL_SECONDS = 30.0
 # Seconds for a device that did not answer before.

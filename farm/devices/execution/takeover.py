@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from farm.base.errors import DeviceError
 from farm.devices.execution.liveness import StagingError
 from farm.devices.execution.shell import shell_script
 from farm.devices.text import clean_text
-
-if TYPE_CHECKING:
-    from farm.devices.transport import Transport
+from farm.devices.transport import Transport
 
 _SECONDS = 60.0
 _OUTPUT_BYTES = 256 * 1024

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from farm.builds.bundles.bundle import INPUTS, MODEL, OP_PACKAGES
+from farm.builds.bundles.bundle import INPUTS, MODEL, OP_PACKAGES, Bundle, Generation, Manifest, TensorSpec
 from farm.devices.execution.content_store import OBJECTS
 from farm.devices.transport import Link
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from farm.builds.bundles.bundle import Bundle, Generation, Manifest, TensorSpec
     from farm.builds.runtime.native.targets import Kind
     from farm.builds.runtime.runtime import Runtime
     from farm.devices.execution.raw import ErrorCause

@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,6 @@ from farm.devices.local.files import local_errors, replacing
 from farm.devices.transport import COMMAND_BYTES, Link, Output, Process, Transport, shell_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from farm.devices.device import LocalAddress
 
 # Variables of farm's environment for programs: places alone, no settings of farm and no secrets.

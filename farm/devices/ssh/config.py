@@ -9,21 +9,16 @@ import getpass
 import re
 import subprocess
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.config.devices import SSH_PORT, is_ssh_host, is_ssh_user
+from farm.base.config.devices import SSH_PORT, SshLogin, is_ssh_host, is_ssh_user
 from farm.base.errors import InfraError, MissingToolError
 from farm.base.trust import weakness
 from farm.devices.device import SshAddress
 from farm.devices.text import clean_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.base.config.devices import SshLogin
 
 NONE = "none"
 """In the place of a file: no file is read."""

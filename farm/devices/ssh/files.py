@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, NamedTuple
 
 from paramiko.sftp import SFTP_NO_SUCH_FILE, SFTP_PERMISSION_DENIED
 
 from farm.base.errors import DeviceError, DeviceSpaceError
 from farm.devices.local.files import local_errors, replacing
-from farm.devices.ssh.sftp_stream import DATA_BYTES, WINDOW, Attributes, Room, SftpStatus, succeeded
+from farm.devices.ssh.sftp_stream import DATA_BYTES, WINDOW, Answer, Attributes, Room, SftpStatus, SftpStream, succeeded
 from farm.devices.transport import Link
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path, PurePosixPath
-    from typing import BinaryIO
-
-    from farm.devices.ssh.sftp_stream import Answer, SftpStream
 
 # Files open on the server at once, closing ones not counted; servers allow some hundred.
 _FILES = 32

@@ -9,19 +9,14 @@ import contextlib
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import paramiko
 
 from farm.base.errors import DeviceError, DeviceGoneError, DeviceTimeoutError
-from farm.devices.device import LOOPBACK
+from farm.devices.device import LOOPBACK, SshAddress
 from farm.devices.ssh.login import OPEN_SECONDS, Connection
 from farm.devices.text import clean_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from farm.devices.device import SshAddress
 
 _CONNECT_SECONDS = 10.0
 _FULL_SECONDS = 0.05

@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import paramiko
 
 from farm.base.config.devices import SSH_PORT
 from farm.base.errors import DeviceError, DeviceGoneError
-from farm.devices.device import LOOPBACK
+from farm.devices.device import LOOPBACK, SshAddress
 from farm.devices.ssh.alive import HeardStream, keep_alive
 from farm.devices.text import clean_text
-
-if TYPE_CHECKING:
-    from farm.devices.device import SshAddress
 
 OPEN_SECONDS = 15.0
 """For a stream."""

@@ -5,23 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Mapping
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 from farm.base.errors import DeviceError, UsageError
+from farm.devices.device import SshAddress
 from farm.devices.ssh.files import Files
 from farm.devices.ssh.link import SshLink
 from farm.devices.ssh.process import SshProcess
 from farm.devices.ssh.sftp_stream import SftpStream
-from farm.devices.transport import ASK_SECONDS, Transport, shell_command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from farm.devices.device import SshAddress
-    from farm.devices.transport import Link
+from farm.devices.transport import ASK_SECONDS, Link, Transport, shell_command
 
 # A device that moves no byte of a file for so long is gone.
 STALL_SECONDS = 30.0

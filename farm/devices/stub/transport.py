@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,9 +11,6 @@ from farm.base.errors import DeviceError, DeviceGoneError
 from farm.devices.device import DeviceAddress, LocalAddress
 from farm.devices.local.transport import LocalTransport
 from farm.devices.transport import Link, Output, Process, Transport
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class StubAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="stub"):

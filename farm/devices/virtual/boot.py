@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.errors import FarmError, InfraError
-from farm.base.processes import ending
+from farm.base.processes import Child, Supervisor, ending
 from farm.base.socs import find_soc
 from farm.devices.adb.names import VIRTUAL_PREFIX
-from farm.devices.device import LOOPBACK, AdbAddress
+from farm.devices.device import LOOPBACK, AdbAddress, Device
 from farm.devices.identity import identify
 from farm.devices.virtual.faults import randomize
 from farm.devices.virtual.tree import BUILDS
@@ -25,9 +25,7 @@ from farm.devices.virtual.tree import BUILDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from farm.base.processes import Child, Supervisor
     from farm.devices.adb.server import AdbServer
-    from farm.devices.device import Device
 
 # Takes a fifth of a second on an idle machine.
 _BOOT_SECONDS = 30.0

@@ -7,8 +7,9 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farm.base.peer import accept_own_async, pause_after
 from farm.devices.virtual.command import Commands
@@ -16,16 +17,10 @@ from farm.devices.virtual.faults import Fault, control_address
 from farm.devices.virtual.forward import Reverse, carry, connect, is_socket
 from farm.devices.virtual.injection import Injection
 from farm.devices.virtual.shell import serve_shell
-from farm.devices.virtual.streams import HostConnection
+from farm.devices.virtual.streams import HostConnection, Service, Stream
 from farm.devices.virtual.sync import SyncSession
-from farm.devices.virtual.tree import ROOT_PROPERTY
+from farm.devices.virtual.tree import ROOT_PROPERTY, DeviceTree
 from farm.devices.virtual.wire import LinkThrottle, PacketLink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from farm.devices.virtual.streams import Service, Stream
-    from farm.devices.virtual.tree import DeviceTree
 
 # Features that adb 36 uses; sendrecv_v2 is left out, as compression has no use on loopback. With remount_shell,
 # `adb remount` is a command with an exit code.

@@ -9,15 +9,13 @@ import json
 import os
 import re
 import socket
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from farm.base.errors import InfraError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 CONTROL = ".incoming/control"
 """Socket of a device's daemon for these requests, below its root. The device's own services hide it."""

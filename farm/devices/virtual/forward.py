@@ -12,10 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.peer import accept_own_async
-from farm.devices.virtual.streams import until_one_ends
+from farm.devices.virtual.streams import HostConnection, Service, Stream, until_one_ends
 
 if TYPE_CHECKING:
-    from farm.devices.virtual.streams import HostConnection, Service, Stream
     from farm.devices.virtual.tree import DeviceTree
 
 _Address = str | tuple[str, int]

@@ -12,10 +12,8 @@ import re
 import struct
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple, TextIO
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TextIO
 
 _BANNER = b"--------- beginning of main\n"
 _LONG = ["pid=", "regex=", "format=", "dump", "clear", "binary", "buffer="]

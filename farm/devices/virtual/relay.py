@@ -11,19 +11,14 @@ import re
 import socket
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
 
 from farm.base.errors import InfraError
 from farm.base.peer import accept_own_async
-from farm.devices.adb.host import acknowledge
+from farm.devices.adb.host import AdbHost, acknowledge
 from farm.devices.adb.names import RELAYED_PRODUCT, adb_target
 from farm.devices.device import LOOPBACK
-from farm.devices.virtual.streams import HostConnection, until_one_ends
+from farm.devices.virtual.streams import HostConnection, Service, Stream, until_one_ends
 from farm.devices.virtual.wire import LinkThrottle, PacketLink
-
-if TYPE_CHECKING:
-    from farm.devices.adb.host import AdbHost
-    from farm.devices.virtual.streams import Service, Stream
 
 _BACKLOG = 16
 _CHUNK = 1 << 18

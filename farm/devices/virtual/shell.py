@@ -10,15 +10,13 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
-from farm.devices.virtual.faults import CONDITIONS, LINK_KINDS, FaultKind
-from farm.devices.virtual.streams import StreamClosedError
+from farm.devices.virtual.faults import CONDITIONS, LINK_KINDS, Fault, FaultKind
+from farm.devices.virtual.streams import Stream, StreamClosedError
 from farm.devices.virtual.wire import MAX_PAYLOAD, ProtocolError
 
 if TYPE_CHECKING:
     from farm.devices.virtual.command import Command, Commands
-    from farm.devices.virtual.faults import Fault
     from farm.devices.virtual.injection import Injection
-    from farm.devices.virtual.streams import Stream
 
 # Frame of shell protocol v2, shell_protocol.h of AOSP's packages/modules/adb: a byte for the kind, and a length.
 _FRAME = struct.Struct("<BI")

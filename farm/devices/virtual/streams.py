@@ -8,8 +8,7 @@ import os
 import sys
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 from farm.devices.virtual.wire import (
     AUTH,
@@ -25,9 +24,6 @@ from farm.devices.virtual.wire import (
     PacketLink,
     ProtocolError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # adb itself opens a handful at a time.
 _MOST_STREAMS = 512

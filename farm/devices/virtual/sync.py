@@ -22,8 +22,8 @@ from farm.devices.adb.sync_protocol import (
     STAT_V2,
     DataFrames,
 )
-from farm.devices.virtual.faults import FaultKind
-from farm.devices.virtual.streams import StreamClosedError
+from farm.devices.virtual.faults import Fault, FaultKind
+from farm.devices.virtual.streams import Stream, StreamClosedError
 from farm.devices.virtual.tools import IMPOSSIBLE_NAMES
 from farm.devices.virtual.upload import Upload, changed
 from farm.devices.virtual.wire import ProtocolError
@@ -31,9 +31,7 @@ from farm.devices.virtual.wire import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from farm.devices.virtual.faults import Fault
     from farm.devices.virtual.injection import Injection
-    from farm.devices.virtual.streams import Stream
     from farm.devices.virtual.tree import DeviceTree
 
 # Answers that travel together.

@@ -9,8 +9,8 @@ import errno
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.devices.virtual.faults import LOG
 from farm.devices.virtual.tools import (
@@ -25,9 +25,6 @@ from farm.devices.virtual.tools import (
     TOOLS,
     battery,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # The path goes into shell commands and lists of folders unquoted: no character may be special in either.
 _SAFE_ROOT = re.compile(r"/[A-Za-z0-9/._+,@-]+")

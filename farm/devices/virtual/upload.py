@@ -9,17 +9,15 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from farm.devices.adb.sync_protocol import PATH_BYTES
-from farm.devices.virtual.faults import CONDITIONS, FaultKind
+from farm.devices.virtual.faults import CONDITIONS, Fault, FaultKind
 from farm.devices.virtual.streams import StreamClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import BinaryIO
 
-    from farm.devices.virtual.faults import Fault
     from farm.devices.virtual.injection import Injection
     from farm.devices.virtual.tree import DeviceTree
 

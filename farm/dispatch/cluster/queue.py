@@ -9,12 +9,11 @@ import msgspec
 
 from farm.policy.estimate import Work, expect
 from farm.policy.reasons import why_waiting
-from farm.policy.situation import OpenOrder, Priority, usable
+from farm.policy.situation import OpenOrder, Priority, Situation, usable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from farm.policy.situation import Situation
     from farm.store.cluster.records import Order, QueueView
 
 # Expected time of a build without any history.

@@ -9,7 +9,7 @@ a case and the packages that it imports: a build host checks them by computing t
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -17,12 +17,7 @@ from farm.base.backends.registry import BACKENDS
 from farm.base.errors import NoDeviceError
 from farm.builds.bundles.key import HOST_CPU, facts_of, recipe_digest, relevant_versions
 from farm.results.analysis.facts import changed_facts, fact_line
-from farm.store.cluster.records import OfferedToolchain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from farm.store.cluster.records import Agent
+from farm.store.cluster.records import Agent, OfferedToolchain
 
 _RECIPE = "recipe"
 _SHOWN_HASH = 16

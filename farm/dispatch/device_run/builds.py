@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from farm.base.atomic import write_atomically
 from farm.builds.compile.protocol import BuildReply
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 # A build takes seconds; looking 50 times a second costs nothing that can be measured.
 _POLL_SECONDS = 0.02

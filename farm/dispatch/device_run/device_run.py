@@ -18,7 +18,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -36,7 +36,7 @@ from farm.base.errors import (
 from farm.devices.connect import open_transport
 from farm.devices.execution.content_store import SESSION_PREFIX
 from farm.devices.execution.crash_logs import collect_crash_logs
-from farm.devices.execution.raw import RunnerOptions
+from farm.devices.execution.raw import RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
 from farm.devices.execution.takeover import take_over
 from farm.devices.health import FULL, RUNTIME
@@ -53,13 +53,11 @@ from farm.suites.options import runtime_flags
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from typing import Self
 
     from farm.base.config.settings import HealthConfig
     from farm.builds.bundles.bundle import Bundle
     from farm.builds.runtime.runtime import Runtime
     from farm.devices.device import Device
-    from farm.devices.execution.raw import RawResult
     from farm.devices.execution.workspace import Workspace
     from farm.devices.transport import Transport
     from farm.dispatch.device_run.artifacts import AttemptArtifacts

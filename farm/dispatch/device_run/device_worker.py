@@ -8,10 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError
-from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.devices.health import RECOVERY, Event, Health, HealthEvent, HealthMark, is_doubtful, next_health
-from farm.devices.recovery import recover
+from farm.devices.recovery import StepResult, recover
 from farm.dispatch.device_run.artifacts import AttemptArtifacts, FailedFiles
 from farm.dispatch.device_run.builds import await_reply, has_reply
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
@@ -20,9 +20,7 @@ from farm.results.attempt import Attempt, Cause, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from farm.builds.bundles.bundle import Bundle
     from farm.devices.execution.session import DeviceSession
-    from farm.devices.recovery import StepResult
     from farm.dispatch.request.plan import PlannedJob, RunPlan
     from farm.policy.retries import Tried
 

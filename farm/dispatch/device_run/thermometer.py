@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import Self
 
 from farm.base.errors import InfraError
+from farm.devices.device import Device
 from farm.devices.status import POLL_SECONDS, STATUS_SECONDS, read_status
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from farm.devices.device import Device
-    from farm.devices.transport import Transport
+from farm.devices.transport import Transport
 
 
 class Thermometer:

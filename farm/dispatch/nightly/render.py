@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from farm.base.text import one_line
 from farm.dispatch.nightly import record
@@ -24,10 +25,6 @@ from farm.report.formats.review import (
 from farm.report.html.layer_graph import image_address
 from farm.report.html.page_of_run import render_page
 from farm.report.model import format as fmt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 LEAST_WIDTH = 40
 _LINES, _ROWS, _PAGE_JOBS, _PAGE_NIGHTS = 10, 200, 100, 30

@@ -8,8 +8,9 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
@@ -17,10 +18,6 @@ from farm.base.atomic import write_atomically
 from farm.base.errors import InfraError, UsageError
 from farm.base.ids import is_run_id
 from farm.dispatch.nightly.record import Night
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def new_id() -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -14,9 +15,6 @@ from farm.base.errors import ConfigError, UnknownNameError, UsageError
 from farm.base.toml_tables import seconds_of
 from farm.devices.execution.raw import MOST_SECONDS
 from farm.dispatch.request.profiling import Profile
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import msgspec
@@ -17,9 +18,6 @@ from farm.base.text import one_line
 from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, Night, counted, meaning
 from farm.dispatch.notify.webhook import slack_text
 from farm.report.model import format as fmt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 BUILT_IN = ("json", "slack")
 """Templates for webhooks, by name."""

@@ -8,21 +8,17 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
 from farm.base.errors import FarmError, MissingToolError, UsageError
 from farm.dispatch.notify.webhook import is_loopback
-from farm.report.formats.review import review_markdown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from farm.report.formats.review import Review
+from farm.report.formats.review import Review, review_markdown
 
 _TIMEOUT_S = 15
 _TRIES = 3

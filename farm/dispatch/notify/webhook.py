@@ -13,14 +13,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from farm import __version__
 from farm.base.errors import FarmError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _T = TypeVar("_T")
 

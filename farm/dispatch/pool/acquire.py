@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from farm.base.errors import InfraError, LeaseLostError, NoDeviceError, UsageError
 from farm.base.socs import find_soc
@@ -16,7 +16,6 @@ from farm.policy.situation import Priority
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
-    from typing import Self
 
     from farm.base.config.settings import Config
     from farm.builds.runtime.runtime import Runtime

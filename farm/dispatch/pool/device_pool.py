@@ -11,14 +11,13 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.base.errors import NoDeviceError, StoreLostError
-from farm.dispatch.pool.lease_keeper import LeaseKeeper
+from farm.dispatch.pool.lease_keeper import LeaseKeeper, LeaseTerms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from farm.devices.device import Device
     from farm.dispatch.pool.announce import Announcer
-    from farm.dispatch.pool.lease_keeper import LeaseTerms
     from farm.policy.situation import Lease
     from farm.store.store import Store
 

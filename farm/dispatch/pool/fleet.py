@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from farm.base.errors import DeviceError, IllegalTargetError, NoDeviceError, UnknownNameError
-from farm.base.socs import load_socs, no_profile
+from farm.base.socs import Soc, load_socs, no_profile
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.device import Device, common_kind
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
-    from farm.base.socs import Soc
     from farm.builds.runtime.native.targets import Mode
     from farm.devices.discovery import Scan
     from farm.store.leases.registry import Registered

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from farm.base.backends.registry import BACKENDS
 from farm.base.errors import DeviceError, UnknownNameError
-from farm.base.socs import load_socs, no_profile, profile_name
+from farm.base.socs import Soc, load_socs, no_profile, profile_name
 from farm.base.text import one_line
 from farm.devices.adb.names import VIRTUAL_PREFIX
-from farm.devices.device import AdbAddress
-from farm.devices.discovery import ABSENT, OUT
+from farm.devices.device import AdbAddress, Device
+from farm.devices.discovery import ABSENT, OUT, Scan
 from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
-    from farm.base.socs import Soc
-    from farm.devices.device import Device
-    from farm.devices.discovery import Scan
     from farm.devices.status import DeviceStatus
     from farm.policy.situation import Lease, Waiting
     from farm.store.cluster.records import Agent

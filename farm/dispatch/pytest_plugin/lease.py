@@ -12,8 +12,8 @@ from farm.base.clock import now_s
 from farm.base.errors import LeaseLostError
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.pool.lease_keeper import LeaseTerms
-from farm.policy.situation import Priority
-from farm.store.store import open_store
+from farm.policy.situation import Lease, Priority, Waiting
+from farm.store.store import Store, open_store
 from farm.store.values import clean
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from farm.devices.device import Device
     from farm.dispatch.pytest_plugin.plan import SuitePlan
-    from farm.policy.situation import Lease, Waiting
-    from farm.store.store import Store
 
 
 def release_of(plan: SuitePlan, pid: int) -> None:

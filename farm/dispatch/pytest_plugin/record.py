@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -14,9 +14,6 @@ from farm.policy.retries import Tried, as_recorded, classify, tried
 from farm.results.attempt import Attempt, Cause, Measurement, OperatorProfile, Stage, Verdict
 from farm.store.values import storable
 from farm.suites.suite import Case, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SUITE = "pytest"
 """Suite of all tests."""

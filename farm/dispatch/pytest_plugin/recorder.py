@@ -5,25 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from farm.base.errors import FarmError
 from farm.base.text import visible
 from farm.dispatch.pytest_plugin.lease import release_of
-from farm.dispatch.pytest_plugin.plan import STORE_VARIABLE
+from farm.dispatch.pytest_plugin.plan import STORE_VARIABLE, SuitePlan
 from farm.dispatch.pytest_plugin.record import PROCESS, attempt_of, collection_failure, job_of_test, unpack
 from farm.dispatch.pytest_plugin.rework import count_report
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from farm.dispatch.pytest_plugin.plan import SuitePlan
-    from farm.results.attempt import Attempt
-    from farm.store.store import Store
+from farm.results.attempt import Attempt
+from farm.store.store import Store, open_store
 
 
 class SuiteRecorder:

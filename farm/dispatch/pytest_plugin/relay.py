@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LAST_SECONDS = 5.0
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable, MutableMapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
 
 _UTILITIES = "executorch.backends.qualcomm.export_utils"
 # executorch 1.5.1, tests/rework/conftest.py: the key in pytest's stash of reports by node id.

@@ -7,12 +7,10 @@ and loses some with `each` when a second one does. Its other modes give most tes
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # A worker begins a test once it has received the next one, or the message that none follows.
 _AHEAD = 2

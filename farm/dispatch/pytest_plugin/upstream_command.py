@@ -9,16 +9,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from farm.base.errors import UsageError
 from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SCRIPT = "test_qnn_delegate.py"
 """Name of upstream's script."""

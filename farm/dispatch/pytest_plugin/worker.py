@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,15 +25,14 @@ from farm.devices.execution.liveness import Liveness, cause_of
 from farm.devices.recovery import recover
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
 from farm.dispatch.pytest_plugin.device import LeasedDevice
-from farm.dispatch.pytest_plugin.record import DeviceFacts
+from farm.dispatch.pytest_plugin.record import DeviceFacts, UpstreamResult
 from farm.dispatch.pytest_plugin.upstream import RUNNER, Upstream, with_name
 from farm.dispatch.request.profiling import Profile
 from farm.policy.retries import Tried, classify, is_open, unfit
-from farm.results.attempt import Cause, Stage, Verdict
+from farm.results.attempt import Attempt, Cause, Measurement, OperatorProfile, Stage, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     import pytest
 
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.dispatch.pytest_plugin.lease import DeviceLease
     from farm.dispatch.pytest_plugin.plan import SuitePlan
-    from farm.dispatch.pytest_plugin.record import UpstreamResult
-    from farm.results.attempt import Attempt, Measurement, OperatorProfile
     from farm.suites.suite import Job
 
 _SHELL_SECONDS = 30.0

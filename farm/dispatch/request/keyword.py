@@ -6,15 +6,12 @@ import contextlib
 import io
 import os
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from farm.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _SETTINGS = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 

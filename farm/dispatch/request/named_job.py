@@ -12,13 +12,12 @@ from farm.base.errors import StoreError, UnknownNameError, UsageError
 from farm.base.socs import find_soc
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options
-from farm.suites.suite import plan
+from farm.suites.suite import Job, plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farm.base.config.settings import Config
-    from farm.suites.suite import Job
 
 
 def named_job(

@@ -10,7 +10,7 @@ import msgspec
 
 from farm.base.errors import FarmError
 from farm.base.git import git
-from farm.builds.toolchains.toolchain import STUB_LINE
+from farm.builds.toolchains.toolchain import STUB_LINE, Toolchain
 from farm.store.records import RunRecord
 from farm.store.toolchains import COMMITS_LIMIT
 from farm.store.view import Purpose, RunCommit, RunToolchain
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.base.config.settings import Config
-    from farm.builds.toolchains.toolchain import Toolchain
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)

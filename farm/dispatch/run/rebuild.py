@@ -7,17 +7,15 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import BundleError
-from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.key import bundle_key
-from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
+from farm.builds.bundles.reuse import FoundBundle, Tools, find_bundles_for
 from farm.report.model.format import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from farm.builds.bundles.bundle import Bundle
     from farm.builds.bundles.cache import BundleCache
-    from farm.builds.bundles.reuse import Tools
     from farm.builds.compile.protocol import BuildReply
     from farm.suites.suite import Job
 

@@ -16,7 +16,7 @@ from farm.dispatch.pool.announce import hide_secrets
 from farm.dispatch.request.choose import check_machine, check_ready, jobs_of, narrow, select
 from farm.dispatch.request.ending import exit_code_of, write_report
 from farm.dispatch.request.profiling import Profile
-from farm.dispatch.request.request import RunOutcome
+from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.dispatch.run.rebuild import Rebuild
 from farm.suites.options import runtime_flags
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.budget import Budget
     from farm.dispatch.request.plan import PlannedJob
-    from farm.dispatch.request.request import RunRequest
     from farm.store.records import ExpectedJob
     from farm.store.store import Store
     from farm.store.view import RunView, SkipReason

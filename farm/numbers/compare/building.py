@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.publish import make_folders
-from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundles_for
 from farm.builds.compile.pool import BuilderPool, MemoryLimits
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
-    from farm.builds.bundles.bundle import Bundle
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.results.attempt import Attempt
     from farm.suites.suite import Job

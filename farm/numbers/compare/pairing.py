@@ -12,10 +12,10 @@ from farm.base.errors import MissingPackageError, NeedsDeviceError
 from farm.base.text import reason_line
 from farm.dispatch.history_comparison import TEXT_RATES, TIMES
 from farm.report.model.compare import PairedMetric
-from farm.results.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control
+from farm.results.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, Pair, confirm, control
 from farm.results.analysis.scale import GATES, Series
 from farm.results.analysis.sequential import MOST_INFERENCES, add_pairs, inferences_for
-from farm.results.attempt import Attempt, Direction, Verdict
+from farm.results.attempt import Attempt, Direction, Measurement, Verdict
 from farm.suites.figures import figure_of, is_host_time
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
-    from farm.results.analysis.confirmation import Pair
-    from farm.results.attempt import Measurement
 
 FIRST_PAIRS = 6
 """After these a job is left alone of which no number points anywhere. Nothing is confirmed by them: it takes more."""

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.errors import InfraError, UnknownNameError, UsageError
-from farm.report.model.compare import CompareGroup, JobState
+from farm.report.model.compare import ComparedJob, CompareGroup, CompiledFacts, JobState
 from farm.results.analysis.scale import GATES
-
-if TYPE_CHECKING:
-    from farm.report.model.compare import ComparedJob, CompiledFacts
 
 _BUILD, _FALLBACK = "build", "fallback_ops"
 COMPILED_METRICS = ("pte_size", "partitions", "delegated_ops", _FALLBACK)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
 from farm.base.text import json_document
 from farm.report.formats.github import escaped, table, workflow_commands
-from farm.report.model.compare import CompareGroup
+from farm.report.model.compare import ComparedJob, CompareGroup, CompareReport
 from farm.report.model.compare_totals import compile_cost, overview, sentence
 from farm.report.terminal.compare import TITLES, side_line
 from farm.report.terminal.layout import STUBBED
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from farm.report.model.compare import ComparedJob, CompareReport
 
 # Jobs per group; the page lists all of them.
 _SHOWN = 50

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -12,14 +13,9 @@ from farm.base.text import one_line, visible
 from farm.report.formats import export_format
 from farm.report.model.format import short_log
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
-from farm.results.attempt import Verdict
+from farm.results.attempt import Attempt, Verdict
 from farm.store.values import jsonable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from farm.results.attempt import Attempt
-    from farm.store.view import RunView
+from farm.store.view import RunView
 
 LOG_LIMIT = 20_000
 """Most characters of a log in a test."""

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.base.text import one_line
-from farm.report.model.summary import Outcome, summarize
+from farm.report.model.summary import JobSummary, Outcome, summarize
 from farm.report.terminal.layout import STUBBED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from farm.report.model.summary import JobSummary
-    from farm.store.view import RunView
+from farm.store.view import RunView
 
 # docs.github.com, "Workflow commands": at most 1 MiB for a step's summary, and 10 annotations of a kind.
 _MOST_BYTES = 1024 * 1024

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
 from farm.base.text import one_line
 from farm.report.formats import export_format
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
+from farm.results.attempt import Measurement
+from farm.store.view import DeviceView, RunView
 from farm.suites.figures import figure_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from farm.results.attempt import Measurement
-    from farm.store.view import DeviceView, RunView
 
 _TEXT_LIMIT = 1000
 _FAILURE = "FAILURE_REPORT"

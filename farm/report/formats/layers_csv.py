@@ -7,12 +7,11 @@ import io
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from farm.builds.program.layers import LayerStep
+from farm.builds.program.layers import Gap, Layer, LayerStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farm.builds.program.layers import Gap, Layer
     from farm.results.layers import Diagnosis
     from farm.store.artifacts import ArtifactStore
     from farm.store.records import ArtifactRecord

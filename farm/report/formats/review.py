@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
 from farm.base.text import one_line
 from farm.report.formats.github import escaped, table
 from farm.report.model.alerts import change_line, is_confirmed
-from farm.report.model.compare import CompareGroup, JobState
+from farm.report.model.compare import ComparedJob, CompareGroup, CompareReport, JobState
 from farm.report.model.compare_totals import sentence
 from farm.report.model.status import Standing
-from farm.report.model.summary import Outcome, Tone, summarize
+from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.report.terminal.compare import side_line
 from farm.report.terminal.layout import STUBBED
-from farm.results.attempt import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from farm.report.model.compare import ComparedJob, CompareReport
-    from farm.report.model.summary import JobSummary, RunSummary
-    from farm.results.attempt import Attempt
-    from farm.store.records import AlertRecord
-    from farm.store.view import RunView
+from farm.results.attempt import Attempt, Verdict
+from farm.store.records import AlertRecord
+from farm.store.view import RunView
 
 SIMULATED = "Virtual devices: times are those of a simulator."
 NEW, REGRESSED, NOT_YOURS = "Newly failing", "Regressions", "Not your commit"

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 
 from farm.report.html.page import render
-from farm.report.model.compare import CompareGroup
+from farm.report.model.compare import ComparedJob, CompareGroup, CompareReport, PairedMetric
 from farm.report.model.compare_totals import compile_cost, merged, overview, sentence
 from farm.report.terminal.compare import TITLES, side_line
 from farm.results.analysis.scale import Scale, change_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.report.model.compare import ComparedJob, CompareReport, PairedMetric
 
 _SHOWN_ROWS = 400
 _LEAST_BARS = 8

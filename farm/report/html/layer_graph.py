@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from farm.base.text import one_line
-from farm.builds.program.layers import INPUT, LayerStep
-from farm.report.html.layer_layout import Sizes, lay_out
-from farm.results.layers import ROUNDING_STEPS
+from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep
+from farm.report.html.layer_layout import Point, Sizes, lay_out
+from farm.results.layers import ROUNDING_STEPS, Diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farm.builds.program.layers import Gap, Layer
-    from farm.report.html.layer_layout import Point
-    from farm.results.layers import Diagnosis
     from farm.store.artifacts import ArtifactStore
     from farm.store.records import ArtifactRecord
 

@@ -8,11 +8,9 @@ line across many rows, such as a mask that every block reads, is left out: its r
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 MOST_ROWS = 12
 """Most rows that a line spans."""

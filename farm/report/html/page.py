@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from farm.report.html.page_of_run import SCRIPTS, STYLES, assets, render_page
 from farm.report.model.chart import HEIGHT, WIDTH
+from farm.report.model.diff import RunDiff
 from farm.report.model.status import ago
 from farm.report.terminal.diff import about_programs, in_all, parts
-
-if TYPE_CHECKING:
-    from farm.report.model.diff import RunDiff
 
 PAGE_STYLES = (*STYLES, "pages.css")
 PAGE_SCRIPTS = (*SCRIPTS, "pages.js", "grid.js", "charts.js")

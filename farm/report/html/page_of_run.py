@@ -20,11 +20,11 @@ from farm.base.atomic import write_atomically
 from farm.base.resources import data_folder
 from farm.base.text import one_line, visible
 from farm.builds.program.layers import LayerStep
-from farm.report.html.context import ReportContext, files_of
+from farm.report.html.context import File, ReportContext, files_of
 from farm.report.html.grid import cells_markup, letter_markup
 from farm.report.html.matrix import matrices
 from farm.report.html.texts import plot_json, with_links
-from farm.report.html.triage import triage
+from farm.report.html.triage import Triage, triage
 from farm.report.model import format as fmt
 from farm.report.model.alerts import alert_change, is_confirmed
 from farm.report.model.chart import HEIGHT, WIDTH, distributions
@@ -55,7 +55,7 @@ from farm.report.model.summary import (
     spread_of,
     summarize,
 )
-from farm.report.model.trends import SHOWN_STEPS, trends_of
+from farm.report.model.trends import SHOWN_STEPS, Trend, trends_of
 from farm.results.heap import no_heap
 from farm.results.profile.event_names import is_whole_call
 
@@ -65,9 +65,6 @@ if TYPE_CHECKING:
     import jinja2
     from markupsafe import Markup
 
-    from farm.report.html.context import File
-    from farm.report.html.triage import Triage
-    from farm.report.model.trends import Trend
     from farm.store.records import AlertRecord
     from farm.store.view import RunView
 

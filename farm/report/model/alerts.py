@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from farm.base.text import one_line
-from farm.store.records import AlertState
+from farm.store.records import AlertRecord, AlertState, Remark
 from farm.suites.figures import TIME_UNITS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from farm.store.records import AlertRecord, Remark
 
 _WORSE, _BETTER = "regression", "improvement"
 _TIMES = frozenset({*TIME_UNITS, "us", "cycles"})

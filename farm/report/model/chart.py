@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from farm.report.model import format as fmt
 from farm.report.model.summary import Spread, spread_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from farm.results.attempt import Attempt, Measurement
+from farm.results.attempt import Attempt, Measurement
 
 WIDTH, HEIGHT = 640, 120
 _MARGIN = 8

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.key import stub_of
 from farm.builds.bundles.same import data_hash, program_of
 from farm.builds.bundles.trace import has_trace
@@ -15,9 +15,6 @@ from farm.report.model import format as fmt
 from farm.results.analysis.confirmation import Answer
 from farm.results.analysis.scale import Scale, change_text, scale_of
 from farm.suites.figures import figure_of
-
-if TYPE_CHECKING:
-    from farm.builds.bundles.bundle import Bundle
 
 
 class CompareGroup(StrEnum):

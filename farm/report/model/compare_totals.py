@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from farm.report.model import format as fmt
-from farm.report.model.compare import CompareGroup
+from farm.report.model.compare import ComparedJob, CompareGroup, CompareReport, CompiledFacts
 from farm.results.analysis.scale import Scale, change_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from farm.report.model.compare import ComparedJob, CompareReport, CompiledFacts
-
 
 _LEAST_SHOWN = 0.0005
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -10,9 +10,6 @@ from farm.base.socs import load_socs
 from farm.report.model.format import plural
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, key_numbers, outcome_of
 from farm.store.view import CaseResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 RED = frozenset({Outcome.FAILED, Outcome.KNOWN})
 _SHOWN_NAMES = 6

@@ -10,16 +10,14 @@ import msgspec
 
 from farm.builds.bundles.same import ProgramComparison, compare_hashes
 from farm.report.model.commits import range_link
-from farm.report.model.summary import JobSummary, Outcome, spread_of, summarize
+from farm.report.model.summary import JobSummary, Outcome, RunSummary, Spread, spread_of, summarize
 from farm.results.analysis.facts import changed_facts, fact_row
-from farm.results.attempt import Direction
+from farm.results.attempt import Direction, Measurement
 from farm.suites.figures import TIME_UNITS, counter_of, is_of_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farm.report.model.summary import RunSummary, Spread
-    from farm.results.attempt import Measurement
     from farm.store.store import Store
     from farm.store.view import RunView
 

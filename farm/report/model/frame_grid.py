@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-from farm.report.model.summary import JobSummary
+from farm.report.model.summary import JobSummary, RunSummary
 from farm.results.attempt import Cause
 from farm.suites.frame_settings import FrameSetting, frame_setting
-
-if TYPE_CHECKING:
-    from farm.report.model.summary import RunSummary
 
 
 class FrameColumn(msgspec.Struct, frozen=True):

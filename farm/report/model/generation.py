@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from farm.report.model import format as fmt
 from farm.report.model.chart import Chart, ChartPoint, chart
-from farm.report.model.summary import Spread, spread_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from farm.report.model.summary import JobSummary, RunSummary
-    from farm.results.attempt import Attempt, Measurement
+from farm.report.model.summary import JobSummary, RunSummary, Spread, spread_of
+from farm.results.attempt import Attempt, Measurement
 
 _BRACKETS = re.compile(r"(\w+)\[([^\]]*)\]")
 _STRETCH = re.compile(r"(\d{1,9})-(\d{1,9})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -11,12 +11,7 @@ from farm.report.model.status import Standing, standing_after
 from farm.results.analysis.facts import changed_facts
 from farm.results.analysis.flakiness import Record, Reliability
 from farm.results.analysis.history import fact_text
-from farm.store.queries.grid import GridJob
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from farm.store.queries.grid import Night
+from farm.store.queries.grid import GridJob, Night
 
 # Verdicts about the code; the other letters of a cell decide nothing about the job before.
 _VERDICTS = "pfk"

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.devices.health import Event
+from farm.devices.health import Event, HealthEvent
 from farm.report.model.alerts import change_line
 from farm.report.model.drift import health_check_p50
 from farm.results.analysis.change_points import LEAST_LEVEL, change_points
 from farm.results.analysis.facts import changed_facts
 from farm.results.analysis.history import fact_text
 from farm.results.analysis.scale import GATES, scale_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from farm.devices.health import HealthEvent
-    from farm.store.records import AlertRecord, HistoryPoint
+from farm.store.records import AlertRecord, HistoryPoint
 
 # Units of axes: the factor of a stored value, and the name of the unit.
 _AXES = {"ns": (1e-6, "ms"), "us": (1e-3, "ms"), "s": (1e3, "ms"), "bytes": (1 / 1024, "KiB"), "1": (1.0, "")}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.store.records import STEPS
+from farm.store.records import STEPS, AlertRecord, HistoryPoint, RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from farm.report.model.status import RunStanding, SickDevice, Status
     from farm.results.analysis.flakiness import Record
-    from farm.store.records import AlertRecord, HistoryPoint, RunStatus
     from farm.store.store import Store
 
 

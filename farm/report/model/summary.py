@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,13 +18,8 @@ from farm.builds.bundles.key import stub_of
 from farm.report.model import format as fmt
 from farm.report.model.rerun import options_of, rerun_command
 from farm.results.attempt import Attempt, Comparison, Measurement, Verdict
-from farm.store.view import DeviceView, JobView, RunView
+from farm.store.view import DeviceView, JobView, RunView, SkipReason
 from farm.suites.figures import COMPARED, LOAD_TIMES, figure_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from farm.store.view import SkipReason
 
 
 class Outcome(StrEnum):

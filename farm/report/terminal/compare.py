@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from farm.base.text import one_line
 from farm.report.model import format as fmt
-from farm.report.model.compare import CompareGroup
+from farm.report.model.compare import CompareGroup, CompareReport, CompareSide
 from farm.report.model.compare_totals import overview, sentence
 from farm.report.terminal.layout import LEAST_WIDTH, SIMULATED, STUBBED, columns, fitted, titled, wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm.report.model.compare import CompareReport, CompareSide
 
 TITLES = {
     CompareGroup.NEWLY_FAILING: "Newly failing",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from farm.report.model import format as fmt
-from farm.report.model.diff import DiffGroup
+from farm.report.model.diff import DiffGroup, JobDiff, MetricChange, RunDiff
 from farm.report.terminal.layout import LEAST_WIDTH, STUBBED, fitted, titled, wrapped
-
-if TYPE_CHECKING:
-    from farm.report.model.diff import JobDiff, MetricChange, RunDiff
 
 _GROUPS = {
     DiffGroup.NEW_FAILURE: "New failures",

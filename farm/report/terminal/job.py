@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import shlex
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from farm.report.model import format as fmt
 from farm.report.model.commits import standing_text, toolchain_text
 from farm.report.model.cross_target import cross_targets, elsewhere_line
 from farm.report.model.generation import generation_of
 from farm.report.model.rerun import fetch_command, ways_again
-from farm.report.model.summary import WORDS, beyond_comparisons, spread_of
+from farm.report.model.summary import WORDS, JobSummary, RunSummary, beyond_comparisons, spread_of
 from farm.report.terminal.generation import generation_lines
 from farm.report.terminal.layout import SIMULATED, STUBBED, columns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from farm.report.model.summary import JobSummary, RunSummary
-    from farm.results.attempt import Attempt
-    from farm.store.records import JobFile
+from farm.results.attempt import Attempt
+from farm.store.records import JobFile
 
 
 def job_lines(summary: RunSummary, item: JobSummary, files: Sequence[JobFile], places: Mapping[str, Path]) -> list[str]:

@@ -7,12 +7,9 @@ eight columns take 0.4 s.
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
 
 from farm.base.text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
 
 WIDTH, LEAST_WIDTH = 80, 40
 UNBOUNDED = 100_000

@@ -18,14 +18,12 @@ from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, sum
 from farm.report.terminal.generation import rates
 from farm.report.terminal.layout import LEAST_WIDTH, STUBBED, wrapped
 from farm.results.heap import no_heap
-from farm.store.view import Purpose
+from farm.store.view import Purpose, RunView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rich.text import Text
-
-    from farm.store.view import RunView
 
 SHOWN = 10
 """Jobs of one kind that are listed by name; the report has them all."""

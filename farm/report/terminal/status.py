@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from farm.base.errors import FIRST_RUN
 from farm.report.model import format as fmt
@@ -10,6 +10,9 @@ from farm.report.model.alerts import UNSURE, by_range, change_line, remark_text
 from farm.report.model.commits import standing_text, toolchain_text
 from farm.report.model.status import (
     TITLES,
+    RunStanding,
+    Standing,
+    Status,
     ago,
     counts,
     ended_text,
@@ -19,13 +22,7 @@ from farm.report.model.status import (
     unsure_lines,
 )
 from farm.report.terminal.layout import LEAST_WIDTH, first_of, fitted, titled
-from farm.store.records import AlertState
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.report.model.status import RunStanding, Standing, Status
-    from farm.store.records import AlertRecord
+from farm.store.records import AlertRecord, AlertState
 
 
 def status_lines(status: Status, now_ms: int, limit: int, width: int = 80) -> list[str]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.base.text import one_line
-from farm.builds.bundles.origins import NO_ORIGINS, UNKNOWN
+from farm.builds.bundles.origins import NO_ORIGINS, UNKNOWN, Origin, Origins
 from farm.devices.execution.raw import ETDUMP_FILE
 from farm.results.attempt import Direction, Measurement, OperatorProfile
-from farm.results.profile.etdump import ETDUMP_LIMIT, ETDumpError, node_cycles, read_etdump
+from farm.results.profile.etdump import ETDUMP_LIMIT, Block, ETDumpError, ProfileEvent, node_cycles, read_etdump
 from farm.results.profile.event_names import (
     CALL,
     EXECUTE,
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from farm.builds.bundles.origins import Origin, Origins
-    from farm.results.profile.etdump import Block, ProfileEvent
     from farm.results.runner_report import RunnerReport
 
 OPERATOR_LIMIT = 10_000

@@ -7,17 +7,13 @@ and nothing else, and the work is bounded by the size of the file.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from farm.builds.program.flatbuffer import Flatbuffer, FlatbufferError
+from farm.builds.program.flatbuffer import Flatbuffer, FlatbufferError, Positions
 from farm.results.profile import etdump_schema as schema
 from farm.results.profile.event_names import names_node, unit_of
-
-if TYPE_CHECKING:
-    from farm.builds.program.flatbuffer import Positions
 
 ETDUMP_LIMIT = 32 * 2**20
 """Greatest size that is read, in bytes: a model of a thousand nodes takes about 100 KiB per inference."""

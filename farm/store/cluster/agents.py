@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import Connection, Row, text
 
 from farm.base.errors import AgentRefusedError
+from farm.policy.situation import Lease
 from farm.store import values
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import Agent, AgentFacts, AgentId, Claimed, HeartbeatReply
 from farm.store.leases.rows import is_stable
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from sqlalchemy import Connection, Row
-
-    from farm.policy.situation import Lease
 
 _OF_NAME = text("SELECT * FROM agent WHERE name = :name FOR UPDATE")
 _OTHER_PROTOCOL = text("""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.dialects.postgresql import insert
 
 from farm.store import rows, schema, values
@@ -13,8 +13,6 @@ from farm.store.details import bounded, detail_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from sqlalchemy import Connection
 
     from farm.results.attempt import Attempt
     from farm.store.cluster.records import ShardResult

@@ -5,21 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import Connection, Row, text
 
 from farm.builds.compile.protocol import BuildReply
 from farm.store import values
-from farm.store.cluster.records import Build
+from farm.store.cluster.records import Build, NewBuild, NewShard
 from farm.store.messages.install import ensure_messages
 from farm.store.statements import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sqlalchemy import Connection, Row
-
     from farm.builds.bundles.bundle import Manifest
-    from farm.store.cluster.records import NewBuild, NewShard
 
 # Bundles per statement: each has kilobytes of text.
 _PORTION = 500

@@ -5,24 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import Connection, TextClause, text
 
 from farm.base.errors import LeaseLostError, UnreadableRowError
 from farm.base.text import one_line
 from farm.store import values
 from farm.store.cluster.build_rows import find_builds, manifest_facts, offer, outcome_columns
 from farm.store.cluster.part import ClusterPart
-from farm.store.cluster.records import Build, HeldBuild, NewBuild
+from farm.store.cluster.records import Build, BuildState, HeldBuild, NewBuild
 from farm.store.cluster.unreadable import REFUSED_BY, reading
 from farm.store.messages.install import ensure_messages
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from sqlalchemy import Connection, TextClause
-
     from farm.builds.bundles.bundle import Manifest
-    from farm.store.cluster.records import BuildState
 
 # A trigger of table `build` makes and removes the jobs. Each write is a function (`farm/store/messages/functions.sql`):
 # the login of a build host needs no right to a table.

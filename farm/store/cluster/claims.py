@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import Connection, Row, text
 
 from farm.policy.retries import MOST_DEVICES
 from farm.policy.sharing import share_out
-from farm.policy.situation import usable
+from farm.policy.situation import Lease, LivingDevice, Share, usable
 from farm.store.cluster.build_rows import find_builds, find_failures
 from farm.store.cluster.part import ClusterPart
-from farm.store.cluster.records import HeldShard
+from farm.store.cluster.records import AgentId, HeldShard, ShardJob
 from farm.store.cluster.shard_rows import jobs_left
 from farm.store.cluster.unreadable import reading
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.situations import read_free, read_living
+from farm.store.leases.situations import KnownSoc, read_free, read_living
 from farm.store.leases.wanted import look_for_wanted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from sqlalchemy import Connection, Row
-
-    from farm.policy.situation import Lease, LivingDevice, Share
-    from farm.store.cluster.records import AgentId, ShardJob
-    from farm.store.leases.situations import KnownSoc
 
 # Other devices for a second try of a failed job: age of the cached list in seconds, and their greatest number.
 _LIVING_S = 3.0

@@ -17,7 +17,6 @@ from farm.store.cluster.views import Views
 
 if TYPE_CHECKING:
     from farm.store.clock import Clock
-    from farm.store.cluster.nights import NightStarts
     from farm.store.database import Database
 
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from farm.base.text import one_line
 from farm.store import values
 from farm.store.cluster.part import ClusterPart
-from farm.store.cluster.records import NightStart
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from farm.store.cluster.records import AgentId, NightState
+from farm.store.cluster.records import AgentId, NightStart, NightState
 
 _COLUMNS = "name, due_ms, state, agent, started_ms, ended_ms, exit_code, why"
 # Starts of one name are decided one after the other, also for different due times.

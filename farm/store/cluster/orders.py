@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import text, update
+from sqlalchemy import Connection, Row, text, update
 
 from farm.base.errors import StoreError
 from farm.policy.situation import Priority
 from farm.store import rows, schema, values
 from farm.store.cluster.build_rows import stop_waiting, want_builds
 from farm.store.cluster.part import ClusterPart, notify
-from farm.store.cluster.records import NewOrder, Order
+from farm.store.cluster.records import Build, NewBuild, NewOrder, NewShard, Order
 from farm.store.cluster.shard_rows import insert_shards, keys_of
 from farm.store.recording import case_versions, mark_skipped_rows, plan_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sqlalchemy import Connection, Row
-
     from farm.builds.bundles.bundle import Manifest
-    from farm.store.cluster.records import Build, NewBuild, NewShard
     from farm.store.view import SkipReason
     from farm.suites.suite import Job
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from farm.base.errors import UnreadableRowError
 from farm.store.cluster.unreadable import set_aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from sqlalchemy import Connection
 
     from farm.store.clock import Clock
     from farm.store.database import Database

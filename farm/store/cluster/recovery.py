@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import text
+from sqlalchemy import Connection, Row, text
 
 from farm.base.errors import RowRefusedError, StoreError
 from farm.policy.situation import usable
@@ -23,8 +23,6 @@ from farm.store.leases.wanted import mark_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from sqlalchemy import Connection, Row
 
     from farm.store.clock import Clock
     from farm.store.database import Database

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import Connection, Row, text
 
 from farm.base.errors import LeaseLostError
 from farm.policy.retries import avoided, is_failure
+from farm.policy.situation import Lease
 from farm.store import values
 from farm.store.cluster.attempt_rows import insert_results
 from farm.store.cluster.part import ClusterPart, notify
-from farm.store.cluster.records import NewShard, ShardJob, ShardResult
+from farm.store.cluster.records import AgentId, NewShard, ShardJob, ShardResult
 from farm.store.cluster.shard_rows import (
     READ_NAMES,
     decode_jobs,
@@ -23,14 +25,6 @@ from farm.store.cluster.shard_rows import (
     insert_shards,
 )
 from farm.store.cluster.unreadable import reading
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sqlalchemy import Connection, Row
-
-    from farm.store.cluster.records import AgentId
-from farm.policy.situation import Lease
 
 # Seconds between two hints about results of a run: commits with a notification wait for each other, and followers look
 # about every second by themselves.

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from farm.store import schema, values
-from farm.store.cluster.records import ShardJob
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from sqlalchemy import Connection
-
-    from farm.store.cluster.records import NewShard
+from farm.store.cluster.records import NewShard, ShardJob
 
 # Level of zlib: the tolerances of jobs, kilobytes that repeat within a suite, shrink to a twentieth in a millisecond.
 _LEVEL = 1

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import Connection, TextClause, text
 
 from farm.base.errors import UnreadableRowError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Connection, TextClause
 
 REFUSED_BY = "farm: a row of the run cannot be read"
 """Value in place of the user who cancelled a run."""

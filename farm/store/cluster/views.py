@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 
 from farm.base.errors import StoreLostError
 from farm.store.cluster.agents import AGENTS, agent_of
@@ -15,9 +15,6 @@ from farm.store.cluster.shard_rows import decode_jobs
 from farm.store.leases.quotas import read_quotas
 from farm.store.leases.rows import requests_now
 from farm.store.leases.situations import read_situation
-
-if TYPE_CHECKING:
-    from sqlalchemy import Row
 
 # Ids are assigned before rows are visible: a smaller id may appear later, from a longer transaction. So each look
 # reads so many ids again.

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Connection, Row, select, update
 from sqlalchemy.exc import DBAPIError
 
-from farm.devices.device import AdbAddress
+from farm.devices.device import AdbAddress, Device
 from farm.devices.health import Health
 from farm.store import schema, values
 from farm.store.leases.rows import ADOPTED, lease_row
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from sqlalchemy import Connection, Row
-
-    from farm.devices.device import Device
 
 # Boot id of the kernel, which is unique. Other marks of a boot are numbers, which two devices may share.
 _BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row
 
 from farm.policy.reasons import BEGINS, why_waiting
 from farm.policy.sharing import hand_over, share_out
+from farm.policy.situation import Lease, Request
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.situations import find_socs, read_free, read_situation
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from sqlalchemy import Connection, Row
-
-    from farm.policy.situation import Lease, Request
 
 
 def socs_of(connection: Connection, devices: Iterable[str]) -> list[str]:

@@ -11,23 +11,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import update
+from sqlalchemy import Connection, update
 
 from farm.base.errors import LeaseLostError
 from farm.policy.reasons import NO_DEVICE
 from farm.policy.situation import Lease, Priority, Waiting
 from farm.store import schema, values
 from farm.store.answers import Answers
-from farm.store.clock import clock_ms
+from farm.store.clock import Clock, clock_ms
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.decisions import granted_to, reasons_of, socs_of, wanted_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sqlalchemy import Connection
-
-    from farm.store.clock import Clock
     from farm.store.database import Database
 
 # A dead waiter counts for a shorter time than a dead holder. A process polls every 0.25 s, but a busy machine may delay

@@ -6,18 +6,15 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 
 from farm.base.text import one_line
 from farm.devices.health import Health
 from farm.store import schema, values
-from farm.store.clock import clock_ms
+from farm.store.clock import Clock, clock_ms
 from farm.store.leases.rows import lock_names
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from farm.store.clock import Clock
     from farm.store.database import Database
 
 NOTICE = "notice"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, select, text
+from sqlalchemy import Connection, delete, select, text
 
 from farm.base.errors import UsageError
 from farm.policy.situation import LABEL, USER
 from farm.store import schema, values
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from farm.store.clock import Clock
     from farm.store.database import Database
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import Connection, Row, func, or_, select, update
 
 from farm.base.errors import LeaseLostError, UnknownNameError, UsageError
 from farm.base.ids import NAME
@@ -15,16 +15,13 @@ from farm.devices.health import RECOVERY, Event, Health, HealthEvent
 from farm.devices.status import DeviceStatus
 from farm.devices.text import clean_text
 from farm.store import rows, schema, values
-from farm.store.clock import clock_ms
+from farm.store.clock import Clock, clock_ms
 from farm.store.leases.adoption import adopt, earlier_rows, revive
 from farm.store.leases.rows import lease_row, lock_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from sqlalchemy import Connection, Row
-
-    from farm.store.clock import Clock
     from farm.store.database import Database
 
 _HEALTHY = ("healthy", "")

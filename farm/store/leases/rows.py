@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
-from sqlalchemy import bindparam, delete, func, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, delete, func, or_, select, text, update
 
 from farm.base.errors import LeaseLostError
 from farm.policy.situation import Lease, Priority, Request, Waiting
 from farm.store import schema, values
 from farm.store.rows import insert_missing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from sqlalchemy import ColumnElement, Connection, Row
 
 ADOPTED = "adopted"
 """Service user and state of rows under earlier ids of a device; their note is the present id.

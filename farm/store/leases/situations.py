@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
-from sqlalchemy import func, select, text
+from sqlalchemy import Connection, Row, TextClause, func, select, text
 
 from farm.base.errors import UnreadableRowError
-from farm.policy.situation import LABEL, USER, LivingDevice, OpenOrder, Priority, Retry, Situation
+from farm.policy.situation import LABEL, USER, Lease, LivingDevice, OpenOrder, Priority, Request, Retry, Situation
 from farm.store import schema
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.quotas import read_quotas
 from farm.store.protocol import PROTOCOL
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from sqlalchemy import Connection, Row, TextClause
-
-    from farm.policy.situation import Lease, Request
 
 _DEVICE = """
     SELECT agent_device.device, agent_device.soc, agent_device.kind, agent_device.os, agent_device.serial,

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from farm.policy.sharing import hand_over
-from farm.store.leases.situations import read_situation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sqlalchemy import Connection
-
-    from farm.policy.situation import Priority, Share
-    from farm.store.leases.situations import KnownSoc
+from farm.policy.situation import Priority, Share
+from farm.store.leases.situations import KnownSoc, read_situation
 
 # The decision costs as much as a full distribution, and many claims request it on a busy farm: limit its rate, less for
 # new waiters.

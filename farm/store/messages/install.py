@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from farm.base.errors import MissingToolError, StoreError
 from farm.store.rights.rights import HAS_JOBS, apply_again, become_owner, run_script
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sqlalchemy import Connection
 
 # Version of functions.sql, to increase with every change of that file.
 _OWN = "9"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from farm.store.leases.rows import always_stable
 from farm.store.messages.install import ensure_messages, require_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sqlalchemy import Connection
 
     from farm.store.database import Database
 

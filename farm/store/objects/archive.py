@@ -10,15 +10,12 @@ from __future__ import annotations
 import os
 import re
 import tarfile
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from farm.base.errors import ArtifactLostError
 from farm.devices.local.files import local_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 MOST_FILES = 200_000
 _MOST_NAME_CHARS = 1024

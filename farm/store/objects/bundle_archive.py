@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import ArtifactLostError, BundleError
-from farm.builds.bundles.bundle import MANIFEST, load_bundle
+from farm.builds.bundles.bundle import MANIFEST, Bundle, load_bundle
 from farm.store.objects.archive import unpack, write_archive
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farm.builds.bundles.bundle import Bundle
     from farm.builds.bundles.cache import BundleCache
     from farm.store.objects.objects import Objects
 

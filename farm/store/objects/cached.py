@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 from farm.base.publish import sweep, sweep_own, withdraw
 from farm.builds.bundles.cache import folder_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 OBJECTS, SUITES, MAKING = "objects", "suites", "making"
 """Folders of a cache: fetched files, code of suites, and inside of the first, files before their upload."""

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import msgspec
-from sqlalchemy import delete, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from farm.builds.compile.protocol import BuildReply
 from farm.store import schema
@@ -14,8 +14,6 @@ from farm.store.statements import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-    from sqlalchemy import Connection
 
     from farm.store.clock import Clock
     from farm.store.database import Database

@@ -6,11 +6,9 @@ Files in a place are whole: a file gets its name after its last byte. Errors com
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 INCOMING = "incoming"
 """Folder of a place with files that are being written."""

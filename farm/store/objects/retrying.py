@@ -9,13 +9,11 @@ import errno
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from farm.base.errors import ArtifactsError, DeviceError, DeviceGoneError, DeviceTimeoutError, FarmError
 from farm.base.text import reason_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 

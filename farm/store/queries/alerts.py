@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
-from sqlalchemy import String, bindparam, cast, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, String, bindparam, cast, delete, insert, select, update
 
 from farm.base.errors import UnknownNameError
 from farm.store import rows, schema, values
@@ -16,8 +16,6 @@ from farm.store.statements import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from sqlalchemy import ColumnElement, Connection, Row
 
     from farm.store.database import Database
 

@@ -5,25 +5,19 @@ Every step goes through an index, from a job to its newest row: a store may have
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import Connection, Row, select
 
-from farm.results.attempt import Verdict
+from farm.results.attempt import Attempt, Verdict
 from farm.store import schema, values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, attempt_of
 from farm.store.details import comparisons_of
 from farm.store.records import JobResult
 from farm.store.statements import chunks, statement
 from farm.store.view import CaseResult, JobView, RunView
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from sqlalchemy import Connection, Row
-
-    from farm.results.attempt import Attempt
 
 MOST_JOBS = 200
 """Jobs of a run that are looked for elsewhere: failures first, then known issues."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sqlalchemy import Connection
 
 from farm.results.analysis.flakiness import LOOKED_AT, Record, Try, record_of
 from farm.results.attempt import Verdict
 from farm.store.statements import FEW, chunks, statement
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from sqlalchemy import Connection
 
 # After every id of a run.
 NO_END = "~"

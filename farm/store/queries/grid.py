@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from sqlalchemy import String, case, cast, func, select
+from sqlalchemy import ColumnElement, Row, String, case, cast, func, select
 
 from farm.store import schema, values
 from farm.store.details import fingerprints
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from sqlalchemy import ColumnElement, Row
 
     from farm.store.database import Database
 

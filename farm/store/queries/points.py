@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
+from sqlalchemy import Connection, Row
 
 from farm.results.analysis.history import Point
 from farm.results.analysis.scale import Series
@@ -15,11 +17,6 @@ from farm.store.details import device_facts, fingerprints
 from farm.store.queries.flakiness import NO_END
 from farm.store.statements import chunks, statement
 from farm.suites.figures import figure_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from sqlalchemy import Connection, Row
 
 RUNS = 60
 """So far back is looked: a baseline of 21, and as many of other toolchains, devices and people in between."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import delete, select, text, update
+from sqlalchemy import Connection, Row, delete, select, text, update
 
 from farm.store import schema, values
 from farm.store.details import verdict_of
@@ -16,8 +16,6 @@ from farm.store.toolchains import of_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from sqlalchemy import Connection, Row
 
     from farm.store.clock import Clock
     from farm.store.database import Database

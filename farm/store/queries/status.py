@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.store import values
 from farm.store.queries.runs import find_line, find_run
-from farm.store.records import Before, JobStatus, RunStatus, UnfinishedRun
+from farm.store.records import Before, JobResult, JobStatus, RunStatus, UnfinishedRun
 from farm.store.rows import now_ms
 from farm.store.statements import FEW, chunks, statement
 from farm.store.toolchains import of_line, purpose_of, toolchain_of
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Row
 
     from farm.store.database import Database
-    from farm.store.records import JobResult
 
 # Greatest age of a nightly run in the status: last week's counts, last month's does not.
 _FRESH_MS = 8 * 86_400_000

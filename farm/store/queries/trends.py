@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sqlalchemy import Connection
 
 from farm.store import values
 from farm.store.details import fingerprints, job_file_of
 from farm.store.records import Background, JobFile, TrendPoint, TrendSeries
 from farm.store.statements import chunks, statement
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
 
 METRICS = ("latency", "htp_cycles", "sqnr_fp32[0]")
 

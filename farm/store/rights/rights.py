@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from importlib import resources
-from typing import TYPE_CHECKING
 
-from sqlalchemy import text
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
+from sqlalchemy import Connection, text
 
 KINDS = ("owner", "agent", "builder", "developer", "viewer")
 """Groups of a store, the most powerful first."""

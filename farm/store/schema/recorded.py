@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from msgspec import Struct
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -25,9 +26,6 @@ from sqlalchemy import (
 from farm.results.attempt import Comparison, LayerComparison, OperatorProfile
 from farm.store.attempt_fields import ATTEMPT_FIELDS, DETAIL_FIELDS
 from farm.store.schema.base import RowId, metadata
-
-if TYPE_CHECKING:
-    from msgspec import Struct
 
 fingerprint = Table(
     "fingerprint",

@@ -5,22 +5,17 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from types import TracebackType
+from typing import BinaryIO
 
 import msgspec
 
 from farm.base.errors import UsageError
-from farm.store.transfer.lines import LINE_LIMIT, AttemptLine, Head, JobLine, RunLine, canonical, decode
-from farm.store.transfer.runs import another_run, digest_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from types import TracebackType
-
-    from farm.store.transfer.lines import Line
-    from farm.store.transfer.runs import Transfer
+from farm.store.transfer.lines import LINE_LIMIT, AttemptLine, Head, JobLine, Line, RunLine, canonical, decode
+from farm.store.transfer.runs import Transfer, another_run, digest_of
 
 
 class FoundRun(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -15,9 +16,6 @@ from farm.store.toolchains import COMMITS_LIMIT
 from farm.store.values import Count, Int64, NotFinite, Text, Time
 from farm.store.view import RunToolchain
 from farm.suites.figures import counter_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _T = TypeVar("_T")
 

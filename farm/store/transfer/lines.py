@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -38,9 +39,6 @@ from farm.store.transfer.line_parts import (
 )
 from farm.store.values import Count, Key, LongText, Seconds, Text, Time
 from farm.suites.suite import Case, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LAYOUT = 3
 """Version of the layout, the first with names of outputs; newer versions are refused."""

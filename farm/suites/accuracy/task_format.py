@@ -6,16 +6,14 @@ by its name; what would not is in _WITHOUT_EFFECT.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import yaml
 
 from farm.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 METRICS = ("acc", "acc_norm")
 _SUFFIXES = (".json", ".jsonl")

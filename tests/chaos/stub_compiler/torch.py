@@ -9,15 +9,12 @@ from __future__ import annotations
 import sys
 import time
 import types
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from farm.suites.suite import Job
 
 sys.path.append(str(Path(__file__).parents[2]))
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from farm.suites.suite import Job
 
 
 def set_num_threads(_count: int) -> None:

@@ -7,14 +7,12 @@ and the flow `qnn_16a4w_block` quantizes to 8a8w. The plugin passes `use_fp16` i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
 from executorch.backends.qualcomm.tests.tester import QualcommTester, Quantize
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FLOAT_FLOW, BLOCK_FLOW = "qnn", "qnn_16a4w_block"
 _REPAIRED = set[str]()

@@ -12,11 +12,9 @@ import gc
 import importlib.abc
 import importlib.machinery
 import sys
+from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import NoReturn
 
 _MODEL_PACKAGES = ("torchvision", "torchaudio", "torchsr", "timm")
 

@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.base.errors import InfraError
 from farm.base.processes import Supervisor
@@ -17,11 +16,9 @@ from farm.base.publish import published
 from farm.base.resources import data_folder
 from farm.base.trust import require_own
 from farm.builds.runtime.native.cross_compilers import AndroidKit, CMakeToolchain, find_toolchain
+from farm.builds.runtime.native.executorch import NativeExecutorch
 from farm.builds.runtime.native.targets import BRIDGE, HOST, RUNNER, find_target
 from farm.builds.runtime.packages import packaged_tool
-
-if TYPE_CHECKING:
-    from farm.builds.runtime.native.executorch import NativeExecutorch
 
 logger = logging.getLogger(__name__)
 

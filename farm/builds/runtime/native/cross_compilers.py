@@ -8,11 +8,11 @@ import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.base.errors import MissingToolError
 from farm.builds.runtime.native.executorch import (
     IN_PREFIX,
+    NativeExecutorch,
     content_of,
     default_executorch,
     prefix_package,
@@ -21,9 +21,6 @@ from farm.builds.runtime.native.executorch import (
 from farm.builds.runtime.native.targets import BRIDGE, HOST, RUNNER, BuildTarget
 from farm.builds.runtime.native.wheels import fetch_wheel, wheel_folder
 from farm.builds.runtime.packages import package_version
-
-if TYPE_CHECKING:
-    from farm.builds.runtime.native.executorch import NativeExecutorch
 
 _COMPILERS = ("c++", "g++", "clang++")
 _AARCH64_COMPILER = "aarch64-linux-gnu-g++"

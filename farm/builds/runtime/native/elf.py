@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import re
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from farm.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 # ELF specification, e_machine.
 MACHINES = {3: "x86", 40: "Arm", 62: "x86-64", 164: "Hexagon DSP6", 183: "AArch64"}

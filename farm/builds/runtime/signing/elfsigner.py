@@ -10,15 +10,12 @@ import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.base.errors import InfraError, MissingToolError
 from farm.base.processes import Child, Supervisor
 from farm.base.text import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ELFSIGNER = Path("tools/elfsigner/elfsigner.py")
 # The tool's own messages name three minutes for signing by a server.

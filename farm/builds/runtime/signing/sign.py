@@ -17,9 +17,9 @@ from farm.base.hashes import sha256_of
 from farm.base.publish import own_folder
 from farm.base.socs import Soc, load_socs
 from farm.base.user import user_name
-from farm.builds.runtime.device_files import android_places, direct_sources, signed_path, unsigned_skel
+from farm.builds.runtime.device_files import Places, android_places, direct_sources, signed_path, unsigned_skel
 from farm.builds.runtime.native.elf import HEXAGON, MACHINES, ElfHeader, read_elf
-from farm.builds.runtime.parts import find_fault
+from farm.builds.runtime.parts import RuntimePart, find_fault
 from farm.builds.runtime.qnn_sdk import GET_SDK
 from farm.builds.runtime.sign_record import SignRecord, find_signing_fault, replace_file, write_record
 from farm.builds.runtime.signing.elfsigner import SIGNING_SECONDS, run_elfsigner
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.base.config.settings import Config
-    from farm.builds.runtime.device_files import Places
-    from farm.builds.runtime.parts import RuntimePart
 
 
 # Backend whose DSP loads only signed files.

@@ -7,18 +7,15 @@ import hashlib
 import importlib.metadata
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import Distribution
+from pathlib import Path
 
 import msgspec
 
 from farm.base.atomic import write_atomically
 from farm.base.publish import make_folders
 from farm.base.trust import weakness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from importlib.metadata import Distribution
-    from pathlib import Path
 
 _FARM = "snapdragon-farm"
 # Extras of farm that take no part in compiling, except QNN's libraries of `simulator`, which have their own hash.

@@ -13,8 +13,8 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,12 +25,7 @@ from farm.builds.bundles.key import CONTENT
 from farm.builds.runtime.native.targets import BRIDGE
 from farm.builds.toolchains.content.distributions import parts_of
 from farm.builds.toolchains.generations import generation_of, is_supported
-from farm.builds.toolchains.interpreters import SITES, added_by
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from farm.builds.toolchains.interpreters import InterpreterFacts
+from farm.builds.toolchains.interpreters import SITES, InterpreterFacts, added_by
 
 MAIN_PACKAGES = ("executorch", "torch", "torchao")
 # QNN's libraries have a hash of their own, which bundles for the CPU leave out.

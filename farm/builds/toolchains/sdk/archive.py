@@ -6,16 +6,13 @@ import re
 import shutil
 import stat
 import zipfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from farm.base.errors import ConfigError, InfraError
 from farm.base.text import one_line
 from farm.builds.runtime.native.elf import AARCH64, HEXAGON, MACHINES, X86_64, read_elf
 from farm.builds.runtime.simulator import LIBRARY, TARGET
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 # Limits far above any SDK: the SDKs of 2025 are 2 GB, 6 GB unpacked, in 20,000 files.
 _MOST_BYTES = 64 * 2**30

@@ -7,14 +7,12 @@ import logging
 import time
 import urllib.error
 import urllib.request
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 from farm.base.errors import InfraError, UsageError
 from farm.base.text import one_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from farm.dispatch.cluster.agent.agent_folder import AgentFolder, register_when_
 from farm.dispatch.cluster.agent.claimer import Claimer
 from farm.dispatch.cluster.agent.device_runners import DeviceRunners
 from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
-from farm.dispatch.cluster.agent.host_devices import HostDevices
+from farm.dispatch.cluster.agent.host_devices import Attachments, HostDevices
 from farm.dispatch.cluster.agent.ledger import Ledger
 from farm.dispatch.cluster.agent.shared_jobs import SharedJobs, SharedParts
 from farm.dispatch.cluster.agent.shared_records import SharedRecords
@@ -39,7 +39,7 @@ from farm.dispatch.pool.announce import Announcer, hide_secrets
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import ResultLog
-from farm.store.cluster.records import AgentFacts
+from farm.store.cluster.records import AgentFacts, AgentId, HeartbeatReply, HeldShard
 from farm.store.protocol import PROTOCOL
 
 if TYPE_CHECKING:
@@ -48,11 +48,9 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.devices.device import Device
     from farm.dispatch.cluster.agent.builds import BuildHost
-    from farm.dispatch.cluster.agent.host_devices import Attachments
     from farm.dispatch.cluster.delivery.worker import MessageDelivery
     from farm.dispatch.cluster.nights import NightStarter
     from farm.dispatch.messages import DeviceProcess
-    from farm.store.cluster.records import AgentId, HeartbeatReply, HeldShard
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)

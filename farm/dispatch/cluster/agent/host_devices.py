@@ -13,7 +13,7 @@ from farm.base.socs import load_socs, no_profile
 from farm.devices.health import Event
 from farm.dispatch.pool.fleet import out_of_use
 from farm.store.cluster.records import AgentDevice
-from farm.store.leases.registry import Seen
+from farm.store.leases.registry import Registered, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from farm.base.processes import Supervisor
     from farm.devices.device import Device, Unusable
     from farm.devices.discovery import Scan
-    from farm.store.leases.registry import Registered
     from farm.store.store import Store
 
 _IDLE_SCAN_SECONDS = 30.0

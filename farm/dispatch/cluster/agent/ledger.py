@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from farm.store.cluster.records import Claimed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from farm.policy.situation import Lease
-    from farm.store.cluster.records import HeartbeatReply, HeldShard
+from farm.policy.situation import Lease
+from farm.store.cluster.records import Claimed, HeartbeatReply, HeldShard
 
 
 class Ledger:

@@ -9,17 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import FarmError, InfraError, UnreadableRowError
-from farm.devices.health import Health
-from farm.dispatch.job_source import Prepared
+from farm.devices.health import Health, HealthEvent
+from farm.dispatch.job_source import Host, Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.devices.device import Device
-    from farm.devices.health import HealthEvent
     from farm.dispatch.cluster.agent.claimer import Claimer
     from farm.dispatch.cluster.files.prepare import Preparer
-    from farm.dispatch.job_source import Host
     from farm.dispatch.recorder import Recorder
     from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard, ShardJob, ShardResult

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.base.errors import LeaseLostError
+from farm.base.errors import FarmError, LeaseLostError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from farm.base.errors import FarmError
     from farm.devices.health import HealthEvent
     from farm.dispatch.cluster.agent.ledger import Ledger
     from farm.policy.situation import Lease

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from farm.base.errors import UsageError
 from farm.base.interrupts import INTERRUPTED
-from farm.dispatch.cluster.client.follow import FollowEnd, follower_of
+from farm.dispatch.cluster.client.follow import FollowEnd, InterruptChoice, follower_of
 from farm.dispatch.request.request import RunOutcome
 from farm.dispatch.run.steps import log_numbers, report_of
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.base.config.settings import Config
-    from farm.dispatch.cluster.client.follow import InterruptChoice
     from farm.dispatch.progress import ProgressListener
 
 

@@ -14,7 +14,7 @@ from farm.base.errors import NoDeviceError, UnknownNameError, UsageError
 from farm.base.socs import find_soc, load_socs
 from farm.devices.adb.names import SERIAL_VARIABLE, named_device
 from farm.devices.device import common_kind
-from farm.dispatch.pool.fleet import out_of_use
+from farm.dispatch.pool.fleet import Choice, out_of_use
 from farm.dispatch.request.choose import device_kind_of
 from farm.report.model.format import duration
 from farm.store.protocol import PROTOCOL
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from farm.base.config.settings import Config
-    from farm.dispatch.pool.fleet import Choice
     from farm.dispatch.request.request import RunRequest
     from farm.store.cluster.records import Agent, AgentDevice
     from farm.store.leases.registry import Registered

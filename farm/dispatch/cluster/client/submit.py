@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.errors import UsageError
-from farm.base.interrupts import INTERRUPTED
+from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.base.socs import find_soc
 from farm.builds.bundles.cache import BundleCache
 from farm.dispatch.cluster.client.devices import Wanted, pinned
 from farm.dispatch.cluster.client.follow import FollowEnd, Signals, follower_of
-from farm.dispatch.cluster.client.submit_options import require_possible
+from farm.dispatch.cluster.client.submit_options import SubmitOptions, require_possible
 from farm.dispatch.cluster.client.work import RunWork, manifests_of, upload_runtimes
-from farm.dispatch.cluster.terms import WorkTerms, encode_terms
+from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms, encode_terms
 from farm.dispatch.request.budget import Budget
-from farm.dispatch.request.request import RunOutcome
+from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers, narrowed
 from farm.report.model.format import plural
 from farm.store.protocol import PROTOCOL
@@ -32,14 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from farm.base.config.settings import Config
-    from farm.base.interrupts import InterruptHandler
     from farm.builds.compile.protocol import BuildReply
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.dispatch.cluster.client.submit_options import SubmitOptions
-    from farm.dispatch.cluster.terms import RemoteRuntime
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.plan import PlannedJob
-    from farm.dispatch.request.request import RunRequest
     from farm.store.cluster.records import Build, NewOrder, ShardJob
     from farm.store.objects.objects import Objects
     from farm.store.store import Store

@@ -12,7 +12,7 @@ from farm.builds.bundles.cache import BundleCache
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.dispatch.cluster.bundles import failed_build, sent_build
 from farm.dispatch.cluster.toolchain_id import toolchain_id
-from farm.store.cluster.records import NewBuild
+from farm.store.cluster.records import Build, NewBuild
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from farm.builds.bundles.bundle import Manifest
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.dispatch.request.plan import PlannedJob
-    from farm.store.cluster.records import Build
     from farm.store.objects.objects import Objects
     from farm.store.store import Store
 

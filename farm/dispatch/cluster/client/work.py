@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import BundleError
 from farm.base.socs import find_soc
-from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.bundle import Manifest, load_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from farm.base.config.settings import Config
-    from farm.builds.bundles.bundle import Manifest
     from farm.builds.bundles.cache import BundleCache
     from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
     from farm.dispatch.request.request import RunRequest

@@ -21,12 +21,11 @@ from farm.base.resources import data_folder
 from farm.builds.bundles.source import source_place, suite_files
 from farm.store.objects.archive import unpack, write_archive
 from farm.store.objects.cached import SUITES
-from farm.store.objects.objects import require_sha256
+from farm.store.objects.objects import Objects, require_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from farm.store.objects.objects import Objects
     from farm.suites.suite import Case, Job
 
 _SUITES, _ARCHIVE = "suites", ".archive"

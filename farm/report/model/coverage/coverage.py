@@ -9,12 +9,11 @@ import msgspec
 
 from farm.report.model.summary import Outcome, outcome_of
 from farm.results.attempt import Stage
-from farm.store.records import ListedJob
+from farm.store.records import JobResult, ListedJob
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from farm.store.records import JobResult
     from farm.suites.suite import Job
 
 

@@ -11,20 +11,18 @@ from farm.base.backends.registry import runs_on_cpu
 from farm.base.errors import IllegalTargetError, UsageError
 from farm.base.socs import check_backend, find_soc
 from farm.report.model import format as fmt
-from farm.report.model.coverage.coverage import coverage, items_of, listed, made_of_others
+from farm.report.model.coverage.coverage import Coverage, CoveredJob, coverage, items_of, listed, made_of_others
 from farm.store.recording import case_versions
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.op_builders import installed_builders, suite_operators
-from farm.suites.suite import plan
+from farm.suites.suite import Job, Suite, plan
 from farm.suites.tested_operators import operators_in_tests
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from farm.report.model.coverage.coverage import Coverage, CoveredJob
     from farm.store.records import ListedJob
     from farm.store.store import Store
-    from farm.suites.suite import Job, Suite
 
 # Suites of single operators.
 _USUAL = ("quantized_ops", "fp_ops")
