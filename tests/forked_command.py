@@ -79,11 +79,11 @@ PRELOADED = (
 _PRELOADED_OF_TESTS = ("chaos_farm", "warm_pages", "frozen_heap")
 FORKED = frozenset({
     "alerts", "data export", "data import", "data sql", "debug", "devices check", "devices disable", "devices enable",
-    "devices forget", "devices label", "devices lease", "devices list", "devices name", "devices release",
+    "devices label", "devices lease", "devices list", "devices name", "devices release", "devices remove",
     "devices show", "devices socs", "devices unquarantine", "diff", "doctor", "exec", "help", "history", "jobs",
     "lab agent drain", "lab agent list", "lab notify", "lab queue", "lab quota", "lab roles", "lease", "nightly",
     "perf baseline", "perf bisect", "perf confirm", "perf diff", "pytest", "report", "run", "runs cancel",
-    "runs delete", "runs list", "runs prune", "runs show", "setup", "show", "status", "suites",
+    "runs list", "runs prune", "runs remove", "runs show", "setup", "show", "status", "suites",
 })  # fmt: skip
 """Commands that read and write a store, files and the configuration, ask adb, or run programs on devices."""
 

@@ -317,4 +317,4 @@ def test_what_a_user_does_every_day_works_under_usual_umasks(
         done = ada.farm(*arguments, timeout_s=300, code=0)
         assert "is ignored" not in done.stderr
     assert ada.farm("runs", "prune", "--keep=1d", "--yes").returncode == 0
-    assert ada.farm("setup", "cache", "prune", "--all").stdout.startswith("removed")
+    assert ada.farm("setup", "cache", "prune", "--all", "--yes").stdout.startswith("removed")

@@ -29,8 +29,8 @@ _IN_GROUPS = {
         "show": ("looking.report:report_command", "Write the HTML report of a run and print its summary."),
         "watch": ("cluster.attach:watch_command", "Follow a submitted run on a shared farm."),
         "cancel": ("cluster.attach:cancel_command", "Cancel a submitted run on a shared farm."),
-        "delete": ("running.runs:delete_command", "Delete one run."),
-        "prune": ("setup.prune:command", "Delete old runs; without --yes only list them."),
+        "remove": ("running.runs:remove_command", "Remove one run."),
+        "prune": ("setup.prune:command", "Remove old runs; without --yes only list them."),
     },
     "jobs": {
         "show": ("looking.show:command", "Show a job: attempts, logs, numbers, commands to repeat it."),
@@ -68,7 +68,7 @@ _IN_GROUPS = {
         "name": ("devices.device:name_command", "Give a device a name."),
         "label": ("devices.device:label_command", "Replace the labels of a device."),
         "host": ("devices.host:command", "Use devices that are rented for a session."),
-        "forget": ("devices.device:forget_command", "Remove an absent device from every list."),
+        "remove": ("devices.device:remove_command", "Remove an absent device from every list."),
         "socs": ("setup.suites:socs_command", "List the SoCs that farm supports."),
     },
     "lab": {
@@ -119,7 +119,7 @@ _COMMANDS = {
     **_IN_GROUPS,
 }
 _GROUPS = {
-    "runs": "Runs of the store: list, show, watch, cancel, delete, prune.",
+    "runs": "Runs of the store: list, show, watch, cancel, remove, prune.",
     "jobs": "Jobs: show, history, profile, debug, rerun, bundle, coverage.",
     "perf": "Numbers: compare, confirm, bisect, diff, baseline.",
     "alerts": "Regressions and failing jobs: list, assign, accept.",

@@ -100,6 +100,9 @@ def json_option(text: str = "Print JSON instead of text.") -> Decorator:
     return _together(click.option("--json", "as_json", is_flag=True, help=text), config_option)
 
 
+yes_option = click.option("--yes", is_flag=True, help="Remove without asking; required without a terminal.")
+
+
 def pull_request_option() -> Decorator:
     """Return the option `--pull-request`: the place of a commit status and a comment."""
     text = ("Set a commit status and write or replace one comment, with the token in GITHUB_TOKEN or GITLAB_TOKEN; "

@@ -101,6 +101,21 @@ def print_json(answer: Mapping[str, object]) -> None:
     echo(json_document({"schema": 1, **answer}).decode(), whole=True)
 
 
+def require_consent(removed: str, about: Iterable[str] = (), *, yes: bool) -> None:
+    """Ask on a terminal whether to remove `removed`, after the lines `about` it.
+
+    Raises UsageError without `yes` and without a terminal, and click.Abort for a refusal.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{removed} would be removed: --yes does it")
+    for line in about:
+        echo(line, err=True)
+    if not click.confirm(f"Remove {visible(removed)}?", default=False, err=True):
+        raise click.Abort
+
+
 def notice(text: str) -> None:
     """Print the progress of a command on standard error."""
     if is_quiet():

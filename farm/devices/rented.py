@@ -78,7 +78,7 @@ def add_rented(config: Config, rented: RentedHost) -> None:
     if any(host.name == name for host in config.hosts):
         raise UsageError(f"{name} is a host of farm.toml: choose another name")
     if find_rented(config, name) is not None:
-        raise UsageError(f"{name} is a rented host already: remove it first ('farm devices host remove {name}')")
+        raise UsageError(f"{name} is a rented host already: remove it first ('farm devices host remove {name} --yes')")
     path = _file(config, name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -76,7 +76,7 @@ class Accounts:
             return True
 
         if not self._database.write(write):
-            raise UsageError(f"account {name!r} exists: 'farm lab accounts --remove NAME' ends it and its token")
+            raise UsageError(f"account {name!r} exists: 'farm lab accounts --remove NAME --yes' ends it and its token")
         return token
 
     def remove(self, name: str) -> None:

@@ -103,7 +103,7 @@ def offered(stocked: FarmHome, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         (("suites", "own"), {"own_ops"}),
         (("suites", "smoke", "own"), {"own_ops"}),
         (("suites", "tune", "own_ops/"), {"own_ops/tanh"}),
-        (("runs", "delete", "be"), {"before_the_pass"}),
+        (("runs", "remove", "be"), {"before_the_pass"}),
     ],
 )
 def test_a_tab_offers_what_there_is(offered: Callable[..., list[str]], words: tuple[str, ...], among: set[str]) -> None:

@@ -272,10 +272,10 @@ def test_names_notes_and_watching_as_a_user_sees_them(home: FarmHome, adb: tuple
     said = home.farm("devices", "unquarantine", "left", env=env).stdout
     assert said == "left is suspect: released from quarantine: a health check has to pass first\n"
     assert "farm devices disable" in home.farm("devices", "quarantine", "left", env=env, code=2).stderr
-    assert home.farm("devices", "forget", "left", env=env).returncode == 0
+    assert home.farm("devices", "remove", "left", "--yes", env=env).returncode == 0
     assert home.farm("devices", "enable", SERIAL, env=env).returncode == 2
     assert "left" not in home.farm("devices", env=env).stdout
-    assert "forgotten on " in home.farm("devices", "show", SERIAL, env=env).stdout
+    assert "removed on " in home.farm("devices", "show", SERIAL, env=env).stdout
 
 
 def test_absent_devices_are_listed_last_in_the_order_of_their_serials() -> None:

@@ -35,7 +35,7 @@ CALLS = {
     "devices check": ["none"],
     "devices enable": ["none"],
     "devices disable": ["none"],
-    "devices forget": ["none"],
+    "devices remove": ["none"],
     "devices label": ["none"],
     "devices lease": ["--device", "R5CX1"],
     "devices name": ["none", "desk"],
@@ -65,7 +65,7 @@ CALLS = {
     "alerts": ["assign", "1"],
     "help": ["runs"],
     "perf diff": ["latest~1", "latest"],
-    "runs delete": ["latest"],
+    "runs remove": ["latest"],
     "runs list": [],
     "runs show": ["latest"],
 }

@@ -97,7 +97,7 @@ PARSED: dict[str, tuple[str, ...]] = {
     "farm devices adb {} -- COMMAND": ("phone-1",),
     "farm lab accounts": (),
     "farm lab accounts --add NAME --role operator": (),
-    "farm lab accounts --remove NAME": (),
+    "farm lab accounts --remove NAME --yes": (),
     "farm lab agent": (),
     "farm runs watch": (),
     "farm runs watch {}": ("1",),
@@ -107,7 +107,7 @@ PARSED: dict[str, tuple[str, ...]] = {
     "farm devices enable DEVICE": (),
     "farm devices disable DEVICE": (),
     "farm nightly {} --check": ("nightly.toml",),
-    "farm devices host remove {}": ("qdc",),
+    "farm devices host remove {} --yes": ("qdc",),
     "farm devices release": (),
     "farm run --resume {}": ("1",),
     "farm run --soc {}": ("SM8650",),
@@ -126,7 +126,7 @@ PARSED: dict[str, tuple[str, ...]] = {
     "farm setup sign --lpai v{} --direct --htp v{}": ("5", "75"),
     "farm setup toolchain make {}": ("1.5.1",),
     "farm setup toolchain remove VERSION": (),
-    "farm virtual clear {}": ("virtual-SM8650-0",),
+    "farm virtual clear {} --yes": ("virtual-SM8650-0",),
     "farm virtual fault {} reboot": ("virtual-SM8650-0",),
     "farm virtual up --soc SM8650": (),
 }
@@ -378,7 +378,6 @@ def built() -> dict[str, list[str]]:
 # Function that builds a command from a command line or a store -> test below that runs the command.
 IN_SITUATIONS = {
     "cli/output.py:as_called": "show",
-    "cli/setup/cache.py:prune": "prune",
     "cli/setup/prune.py:command": "prune",
     "report/terminal/job.py:_attempt": "show",
     "dispatch/request/tuning.py:tune": "tune",
@@ -475,15 +474,15 @@ def test_what_farm_show_prints_of_a_failed_job_runs(planted: Planted) -> None:
         assert_parsed(shlex.split(command)[1:])
 
 
-def test_what_ends_the_quarantine_of_a_forgotten_device_runs(home: FarmHome) -> None:
+def test_what_ends_the_quarantine_of_a_removed_device_runs(home: FarmHome) -> None:
     plant(home)
     assert home.farm("devices", "release", "phone-1").returncode == 0
-    shown, ends = commands_in(home.farm("devices", "forget", "phone-1").stdout)
+    shown, ends = commands_in(home.farm("devices", "remove", "phone-1", "--yes").stdout)
     assert "phone-1 is suspect" in home.farm(*shlex.split(ends)[1:], code=0).stdout
     assert "it was gone" in home.farm(*shlex.split(shown)[1:], code=0).stdout
 
 
-def test_what_prune_prints_deletes_what_it_listed(planted: Planted) -> None:
+def test_what_prune_prints_removes_what_it_listed(planted: Planted) -> None:
     left = planted.cache / "bundles" / "aa" / f"{'a' * 64}.xyz.partial"
     orphan = planted.state / "runs" / "20260101-000000-abcdef"
     for folder in (left, orphan):
@@ -492,7 +491,7 @@ def test_what_prune_prints_deletes_what_it_listed(planted: Planted) -> None:
     os.utime(orphan, (0, 0))
     for words in (
         ("runs", "prune", "--keep-runs", "1", "--orphans"),
-        ("setup", "cache", "prune", "--older", "30d", "--dry-run"),
+        ("setup", "cache", "prune", "--older", "30d"),
     ):
         [*_, command] = commands_in(planted.farm(*words).stdout)
         done = planted.farm(*shlex.split(command)[1:])

@@ -53,25 +53,25 @@ def let_pass(store: Store) -> None:
     store._database.write(lambda c: c.execute(update(schema.attempt).values(recorded_ms=schema.attempt.c.started_ms)))
 
 
-def test_a_dry_run_changes_nothing_and_says_what_does(home: FarmHome, store: Store) -> None:
+def test_a_preview_changes_nothing_and_says_what_does(home: FarmHome, store: Store) -> None:
     with store:
         runs = [record(home, store, days) for days in (200, 150, 100, 20)]
         let_pass(store)
     before = (home.state / "farm.db").read_bytes()
     done = home.farm("runs", "prune", "--keep", "90d", "--keep-results", "2", code=0)
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert f"would delete 2 of 4 runs, {runs[0][0]} to {runs[1][0]}" in done.stdout
+    assert f"would remove 2 of 4 runs, {runs[0][0]} to {runs[1][0]}" in done.stdout
     assert "artifacts    2 on this machine, 24 B" in done.stdout
     assert "folders      2 on this machine, 200 B" in done.stdout
     assert "kept 1: with one of the newest results of a job" in done.stdout
-    assert "nothing was deleted: farm runs prune --keep=90d --keep-results=2 --yes" in done.stdout
+    assert "nothing was removed: farm runs prune --keep=90d --keep-results=2 --yes" in done.stdout
     assert (home.state / "farm.db").read_bytes() == before
 
     done = home.farm("runs", "prune", "--keep=90d", "--keep-results=2", "--yes", code=0)
-    assert f"deleted 2 of 4 runs, {runs[0][0]} to {runs[1][0]}" in done.stdout
+    assert f"removed 2 of 4 runs, {runs[0][0]} to {runs[1][0]}" in done.stdout
     assert "folders      2 on this machine" in done.stdout
     artifacts = ArtifactStore(home.state / "artifacts")
-    assert "to delete it" not in home.farm("runs", "prune", "--keep=90d", "--keep-results=2").stdout
+    assert "nothing was removed" not in home.farm("runs", "prune", "--keep=90d", "--keep-results=2").stdout
     assert [(home.state / "runs" / run_id).exists() for run_id, _ in runs] == [False, False, True, True]
     assert [artifacts.size(sha256) for _, sha256 in runs] == [None, None, 12, 11]
     with open_store(home.state / "farm.db", readonly=True) as now:
@@ -111,9 +111,9 @@ def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, sto
     config = home.cwd / "farm.toml"
     config.write_text('[retention]\nkeep = "90d"\nkeep_nightly = "365d"\nkeep_results = 1\n')
     answer = json.loads(home.farm("runs", "prune", "--json").stdout)
-    assert answer["schema"] == 1
+    assert answer["schema"] == 2
     assert answer["prune"]["runs"] == {newest: "results", person: None, night: "age"}
-    assert (answer["prune"]["deleted"], answer["prune"]["freed"]["runs"]) == (False, 1)
+    assert (answer["prune"]["removed"], answer["prune"]["freed"]["runs"]) == (False, 1)
     answer = json.loads(home.farm("runs", "prune", "--json", "--keep-nightly", "30d").stdout)
     assert answer["prune"]["runs"] == {newest: "results", person: None, night: None}
     config.write_text('[retention]\nkeep = "90 moons"\n')
@@ -174,9 +174,9 @@ def test_ctrl_c_leaves_every_run_whole_or_gone(home: FarmHome, store: Store, mon
     monkeypatch.setattr(Remains, "remove", interrupted)
     arguments = ["--keep-runs=1", "--keep-results=1", "--yes"]
     result = CliRunner().invoke(command, arguments)
-    assert (result.exit_code, "deleted 1 of 4 runs" in result.output) == (130, True)
+    assert (result.exit_code, "removed 1 of 4 runs" in result.output) == (130, True)
     assert "the same command continues" in result.output
     monkeypatch.undo()
-    assert "deleted 2 of 3 runs" in home.farm("runs", "prune", *arguments).stdout
+    assert "removed 2 of 3 runs" in home.farm("runs", "prune", *arguments).stdout
     with open_store(home.state / "farm.db", readonly=True) as now:
         assert now.pruning.run_ids() == {runs[3]}

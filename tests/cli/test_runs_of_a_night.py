@@ -225,7 +225,7 @@ def test_a_run_that_never_began_is_found_by_its_name_where_it_is_meant(home: Far
             store.runs.resolve("broken")
     assert answer(home, "report", "broken")["id"] == absent
     assert answer(home, "report", "pads")["id"] == again
-    assert answer(home, "runs", "delete", "broken", "--yes")["deleted"] == absent
+    assert answer(home, "runs", "remove", "broken", "--yes")["removed"] == absent
 
 
 def test_a_run_that_is_not_known_is_answered_with_the_nearest_name_or_the_newest(store: Store) -> None:
@@ -253,7 +253,7 @@ def test_a_name_that_another_run_has_already_is_said_to_mean_the_new_one(store: 
     assert said == [f"'pads' means this run from now on: it meant {before}"]
 
 
-def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: Store) -> None:
+def test_a_run_is_removed_with_all_that_is_of_it_alone(home: FarmHome, store: Store) -> None:
     from farm.dispatch.history_comparison import record_comparison
 
     artifacts = ArtifactStore(home.state / "artifacts")
@@ -269,10 +269,10 @@ def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: St
         # Younger artifacts may still get a name.
         os.utime(artifacts.path(one.sha256), (now_ms() / 1000 - 700,) * 2)
 
-    asked = home.farm("runs", "delete", mine)
+    asked = home.farm("runs", "remove", mine)
     assert (asked.returncode, asked.stdout) == (2, "")
     assert "--yes does it" in asked.stderr
-    home.farm("runs", "delete", "latest", "--yes", code=0)
+    home.farm("runs", "remove", "latest", "--yes", code=0)
     assert not folder.exists()
     assert artifacts.find(shared.sha256)
     assert artifacts.find(own.sha256) is None
@@ -282,7 +282,7 @@ def test_a_run_is_deleted_with_all_that_is_of_it_alone(home: FarmHome, store: St
         assert database.execute("SELECT DISTINCT run_id FROM run_job").fetchall() == [(night,)]
 
 
-def test_a_run_that_goes_on_or_that_an_alert_names_is_not_deleted(home: FarmHome, store: Store) -> None:
+def test_a_run_that_goes_on_or_that_an_alert_names_is_not_removed(home: FarmHome, store: Store) -> None:
     from farm.dispatch.history_comparison import record_comparison
     from farm.dispatch.request.resume import in_progress
 
@@ -297,7 +297,7 @@ def test_a_run_that_goes_on_or_that_an_alert_names_is_not_deleted(home: FarmHome
                 (good, "named by alert #1"), (bad, "named by alert #1"),
                 (elsewhere, "may be going on, on lab-7"), (here, "is still running"),
             ):  # fmt: skip
-                done = home.farm("runs", "delete", run_id, "--yes")
+                done = home.farm("runs", "remove", run_id, "--yes")
                 assert (done.returncode, done.stdout) == (2, ""), run_id
                 assert why in done.stderr
-        home.farm("runs", "delete", here, "--yes", code=0)
+        home.farm("runs", "remove", here, "--yes", code=0)

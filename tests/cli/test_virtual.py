@@ -59,8 +59,8 @@ def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: 
         shell = ("-s", f"product:{SERIAL}", "shell", "echo well")
         assert adb(server, *shell).stdout == "well\n"
 
-        done = home.farm("virtual", "fault", SERIAL, "exit_code", "--code", "7", "--match", "^echo")
-        assert (done.returncode, done.stdout) == (0, "")
+        done = home.json("virtual", "fault", SERIAL, "exit_code", "--code", "7", "--match", "^echo")
+        assert (done["device"], done["fault"]["kind"], done["fault"]["code"]) == (SERIAL, "exit_code", 7)
         assert [adb(server, *shell).returncode for _ in range(2)] == [7, 0]
         assert "exit_code       shell   echo well" in home.farm("virtual", "faults", SERIAL).stdout
         struck = json.loads(home.farm("virtual", "faults", SERIAL, "--json").stdout)
@@ -68,12 +68,12 @@ def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: 
 
         assert home.farm("devices", env={"ANDROID_ADB_SERVER_PORT": str(server.port)}).returncode == 0
         assert home.farm("devices", "name", SERIAL, "desk").returncode == 0
-        assert home.farm("virtual", "fault", "desk", "wrong_soc").stderr == "desk: wrong_soc, until cleared\n"
+        assert home.farm("virtual", "fault", "desk", "wrong_soc").stdout == "desk: wrong_soc, until cleared\n"
         assert "did you mean 'desk'" in home.farm("virtual", "fault", "dask", "wrong_soc").stderr
         soc = ("-s", f"product:{SERIAL}", "shell", "getprop ro.soc.model")
         assert adb(server, *soc).stdout == "SM8550\n"
-        assert "'farm virtual clear desk'" in home.farm("virtual", "fault", "desk", "clear").stderr
-        assert home.farm("virtual", "clear", SERIAL).returncode == 0
+        assert "'farm virtual clear desk --yes'" in home.farm("virtual", "fault", "desk", "clear").stderr
+        assert home.json("virtual", "clear", SERIAL, "--yes")["device"] == SERIAL
         assert adb(server, *soc).stdout == "SM8650\n"
 
         again = home.farm("virtual", "up", "--soc", "SM8650", env={"ANDROID_ADB_SERVER_PORT": str(server.port)})

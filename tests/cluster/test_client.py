@@ -371,7 +371,7 @@ def test_quotas_bound_users_and_the_queue_says_so(shared: Shared) -> None:
         assert max(map(len, queue.stdout.splitlines())) <= 80
         row = json.loads(farm("lab", "queue", "--json").stdout)["runs"][0]
         assert (row["run_id"], row["running"]) == (run_id, 0)
-        assert farm("lab", "quota", f"user:{user}", "--remove").returncode == 0
+        assert farm("lab", "quota", f"user:{user}", "--remove", "--yes").returncode == 0
         assert farm("runs", "watch", run_id).returncode == 0
     assert farm("lab", "queue").stdout == "nothing waits and nothing runs\n"
 

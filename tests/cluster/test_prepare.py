@@ -26,7 +26,7 @@ from farm.dispatch.cluster.files.runtime_files import fetch_runtime, upload_runt
 from farm.dispatch.cluster.terms import RemoteRuntime
 from farm.dispatch.device_run.builds import has_reply, read_reply
 from farm.dispatch.request.plan import read_plan
-from farm.dispatch.request.pruning import Freed, Remains, require_deletable
+from farm.dispatch.request.pruning import Freed, Remains, require_removable
 from farm.dispatch.request.shared_pruning import SharedRemains
 from farm.replay.made_bundle import find_made_bundle
 from farm.store.artifacts import ArtifactStore, open_artifacts
@@ -301,7 +301,7 @@ def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store],
     assert there == {names[what] for what in ("bundle", "runtime", "young")}
     assert store.cluster.build_of([row_key(0), row_key(77)]).keys() == {row_key(0)}
     with pytest.raises(UsageError, match=f"farm runs cancel {run}"):
-        require_deletable(farm.config("desk"), store, store.runs.view(run))
+        require_removable(farm.config("desk"), store, store.runs.view(run))
     assert store.pruning.remove(run) is None
     store.cluster.cancel(run, "ada", may_others=True)
     store.cluster.recover(ttl_s=10)

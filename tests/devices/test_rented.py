@@ -58,7 +58,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
 def farm(home: FarmHome) -> Iterator[FarmHome]:
     yield home
     for host in home.json("devices", "host", "list")["hosts"]:
-        home.farm("devices", "host", "remove", host["name"], code=0)
+        home.farm("devices", "host", "remove", host["name"], "--yes", code=0)
 
 
 def login(gateway: SshServer) -> list[str]:
@@ -90,7 +90,7 @@ def test_an_account_that_only_forwards_leads_to_a_device_until_the_host_is_remov
     [listed] = farm.json("devices", "host", "list")["hosts"]
     assert listed["name"] == "qdc"
     assert 7100 < listed["until_ms"] / 1000 - time.time() < 7200
-    farm.farm("devices", "host", "remove", "qdc", code=0)
+    farm.farm("devices", "host", "remove", "qdc", "--yes", code=0)
     assert serials(farm) == []
     assert "unknown rented host 'qdc'" in farm.farm("devices", "host", "remove", "qdc", code=2).stderr
 
@@ -194,7 +194,7 @@ def test_a_job_begins_only_if_it_ends_before_the_session(farm: FarmHome, rack: A
     assert "its rented session ends at" in done.stderr
     assert "do not fit into the rest" in done.stderr
     assert [job["attempts"] for job in jobs_of(farm, "short")] == [[]]
-    farm.farm("devices", "host", "remove", "qdc", code=0)
+    farm.farm("devices", "host", "remove", "qdc", "--yes", code=0)
     farm.farm("devices", "host", "add", "qdc", "--adb", f"127.0.0.1:{rack.port}", "--until", "2h", code=0)
     farm.farm("run", "--resume", "short", code=0, timeout_s=300)
 

@@ -166,7 +166,7 @@ def test_the_health_check_says_now_whether_a_device_is_fit(pair: Attached) -> No
     shown = pair.farm("devices", "show", "virtual-SM8650-0").stdout
     assert re.search(r"check_passed +healthy +\d.*\n.*check_failed +suspect", shown), shown
     assert leases(pair) == {"virtual-SM8650-0": "", "virtual-SM8650-1": "ann"}
-    refused = pair.farm("devices", "forget", "virtual-SM8650-1")
+    refused = pair.farm("devices", "remove", "virtual-SM8650-1", "--yes")
     assert refused.returncode == 4, refused.stderr
     assert "is leased or reserved by ann: run 'farm devices release " in refused.stderr
 

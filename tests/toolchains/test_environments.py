@@ -148,10 +148,9 @@ def test_commands_make_show_and_remove_them(home: FarmHome, index: Path, tmp_pat
     assert "1 environment of toolchains" in home.farm("setup", "cache", env=env).stdout
     kept = home.farm("setup", "cache", "prune", "--older", "1h", env=env)
     assert "environment" not in kept.stdout
-    assert (
-        "and 1 environment of toolchains" in home.farm("setup", "cache", "prune", "--all", "--dry-run", env=env).stdout
-    )
-    removed = home.farm("setup", "toolchain", "remove", RELEASE, env=env)
+    assert "and 1 environment of toolchains" in home.farm("setup", "cache", "prune", "--all", env=env).stdout
+    assert "--yes does it" in home.farm("setup", "toolchain", "remove", RELEASE, env=env, code=2).stderr
+    removed = home.farm("setup", "toolchain", "remove", RELEASE, "--yes", env=env)
     assert removed.stdout.startswith("removed 1 environment, ")
     assert "there is none" in home.farm("setup", "toolchain", "remove", RELEASE, env=env, code=2).stderr
     assert "is no release of ExecuTorch" in home.farm("setup", "toolchain", "make", "newest", env=env, code=2).stderr

@@ -241,13 +241,10 @@ def test_pruning_leaves_what_is_used(checkout: Path, config: Config) -> None:
         other.communicate("")
     [entry] = worktrees(config.cache_dir)
     assert "1 source tree of commits" in CliRunner().invoke(cli, ["setup", "cache"]).output
-    assert (
-        "and 1 source tree of commits"
-        in CliRunner().invoke(cli, ["setup", "cache", "prune", "--all", "--dry-run"]).output
-    )
+    assert "and 1 source tree of commits" in CliRunner().invoke(cli, ["setup", "cache", "prune", "--all"]).output
     assert Path(entry.path).is_dir()
     assert "removed 0 bundles, 0 B, and 1 source tree of commits" in (
-        CliRunner().invoke(cli, ["setup", "cache", "prune", "--older", "0s"]).output
+        CliRunner().invoke(cli, ["setup", "cache", "prune", "--older", "0s", "--yes"]).output
     )
     assert not Path(entry.path).exists()
     assert worktrees(config.cache_dir) == []

@@ -121,8 +121,8 @@ def list_agents(config_file: Path | None, *, as_json: bool) -> None:
 
 @command.command("drain", short_help="Finish the running jobs of a host, then end.")
 @click.argument("name", metavar="HOST")
-@config_option
-def drain(name: str, config_file: Path | None) -> None:
+@json_option()
+def drain(name: str, config_file: Path | None, *, as_json: bool) -> None:
     """Let the agent of a host finish its running jobs, take no others, and end.
 
     Jobs that it has not begun are left to other hosts.
@@ -132,7 +132,7 @@ def drain(name: str, config_file: Path | None) -> None:
         if not store.cluster.drain(name):
             known = [agent.name for agent in store.cluster.agents()]
             raise UnknownNameError("agent", name, known, "('farm lab agent list' shows them)")
-    echo(f"{name} ends as soon as its running jobs have finished")
+    show({"agent": name}, [f"{name} ends as soon as its running jobs have finished"], as_json=as_json)
 
 
 def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease], columns: int) -> Iterator[str]:

@@ -8,8 +8,8 @@ import click
 
 from farm.base.config.settings import load_config
 from farm.base.interrupts import INTERRUPTED
-from farm.cli.options import OUTPUT_FILE, config_option, json_option
-from farm.cli.output import deliver, echo, notice, opened
+from farm.cli.options import OUTPUT_FILE, json_option
+from farm.cli.output import deliver, echo, notice, opened, print_json
 
 # Seconds within which even a busy agent ends the running jobs of a cancelled run.
 _AWAIT_SECONDS = 15.0
@@ -49,8 +49,8 @@ def watch_command(
 @click.command("cancel")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--force", is_flag=True, help="Also another user's.")
-@config_option
-def cancel_command(*, runs: tuple[str, ...], force: bool, config_file: Path | None) -> None:
+@json_option()
+def cancel_command(*, runs: tuple[str, ...], force: bool, as_json: bool, config_file: Path | None) -> None:
     """Cancel RUN on a shared farm: its jobs end at once, and its devices are free.
 
     Results so far are kept, and farm run --resume RUN executes the missing
@@ -61,11 +61,13 @@ def cancel_command(*, runs: tuple[str, ...], force: bool, config_file: Path | No
 
     require_shared(load_config(config_file).is_shared)
     with opened(config_file, existing=True) as (_, store):
-        run_ids = list(dict.fromkeys(store.runs.resolve(run, own=not force) for run in runs))
-        for run_id in run_ids:
-            order = cancel(store, run_id, store.user, force=force)
-            whose = f" of {order.user}" if order.user != store.user else ""
-            echo(f"run {run_id}{whose} is cancelled")
-        for run_id in run_ids:
-            if not await_end(store, run_id, _AWAIT_SECONDS):
-                notice(f"run {run_id}: an agent does not answer: its devices are free once its leases are over")
+        users = {}
+        for run_id in dict.fromkeys(store.runs.resolve(run, own=not force) for run in runs):
+            users[run_id] = user = cancel(store, run_id, store.user, force=force).user
+            if not as_json:
+                echo(f"run {run_id}{f' of {user}' if user != store.user else ''} is cancelled")
+        ended = {run_id: await_end(store, run_id, _AWAIT_SECONDS) for run_id in users}
+    for run_id in (run_id for run_id, has_ended in ended.items() if not has_ended):
+        notice(f"run {run_id}: an agent does not answer: its devices are free once its leases are over")
+    if as_json:
+        print_json({"cancelled": [{"run": run, "user": users[run], "ended": ended[run]} for run in ended]})

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from farm.base.errors import UsageError
-from farm.cli.options import json_option
-from farm.cli.output import opened, show
+from farm.cli.options import json_option, yes_option
+from farm.cli.output import opened, require_consent, show
 
 _SUBJECT = re.compile(r"(user|label):[^\s:]{1,80}")
 
@@ -18,8 +18,11 @@ _SUBJECT = re.compile(r"(user|label):[^\s:]{1,80}")
 @click.argument("subject", required=False, metavar="[user:NAME|label:NAME]")
 @click.argument("most", required=False, type=click.IntRange(min=0), metavar="[N]")
 @click.option("--remove", is_flag=True, help="Remove the quota.")
+@yes_option
 @json_option()
-def command(*, subject: str | None, most: int | None, remove: bool, config_file: Path | None, as_json: bool) -> None:
+def command(
+    *, subject: str | None, most: int | None, remove: bool, yes: bool, config_file: Path | None, as_json: bool
+) -> None:
     """Show or set the number of devices that a user may have at once.
 
     \b
@@ -39,6 +42,8 @@ def command(*, subject: str | None, most: int | None, remove: bool, config_file:
         if subject is not None and (most is not None or remove):
             if remove and subject not in store.quotas.all():
                 raise UsageError(f"{subject} has no quota: 'farm lab quota' lists the quotas")
+            if remove:
+                require_consent(f"the quota of {subject}", yes=yes)
             store.quotas.set(subject, None if remove else most, store.user)
         found = store.quotas.all()
     shown = {name: count for name, count in sorted(found.items()) if subject in (None, name)}

@@ -11,8 +11,8 @@ import click
 
 from farm.base.exit_codes import ExitCode
 from farm.base.text import one_line
-from farm.cli.options import OUTPUT_FILE, config_option, duration, json_option, limit_option
-from farm.cli.output import echo, opened, show, width
+from farm.cli.options import OUTPUT_FILE, duration, json_option, limit_option, yes_option
+from farm.cli.output import opened, require_consent, show, width
 from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
@@ -31,57 +31,59 @@ _TEXT_COLUMN = 25
 @click.command("name")
 @click.argument("device")
 @click.argument("name")
-@config_option
-def name_command(*, device: str, name: str, config_file: Path | None) -> None:
+@json_option()
+def name_command(*, device: str, name: str, as_json: bool, config_file: Path | None) -> None:
     """Give a device a name; an empty name removes it. A name in farm.toml has priority."""
     with _device(config_file, device) as (store, known):
         store.devices.set_name(known.id, name, None)
-        echo(f"{known.id} is called {name!r}" if name else f"{known.id} has no name")
+        line = f"{known.id} is called {name!r}" if name else f"{known.id} has no name"
+        _show_changed(store, known.id, [line], as_json=as_json)
 
 
 @click.command("label")
 @click.argument("device")
 @click.argument("labels", nargs=-1)
-@config_option
-def label_command(*, device: str, labels: tuple[str, ...], config_file: Path | None) -> None:
+@json_option()
+def label_command(*, device: str, labels: tuple[str, ...], as_json: bool, config_file: Path | None) -> None:
     """Replace the labels of a device; without LABELS they are removed."""
     with _device(config_file, device) as (store, known):
         store.devices.set_name(known.id, None, labels)
-        echo(f"{known.id} has the labels {', '.join(labels)}" if labels else f"{known.id} has no labels")
+        line = f"{known.id} has the labels {', '.join(labels)}" if labels else f"{known.id} has no labels"
+        _show_changed(store, known.id, [line], as_json=as_json)
 
 
 @click.command("disable", short_help="Take a device out of service.")
 @click.argument("device")
 @click.option("--note", default="", help="Reason, which the lists of devices show.")
-@config_option
-def disable_command(*, device: str, note: str, config_file: Path | None) -> None:
+@json_option()
+def disable_command(*, device: str, note: str, as_json: bool, config_file: Path | None) -> None:
     """Take a device out of service: it gets no new lease, and a present lease may finish."""
-    _set_service(config_file, device, note, in_service=False)
+    _set_service(config_file, device, note, in_service=False, as_json=as_json)
 
 
 @click.command("enable")
 @click.argument("device")
-@config_option
-def enable_command(*, device: str, config_file: Path | None) -> None:
+@json_option()
+def enable_command(*, device: str, as_json: bool, config_file: Path | None) -> None:
     """Put a device into service again."""
-    _set_service(config_file, device, "", in_service=True)
+    _set_service(config_file, device, "", in_service=True, as_json=as_json)
 
 
 @click.command("unquarantine", short_help="Give a device in quarantine another chance.")
 @click.argument("device")
-@config_option
-def unquarantine_command(*, device: str, config_file: Path | None) -> None:
+@json_option()
+def unquarantine_command(*, device: str, as_json: bool, config_file: Path | None) -> None:
     """Give a quarantined device another chance: the next health check decides."""
     from farm.devices.health import Event, Health, HealthEvent, HealthMark, next_health
 
-    # A forgotten device keeps its quarantine.
+    # A removed device keeps its quarantine.
     with _device(config_file, device, forgotten=True) as (store, known):
-        if known.health != Health.QUARANTINED:
-            echo(f"{known.called} is not in quarantine: it is {known.health}")
-            return
-        state, reason = next_health(Health(known.health), (), HealthMark(Event.RELEASED))
-        store.devices.record_health(HealthEvent(known.id, str(Event.RELEASED), str(state), reason))
-        echo(f"{known.called} is {state}: {reason}")
+        line = f"{known.called} is not in quarantine: it is {known.health}"
+        if known.health == Health.QUARANTINED:
+            state, reason = next_health(Health(known.health), (), HealthMark(Event.RELEASED))
+            store.devices.record_health(HealthEvent(known.id, str(Event.RELEASED), str(state), reason))
+            line = f"{known.called} is {state}: {reason}"
+        _show_changed(store, known.id, [line], as_json=as_json)
 
 
 @click.command("check", short_help="Check the properties of devices, with a health check.")
@@ -141,22 +143,25 @@ def _folded(line: str) -> list[str]:
     return [head + first, *(" " * _TEXT_COLUMN + one for one in others)]
 
 
-@click.command("forget", short_help="Leave a device that is gone out of every list.")
+@click.command("remove", short_help="Remove an absent device from every list.")
 @click.argument("device")
-@config_option
-def forget_command(*, device: str, config_file: Path | None) -> None:
-    """Remove a device that is gone from every list; its results stay.
+@yes_option
+@json_option()
+def remove_command(*, device: str, yes: bool, as_json: bool, config_file: Path | None) -> None:
+    """Remove an absent device from every list; its results stay.
 
     The name, labels, note and health are removed. A device that is attached
     again is listed again like a new one. A quarantine stays:
     farm devices unquarantine alone ends it.
     """
     with _device(config_file, device) as (store, known):
+        require_consent(f"device {known.called} with its name, labels, note and health", yes=yes)
         store.devices.forget(known.id)
-        echo(f"{known.called} is forgotten; 'farm devices show {known.id}' still shows its history")
+        lines = [f"{known.called} is removed; 'farm devices show {known.id}' still shows its history"]
         if known.health == "quarantined":
             end = f"'farm devices unquarantine {known.id}' ends that"
-            echo(f"its quarantine stays, for when it is attached again: {end}")
+            lines.append(f"its quarantine stays, for when it is attached again: {end}")
+        _show_changed(store, known.id, lines, as_json=as_json)
 
 
 @click.command("show")
@@ -189,7 +194,7 @@ def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
         yield f"  known by its serial now: 'farm devices show {known.service_note}'"
     elif known.forgotten_ms:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(known.forgotten_ms / 1000))
-        yield f"  forgotten on {when}: in no list until it is attached again"
+        yield f"  removed on {when}: in no list until it is attached again"
     if known.health_reason:
         yield f"  {one_line(known.health_reason)}"
     if not known.in_service and known.service_user != ADOPTED:
@@ -206,10 +211,17 @@ def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
     yield from ("", *columns(rows))
 
 
-def _set_service(config_file: Path | None, device: str, note: str, *, in_service: bool) -> None:
+def _set_service(config_file: Path | None, device: str, note: str, *, in_service: bool, as_json: bool) -> None:
     with _device(config_file, device) as (store, known):
         store.devices.set_service(known.id, in_service, note, store.user)
-        echo(f"{known.called} is {'in' if in_service else 'out of'} service")
+        line = f"{known.called} is {'in' if in_service else 'out of'} service"
+        _show_changed(store, known.id, [line], as_json=as_json)
+
+
+def _show_changed(store: Store, id_: str, lines: Sequence[str], *, as_json: bool) -> None:
+    """Print a device after a change."""
+    known = next(one for one in store.devices.all(forgotten=True) if one.id == id_)
+    show({"device": known}, lines, as_json=as_json)
 
 
 @contextmanager

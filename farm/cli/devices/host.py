@@ -12,8 +12,8 @@ from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
 from farm.base.text import one_line
 from farm.cli.devices.hold import CommandWithWords, words_of
-from farm.cli.options import FILE, ListingGroup, config_option, duration, json_option
-from farm.cli.output import echo, notice, show
+from farm.cli.options import FILE, ListingGroup, duration, json_option, yes_option
+from farm.cli.output import notice, require_consent, show
 from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command() -> None:
 @click.option("--key-file", type=FILE, help="Private key of this session.")
 @click.option("--known-hosts", type=FILE, help="File with the host key of this session.")
 @click.option("--ssh-config", default="", metavar="FILE|none", help="File in place of ~/.ssh/config.")
-@config_option
+@json_option()
 @click.pass_context
 def add(
     context: click.Context,
@@ -60,6 +60,7 @@ def add(
     key_file: Path | None,
     known_hosts: Path | None,
     ssh_config: str,
+    as_json: bool,
 ) -> int:
     """Use the devices of a host until the time of --until.
 
@@ -81,11 +82,15 @@ def add(
         ssh_config,
     )
     rented = RentedHost(table, time.time() + seconds, this_process() if words else None)
-    found = _look(rented)
+    if words and as_json:
+        raise UsageError("standard output belongs to COMMAND: leave --json or COMMAND out")
+    devices, unusable = _look(rented)
     add_rented(config, rented)
-    _tell(name, found, rented.until_s)
+    lines = _added_lines(rented, devices, unusable)
     if not words:
-        echo(f"'farm devices host remove {name}' removes it earlier")
+        lines.append(f"'farm devices host remove {name} --yes' removes it earlier")
+    show({"host": _facts(rented), "devices": devices, "unusable": unusable}, lines, as_json=as_json)
+    if not words:
         return 0
     try:
         return _run(words)
@@ -102,25 +107,29 @@ def list_hosts(config_file: Path | None, *, as_json: bool) -> None:
 
     found = rented_hosts(load_config(config_file))
     rows = [(one.host.name, f"until {_clock(one.until_s)}", _way(one)) for one in found]
-    hosts = [
-        {"name": one.host.name, "until_ms": int(one.until_s * 1000), "ssh": one.host.ssh, "adb": one.host.adb}
-        for one in found
-    ]
-    show({"hosts": hosts}, columns(rows) if rows else ["no host with an end time"], as_json=as_json)
+    show(
+        {"hosts": [_facts(one) for one in found]},
+        columns(rows) if rows else ["no host with an end time"],
+        as_json=as_json,
+    )
 
 
 @command.command("remove")
 @click.argument("name")
-@config_option
-def remove(config_file: Path | None, name: str) -> None:
+@yes_option
+@json_option()
+def remove(config_file: Path | None, name: str, *, yes: bool, as_json: bool) -> None:
     """Remove a host before its end time. A running job on its devices is broken off."""
     from farm.base.errors import UnknownNameError
     from farm.devices.rented import remove_rented, rented_hosts
 
     config = load_config(config_file)
+    known = [one.host.name for one in rented_hosts(config)]
+    if name in known:
+        require_consent(f"rented host {name}", yes=yes)
     if not remove_rented(config, name):
-        raise UnknownNameError("rented host", name, [one.host.name for one in rented_hosts(config)])
-    echo(f"{name} is removed")
+        raise UnknownNameError("rented host", name, known)
+    show({"removed": name}, [f"{name} is removed"], as_json=as_json)
 
 
 def _look(rented: RentedHost) -> tuple[Sequence[Device], Sequence[Unusable]]:
@@ -140,13 +149,16 @@ def _look(rented: RentedHost) -> tuple[Sequence[Device], Sequence[Unusable]]:
     return found.devices, found.unusable
 
 
-def _tell(name: str, found: tuple[Sequence[Device], Sequence[Unusable]], until_s: float) -> None:
-    devices, unusable = found
+def _facts(rented: RentedHost) -> dict[str, object]:
+    host = rented.host
+    return {"name": host.name, "until_ms": int(rented.until_s * 1000), "ssh": host.ssh, "adb": host.adb}
+
+
+def _added_lines(rented: RentedHost, devices: Sequence[Device], unusable: Sequence[Unusable]) -> list[str]:
     rows = [(one_line(one.serial), one.soc, one.product) for one in devices]
     rows += [(one_line(one.serial), one.state, one_line(one.reason)) for one in unusable]
-    echo(f"{name} is used until {_clock(until_s)}, with {len(devices)} devices")
-    for line in columns(rows, indent="  ") if rows else ():
-        echo(line)
+    head = f"{rented.host.name} is used until {_clock(rented.until_s)}, with {len(devices)} devices"
+    return [head, *(columns(rows, indent="  ") if rows else ())]
 
 
 def _run(words: Sequence[str]) -> int:

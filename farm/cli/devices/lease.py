@@ -13,13 +13,13 @@ import click
 import msgspec
 
 from farm.base.errors import NoDeviceError, UnknownNameError, UsageError
-from farm.cli.options import config_option, duration, json_option
+from farm.cli.options import duration, json_option
 from farm.cli.output import asked_server, echo, opened, show
 from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
     import datetime
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import FrameType
 
@@ -130,8 +130,10 @@ def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
 @click.option("--force", is_flag=True,
               help="Also of another user, or in use: a shell is ended, a run releases it after the running job.",
 )  # fmt: skip
-@config_option
-def release_command(*, device: str | None, everything: bool, force: bool, config_file: Path | None) -> None:
+@json_option()
+def release_command(
+    *, device: str | None, everything: bool, force: bool, as_json: bool, config_file: Path | None
+) -> None:
     """Give a device back: DEVICE, or the only device that is reserved for you."""
     from farm.dispatch.pool.reserve import give_back, reserved_for
 
@@ -141,11 +143,11 @@ def release_command(*, device: str | None, everything: bool, force: bool, config
     if server is not None:
         if not device:
             raise UsageError("name the device: with $FARM_SERVER each is released by its name")
-        echo(server.act("release", device=device, force=force).done)
+        _show_released({device: server.act("release", device=device, force=force).done}, as_json=as_json)
         return
     with opened(config_file) as (_, store):
         if device:
-            echo(give_back(store, device, store.user, force=force))
+            _show_released({device: give_back(store, device, store.user, force=force)}, as_json=as_json)
             return
         later = [lease for lease in store.leases.upcoming() if lease.reserved_for == store.user]
         mine = [*reserved_for(store, store.user), *later]
@@ -155,8 +157,14 @@ def release_command(*, device: str | None, everything: bool, force: bool, config
             names = {known.id: known.called for known in store.devices.all()}
             yours = ", ".join(names.get(lease.device, lease.device) for lease in mine)
             raise UsageError(f"{len(mine)} devices are yours: name one of {yours}, or give --all")
-        for lease in mine:
-            echo(give_back(store, lease.device, store.user, force=force))
+        done = {lease.device: give_back(store, lease.device, store.user, force=force) for lease in mine}
+    _show_released(done, as_json=as_json)
+
+
+def _show_released(done: Mapping[str, str], *, as_json: bool) -> None:
+    """Print the devices that were given back, each with its effect on other commands."""
+    released = [{"device": device, "done": line} for device, line in done.items()]
+    show({"released": released}, done.values(), as_json=as_json)
 
 
 def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: str) -> list[Device]:

@@ -12,8 +12,8 @@ import click
 from farm.base.config.settings import load_config
 from farm.base.errors import InfraError, StoreError, UnknownNameError, UsageError
 from farm.base.text import one_line
-from farm.cli.options import FOLDER, SuggestingGroup, config_option, json_option
-from farm.cli.output import echo, opened, show
+from farm.cli.options import FOLDER, SuggestingGroup, json_option, yes_option
+from farm.cli.output import echo, opened, require_consent, show
 from farm.devices.virtual.faults import CONDITIONS, Fault, FaultKind, fired, inject, is_running
 from farm.devices.virtual.faults import clear as clear_faults
 from farm.devices.virtual.tree import BUILDS
@@ -42,12 +42,11 @@ def command() -> None:
     \b
     farm virtual up --soc SM8650 -n 4
     farm virtual fault virtual-SM8650-0 drop_push --after-bytes 100000
-    farm virtual clear virtual-SM8650-0
+    farm virtual clear virtual-SM8650-0 --yes
     """
 
 
 @command.command("up", short_help="Start virtual devices, and stay until Ctrl-C.")
-@config_option
 @_folder_option
 @click.option("--soc", "socs", multiple=True, required=True, metavar="SOC", help="SoC of the devices; repeatable.")
 @click.option("-n", "--count", type=click.IntRange(1, _MOST_DEVICES), default=1, help="Devices of every SoC.")
@@ -63,6 +62,7 @@ def command() -> None:
 @click.option("--fault-rate", type=click.FloatRange(0, 1), default=0.0, help="Share of operations that meet a fault.")
 @click.option("--fault-seed", type=int, default=0, help="The same faults for the same seed.")
 @click.option("--fault-kinds", default="", metavar="KIND,KIND", help="Only these; all when left out.")
+@json_option("Print the started devices as JSON.")
 def up(
     config_file: Path | None,
     folder: Path | None,
@@ -71,6 +71,7 @@ def up(
     fault_kinds: str,
     *,
     own_server: bool,
+    as_json: bool,
     **behaviour: Any,
 ) -> None:
     """Start virtual devices, attach them to your adb server, and stay until Ctrl-C."""
@@ -97,7 +98,7 @@ def up(
         try:
             devices = boot(supervisor, server, wanted, place, fault_kinds=kinds, **behaviour)
             attached = _addresses(server, [device.serial for device in devices])
-            _show(devices, place, server, own_server=own_server)
+            _show(devices, place, server, own_server=own_server, as_json=as_json)
             _stay(supervisor, devices)
         except KeyboardInterrupt:
             echo("ending the virtual devices", err=True)
@@ -107,9 +108,10 @@ def up(
                 _detach(server, attached)
 
 
-def _show(devices: Sequence[Device], place: Path, server: AdbServer, *, own_server: bool) -> None:
-    for device in devices:
-        echo(f"{device.serial}  {device.soc}  {place / device.serial}")
+def _show(devices: Sequence[Device], place: Path, server: AdbServer, *, own_server: bool, as_json: bool) -> None:
+    rows = [{"serial": one.serial, "soc": one.soc, "folder": str(place / one.serial)} for one in devices]
+    lines = ("  ".join(row.values()) for row in rows)
+    show({"devices": rows, "adb_server_port": server.port}, lines, as_json=as_json)
     first = devices[0].serial
     if own_server:
         echo(f"reach them with: export ANDROID_ADB_SERVER_PORT={server.port}", err=True)
@@ -162,7 +164,6 @@ def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
 
 
 @command.command("fault")
-@config_option
 @_folder_option
 @click.argument("device")
 @click.argument("kind")
@@ -173,10 +174,13 @@ def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
 @click.option("--match", default="", metavar="REGEX", help="Only commands, or paths, in which this is found.")
 @click.option("--times", type=int, default=1, help="How often; 0 until cleared.")
 @click.option("--bytes-per-s", type=int, default=0, help="Speed of a slow link.")
-def fault(config_file: Path | None, folder: Path | None, device: str, kind: str, **details: Any) -> None:
+@json_option()
+def fault(
+    config_file: Path | None, folder: Path | None, device: str, kind: str, *, as_json: bool, **details: Any
+) -> None:
     """Inject a fault into a virtual device: `farm virtual faults` lists the kinds."""
     if kind == "clear":
-        raise UsageError(f"clear is no fault: 'farm virtual clear {one_line(device)}' ends the present faults")
+        raise UsageError(f"clear is no fault: 'farm virtual clear {one_line(device)} --yes' removes the present faults")
     wanted = _kind(kind)
     try:
         asked = Fault(wanted, **details)
@@ -184,16 +188,21 @@ def fault(config_file: Path | None, folder: Path | None, device: str, kind: str,
         raise UsageError(str(error)) from None
     inject(_device_folder(config_file, folder, device), asked)
     until = f"for {asked.seconds:g} s" if asked.seconds and wanted is not FaultKind.CLOCK_SKEW else "until cleared"
-    echo(f"{device}: {wanted}{f', {until}' if wanted in CONDITIONS else ''}", err=True)
+    line = f"{device}: {wanted}{f', {until}' if wanted in CONDITIONS else ''}"
+    show({"device": device, "fault": asked}, [line], as_json=as_json)
 
 
 @command.command("clear")
-@config_option
 @_folder_option
 @click.argument("device")
-def clear(config_file: Path | None, folder: Path | None, device: str) -> None:
-    """End all faults of a virtual device."""
-    clear_faults(_device_folder(config_file, folder, device))
+@yes_option
+@json_option()
+def clear(config_file: Path | None, folder: Path | None, device: str, *, yes: bool, as_json: bool) -> None:
+    """Remove all faults of a virtual device."""
+    place = _device_folder(config_file, folder, device)
+    require_consent(f"every fault of {device}", yes=yes)
+    clear_faults(place)
+    show({"device": device}, [f"{device} has no fault"], as_json=as_json)
 
 
 @command.command("faults")

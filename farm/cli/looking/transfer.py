@@ -10,7 +10,7 @@ import click
 
 from farm.base.durations import OLDEST_S, in_seconds
 from farm.base.errors import UsageError
-from farm.cli.options import OUTPUT_FILE, config_option, json_option
+from farm.cli.options import OUTPUT_FILE, json_option
 from farm.cli.output import echo, notice, opened, print_json, standard_output, written
 from farm.report.formats import DEFAULT, export_formats
 from farm.report.model.format import plural
@@ -32,7 +32,7 @@ _SHOWN = 8
 @click.option("--all", "everything", is_flag=True, help="All finished runs (jsonl).")
 @click.option("--since", metavar="TIME", help="Runs that began since then: 12h, 7d, or a day, 2026-11-21 (jsonl).")
 @click.option("--unfinished", is_flag=True, help="With --all or --since: unfinished runs as well.")
-@config_option
+@json_option("With --output: print the written runs as JSON.")
 def export_command(
     runs: tuple[str, ...],
     name: str,
@@ -42,9 +42,12 @@ def export_command(
     *,
     everything: bool,
     unfinished: bool,
+    as_json: bool,
 ) -> None:
     """Write the contents of RUN (an id, the start of one, latest, latest~1) for other tools; otherwise the latest."""
     form = export_formats()[name]
+    if as_json and output is None:
+        raise UsageError("--json needs --output FILE: without it standard output has the runs themselves")
     if sum(map(bool, (runs, everything, since))) > 1:
         raise UsageError("say which runs: RUN..., or --all, or --since TIME")
     if unfinished and not (everything or since):
@@ -59,7 +62,9 @@ def export_command(
             chosen = list(dict.fromkeys(store.runs.resolve(run) for run in runs or ("latest",)))
         with standard_output() if output is None else written(output) as file:
             file.writelines(form.write(store, chosen))
-    if output is not None:
+    if as_json:
+        print_json({"output": str(output), "format": name, "runs": chosen})
+    elif output is not None:
         echo(f"export: {output}", err=True)
 
 

@@ -1,15 +1,13 @@
-"""`farm runs list` and `farm runs delete`: the runs of the store."""
+"""`farm runs list` and `farm runs remove`: the runs of the store."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.errors import UsageError
-from farm.cli.options import json_option, limit_option, line_option
-from farm.cli.output import asked_server, echo, opened, show, width
+from farm.cli.options import json_option, limit_option, line_option, yes_option
+from farm.cli.output import asked_server, opened, require_consent, show, width
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,38 +81,33 @@ def _cells(run: ListedRun) -> list[str]:
     return [run.run_id, run.purpose, short_age(run.started_ms), one_line(run.user, 12), code, jobs, one_line(run.name)]
 
 
-@click.command("delete")
+@click.command("remove")
 @click.argument("run")
-@click.option("--yes", is_flag=True, help="Delete it without asking.")
+@yes_option
 @json_option()
-def delete_command(run: str, config_file: Path | None, *, yes: bool, as_json: bool) -> None:
-    """Delete RUN: its rows in the store, files that no other run has, its folder here.
+def remove_command(run: str, config_file: Path | None, *, yes: bool, as_json: bool) -> None:
+    """Remove RUN: its rows in the store, files that no other run has, its folder here.
 
-    Unfinished runs and runs named by an open alert are not deleted: see farm
+    Unfinished runs and runs named by an open alert are not removed: see farm
     alerts list. The numbers of a run of a branch leave its history and baselines.
     Files that were kept in the last ten minutes stay until
-    farm runs prune --orphans. farm runs prune deletes many old runs at once.
+    farm runs prune --orphans. farm runs prune removes many old runs at once.
     """
-    from farm.dispatch.request.pruning import delete_run, require_deletable
+    from farm.dispatch.request.pruning import remove_run, require_removable
     from farm.report.model.format import size
 
     with opened(config_file, existing=True) as (config, store):
         view = store.runs.view(store.runs.resolve(run, unbegun=True))
-        require_deletable(config, store, view)
-        if not yes:
-            if not sys.stdin.isatty():
-                raise UsageError(f"run {view.id} of {view.user} would be deleted: --yes does it")
-            line, private = store.runs.line(view.id)
-            echo(f"{view.id}{f' {view.name}' if view.name else ''}: {view.purpose} of {view.user}", err=True)
-            echo(f"  {view.command}", err=True)
-            if not private:
-                echo(f"  its numbers leave the history and the baselines of branch {line or 'default'}", err=True)
-            if not click.confirm("Delete it?", default=False, err=True):
-                raise click.Abort
-        freed = delete_run(config, store, view.id)
+        require_removable(config, store, view)
+        line, private = store.runs.line(view.id)
+        about = [f"{view.id}{f' {view.name}' if view.name else ''}: {view.purpose} of {view.user}", f"  {view.command}"]
+        if not private:
+            about.append(f"  its numbers leave the history and the baselines of branch {line or 'default'}")
+        require_consent(f"run {view.id} of {view.user}", about, yes=yes)
+        freed = remove_run(config, store, view.id)
     lines = [
-        f"deleted run {view.id}",
+        f"removed run {view.id}",
         f"  artifacts    {freed.artifacts:,} on this machine, {size(freed.artifact_bytes)}",
         f"  folders      {freed.folders:,} on this machine, {size(freed.folder_bytes)}",
     ]
-    show({"deleted": view.id, "freed": freed}, lines, as_json=as_json)
+    show({"schema": 2, "removed": view.id, "freed": freed}, lines, as_json=as_json)

@@ -9,8 +9,8 @@ import click
 
 from farm.base.errors import UsageError
 from farm.base.text import one_line
-from farm.cli.options import json_option, limit_option
-from farm.cli.output import opened, show
+from farm.cli.options import json_option, limit_option, yes_option
+from farm.cli.output import opened, require_consent, show
 
 _ROLES = ("viewer", "developer", "operator")
 
@@ -19,9 +19,10 @@ _ROLES = ("viewer", "developer", "operator")
 @click.option("--add", metavar="NAME", help="Make an account and print its token, which is shown only once.")
 @click.option("--role", type=click.Choice(_ROLES), default="viewer", show_default=True, help="Role of the new account.")
 @click.option("--remove", metavar="NAME", help="Remove an account: its token and its sessions end.")
+@yes_option
 @json_option()
 def accounts_command(
-    *, add: str | None, role: str, remove: str | None, as_json: bool, config_file: Path | None
+    *, add: str | None, role: str, remove: str | None, yes: bool, as_json: bool, config_file: Path | None
 ) -> None:
     """List, make and remove the accounts of farm serve.
 
@@ -44,6 +45,7 @@ def accounts_command(
             show({"name": add, "role": role, "token": token}, [token], as_json=as_json)
             return
         if remove is not None:
+            require_consent(f"account {remove}", yes=yes)
             store.accounts.remove(remove)
             show({"removed": remove}, [f"account {one_line(remove)} is removed"], as_json=as_json)
             return

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -16,8 +14,8 @@ from farm.base.errors import UsageError
 from farm.builds.bundles.cache import BundleCache, Leftover, leftovers
 from farm.builds.toolchains.sdk.removal import CachedSdk, cached_sdks, removable_sdks, remove_sdk
 from farm.builds.toolchains.worktrees import STALE_S, WorktreeEntry, prune_worktrees, worktrees
-from farm.cli.options import SuggestingGroup, config_option, json_option
-from farm.cli.output import echo, notice, show
+from farm.cli.options import SuggestingGroup, json_option
+from farm.cli.output import as_called, show
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
 from farm.store.objects.cached import CachedObject, cached_objects, prune_objects
@@ -70,20 +68,24 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
         )
     if trees := worktrees(cache.root):
         lines.append(f"{_worktrees(trees)}: 'farm setup cache prune --older 30d --yes' removes the unused ones")
-    shown = [{"version": sdk.version, "root": str(sdk.root), "nbytes": sdk.nbytes} for sdk in sdks]
-    answer = {"bundles": entries, "leftovers": left, "environments": environments, "sdks": shown, "worktrees": trees}
+    answer = {
+        "bundles": entries,
+        "leftovers": left,
+        "environments": environments,
+        "sdks": _facts(sdks),
+        "worktrees": trees,
+    }
     show(answer, lines, as_json=as_json)
 
 
 @command.command("prune")
-@config_option
 @click.option("--older", metavar="AGE", help="Bundles unused for this time: 30d, 12h, 90m.")
 @click.option("--keep-size", "keep", metavar="SIZE", help="Least recently used bundles beyond this size: 10GB, 500MB.")
 @click.option("--all", "everything", is_flag=True, help="All bundles.")
 @click.option("--yes", is_flag=True, help="Remove; otherwise only list the bundles and files to remove.")
-@click.option("--dry-run", is_flag=True, help="Only list the bundles and files to remove, also without a terminal.")
+@json_option()
 def prune(
-    config_file: Path | None, older: str | None, keep: str | None, *, everything: bool, yes: bool, dry_run: bool
+    config_file: Path | None, older: str | None, keep: str | None, *, everything: bool, yes: bool, as_json: bool
 ) -> None:
     """Remove bundles, and files left by interrupted compiles.
 
@@ -92,19 +94,12 @@ def prune(
     SDKs are removed by AGE, or all, unless farm.toml names them. Source trees
     of commits are removed by AGE, or all, unless a command uses one.
 
-    Without --yes nothing is removed. A script without a terminal still removes
-    without --yes, and gets a notice that --yes is missing.
+    Without --yes nothing is removed.
     """
     from farm.builds.toolchains.overview import remove_environment
 
     if sum(map(bool, (older, keep, everything))) != 1:
         raise UsageError("no choice of bundles: give one of --older AGE, --keep-size SIZE, --all")
-    if yes and dry_run:
-        raise UsageError("--yes removes, and --dry-run does not: leave one of them out")
-    if not (yes or dry_run):
-        dry_run = sys.stdout.isatty()
-        if not dry_run:
-            notice("add --yes: without it the command removes only when there is no terminal")
     config = load_config(config_file)
     cache = BundleCache(config.cache_dir)
     left = leftovers(cache.root)
@@ -112,19 +107,19 @@ def prune(
     removed = cache.prune(
         older_than_s=age_s or 0.0,
         keep_bytes=_parse_size(keep) if keep else None,
-        dry_run=dry_run,
+        dry_run=not yes,
     )
     environments = _old_environments(cache.root, 0.0 if everything else age_s)
-    for row in [] if dry_run else environments:
+    for row in environments if yes else []:
         remove_environment(row)
     sdks = removable_sdks(config, 0.0 if everything else age_s)
-    for sdk in [] if dry_run else sdks:
+    for sdk in sdks if yes else []:
         remove_sdk(config, sdk)
     trees = prune_worktrees(
-        cache.root, older_than_s=0.0 if everything else STALE_S if age_s is None else age_s, dry_run=dry_run
+        cache.root, older_than_s=0.0 if everything else STALE_S if age_s is None else age_s, dry_run=not yes
     )
     # --keep-size limits the size of bundles; these files are small and stay.
-    files = [] if keep else prune_objects(cache.root, older_than_s=age_s or 0.0, dry_run=dry_run)
+    files = [] if keep else prune_objects(cache.root, older_than_s=age_s or 0.0, dry_run=not yes)
     freed = size(sum(entry.nbytes for entry in removed))
     others = [_total(left)] if left else []
     others += [_environments(environments)] if environments else []
@@ -132,10 +127,19 @@ def prune(
     others += [_worktrees(trees)] if trees else []
     others += [_files(files)] if files else []
     more = "".join(f", and {one}" for one in others)
-    echo(f"{'would remove' if dry_run else 'removed'} {len(removed)} bundles, {freed}{more}")
-    if dry_run and (removed or others):
-        words = [word for word in sys.argv[1:] if word != "--dry-run"]
-        echo(f"nothing was removed; to remove it: {shlex.join(['farm', *words, '--yes'])}")
+    lines = [f"{'removed' if yes else 'would remove'} {len(removed)} bundles, {freed}{more}"]
+    if not yes and (removed or others):
+        lines.append(f"nothing was removed; to remove it: {as_called()} --yes")
+    answer = {
+        "removed": yes,
+        "bundles": removed,
+        "leftovers": left,
+        "environments": environments,
+        "sdks": _facts(sdks),
+        "worktrees": trees,
+        "files": files,
+    }
+    show(answer, lines, as_json=as_json)
 
 
 def _old_environments(cache_dir: Path, age_s: float | None) -> list[EnvironmentRow]:
@@ -151,6 +155,10 @@ def _old_environments(cache_dir: Path, age_s: float | None) -> list[EnvironmentR
 
 def _environments(rows: Sequence[EnvironmentRow]) -> str:
     return f"{plural(len(rows), 'environment')} of toolchains, {size(sum(row.nbytes for row in rows))}"
+
+
+def _facts(sdks: Sequence[CachedSdk]) -> list[dict[str, object]]:
+    return [{"version": sdk.version, "root": str(sdk.root), "nbytes": sdk.nbytes} for sdk in sdks]
 
 
 def _sdks(sdks: Sequence[CachedSdk]) -> str:

@@ -35,22 +35,22 @@ _WHY = {
 
 
 class PruneAnswer(msgspec.Struct):
-    """Deleted runs and files, or a preview of them."""
+    """Removed runs and files, or a preview of them."""
 
     freed: Freed
     runs: dict[str, KeepReason | None]
-    """Reason why each run stays, newest first; None for a run to delete."""
-    deleted: bool = False
+    """Reason why each run stays, newest first; None for a run to remove."""
+    removed: bool = False
     rows: int = 0
     database_bytes: int = 0
-    """Approximate bytes of the deleted rows in the database; only in a preview."""
+    """Approximate bytes of the removed rows in the database; only in a preview."""
     not_shrunk: str = ""
     """Reason why the file of the database keeps its size."""
     stopped: bool = False
 
     @property
     def old(self) -> list[str]:
-        """Return the runs to delete, newest first."""
+        """Return the runs to remove, newest first."""
         return [run_id for run_id, why in self.runs.items() if why is None]
 
 
@@ -68,34 +68,29 @@ def _age(context: click.Context, option: click.Parameter, value: str | None) -> 
     "--keep-results", type=click.IntRange(min=1), metavar="N", help="Keep runs with the N newest results of any job."
 )
 @click.option("--orphans", is_flag=True, help="Also files in the state folder of runs that this store does not have.")
-@click.option("--yes", is_flag=True, help="Delete; otherwise only list the runs to delete.")
-@click.option("--dry-run", is_flag=True, help="Only list the runs to delete, as without --yes.")
+@click.option("--yes", is_flag=True, help="Remove; otherwise only list the runs to remove.")
 @json_option()
-def command(
-    config_file: Path | None, *, orphans: bool, yes: bool, dry_run: bool, as_json: bool, **given: str | int | None
-) -> None:
-    """Delete old runs: their rows, files that no other run has, their folders; comparisons and searches of that age.
+def command(config_file: Path | None, *, orphans: bool, yes: bool, as_json: bool, **given: str | int | None) -> None:
+    """Remove old runs: their rows, files that no other run has, their folders; comparisons and searches of that age.
 
     A run stays for any one reason: its age, its place among the newest, a result among the 30 newest of a job,
     an unfinished state, an alert that names it. Values that are not given come from [retention] in farm.toml. Without
-    --yes nothing is deleted. Compiled bundles have a command of their own: 'farm setup cache prune'.
+    --yes nothing is removed. Compiled bundles have a command of their own: 'farm setup cache prune'.
     """
-    if yes and dry_run:
-        raise UsageError("--yes deletes, and --dry-run does not: leave one of them out")
     named = {name: value for name, value in given.items() if value is not None}
     config = load_config(config_file)
     rules = _rules(config.retention, named, orphans=orphans)
     with opened(config_file, readonly=not yes, existing=True) as (_, store):
-        answer = (_delete if yes else _plan)(config, store, rules, orphans=orphans)
+        answer = (_remove if yes else _plan)(config, store, rules, orphans=orphans)
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in named.items()]
     again = shlex.join(["farm", "runs", "prune", *arguments, *(["--orphans"] if orphans else []), "--yes"])
-    show({"prune": answer}, _lines(answer, "" if yes else again), as_json=as_json)
+    show({"schema": 2, "prune": answer}, _lines(answer, "" if yes else again), as_json=as_json)
     if answer.stopped and not as_json:
         raise click.exceptions.Exit(ExitCode.INTERRUPTED)
 
 
 def _rules(config: RetentionConfig, given: Mapping[str, str | int], *, orphans: bool) -> Rules | None:
-    """Return the conditions under which runs stay; None to delete no run. Raises UsageError."""
+    """Return the conditions under which runs stay; None to remove no run. Raises UsageError."""
     asked = msgspec.structs.replace(config, **given)
     if asked.keep is None and asked.keep_runs is None:
         if orphans and asked.keep_nightly is None:
@@ -131,12 +126,12 @@ def _plan(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -
     return answer
 
 
-def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> PruneAnswer:
+def _remove(config: Config, store: Store, rules: Rules | None, *, orphans: bool) -> PruneAnswer:
     from farm.dispatch.request.pruning import Freed, Remains
     from farm.dispatch.request.shared_pruning import SharedRemains
 
     remains, freed = Remains(config, store.pruning), Freed()
-    answer = PruneAnswer(freed, store.pruning.decide(rules) if rules else {}, deleted=True)
+    answer = PruneAnswer(freed, store.pruning.decide(rules) if rules else {}, removed=True)
     try:
         # Oldest first: after an interruption the newest of the old runs remain.
         for run_id in reversed(answer.old):
@@ -160,12 +155,12 @@ def _delete(config: Config, store: Store, rules: Rules | None, *, orphans: bool)
 
 
 def _lines(answer: PruneAnswer, again: str) -> list[str]:
-    """Return the answer as text; `again` is the command that deletes, empty after a deletion."""
+    """Return the answer as text; `again` is the command that removes, empty after a removal."""
     freed, old = answer.freed, answer.old
-    verb = "deleted" if answer.deleted else "would delete"
+    verb = "removed" if answer.removed else "would remove"
     span = f", {old[-1]} to {old[0]}" if old else ""
     lines = [f"{verb} {freed.runs} of {len(answer.runs)} runs{span}"]
-    if not answer.deleted:
+    if not answer.removed:
         lines.append(f"  rows         {answer.rows:,}, about {size(answer.database_bytes)} of the database")
     lines += [
         f"  artifacts    {freed.artifacts:,} on this machine, {size(freed.artifact_bytes)}",
@@ -178,7 +173,7 @@ def _lines(answer: PruneAnswer, again: str) -> list[str]:
     if answer.not_shrunk:
         lines.append(f"the database keeps its size, and uses the room again: {answer.not_shrunk}")
     if answer.stopped:
-        lines.append("stopped: every run is complete or deleted; the same command continues")
+        lines.append("stopped: every run is complete or removed; the same command continues")
     if again and (freed.runs or freed.artifacts or freed.folders or freed.shared):
-        lines.append(f"nothing was deleted: {again}")
+        lines.append(f"nothing was removed: {again}")
     return lines

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import config_option
-from farm.cli.output import echo, notice, opened
+from farm.cli.options import json_option
+from farm.cli.output import echo, notice, opened, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 @click.option("--apply", "is_applied", is_flag=True, help="Apply the SQL instead of printing it.")
 @click.option("--prefix", metavar="NAME", default="farm", show_default=True,
               help="Prefix of the groups' names, if two farms share a server.")  # fmt: skip
-@config_option
-def command(*, is_applied: bool, prefix: str, config_file: Path | None) -> None:
+@json_option()
+def command(*, is_applied: bool, prefix: str, as_json: bool, config_file: Path | None) -> None:
     """Print or apply the SQL for roles and their rights on PostgreSQL.
 
     \b
@@ -39,9 +39,13 @@ def command(*, is_applied: bool, prefix: str, config_file: Path | None) -> None:
         roles = store.roles
         # The rights include the tables of messages to agents, so the tables must exist.
         store.messages.require()
-        if not is_applied:
-            echo(roles.script(prefix), whole=True)
-            return
-        roles.apply(prefix)
-    groups = ", ".join(f"{prefix}_{kind}" for kind in KINDS)
-    notice(f"the groups are {groups}: GRANT one to each role that signs in")
+        sql = roles.script(prefix)
+        if is_applied:
+            roles.apply(prefix)
+    groups = [f"{prefix}_{kind}" for kind in KINDS]
+    if as_json:
+        print_json({"groups": groups, "sql": sql, "applied": is_applied})
+    elif is_applied:
+        notice(f"the groups are {', '.join(groups)}: GRANT one to each role that signs in")
+    else:
+        echo(sql, whole=True)

@@ -11,7 +11,7 @@ from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from farm.base.config.settings import load_config
 from farm.base.exit_codes import ExitCode
 from farm.base.socs import find_soc
-from farm.cli.options import FOLDER, SuggestingGroup, config_option, json_option, soc_option
+from farm.cli.options import FOLDER, SuggestingGroup, json_option, soc_option
 from farm.cli.output import echo, print_json, show
 from farm.report.model.format import size
 from farm.report.terminal.layout import columns, wrapped
@@ -126,13 +126,15 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
 
 
 @command.command("stage")
-@config_option
 @click.option("--soc", required=True, help="The device's SoC.")
 @_backend_option
 @click.option("--target", default="android-arm64", show_default=True, help="android-arm64 or oe-linux-aarch64.")
 @_direct_option
 @click.argument("folder", type=FOLDER)
-def stage(config_file: Path | None, soc: str, backend: str, target: str, folder: Path, *, direct: bool) -> None:
+@json_option()
+def stage(
+    config_file: Path | None, soc: str, backend: str, target: str, folder: Path, *, direct: bool, as_json: bool
+) -> None:
     """Copy a device's runtime into FOLDER, every file checked.
 
     For programs that you run by hand: farm run and farm exec bring the runtime
@@ -151,10 +153,16 @@ def stage(config_file: Path | None, soc: str, backend: str, target: str, folder:
     mode: Mode = "direct" if direct else "traditional"
     runtime = staged_runtime(load_config(config_file), chosen, backend, place, mode)
     stage_into(runtime, folder)
-    echo(f"{folder}: {len(runtime.files)} files")
-    echo(f"on the device{', as root' if runtime.needs_root else ''}, in the folder with the pushed files:")
-    # Commands are not wrapped, so that they can be copied.
-    echo(f"  {device_command(runtime, backend, mode)}")
+    run = device_command(runtime, backend, mode)
+    lines = [
+        f"{folder}: {len(runtime.files)} files",
+        f"on the device{', as root' if runtime.needs_root else ''}, in the folder with the pushed files:",
+        # Commands are not wrapped, so that they can be copied.
+        f"  {run}",
+    ]
+    files = sorted(path.name for path in folder.iterdir())
+    answer = {"folder": str(folder), "files": files, "needs_root": runtime.needs_root, "command": run}
+    show(answer, lines, as_json=as_json)
 
 
 @command.command("env")

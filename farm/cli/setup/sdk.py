@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import FarmError, UsageError
-from farm.cli.options import SuggestingGroup, config_option, json_option, named
-from farm.cli.output import echo, notice, show
+from farm.cli.options import SuggestingGroup, json_option, named
+from farm.cli.output import notice, show
 from farm.report.model.format import size
 from farm.report.terminal.layout import columns, wrapped
 
@@ -77,7 +77,6 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
 
 
 @command.command("fetch")
-@config_option
 @click.argument("version", required=False)
 @click.option("--source", type=click.Choice(_SOURCES), help="wheel of onnxruntime-qnn; qairt: Qualcomm's archive, for "
               "compiler and devices; maven: com.qualcomm.qti:qnn-runtime, for Android devices only.")  # fmt: skip
@@ -87,6 +86,7 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
 @click.option("--accept-licence", is_flag=True, help="You have read and accept the licence.")
 @click.option("--sha256", default="", help="Expected hash of the archive.")
 @click.option("--url", default="", metavar="URL", help="Other address: of the archive, or of the Maven repository.")
+@json_option()
 def fetch(
     config_file: Path | None,
     version: str | None,
@@ -96,6 +96,7 @@ def fetch(
     url: str,
     *,
     accept_licence: bool,
+    as_json: bool,
 ) -> None:
     """Fetch an SDK into the cache, check it, and print its folder.
 
@@ -119,14 +120,15 @@ def fetch(
     if version is not None:
         version = require_version(version)
     if source == _MAVEN:
-        echo(_fetch_runtime(config, version or "", sha256, accepted=accept_licence))
+        folder = _fetch_runtime(config, version or "", sha256, accepted=accept_licence)
     elif source == _WHEEL:
         if version is None or sha256 or accept_licence:
             raise UsageError(f"--source {_WHEEL} takes a VERSION, such as 2.49, and neither --sha256 nor a licence")
-        echo(_fetch_wheel(config, version))
+        folder = _fetch_wheel(config, version)
     else:
         ours = bool(source or accept_licence or sha256 or toolchain)
-        echo(_fetch_archive(config, version, sha256, named=ours, only=source == _QAIRT, accepted=accept_licence))
+        folder = _fetch_archive(config, version, sha256, named=ours, only=source == _QAIRT, accepted=accept_licence)
+    show({"folder": str(folder)}, [str(folder)], as_json=as_json)
 
 
 def _fetch_wheel(config: Config, version: str) -> Path:
@@ -181,9 +183,9 @@ def _fetch_runtime(config: Config, version: str, sha256: str, *, accepted: bool)
 
 
 @command.command("use")
-@config_option
 @click.argument("sdk", metavar="VERSION|PATH")
-def use(config_file: Path | None, sdk: str) -> None:
+@json_option()
+def use(config_file: Path | None, sdk: str, *, as_json: bool) -> None:
     """Make an SDK the default: sdk_root in the [qnn] table of farm.toml.
 
     SDK is a version from 'farm setup sdk list', or the folder of an SDK. Comments
@@ -196,13 +198,15 @@ def use(config_file: Path | None, sdk: str) -> None:
     root = resolve_qnn(config, default_path(sdk))
     wanted = [] if root is None else ["[qnn]", f'sdk_root = "{root}"']
     if config.file is None and not wanted:
-        echo("there is no farm.toml: the wheel in farm's environment is used already")
+        line = "there is no farm.toml: the wheel in farm's environment is used already"
+        show({"file": None, "sdk_root": None, "changed": False}, [line], as_json=as_json)
         return
     if config.file is None:
         raise UsageError(f"there is no farm.toml yet: write one with these two lines: {wanted[0]} and {wanted[1]}")
     changed = set_sdk_root(config.file, root)
     what = f"sdk_root is {root}" if root is not None else "the wheel in farm's environment is used"
-    echo(f"{config.file}: {what}{'' if changed else ' already'}")
+    answer = {"file": str(config.file), "sdk_root": None if root is None else str(root), "changed": changed}
+    show(answer, [f"{config.file}: {what}{'' if changed else ' already'}"], as_json=as_json)
     if os.environ.get("QNN_SDK_ROOT"):
         notice("QNN_SDK_ROOT is set, which overrides it: unset it")
 

@@ -11,8 +11,8 @@ from farm.base.config.settings import load_config
 from farm.base.config.toolchains import release_of
 from farm.base.errors import UsageError
 from farm.base.exit_codes import ExitCode
-from farm.cli.options import SuggestingGroup, config_option, json_option, named
-from farm.cli.output import echo, show
+from farm.cli.options import SuggestingGroup, json_option, named, yes_option
+from farm.cli.output import require_consent, show
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns, wrapped
 
@@ -219,8 +219,8 @@ def _tried(tools: Toolchain, trials: Sequence[Trial]) -> Iterator[str]:
 
 @command.command("make")
 @click.argument("version")
-@config_option
-def make_command(version: str, config_file: Path | None) -> None:
+@json_option()
+def make_command(version: str, config_file: Path | None, *, as_json: bool) -> None:
     """Make the environment of a release of ExecuTorch.
 
     VERSION is a release such as 1.5.0. farm makes the environment itself when --toolchain VERSION first asks for it.
@@ -234,16 +234,16 @@ def make_command(version: str, config_file: Path | None) -> None:
         raise UsageError(f"{version!r} is no release of ExecuTorch: expected one such as 1.5.0")
     config = load_config(config_file)
     folder = made_environment(config.cache_dir, release)
-    for row in environment_rows(config.cache_dir):
-        if row.folder == str(folder):
-            echo(f"ExecuTorch {row.executorch}, torch {row.torch}, {size(row.nbytes)} on disk")
-    echo(folder)
+    rows = [row for row in environment_rows(config.cache_dir) if row.folder == str(folder)]
+    lines = [f"ExecuTorch {row.executorch}, torch {row.torch}, {size(row.nbytes)} on disk" for row in rows]
+    show({"folder": str(folder), "environments": rows}, [*lines, str(folder)], as_json=as_json)
 
 
 @command.command("remove")
 @click.argument("version")
-@config_option
-def remove_command(version: str, config_file: Path | None) -> None:
+@yes_option
+@json_option()
+def remove_command(version: str, config_file: Path | None, *, yes: bool, as_json: bool) -> None:
     """Remove the environments of a release from the cache."""
     from farm.builds.toolchains.overview import environment_rows, remove_environment
 
@@ -252,6 +252,8 @@ def remove_command(version: str, config_file: Path | None) -> None:
     if not chosen:
         known = ", ".join(sorted({row.executorch for row in rows})) or "none"
         raise UsageError(f"the cache has no environment with ExecuTorch {version}: there is {known}")
+    removed = f"{plural(len(chosen), 'environment')}, {size(sum(row.nbytes for row in chosen))}"
+    require_consent(removed, [row.folder for row in chosen], yes=yes)
     for row in chosen:
         remove_environment(row)
-    echo(f"removed {plural(len(chosen), 'environment')}, {size(sum(row.nbytes for row in chosen))}")
+    show({"removed": chosen}, [f"removed {removed}"], as_json=as_json)

@@ -44,7 +44,7 @@ class Freed(msgspec.Struct):
     shared_bytes: int = 0
 
 
-def require_deletable(config: Config, store: Store, run: RunView) -> None:
+def require_removable(config: Config, store: Store, run: RunView) -> None:
     """Raise UsageError for a run in progress, or a run in an open alert."""
     if named := store.pruning.alerts_naming(run.id):
         numbers = ", ".join(f"#{number}" for number in named)
@@ -53,17 +53,17 @@ def require_deletable(config: Config, store: Store, run: RunView) -> None:
         )
     order = store.cluster.order(run.id) if config.is_shared else None
     if order is not None and (order.state == "open" or order.held):
-        raise UsageError(f"run {run.id} is going on: 'farm runs cancel {run.id}' ends it, then it can be deleted")
+        raise UsageError(f"run {run.id} is going on: 'farm runs cancel {run.id}' ends it, then it can be removed")
     is_young = time.time() - run.started_ms / 1000 < _MAY_RUN_S
     # The lock of a folder here shows whether a process works at the run.
     if run.finished_ms is None and is_young and Remains(config, store.pruning).find_folder(run.id) is None:
-        raise UsageError(f"run {run.id} may be going on, on {run.host}: wait for it, or delete it there")
+        raise UsageError(f"run {run.id} may be going on, on {run.host}: wait for it, or remove it there")
 
 
-def delete_run(config: Config, store: Store, run_id: str) -> Freed:
-    """Delete a run of any age with all files of its own. Raises UsageError for a run in progress."""
+def remove_run(config: Config, store: Store, run_id: str) -> Freed:
+    """Remove a run of any age with all files of its own. Raises UsageError for a run in progress."""
     freed = Freed()
-    Remains(config, store.pruning).delete(run_id, freed)
+    Remains(config, store.pruning).remove_named(run_id, freed)
     store.pruning.sweep()
     return freed
 
@@ -97,7 +97,7 @@ class Remains:
             if self._remove(run_id, freed):
                 self._remove_folder(folder, freed)
 
-    def delete(self, run_id: str, freed: Freed) -> None:
+    def remove_named(self, run_id: str, freed: Freed) -> None:
         """Remove a run named by the user, of any age. Raises UsageError for a run in progress."""
         folder = self.find_folder(run_id)
         with nullcontext() if folder is None else in_progress(folder):
