@@ -80,7 +80,7 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
     assert status.splitlines()[1].startswith(main)
     assert json.loads(home.farm("status", "--json").stdout)["status"]["runs"][0]["run"]["run_id"] == default
     own = home.farm("status", mine).stdout
-    assert "compared with branch main and not part of it" in own
+    assert "compared with branch main and not part of its history" in own
     assert "NEW FAILURES" in own
     assert "main" in home.farm("alerts", "list", "--branch", "mian", code=2).stderr
     assert json.loads(home.farm("report", "latest@main", "--json").stdout)["id"] == main

@@ -148,7 +148,7 @@ def test_a_local_run_is_compared_and_raises_nothing(home: FarmHome, store: Store
     plain = answer(home, "history", "s/relu", "--no-local")["points"]
     assert {point["run_id"] for point in plain} == set(nights)  # type: ignore[attr-defined]
     own = home.farm("status", mine).stdout
-    assert "compared with the default branch and not part of it" in own
+    assert "compared with the default branch and not part of its history" in own
     assert f"{mine}: local run of" in own
 
 

@@ -69,7 +69,7 @@ def test_the_page_of_a_run_names_its_commit_and_those_since_the_line_s_run_befor
     page = render_html(msgspec.structs.replace(run_view(), toolchain=MAIN))
     assert f'<a href="https://github.com/pytorch/executorch/commit/{NEW}"' in page
     assert f'<a href="https://github.com/pytorch/executorch/compare/{OLD}...{NEW}"' in page
-    assert "5 new commits since the run before in its line" in page
+    assert "5 new commits since the previous run of its branch" in page
     assert "Fix &lt;b&gt;pad&lt;/b&gt;" in page
     assert "<b>pad" not in page
     assert "\x1b" not in page
@@ -77,7 +77,7 @@ def test_the_page_of_a_run_names_its_commit_and_those_since_the_line_s_run_befor
     mine = msgspec.structs.replace(MAIN, private=True, dirty=True)
     page = render_html(msgspec.structs.replace(run_view(), toolchain=mine))
     assert "PRIVATE" in page
-    assert "Compared with branch main and not part of it" in page
+    assert "Compared with branch main and not part of its history" in page
     assert "<strong>dirty</strong>" in page
 
 
@@ -85,7 +85,7 @@ def test_the_terminal_and_json_say_it_and_a_run_of_which_nothing_is_known_is_as_
     view = msgspec.structs.replace(run_view(), toolchain=MAIN)
     shown = " ".join(render_summary(view, 100).split())
     assert "main, commit bbbbbbbbbb on branch main: Fix <b>pad</b>" in shown
-    assert "5 new commits since the run before in its line" in shown
+    assert "5 new commits since the previous run of its branch" in shown
     assert parse_json(render_json(view)).toolchain == MAIN
     plain = run_view()
     assert "toolchain" not in msgspec.json.decode(render_json(plain))

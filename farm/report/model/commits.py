@@ -66,10 +66,10 @@ def line_name(toolchain: RunToolchain | msgspec.UnsetType) -> str:
 
 
 def standing_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
-    """Return the use of a local run's numbers; "" for a run that belongs to its branch."""
+    """Return the use of the numbers of a local run; "" for a run that belongs to its branch."""
     if not toolchain or not toolchain.private:
         return ""
-    return f"compared with {line_name(toolchain)} and not part of it"
+    return f"compared with {line_name(toolchain)} and not part of its history"
 
 
 def since_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
@@ -77,4 +77,4 @@ def since_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     if not toolchain or not toolchain.since:
         return ""
     count = len(toolchain.since) + toolchain.more
-    return f"{count} new commit{'' if count == 1 else 's'} since the run before in its line"
+    return f"{count} new commit{'' if count == 1 else 's'} since the previous run of its branch"
