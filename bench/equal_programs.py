@@ -4,6 +4,7 @@
     python bench/equal_programs.py quantized_ops fp_ops     all jobs of two suites
     python bench/equal_programs.py --sample 20 --seed 7     20 jobs, drawn by seed
     python bench/equal_programs.py --kept FOLDER            results stay in FOLDER, and an interrupted program goes on
+    python bench/equal_programs.py --shares --sample 12     what each shortcut saves, in turns in one process
     python bench/equal_programs.py --quick                  2 jobs
 
 Two processes compile the same jobs in the same order: one with all shortcuts, one without. Programs are compared by
@@ -15,12 +16,13 @@ JSON object:
 * different: names of all others.
 * processor_ratio: processor time with shortcuts over processor time without, of jobs that compiled.
 * peak_mb: greatest resident memory of the process with shortcuts.
+* shares: with --shares, the processor time that each shortcut saves over the time without this shortcut alone, of jobs
+  whose export is kept from an earlier precision; else null.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -51,6 +53,7 @@ LPAI = "lpai"
 SOCS = {"htp": "SM8650", LPAI: "SM8850"}
 QUICK = ("quantized_ops/relu[SM8650-htp-8a8w]", "quantized_ops/linear[SM8650-htp-16a8w]")
 SIDES = ("plain", "short")
+SHARES = "shares"
 
 
 class Result(msgspec.Struct):
@@ -115,31 +118,55 @@ def write(path: Path, result: Result) -> None:
 
 
 def compile_side(name: str, asked: Path, out: Path) -> None:
-    """Compile the requested jobs in this process."""
+    """Compile the requested jobs in this process: once, or for shares once without each shortcut."""
     collect_rarely()
     import torch
 
-    from farm.builds.compile.builder import compile_request
     from farm.builds.compile.flows.shortcuts import every
 
     torch.set_num_threads(1)
-    off = patch.object(every, "SHORTCUTS", ()) if name == "plain" else contextlib.nullcontext()
     requests = msgspec.json.decode(asked.read_bytes(), type=list[BuildRequest])
-    with off, tempfile.TemporaryDirectory() as work:
+    whole = every.SHORTCUTS
+    ways = {"": () if name == "plain" else whole}
+    if name == SHARES:
+        without = {f" {out.__name__}": tuple(one for one in whole if one is not out) for out in whole}
+        # The first way makes the export that the others share, and is not counted.
+        ways = {" first": whole, **ways, **without}
+    with tempfile.TemporaryDirectory() as work:
         os.chdir(work)
         for number, request in enumerate(requests):
-            folder, result = Path(work, str(number)), Result(request.job.id)
-            folder.mkdir()
-            started = time.process_time()
-
-            def act(request: BuildRequest = request, folder: Path = folder, result: Result = result) -> None:
-                manifest = compile_request(request, folder)
-                result.program, result.data = manifest.program, data_hash(manifest)
-
-            result.reason, _ = failure_of(act)
-            result.cpu_s, result.peak_bytes = round(time.process_time() - started, 3), peak_bytes()
-            write(out, result)
+            for place, (suffix, shortcuts) in enumerate(ways.items()):
+                with patch.object(every, "SHORTCUTS", shortcuts):
+                    result = compile_one(request, Path(work, f"{number}-{place}"))
+                result.job += suffix
+                write(out, result)
         os.chdir("/")
+
+
+def compile_one(request: BuildRequest, folder: Path) -> Result:
+    """Compile a job into the new `folder`."""
+    from farm.builds.compile.builder import compile_request
+
+    folder.mkdir()
+    result, started = Result(request.job.id), time.process_time()
+
+    def act() -> None:
+        manifest = compile_request(request, folder)
+        result.program, result.data = manifest.program, data_hash(manifest)
+
+    result.reason, _ = failure_of(act)
+    result.cpu_s, result.peak_bytes = round(time.process_time() - started, 3), peak_bytes()
+    return result
+
+
+def shares(found: dict[str, Result], jobs: list[str]) -> dict[str, float]:
+    """Return the part of the time that each shortcut saves, by name."""
+    sums: dict[str, float] = {}
+    for name, result in found.items():
+        job, _, way = name.partition(" ")
+        if job in jobs and result.program:
+            sums[way] = sums.get(way, 0.0) + result.cpu_s
+    return {way: round(1 - sums[""] / total, 3) for way, total in sums.items() if way not in ("", "first")}
 
 
 def compare(plain: dict[str, Result], short: dict[str, Result], jobs: list[str]) -> dict[str, object]:
@@ -167,8 +194,9 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="number of jobs to draw")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw")
     parser.add_argument("--kept", type=Path, help="folder for results")
+    parser.add_argument("--shares", action="store_true", help="measure each shortcut")
     parser.add_argument("--quick", action="store_true", help="2 jobs")
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=(*SIDES, SHARES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
         compile_side(arguments.side, *map(Path, arguments.suites))
@@ -182,7 +210,9 @@ def main() -> None:
         folder = arguments.kept or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         plain, short = (Side(name, folder.absolute()).run(requests) for name in SIDES)
-    found = compare(plain, short, [one.job.id for one in requests])
+        jobs = [one.job.id for one in requests]
+        saved = shares(Side(SHARES, folder.absolute()).run(requests), jobs) if arguments.shares else None
+    found = {**compare(plain, short, jobs), "shares": saved}
     print(f"{found['equal_programs']} of {found['jobs']} programs are equal, {found['failing']} do not compile")
     print(json.dumps(found))
 
