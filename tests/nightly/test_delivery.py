@@ -13,8 +13,9 @@ from farm.dispatch.nightly.tables import MailTable
 from farm.dispatch.nightly.templates import SAMPLE, render
 from farm.dispatch.notify import mail as mail_module
 from farm.dispatch.notify import webhook
+from farm.dispatch.notify.credentials import NotifyError
 from farm.dispatch.notify.mail import message, send
-from farm.dispatch.notify.webhook import NotifyError, origin, post
+from farm.dispatch.notify.webhook import origin, post
 
 
 def test_a_webhook_that_fails_at_first_is_tried_again() -> None:

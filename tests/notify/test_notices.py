@@ -18,7 +18,8 @@ from farm.base.config.settings import Config, load_config
 from farm.base.errors import ConfigError
 from farm.devices.health import HealthEvent
 from farm.dispatch.notify import webhook
-from farm.dispatch.notify.webhook import NotifyError, post
+from farm.dispatch.notify.credentials import NotifyError
+from farm.dispatch.notify.webhook import post
 from farm.dispatch.pool import announce
 from farm.dispatch.pool.announce import announcing
 from farm.store.store import Store, open_store

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from stub_home import make_stub_home
 
-from farm.base.errors import UsageError
+from farm.base.errors import NothingSelectedError, UsageError
+from farm.dispatch.request import choose
 from farm.dispatch.request.keyword import matching
+from farm.dispatch.request.request import RunRequest
 
 JOBS = [
     "smoke/add[SM8650-htp-8a8w]",
@@ -54,6 +57,19 @@ inputs = [{{ shape = [16] }}]
 )
 def test_an_expression_selects_jobs_by_their_ids_in_their_order(expression: str, numbers: list[int]) -> None:
     assert matching(JOBS, expression) == [JOBS[number] for number in numbers]
+
+
+@pytest.mark.parametrize(
+    "word", ["add", "CONV2D", "softmax_", "8550", "and8a8w", "None", "nothing", "jobs", "ü", "fp16"]
+)
+def test_one_word_selects_what_pytest_would_select_without_its_import(word: str) -> None:
+    jobs = [*JOBS, "mine/ü_None[SM8650-htp-fp16]"]
+    request = RunRequest(socs=("SM8650",), suites=("smoke",), keyword=word)
+    try:
+        selected = [job.id for job in choose._select(request, [SimpleNamespace(id=one) for one in jobs])]
+    except NothingSelectedError:
+        selected = []
+    assert selected == matching(jobs, word)
 
 
 @pytest.mark.parametrize("expression", ["(", "add or", "and", "a b"])

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.dispatch.notify.webhook import NotifyError
+from farm.base.errors import FarmError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,6 +17,10 @@ _MOST_SECRET_CHARS = 8192
 
 # Secrets of the whole process: a nightly run and its runs may name the same variable.
 _taken: dict[str, str] = {}
+
+
+class NotifyError(FarmError):
+    """Failed delivery of a notification; the message contains no secret."""
 
 
 class Credentials:

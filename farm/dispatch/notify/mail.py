@@ -8,7 +8,8 @@ from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from typing import TYPE_CHECKING
 
-from farm.dispatch.notify.webhook import NotifyError, within
+from farm.dispatch.notify.credentials import NotifyError
+from farm.dispatch.notify.webhook import within
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from farm import __version__
-from farm.base.errors import FarmError
+from farm.dispatch.notify.credentials import NotifyError
 
 _T = TypeVar("_T")
 
@@ -26,10 +26,6 @@ _TIMEOUT_SECONDS = 10.0
 """Time for a whole attempt, also with an answer that arrives slowly."""
 _WAITS_S = (1.0, 2.0, 4.0)
 """Waits before each further attempt."""
-
-
-class NotifyError(FarmError):
-    """Failed delivery of a notification; the message contains no secret."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.base.errors import ConfigError
-from farm.suites.accuracy.task_format import read_task
 from farm.suites.accuracy.tokenizer import NAMES, tokenizer_file
 from farm.suites.generate import BYTES, TOKENIZER_FILES, Generate
 from farm.suites.prompts import generate_of, prefix_of
@@ -44,6 +43,8 @@ def check_scored(manifest: Path, key: str, case: Case, vocabulary: int | None) -
         raise ConfigError(manifest, f"{key}.{odd[0]}", problem)
     _check_tokenizer(manifest, key, case, vocabulary)
     if generate.task:
+        from farm.suites.accuracy.task_format import read_task
+
         read_task(Path(case.folder, generate.task))
 
 
