@@ -54,7 +54,7 @@ def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome
             "history": history_page(store, HistoryQuery(job="s/c", branch="main")),
             "runs": runs_page(store, RunsQuery()),
         }
-        shown = {name: html_of(facts, None, Address("/", {})) for name, facts in pages.items()}
+        shown = {name: html_of(facts, None, Address("/", {}), may=lambda _: False) for name, facts in pages.items()}
         assert runs_page(store, RunsQuery(branch="main")).total == 2
     assert f'href="https://git.example/executorch/commit/{NEW}"' in shown["history"]
     assert '<span class="tag">local run</span>' in shown["history"]

@@ -149,7 +149,7 @@ def test_every_page_is_made_of_either_database(store: Store, make: Make) -> None
     ):
         page = known[path]
         facts = page.make(store, page.query(**query))
-        assert shown in html_of(facts, None, Address(path, query))
+        assert shown in html_of(facts, None, Address(path, query), may=lambda _: False)
         assert msgspec.json.encode(facts)
     assert len(device_page(store, DeviceQuery(device=device.id)).attempts) == 6
     assert progress_page(store, ProgressQuery()).runs[0].told == "2 of 2 jobs: 1 failed, 1 passed"
