@@ -230,12 +230,13 @@ def _group_help(name: str) -> str:
     """Return the help of a group: its line, the effect of a call without a command, and the short forms."""
     commands = _COMMANDS[name]
     short = {place: word for word, (place, _) in _COMMANDS[""].items()}
-    forms = [f"farm {short[place]} for {word}" for word, (place, _) in commands.items() if place in short]
+    forms = [(short[place], word) for word, (place, _) in commands.items() if place in short]
     texts = [_GROUPS[name]]
     if "list" in commands:
         texts.append(f"Without a command the {name} are listed.")
     if forms:
-        texts.append(f"Short forms: {', '.join(forms)}.")
+        named = (f"farm {form}" if form == word else f"farm {form} for {word}" for form, word in forms)
+        texts.append(f"Short form{'s' * (len(forms) > 1)}: {', '.join(named)}.")
     return "\n\n".join(texts)
 
 
@@ -269,7 +270,7 @@ _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content
 @click.option("-v", "--verbose", is_flag=True, expose_value=False,
               help="Print configuration, times and the origin of errors; also after COMMAND.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, expose_value=False,
-              help="Print errors, warnings and the last line, of runs the verdict; also after COMMAND.")  # fmt: skip
+              help="Print errors, warnings and the last line or the verdict alone; also after COMMAND.")  # fmt: skip
 @click.option("--config", metavar="FILE", expose_value=False, callback=_use_config, is_eager=True,
               help="Configuration of any command, as $FARM_CONFIG.")  # fmt: skip
 @click.option("--no-color", is_flag=True, expose_value=False, callback=_use_no_color, is_eager=True,

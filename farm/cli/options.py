@@ -31,6 +31,11 @@ class SuggestingGroup(click.Group):
         super().__init__(*args, **kwargs)
         self.otherwise = otherwise or {}
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order of their definition, in which a reader needs them."""
+        del ctx
+        return list(self.commands)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from farm.base.errors import UsageError
 from farm.cli.main import cli
@@ -39,6 +40,8 @@ def _leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 LEAVES = dict(_leaves(cli))
+GROUPS = sorted({" ".join(name.split()[:depth]) for name in LEAVES for depth in range(len(name.split()))})
+_COLUMNS = 80
 
 
 def _options(command: click.Command) -> set[str]:
@@ -60,6 +63,17 @@ def test_a_command_that_removes_has_yes(name: str) -> None:
     removes = name.rsplit(maxsplit=1)[-1] in REMOVING or "--remove" in options
     assert ("--yes" in options) == removes
     assert {"delete", "forget", "drop", "erase", "rm"}.isdisjoint(name.split())
+
+
+@pytest.mark.parametrize("name", [*GROUPS, *LEAVES])
+def test_a_help_fits_80_columns_and_cuts_no_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(_COLUMNS))
+    result = CliRunner().invoke(cli, [*name.split(), "--help"])
+    assert result.exit_code == 0
+    usage, _, text = result.output.partition("\n\n")
+    assert [line for line in f"{usage}\n{text}".splitlines() if len(line) > _COLUMNS] == []
+    listed = text.rpartition("ommands:\n")[2] if name in GROUPS else ""
+    assert [line for line in listed.splitlines() if line.endswith("...")] == []
 
 
 class _Terminal(io.StringIO):

@@ -48,7 +48,7 @@ def watch_command(
 
 @click.command("cancel")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--force", is_flag=True, help="Also another user's.")
+@click.option("--force", is_flag=True, help="Cancel a run of another user as well.")
 @json_option()
 def cancel_command(*, runs: tuple[str, ...], force: bool, as_json: bool, config_file: Path | None) -> None:
     """Cancel RUN on a shared farm: its jobs end at once, and its devices are free.

@@ -40,7 +40,8 @@ _HEALTH_STYLES = {"suspect": "yellow", "quarantined": "bold red"}
 @click.argument("names", nargs=-1, metavar="[DEVICE|SOC]...")
 @click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
 @click.option("--details/--compact", "details", default=None,
-              help=f"All of each device, or a line; by itself a line of more than {_MOST_DETAILED}.")  # fmt: skip
+              help="Print all facts of each device, or one line; by default one line for more than "
+              f"{_MOST_DETAILED} devices.")  # fmt: skip
 @json_option("Print JSON; with --watch, one line each time.")
 def command(
     *, names: tuple[str, ...], watch: bool, details: bool | None, as_json: bool, config_file: Path | None

@@ -126,9 +126,9 @@ def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
 
 @click.command("release")
 @click.argument("device", required=False)
-@click.option("--all", "everything", is_flag=True, help="Every device that is reserved for you.")
+@click.option("--all", "everything", is_flag=True, help="Release every device that is reserved for you.")
 @click.option("--force", is_flag=True,
-              help="Also of another user, or in use: a shell is ended, a run releases it after the running job.",
+              help="Release also a device of another user, or in use: its shell ends, its run leaves it after the job.",
 )  # fmt: skip
 @json_option()
 def release_command(

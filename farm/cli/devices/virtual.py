@@ -56,12 +56,12 @@ def command() -> None:
     type=click.Choice(BUILDS),
     default=BUILDS[0],
     show_default=True,
-    help="Build: adbd can be root, or is.",
+    help="Build type: whether adbd can become root, or is root already.",
 )
-@click.option("--own-server", is_flag=True, help="An adb server of their own, instead of yours.")
+@click.option("--own-server", is_flag=True, help="Start an adb server for these devices, instead of using yours.")
 @click.option("--fault-rate", type=click.FloatRange(0, 1), default=0.0, help="Share of operations that meet a fault.")
 @click.option("--fault-seed", type=int, default=0, help="The same faults for the same seed.")
-@click.option("--fault-kinds", default="", metavar="KIND,KIND", help="Only these; all when left out.")
+@click.option("--fault-kinds", default="", metavar="KIND,KIND", help="Only these kinds of faults; otherwise all.")
 @json_option("Print the started devices as JSON.")
 def up(
     config_file: Path | None,
@@ -163,16 +163,20 @@ def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
             return
 
 
-@command.command("fault")
+@command.command("fault", short_help="Inject a fault into a virtual device.")
 @_folder_option
 @click.argument("device")
 @click.argument("kind")
-@click.option("--after-bytes", type=int, default=0, help="At this byte of a file, or of a command's output.")
-@click.option("--seconds", type=float, default=0.0, help="How long, 0 until cleared; how far off a clock is.")
+@click.option(
+    "--after-bytes", type=int, default=0, help="Strike at this byte of a file, or of the output of a command."
+)
+@click.option(
+    "--seconds", type=float, default=0.0, help="Duration, 0 until cleared; of clock_skew the error of the clock."
+)
 @click.option("--code", type=int, default=0, help="Exit code, signal, percent or degrees.")
 @click.option("--text", default="", help="Text of the fault.")
-@click.option("--match", default="", metavar="REGEX", help="Only commands, or paths, in which this is found.")
-@click.option("--times", type=int, default=1, help="How often; 0 until cleared.")
+@click.option("--match", default="", metavar="REGEX", help="Strike only commands or paths that match.")
+@click.option("--times", type=int, default=1, help="Number of times; 0 until cleared.")
 @click.option("--bytes-per-s", type=int, default=0, help="Speed of a slow link.")
 @json_option()
 def fault(
@@ -192,20 +196,7 @@ def fault(
     show({"device": device, "fault": asked}, [line], as_json=as_json)
 
 
-@command.command("clear")
-@_folder_option
-@click.argument("device")
-@yes_option
-@json_option()
-def clear(config_file: Path | None, folder: Path | None, device: str, *, yes: bool, as_json: bool) -> None:
-    """Remove all faults of a virtual device."""
-    place = _device_folder(config_file, folder, device)
-    require_consent(f"every fault of {device}", yes=yes)
-    clear_faults(place)
-    show({"device": device}, [f"{device} has no fault"], as_json=as_json)
-
-
-@command.command("faults")
+@command.command("faults", short_help="List kinds of faults, or the faults of a device.")
 @_folder_option
 @click.argument("device", required=False)
 @json_option("Print JSON instead of a table.")
@@ -222,6 +213,19 @@ def faults(config_file: Path | None, folder: Path | None, device: str | None, *,
         for one in struck
     ]  # fmt: skip
     show({"device": device, "struck": struck}, columns(rows) if rows else [], as_json=as_json)
+
+
+@command.command("clear")
+@_folder_option
+@click.argument("device")
+@yes_option
+@json_option()
+def clear(config_file: Path | None, folder: Path | None, device: str, *, yes: bool, as_json: bool) -> None:
+    """Remove all faults of a virtual device."""
+    place = _device_folder(config_file, folder, device)
+    require_consent(f"every fault of {device}", yes=yes)
+    clear_faults(place)
+    show({"device": device}, [f"{device} has no fault"], as_json=as_json)
 
 
 def _kind(name: str) -> FaultKind:

@@ -53,8 +53,8 @@ def command(
     later toolchains still run them. JOB may then match many jobs.
 
     \b
-    Exit codes: 0 written; 2 usage; 7 no result, or its bundle is gone; 4 it
-    could not be compiled again.
+    Exit codes: 0 written; 2 usage; 4 the bundle could not be compiled again;
+    7 no result, or its bundle is gone.
     """
     from farm.replay.bundle_folder import README, write_bundle_folder
     from farm.replay.scripts import require_new

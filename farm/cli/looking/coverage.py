@@ -23,10 +23,10 @@ _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 
 @click.command("coverage")
 @soc_option("SoC of the results; otherwise the only SoC with results.")
-@click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help="Backend with QNN.")
-@click.option("--suite", "suites", multiple=True,
+@click.option("--backend", metavar="BACKEND", default=DEFAULT_BACKEND, show_default=True, help="Backend with QNN.")
+@click.option("--suite", "suites", metavar="SUITE", multiple=True,
               help="Suite, repeatable; otherwise quantized_ops and fp_ops, or the suites of the runs.")  # fmt: skip
-@click.option("--run", "runs", multiple=True,
+@click.option("--run", "runs", metavar="RUN", multiple=True,
               help="Run, repeatable; otherwise the newest result of every job, of any run.")  # fmt: skip
 @line_option()
 @click.option("--markdown", type=OUTPUT_FILE, help="Write a page with the table here.")

@@ -29,7 +29,8 @@ _MOST_JOBS = 200
 @click.command("history")
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
-@click.option("--metric", "metrics", multiple=True, help="Metric to show, repeatable; otherwise the usual ones.")
+@click.option("--metric", "metrics", metavar="METRIC", multiple=True,
+              help="Metric to show, repeatable; otherwise the usual ones.")  # fmt: skip
 @line_option()
 @click.option("--local/--no-local", default=True, help="Include your local runs, with a mark.")
 @limit_option("Newest attempts of a job.")
@@ -106,7 +107,7 @@ def history_command(
 @click.command("baseline")
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
-@click.option("--metric", "metrics", multiple=True, help="Only this metric; repeatable.")
+@click.option("--metric", "metrics", metavar="METRIC", multiple=True, help="Only this metric; repeatable.")
 @line_option()
 @json_option("Print it as JSON.")
 def baseline_command(
@@ -143,7 +144,7 @@ def _levels(found: Sequence[Level]) -> Iterator[str]:
 @click.command("accept")
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
-@click.option("--metric", "metrics", multiple=True,
+@click.option("--metric", "metrics", metavar="METRIC", multiple=True,
               help="Only this metric, repeatable; needs no suspected regression.")  # fmt: skip
 @click.option("--run", "ref", metavar="RUN", help="Level of this run; otherwise of the newest run of each job.")
 @click.option("--note", required=True, metavar="TEXT", help="Reason why the level is right.")

@@ -62,7 +62,7 @@ def diff_command(
 
 
 @click.command("serve")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="0 takes a free one.")
 @click.option("--demo", is_flag=True, help="Show made-up data of 60 nights from a temporary store.")
 @json_option("Print the address as JSON.")

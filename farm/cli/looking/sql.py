@@ -21,7 +21,7 @@ _CELL = 60
 
 @click.command("sql")
 @click.argument("query")
-@timeout_option("Longest that the query may take; then it is ended, on the server too.", 60.0, 86_400)
+@timeout_option("Time limit of the query, which then ends on the server as well.", 60.0, 86_400)
 @limit_option("Most rows.", 1000)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header instead of a table.")
 @json_option("Print JSON instead of a table.")

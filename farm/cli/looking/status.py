@@ -56,7 +56,7 @@ def status_command(run: str | None, line: str | None, limit: int, config_file: P
 
 @click.command("list")
 @line_option()
-@limit_option("Most of a kind.", 10)
+@limit_option("Most alerts, and most jobs of a run.", 10)
 @json_option("Print it as JSON.")
 def list_command(line: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
     """List open regressions and failing jobs, with their remarks.

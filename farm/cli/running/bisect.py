@@ -62,9 +62,14 @@ _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
     help="Command that builds native parts changed by a commit; otherwise build in farm.toml.",
 )
 @soc_option("SoC, if JOB has no target and results on several.")
-@click.option("--precision", help="Precision, if JOB has no target and the case has several.")
+@click.option("--precision", metavar="PRECISION", help="Precision, if JOB has no target and the case has several.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
-@click.option("--metric", default="", help="Otherwise htp_cycles, or latency; with --commits the difference at BAD.")
+@click.option(
+    "--metric",
+    metavar="METRIC",
+    default="",
+    help="Metric to follow; otherwise htp_cycles, or latency; with --commits the difference at BAD.",
+)
 @click.option("--markdown", type=OUTPUT_FILE, help="With --commits: write the evidence here too.")
 @interleaved_options
 @json_option("Print everything, with all samples, as JSON.")
@@ -87,9 +92,10 @@ def bisect_command(job: str, config_file: Path | None, *, as_json: bool, **optio
     the same command continues. Neither search is recorded in the store.
 
     \b
-    Exit codes: 0 no step is confirmed; 3 it got worse, and since when is
-    shown; 2 usage, or JOB does not pass at the good commit; 7 no result, or a
-    bundle of the ends is gone; 4 no device or infrastructure; 130 interrupted.
+    Exit codes: 0 no step is confirmed; 2 usage, or JOB does not pass at the
+    good commit; 3 it got worse, and since when is shown; 4 no device or
+    infrastructure; 7 no result, or a bundle of the ends is gone;
+    130 interrupted.
     """
     if options["commits"]:
         from farm.cli.running.commits import bisect_over_commits

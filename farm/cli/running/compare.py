@@ -39,10 +39,12 @@ _EXECUTING = "{} is for execution: leave it, or --programs-only, out"
               help="B is this source tree of ExecuTorch in its present state ...")  # fmt: skip
 @click.option("--base", default="", callback=named, metavar="COMMIT",
               help="... and A is this commit of it, in a separate worktree.")  # fmt: skip
-@click.option("--soc", "socs", multiple=True, help="SoC to compile for and run on; repeatable.  [default: SM8650]")
-@click.option("--suite", "suites", multiple=True, help="Suite, by name or path; repeatable.")
-@click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=", ".join(BACKENDS))
-@click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
+@click.option("--soc", "socs", metavar="SOC", multiple=True,
+              help="SoC to compile for and run on; repeatable.  [default: SM8650]")  # fmt: skip
+@click.option("--suite", "suites", metavar="SUITE", multiple=True, help="Suite, by name or path; repeatable.")
+@click.option("--backend", metavar="BACKEND", default=DEFAULT_BACKEND, show_default=True, help=", ".join(BACKENDS))
+@click.option("--precision", "precisions", metavar="PRECISION", multiple=True,
+              help="Only these precisions; repeatable.")  # fmt: skip
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
               help="Backend option of both sides; repeatable, as in farm run.")  # fmt: skip
 @click.option("-k", "keyword", default="", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")

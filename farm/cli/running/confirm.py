@@ -44,15 +44,17 @@ if TYPE_CHECKING:
     help="Without JOB: all suspected regressions of this run; otherwise as farm status.",
 )
 @click.option("--budget", "budget_s", metavar="TIME", callback=duration,
-              help="Without JOB: take so long at most, as 30m; the least probable first. Otherwise as long as "
+              help="Without JOB: time limit, such as 30m; the least probable first. Otherwise as long as "
               "suspected changes take, and 10m for other new programs.")  # fmt: skip
-@click.option("--good", metavar="RUN", help="Otherwise the last run before that had another bundle.")
-@click.option("--bad", metavar="RUN", help="Otherwise the newest run with a result.")
+@click.option("--good", metavar="RUN",
+              help="Run before the change; otherwise the newest earlier run with another bundle.")  # fmt: skip
+@click.option("--bad", metavar="RUN", help="Run after the change; otherwise the newest run with a result.")
 @click.option(
     "--metric",
     "metrics",
+    metavar="METRIC",
     multiple=True,
-    help="Repeatable; otherwise htp_cycles, or latency without them; of text prefill_rate, too.",
+    help="Metric to measure, repeatable; otherwise htp_cycles, or latency without them; of text prefill_rate, too.",
 )
 @interleaved_options
 @toolchain_option()
@@ -83,8 +85,8 @@ def confirm_command(
     confirmed change the likely cause is named. With a JOB nothing is recorded.
 
     \b
-    Exit codes: 0 nothing confirmed; 3 it got worse; 2 usage; 7 no result,
-    or a bundle is gone; 4 no device or infrastructure; 130 interrupted.
+    Exit codes: 0 nothing confirmed; 2 usage; 3 it got worse; 4 no device or
+    infrastructure; 7 no result, or a bundle is gone; 130 interrupted.
     """
     request = pairs_request(bench)
     if job is None:

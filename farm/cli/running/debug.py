@@ -32,8 +32,10 @@ _NAME = WIDTH - 2 * _FIGURES
 @click.command("debug")
 @click.argument("job")
 @soc_option("SoC, if JOB has no target and results on several.")
-@click.option("--precision", help="Precision, if JOB has no target and the case has several.")
-@click.option("--method", help="Method of a case with several; otherwise the method that the case executes.")
+@click.option("--precision", metavar="PRECISION", help="Precision, if JOB has no target and the case has several.")
+@click.option(
+    "--method", metavar="METHOD", help="Method of a case with several; otherwise the method that the case executes."
+)
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
 @virtual_option("Run on the HTP simulator only: no device, and no column for it.", one=True)
 @click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
@@ -82,8 +84,8 @@ def command(
 
     \b
     Exit codes: 0 nothing diverges; 1 a layer diverges, or the job fails;
-    2 usage, or a program with indistinguishable layers; 6 missing tool;
-    7 no result in the store; 4 no device or infrastructure; 130 interrupted.
+    2 usage, or a program with indistinguishable layers; 4 no device or
+    infrastructure; 6 missing tool; 7 no result in the store; 130 interrupted.
     """
     from farm.builds.compile.debug.protocol import parse_metric
     from farm.builds.toolchains.select import use_toolchain

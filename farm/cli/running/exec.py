@@ -74,7 +74,7 @@ def _state(_context: click.Context, _option: click.Parameter, given: tuple[str, 
               help="Seed of random inputs, used without files.")  # fmt: skip
 @click.option("--expect", multiple=True, type=FILE, metavar="FILE",
               help="Expected output, .npy or raw; compared, not judged. Repeatable.")  # fmt: skip
-@click.option("--method", default="forward", show_default=True, help="Method of the program to run.")
+@click.option("--method", metavar="METHOD", default="forward", show_default=True, help="Method of the program to run.")
 @click.option("--state", "state", multiple=True, metavar="OUTPUT:INPUT", callback=_state,
               help="Each inference takes this input from this output of the one before; repeatable.")  # fmt: skip
 @click.option("--prompt", type=FILE, metavar="FILE",
@@ -346,7 +346,7 @@ def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
 @click.command("rerun")
 @click.argument("job")
 @click.option("--run", "ref", metavar="RUN", help="Result of this run: latest, latest~1 or an id.")
-@click.option("--device", default="",
+@click.option("--device", metavar="NAME", default="",
               help="Run it on this device: name, serial or id, or 'same' for that of the past result.")  # fmt: skip
 @click.option("--script", type=FOLDER, metavar="FOLDER",
               help="Run nothing: write the bundle to FOLDER, with a shell script that needs only adb.")  # fmt: skip
@@ -377,8 +377,8 @@ def rerun_command(
     suite qnn_llama_runner.
 
     \b
-    Exit codes: 0 it passes now; 1 it fails now; 2 usage; 7 no result, or its
-    bundle is gone; 4 no device or infrastructure; 130 interrupted.
+    Exit codes: 0 it passes now; 1 it fails now; 2 usage; 4 no device or
+    infrastructure; 7 no result, or its bundle is gone; 130 interrupted.
     """
     from farm.dispatch.request.resume import config_to_run_again
     from farm.replay.repro import repro

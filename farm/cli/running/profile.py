@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @click.command("profile")
 @click.argument("job", required=False)
-@click.option("--run", "run", help="Profile of this run, instead of the newest profile.")
+@click.option("--run", "run", metavar="RUN", help="Profile of this run, instead of the newest profile.")
 @click.option("--diff", nargs=2, metavar="RUN RUN", help="Compare the profiles of two runs; of all jobs without JOB.")
 @click.option("--by", type=click.Choice(["module", "line"]),
               help="Sum the times by module of the model, or by line of its code.")  # fmt: skip

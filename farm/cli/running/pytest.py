@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 
 @click.command("pytest")
-@click.option("--soc", default="", help="SoC of the devices; otherwise the only SoC of the attached devices.")
+@click.option(
+    "--soc", metavar="SOC", default="", help="SoC of the devices; otherwise the only SoC of the attached devices."
+)
 @click.option(
     "--backend",
+    metavar="BACKEND",
     default=DEFAULT_BACKEND,
     show_default=True,
     help=f"Backend of the programs: {', '.join(BACKENDS)}.",

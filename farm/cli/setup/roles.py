@@ -23,7 +23,7 @@ def command(*, is_applied: bool, prefix: str, as_json: bool, config_file: Path |
 
     \b
     farm_owner       everything: upgrades, 'farm runs prune', quotas
-    farm_agent       records results and runs submitted jobs; deletes nothing
+    farm_agent       records results and runs submitted jobs; removes nothing
     farm_builder     makes bundles: the login of a host that only compiles
     farm_developer   submits, cancels and leases for itself; writes no result
     farm_viewer      reads

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from farm.builds.runtime.native.targets import Mode
 
 _direct_option = click.option("--direct", is_flag=True, help="Direct mode: QNN and ExecuTorch's delegate on the DSP.")
-_backend_option = click.option("--backend", default=DEFAULT_BACKEND, show_default=True, help=f"{', '.join(BACKENDS)}.")
+_backend_option = click.option(
+    "--backend", metavar="BACKEND", default=DEFAULT_BACKEND, show_default=True, help=f"{', '.join(BACKENDS)}."
+)
 
 
 @click.group("runtime", cls=SuggestingGroup)
@@ -41,7 +43,7 @@ def command() -> None:
 
 @command.command("list")
 @soc_option("Only runtimes for this SoC.")
-@click.option("--backend", help="Only runtimes for this backend.")
+@click.option("--backend", metavar="BACKEND", help="Only runtimes for this backend.")
 @_direct_option
 @json_option()
 def list_runtimes(
@@ -63,6 +65,7 @@ def list_runtimes(
 @command.command("build")
 @click.option(
     "--target",
+    metavar="TARGET",
     default="linux-x86_64",
     show_default=True,
     help="linux-x86_64, linux-aarch64, android-arm64; oe-linux-aarch64, whose QNN libraries are fetched.",
@@ -93,9 +96,11 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
 
 
 @command.command("check")
-@click.option("--soc", required=True, help="The device's SoC.")
+@click.option("--soc", metavar="SOC", required=True, help="The device's SoC.")
 @_backend_option
-@click.option("--target", help="See farm setup runtime --help; otherwise the first that has the backend.")
+@click.option(
+    "--target", metavar="TARGET", help="See farm setup runtime --help; otherwise the first that has the backend."
+)
 @_direct_option
 @json_option()
 def check(config_file: Path | None, soc: str, backend: str, target: str | None, *, direct: bool, as_json: bool) -> int:
@@ -126,9 +131,11 @@ def check(config_file: Path | None, soc: str, backend: str, target: str | None, 
 
 
 @command.command("stage")
-@click.option("--soc", required=True, help="The device's SoC.")
+@click.option("--soc", metavar="SOC", required=True, help="The device's SoC.")
 @_backend_option
-@click.option("--target", default="android-arm64", show_default=True, help="android-arm64 or oe-linux-aarch64.")
+@click.option(
+    "--target", metavar="TARGET", default="android-arm64", show_default=True, help="android-arm64 or oe-linux-aarch64."
+)
 @_direct_option
 @click.argument("folder", type=FOLDER)
 @json_option()

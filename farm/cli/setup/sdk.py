@@ -47,7 +47,8 @@ def command() -> None:
 def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
     """List the SDKs on this machine, and SDKs that can be fetched.
 
-    Compiles: the backends that it can compile for, each for at least one SoC.
+    The column compiles has the backends that an SDK can compile for, each for at
+    least one SoC.
     """
     from farm.builds.toolchains.sdks import sdk_states
 
@@ -84,7 +85,7 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
     "--toolchain", callback=named, metavar="NAME|PATH|VERSION", help="Toolchain whose ExecuTorch names Qualcomm's SDK."
 )
 @click.option("--accept-licence", is_flag=True, help="You have read and accept the licence.")
-@click.option("--sha256", default="", help="Expected hash of the archive.")
+@click.option("--sha256", metavar="HASH", default="", help="Expected hash of the archive.")
 @click.option("--url", default="", metavar="URL", help="Other address: of the archive, or of the Maven repository.")
 @json_option()
 def fetch(
@@ -188,7 +189,7 @@ def _fetch_runtime(config: Config, version: str, sha256: str, *, accepted: bool)
 def use(config_file: Path | None, sdk: str, *, as_json: bool) -> None:
     """Make an SDK the default: sdk_root in the [qnn] table of farm.toml.
 
-    SDK is a version from 'farm setup sdk list', or the folder of an SDK. Comments
+    VERSION is from 'farm setup sdk list', PATH is the folder of an SDK. Comments
     and all other settings in farm.toml stay as they are.
     """
     from farm.base.config.edit import set_sdk_root

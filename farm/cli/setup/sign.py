@@ -42,7 +42,7 @@ def _folder(_context: click.Context, parameter: click.Parameter, value: Path | N
 @click.command("sign")
 @click.option("--lpai", callback=_version, metavar="VERSION", help="Version of the LPAI: v6.  [required]")
 @click.option("--direct", is_flag=True, help="Sign the files of direct mode too; needs --htp.")
-@click.option("--htp", callback=_version, help="Hexagon architecture of direct mode's files: v81.")
+@click.option("--htp", metavar="VERSION", callback=_version, help="Hexagon architecture of direct mode's files: v81.")
 @click.option("--sdk-root", type=_ROOT, callback=_folder, help="QNN SDK; otherwise $QNN_SDK_ROOT, or farm.toml.")
 @click.option(
     "--hexagon-sdk", type=_ROOT, callback=_folder, help="Hexagon SDK; otherwise $HEXAGON_SDK_ROOT, or farm.toml."

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @click.argument("case", callback=named, metavar="SUITE/CASE")
 @click.option("--run", "ref", metavar="RUN",
               help="Take the results of this run: latest, or an id; otherwise the newest of each job.")  # fmt: skip
-@click.option("--precision", "precisions", multiple=True, help="Only these precisions; repeatable.")
+@click.option("--precision", "precisions", metavar="PRECISION", multiple=True,
+              help="Only these precisions; repeatable.")  # fmt: skip
 @click.option("--margin", type=click.FloatRange(0, 10), default=1.0, show_default=True, metavar="FACTOR",
               help="Factor of the margin, which is the distance from worst to median.")  # fmt: skip
 @click.option("--looser", is_flag=True, help="Loosen limits as well, if the measurements violate them.")

@@ -73,7 +73,7 @@ class Registered(msgspec.Struct, frozen=True):
     last_seen_ms: int
     """Time of the last answer, on the database's clock; 0 without one."""
     forgotten_ms: int
-    """Time of `farm devices forget`, on the same clock; 0 for a device that answered since."""
+    """Time of `farm devices remove`, on the same clock; 0 for a device that answered since."""
 
     @property
     def called(self) -> str:
