@@ -31,17 +31,21 @@ from farm.serve.security import is_loopback, local_path
 from farm.store.accounts import Role
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from litestar.connection import ASGIConnection
     from litestar.handlers import HTTPRouteHandler
     from litestar.types import ASGIApp
 
     from farm.base.config.settings import Config
+    from farm.serve.openid import OpenId
     from farm.serve.render import Renderer
     from farm.serve.stores import StoreHolder
     from farm.store.accounts import Account
 
 SESSION_S = 7 * 86_400
-_COOKIE = "farm-session"
+_OPENID_SESSION_S = 8 * 3600
+_SIGN_IN_S = 600
 _BEARER = "bearer "
 _LOGIN = "/login"
 _OPENID = "/login/openid"
@@ -89,8 +93,13 @@ class Access:
         secure = config.serve.url.startswith("https:")
         # A key of this process: sessions end with it. Sessions on the server's side would be kept for every client that
         # sends no cookie, under the id that a cookie chose. Not strict: a provider's page leads back to this server.
-        session = _Cookies(secret=os.urandom(32), key=_COOKIE, max_age=SESSION_S, samesite="lax", secure=secure)
+        # Browsers send a cookie to every port of a host: two servers need two names.
+        key = os.urandom(32)
+        name = f"farm-session-{hashlib.sha256(key).hexdigest()[:8]}"
+        session = _Cookies(secret=key, key=name, max_age=SESSION_S, samesite="lax", secure=secure)
         self.middleware = [session.middleware, DefineMiddleware(_Authentication, access=self)]
+        self._ended: dict[str, float] = {}
+        """Sessions that were signed out, by id, until their cookies end."""
         if self._loopback:
             self.middleware.insert(0, DefineMiddleware(_LocalHosts, names=(host, urlsplit(self._url).hostname or host)))
         secret = os.urandom(32).hex()
@@ -126,8 +135,10 @@ class Access:
                 raise NotAuthorizedException("this is no token of an account", headers=_CHALLENGE)
             return User(account.name, account.role)
         session = connection.session or {}
+        if session.get("id") in self._ended:
+            session = {}
         # Browsers send cookies with requests that other pages make; the API has no other protection against them.
-        if 0 <= time.time() - session.get("began", 0) < SESSION_S and (
+        if 0 <= time.time() - session.get("began", 0) < session.get("seconds", SESSION_S) and (
             not connection.scope["path"].startswith(API) or connection.scope.get("method") == "GET"
         ):
             name, role = session["name"], session.get("role")
@@ -138,7 +149,7 @@ class Access:
             # A new account of the same name is not the account that signed in.
             if known is not None and known.created_ms == session["created_ms"]:
                 return User(name, known.role, session=True)
-        elif not self.has_accounts():
+        elif self._loopback and not self.has_accounts():
             return _ANYBODY
         raise NotAuthorizedException("a token is needed: Authorization: Bearer TOKEN", headers=_CHALLENGE)
 
@@ -169,38 +180,55 @@ class Access:
             path, account = local_path(data.next), self._of_token(data.token.strip())
             if account is None:
                 return page(request, path, "This is no token of an account.", 401)
-            began = {"began": time.time(), "name": account.name, "created_ms": account.created_ms}
-            request.set_session(began)
+            request.set_session(_began(account.name, created_ms=account.created_ms))
             return Redirect(path, status_code=303)
 
         @post("/logout", sync_to_thread=False)
         def log_out(request: Request[Any, Any, Any]) -> Redirect:
+            now = time.time()
+            self._ended = {one: until for one, until in self._ended.items() if until > now}
+            if session := request.session:
+                self._ended[str(session.get("id"))] = now + SESSION_S
             request.clear_session()
             return Redirect(_LOGIN, status_code=303)
 
-        found = [login, log_in, log_out]
-        if self._openid is not None:
-            openid = self._openid
+        found: list[HTTPRouteHandler] = [login, log_in, log_out]
+        return found if self._openid is None else [*found, *self._of_provider(self._openid, page)]
 
-            @get(_OPENID, opt={"open": True}, sync_to_thread=True)
-            def begin(request: Request[Any, Any, Any]) -> Redirect:
-                address, memory = openid.begin()
-                request.set_session({"openid": memory})
-                return Redirect(address, status_code=303)
+    def _of_provider(self, openid: OpenId, page: Callable[..., Response[bytes]]) -> list[HTTPRouteHandler]:
+        """Return the routes of a sign-in by OpenID Connect."""
 
-            @get(f"{_OPENID}/callback", opt={"open": True}, sync_to_thread=True)
-            def end(request: Request[Any, Any, Any]) -> Response[Any]:
-                memory = (request.session or {}).get("openid", {})
-                request.clear_session()
-                try:
-                    name, role = openid.end(memory, dict(request.query_params))
-                except UsageError as error:
-                    return page(request, "/", str(error), 401)
-                request.set_session({"began": time.time(), "name": name, "role": role})
-                return Redirect("/", status_code=303)
+        @get(_OPENID, opt={"open": True}, sync_to_thread=True)
+        def begin(request: Request[Any, Any, Any]) -> Redirect:
+            address, memory = openid.begin()
+            # A link to this page changes no session that exists: the sign-in has a field of its own.
+            request.set_session({**(request.session or {}), "openid": {**memory, "began": time.time()}})
+            return Redirect(address, status_code=303)
 
-            found += [begin, end]
-        return found
+        @get(f"{_OPENID}/callback", opt={"open": True}, sync_to_thread=True)
+        def end(request: Request[Any, Any, Any]) -> Response[Any]:
+            session = dict(request.session or {})
+            memory = session.pop("openid", {})
+            # A link to this page with a wrong state signs nobody out.
+            request.set_session(session)
+            if time.time() - memory.get("began", 0) > _SIGN_IN_S:
+                memory = {}
+            try:
+                name, role = openid.end(memory, dict(request.query_params))
+                with self._stores.opened() as store:
+                    if store.accounts.named(name) is not None:
+                        raise UsageError(f"{name} is the name of an account: sign in with its token")
+            except UsageError as error:
+                return page(request, "/", str(error), 401)
+            request.set_session(_began(name, role=role, seconds=_OPENID_SESSION_S))
+            return Redirect("/", status_code=303)
+
+        return [begin, end]
+
+
+def _began(name: str, **facts: Any) -> dict[str, Any]:
+    """Return a new session of a user; the provider's roles are asked again after `seconds`."""
+    return {"id": os.urandom(16).hex(), "began": time.time(), "name": name, **facts}
 
 
 class _CookieBackend(ClientSideSessionBackend):

@@ -274,6 +274,13 @@ def _require_operator(context: Context, *, force: bool) -> None:
         raise UsageError("force: needs the role operator")
 
 
+def _environment(context: Context) -> dict[str, str]:
+    """Return the environment of a command that uses the server's configuration, and no other server."""
+    config = {"FARM_CONFIG": str(context.config.file)} if context.config.file else {}
+    kept = {name: value for name, value in os.environ.items() if name not in ("FARM_SERVER", "FARM_TOKEN")}
+    return {**kept, **config, "FARM_USER": context.user, "NO_COLOR": "1"}
+
+
 def _start(context: Context, words: list[str]) -> Done:
     """Start a command of farm in the name of the user; it goes on without the server."""
     folder = context.config.state_dir / "serve"
@@ -281,11 +288,12 @@ def _start(context: Context, words: list[str]) -> Done:
     log = folder / f"{context.store.leases.now_ms()}-{words[0]}-{os.urandom(3).hex()}.log"
     with log.open("xb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "farm.cli.main", *words],
+            # -P: without it, modules of the current folder come before farm's.
+            [sys.executable, "-P", "-m", "farm.cli.main", *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, "FARM_USER": context.user, "NO_COLOR": "1"},
+            env=_environment(context),
             start_new_session=True,
         )
     # A reaped process leaves no zombie.

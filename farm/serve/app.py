@@ -84,6 +84,8 @@ def create_app(config: Config, host: str, *, demo: bool = False) -> Litestar:
         exception_handlers={
             FarmError: server.refuse,
             HTTPException: server.refuse_http,
+            RecursionError: server.refuse_body,
+            UnicodeDecodeError: server.refuse_body,
             Exception: server.report_bug,
         },
         openapi_config=OpenAPIConfig(
@@ -209,6 +211,12 @@ class _Server:
         answer.headers.update(error.headers or {})
         return answer
 
+    def refuse_body(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        """Return the answer to a body that is no UTF-8 or is nested too deep; anywhere else that is a bug."""
+        if request.method != "POST":
+            return self.report_bug(request, error)
+        return self._error(request, 400, f"the body is not valid: {type(error).__name__}")
+
     def report_bug(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         """Return the answer to an unexpected error, whose traceback goes to the server's output."""
         traceback.print_exception(error)
@@ -225,7 +233,7 @@ def _parameter(page: Page, field: msgspec.structs.FieldInfo) -> inspect.Paramete
     kind = field.type
     limits: dict[str, Any] = {}
     for one in getattr(kind, "__metadata__", ()):
-        names = ("ge", "le", "max_length", "pattern", "description")
+        names = ("gt", "ge", "lt", "le", "min_length", "max_length", "pattern", "description")
         limits |= {limit: value for limit in names if (value := getattr(one, limit, None)) is not None}
     name = field.name
     if f"{{{name}:" in page.path:

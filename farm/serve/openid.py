@@ -47,7 +47,7 @@ class OpenId:
 
     def end(self, memory: Mapping[str, str], answer: Mapping[str, str]) -> tuple[str, Role]:
         """Return name and role of the user. Raises UsageError for a sign-in that failed or that others began."""
-        if not memory or not secrets.compare_digest(memory["state"], answer.get("state", "")):
+        if not memory or not secrets.compare_digest(memory["state"].encode(), answer.get("state", "").encode()):
             raise UsageError("this sign-in did not begin here: try again")
         if not answer.get("code"):
             raise UsageError(f"the provider refused: {answer.get('error', 'no code')[:200]}")
@@ -96,8 +96,8 @@ class OpenId:
         name, groups = claims.get(self._config.name_claim), claims.get(self._config.roles_claim, ())
         if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > 256:
             raise UsageError(f"the provider names no user in {self._config.name_claim}")
-        given = [groups] if isinstance(groups, str) else [one for one in groups if isinstance(one, str)]
-        roles = [Role(self._config.roles[one]) for one in given if one in self._config.roles]
+        given = groups if isinstance(groups, list) else [groups]
+        roles = [Role(self._config.roles[one]) for one in given if isinstance(one, str) and one in self._config.roles]
         roles += [Role(self._config.default_role)] if self._config.default_role else []
         if not roles:
             raise UsageError(f"{name} has no role here: [serve.openid] of farm.toml gives roles to groups")

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from farm.report.html.page import Served
     from farm.serve.address import Address
 
-Text = Annotated[str, msgspec.Meta(max_length=512)]
-"""Text of a parameter."""
+Text = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""Text of a parameter, without control characters."""
 PageNumber = Annotated[int, msgspec.Meta(ge=1, le=100_000, description="Number of the page, from 1.")]
 """Parameter `page` of lists."""
 
@@ -55,9 +55,10 @@ class Page:
 
 
 def html_of(facts: Facts, served: Served | None, address: Address, **values: Any) -> str:
-    """Return facts as a page; `address` is the address of the request."""
+    """Return facts as a page; `address` is the address of the request. Without a user in `values`, it has no forms."""
     fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
-    return render(facts.template, served, address=address, link=link, **fields | facts.shown() | values)
+    reader = {"user": None, "may": lambda _: False}
+    return render(facts.template, served, address=address, link=link, **reader | fields | facts.shown() | values)
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> str:

@@ -12,7 +12,6 @@ from litestar.params import Body
 
 from farm.base.errors import FarmError
 from farm.serve.actions import ACTIONS, Context, Done
-from farm.serve.address import link
 from farm.serve.render import PROBLEMS, json_answer
 from farm.serve.security import local_path
 from farm.serve.stores import StoreHolder
@@ -62,7 +61,7 @@ class Actions:
         def answer(request: Request[Any, Any, Any], data: Any) -> Response[bytes]:
             return json_answer(self._perform(request, action, data))
 
-        return _route(f"/actions/{action.name}", answer, action, action.asked, Response[Done])
+        return _route(f"/actions/{action.name}", answer, action, Annotated[action.asked, Body()], Response[Done])
 
     def _form(self, action: Action) -> HTTPRouteHandler:
         def answer(request: Request[Any, Any, Any], data: Any) -> Response[Any]:
@@ -73,7 +72,7 @@ class Actions:
             except msgspec.ValidationError as error:
                 raise ValidationException(str(error)) from error
             done = self._perform(request, action, asked)
-            values = {"title": action.name, "done": done, "next": path, "audit": link("audit")}
+            values = {"title": action.name, "done": done, "next": path}
             return self._renderer.html(request, "done.html.j2", 200, **values)
 
         body = Annotated[dict[str, str], Body(media_type=RequestEncodingType.URL_ENCODED)]
@@ -97,6 +96,9 @@ class Actions:
                 done = action.perform(Context(self._config, store, user.name, user.role), asked)
             except FarmError as error:
                 record(f"refused: {error}")
+                raise
+            except BaseException as error:
+                record(f"failed: {type(error).__name__}")
                 raise
             record("done")
         return done

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
 from waiting import until
 
@@ -210,7 +211,34 @@ def test_a_run_is_a_command_in_the_name_of_the_account(start: Start, filled: Fil
     ]
 
 
-def test_a_started_command_is_of_the_user_and_ends_by_itself(filled: Filled, config: Any) -> None:
+def test_an_action_that_ends_unexpectedly_is_in_the_audit(
+    start: Start, filled: Filled, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    token = filled.store.accounts.add("ada", Role.DEVELOPER)
+    monkeypatch.setattr(actions, "_start", lambda *_: dict[str, actions.Done]()["x"])
+    with start() as server:
+        assert act(server, "rerun", {"job": "a"}, token).status == 500
+        assert act(server, "rerun", {"job": "a\0b"}, token).status == 400
+        deep = server.get(
+            "/api/v1/actions/rerun", method="POST", body="[" * 200_000, Authorization=f"Bearer {token}",
+            Content_Type="application/json",
+        )  # fmt: skip
+        assert deep.status == 400, deep.text
+    assert [one.outcome for one in filled.store.accounts.audit(3)] == ["failed: KeyError"]
+    assert "KeyError" in capfd.readouterr().err
+
+
+def test_a_started_command_is_of_the_user_and_ends_by_itself(
+    filled: Filled, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command uses the server's farm.toml, and no code of the folder in which the server was started."""
+    (tmp_path / "click.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARM_SERVER", "http://127.0.0.1:1")
+    monkeypatch.delenv("FARM_STORE", raising=False)
+    lab = tmp_path / "lab.toml"
+    lab.write_text(f'store = "{config.store_url}"\n')
+    config = msgspec.structs.replace(config, file=lab)
     context = actions.Context(config, filled.store, "ada", Role.DEVELOPER)
     done = actions._start(context, ["devices", "disable", "R5CX1"])
     until(lambda: not all(one.in_service for one in filled.store.devices.all() if one.id == "R5CX1"))

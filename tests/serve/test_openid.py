@@ -15,6 +15,7 @@ from joserfc.jwk import RSAKey
 
 from farm.base.config.serve import OpenIdConfig, ServeConfig
 from farm.base.errors import UsageError
+from farm.store.accounts import Role
 
 from .conftest import running
 
@@ -124,6 +125,14 @@ def test_a_user_of_the_provider_has_the_role_of_the_group(
         assert (answer.status, answer.headers.get("location")) == (303, "/"), answer.text
         cookie = next(one.partition(";")[0] for one in answer.cookies if one.startswith("farm-session"))
         assert server.json_of("/api/v1/me", Cookie=cookie) == {"name": "ada", "role": "operator", "schema": 1}
+        # A link with a wrong state signs nobody out.
+        foreign = server.get("/login/openid/callback?state=%C3%A9", Cookie=cookie)
+        kept = [one.partition(";")[0] for one in foreign.cookies if one.startswith("farm-session")]
+        assert (foreign.status, server.get("/runs", Cookie=(kept or [cookie])[-1]).status) == (401, 200)
+        later = time.time() + 8 * 3600
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "time", lambda: later)
+            assert server.get("/runs", Cookie=cookie).status == 303, "the provider's roles are asked again"
         # The same answer in another browser.
         assert server.get(f"/login/openid/callback?code={stub.code}&state={stub.asked['state']}").status == 401
     logged = capfd.readouterr().err
@@ -132,8 +141,10 @@ def test_a_user_of_the_provider_has_the_role_of_the_group(
 
 
 @pytest.mark.parametrize(
-    "change", ["state", "code", "key", "nonce", "audience", "issuer", "expired", "no group", "no name", "refusal"]
-)
+    "change",
+    ["state", "code", "key", "nonce", "audience", "issuer", "expired", "no group", "null group", "no name", "account",
+     "refusal"],
+)  # fmt: skip
 def test_what_is_not_of_the_provider_signs_nobody_in(
     config: Config, filled: Filled, openid_provider_stub: OpenIdProviderStub, monkeypatch: pytest.MonkeyPatch,
     change: str,
@@ -152,8 +163,11 @@ def test_what_is_not_of_the_provider_signs_nobody_in(
         stub.claims |= {
             "nonce": {"nonce": "another"}, "audience": {"aud": "another"}, "issuer": {"iss": "https://evil.example"},
             "expired": {"exp": int(time.time()) - 3600}, "no group": {"groups": ["others"]},
+            "null group": {"groups": None},            "account": {"preferred_username": "root"},
             "no name": {"preferred_username": ""},
         }[change]  # fmt: skip
+    if change == "account":
+        filled.store.accounts.add("root", Role.VIEWER)
     with running(config_of(config, stub.url)) as server:
         if change == "refusal":
             more["code"] = ""

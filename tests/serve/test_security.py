@@ -143,7 +143,8 @@ def test_who_logs_in_gets_a_cookie_that_is_not_the_token(
         assert server.get("/logout", method="POST", body="", **FORM, Cookie=cookies).status == 403
         left = server.get("/logout", method="POST", body=f"_csrf_token={csrf}", **FORM, Cookie=cookies)
         assert left.status == 303
-        assert any(one.startswith("farm-session=null") for one in left.cookies)
+        assert any(one.startswith(f"{name}=null") for one in left.cookies)
+        assert server.get("/runs", Cookie=value).status == 303, "a copy of the cookie ends with its session"
     with start() as server:
         assert server.get("/runs", Cookie=value).status == 303
     logged = capfd.readouterr().err
@@ -157,7 +158,8 @@ def test_who_logs_in_gets_a_cookie_that_is_not_the_token(
 def test_a_session_has_no_id_that_somebody_else_chose(start: Start, filled: Filled, token: str) -> None:
     del filled
     with start() as server:
-        chosen = f"farm-session={'a' * 64}"
+        [known] = [one.partition("=")[0] for one in log_in(server, token).cookies if one.startswith("farm-session")]
+        chosen = f"{known}={'a' * 64}"
         form = server.get("/login", Cookie=chosen)
         csrf, cookie = proof_of(form, chosen)
         body = urlencode({"token": token, "_csrf_token": csrf})
@@ -220,6 +222,27 @@ def test_a_session_ends_with_its_account(start: Start, filled: Filled, token: st
         again = filled.store.accounts.add("ada", Role.OPERATOR)
         assert server.get("/runs", Cookie=cookie).status == 303
         assert server.get("/runs", Authorization=f"Bearer {again}").status == 200
+
+
+def test_a_network_server_without_its_last_account_refuses(
+    start: Start, filled: Filled, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert token
+    monkeypatch.setattr(access, "is_loopback", lambda _: False)
+    with start() as server:
+        filled.store.accounts.remove("ada")
+        assert server.get("/runs").status == 303
+        for path in ("/api/v1/runs", f"/artifacts/{filled.sha256}"):
+            assert server.get(path, Accept="application/json").status == 401
+
+
+def test_two_servers_of_a_host_have_two_cookies(start: Start, filled: Filled, token: str) -> None:
+    del filled
+    names = []
+    for _ in range(2):
+        with start() as server:
+            names += [one.partition("=")[0] for one in log_in(server, token).cookies if one.startswith("farm-session")]
+    assert len(set(names)) == 2
 
 
 def test_a_store_has_no_token(filled: Filled, token: str, config: Config) -> None:

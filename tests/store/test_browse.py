@@ -108,6 +108,8 @@ def test_files_and_names(store: Store, make: Make) -> None:
     assert (file.job_id, file.kind, file.size, file.sha256) == (make.job("b").id, "etdump", 7, sha)
     assert store.browse.runs(RunFilter(), 1)[0][0].files == 1
     assert (store.browse.file_kind(sha), store.browse.file_kind("1" * 64)) == ("etdump", None)
+    with pytest.raises(UnknownNameError):
+        store.history.job_names("*?" * 40 + "!", None)
     assert store.history.job_names("quantized_ops/*", None) == [make.job("a").id, make.job("b").id]
     assert store.browse.cases(1) == ["quantized_ops/a"]
     with pytest.raises(UnknownNameError):

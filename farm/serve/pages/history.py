@@ -32,7 +32,7 @@ class HistoryQuery(msgspec.Struct, frozen=True):
     """Metrics, separated by commas; empty for all."""
     branch: Text = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=200, description="Attempts of a job.")] = 60
-    jobs: Annotated[int, msgspec.Meta(ge=1, le=200, description="Jobs of a page.")] = 8
+    jobs: Annotated[int, msgspec.Meta(ge=1, le=25, description="Jobs of a page.")] = 8
     page: PageNumber = 1
 
 
