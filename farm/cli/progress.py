@@ -88,7 +88,7 @@ class Front:
 
     def summary(self) -> str:
         """Return the counts that are not zero."""
-        return ", ".join(f"{count} {kind}" for kind, count in self.counts.items() if count)
+        return ", ".join(_counted(count, kind) for kind, count in self.counts.items() if count)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -173,19 +173,19 @@ class LiveFront(Front):
             bars = Table.grid(padding=(0, 1))
             if self.to_build:
                 building = ", ".join(_short(job) for job in self.building)
-                bars.add_row("built", ProgressBar(self.to_build, self.built, width=24), f"{self.built}/{self.to_build}",
+                bars.add_row("built", ProgressBar(self.to_build, self.built, width=16), f"{self.built}/{self.to_build}",
                              Text(building, style="dim", overflow="ellipsis", no_wrap=True))  # fmt: skip
             eta = self.eta_seconds()
-            left = f"about {duration(eta)} left" if eta is not None else ""
             counts = Text(overflow="ellipsis", no_wrap=True)
+            if eta is not None:
+                counts.append(f"about {_rough(eta)} left  ", style="dim")
             for kind, count in self.counts.items():
                 if count:
-                    counts.append(f"{count} {kind}  ", style=_STYLES[kind])
-            counts.append(left, style="dim")
+                    counts.append(f"{_counted(count, kind)}  ", style=_STYLES[kind])
             # Without devices the jobs are only compiled.
             if self.running:
                 bars.add_row(
-                    "run", ProgressBar(self.total or 1, self.ended, width=24), f"{self.ended}/{self.total}", counts
+                    "run", ProgressBar(self.total or 1, self.ended, width=16), f"{self.ended}/{self.total}", counts
                 )
             devices = Table.grid(padding=(0, 1))
             for serial, job in self.running.items():
@@ -195,6 +195,15 @@ class LiveFront(Front):
                     Text(one_line(serial), style="cyan"), Text(doing, style="dim" if waits or not job else "")
                 )
         return Group(bars, devices)
+
+
+def _counted(count: int, kind: str) -> str:
+    return plural(count, kind) if kind == "known issue" else f"{count} {kind}"
+
+
+def _rough(seconds: float) -> str:
+    """Return a duration, in whole minutes from ten minutes on: a live display changes no seconds then."""
+    return f"{round(seconds / 60)} min" if 600 <= seconds < 3570 else duration(seconds)
 
 
 def _short(job_id: str) -> str:

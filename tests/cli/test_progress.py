@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -10,7 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from rich.console import Console
 from waiting import Started, until
+
+from farm.cli.progress import LiveFront
 
 # A run's display and its signals, with nothing behind them. signal.pause() would miss a signal that comes just before.
 RUN = """
@@ -85,3 +90,21 @@ def test_ctrl_c_says_what_a_second_one_and_what_resume_does_and_no_bar_is_left(t
     assert "Ctrl-C again stops, --resume goes on" in screen
     assert screen[-1] == "the end"
     assert not [line for line in screen if "0/4" in line or "━" in line], screen
+
+
+def test_80_columns_show_the_time_left_and_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    front = LiveFront(console)
+    now = 1000.0
+    monkeypatch.setattr("farm.cli.progress.time.monotonic", lambda: now)
+    front.begin(jobs=425, to_build=425, devices=["virtual-SM8650-0"])
+    front.live.stop()
+    for number in range(20):
+        now += 60
+        known = "#1: weak" if number < 2 else ""
+        shown = {"job_id": f"s/{number}", "verdict": "failed" if known else "passed", "reason": "x"}
+        front.job_ended({**shown, "known_issue": known})
+    console.file = io.StringIO()
+    console.print(front.live.get_renderable())
+    [line] = [line for line in console.file.getvalue().splitlines() if line.startswith("run")]
+    assert line.split("20/425")[1].split("  ") == [" about 6 h 45 min left", "18 passed", "2 known issues"]
