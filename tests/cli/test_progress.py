@@ -107,4 +107,4 @@ def test_80_columns_show_the_time_left_and_the_counts(monkeypatch: pytest.Monkey
     console.file = io.StringIO()
     console.print(front.live.get_renderable())
     [line] = [line for line in console.file.getvalue().splitlines() if line.startswith("run")]
-    assert line.split("20/425")[1].split("  ") == [" about 6 h 45 min left", "18 passed", "2 known issues"]
+    assert line.rstrip().split("20/425")[1].split("  ") == [" about 6 h 45 min left", "18 passed", "2 known issues"]
