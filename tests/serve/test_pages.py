@@ -296,7 +296,7 @@ def test_a_job_shows_its_run_its_files_its_commands_and_its_history(
     assert f"farm jobs rerun &#39;quantized_ops/softmax[SM8650-htp-8a8w]&#39; --run {run}" in page
     assert f'href="/runs/{run}"' in page
     newest = server_of_unchanged.json(f"/jobs/{JOB}")
-    assert newest["run"]["id"] == unchanged.live
+    assert newest["run"]["id"] == run
     slower = quote("quantized_ops/conv2d[SM8650-htp-8a8w]", safe="")
     assert [one["id"] for one in server_of_unchanged.json(f"/jobs/{slower}")["alerts"]] == [1]
 

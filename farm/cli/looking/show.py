@@ -8,7 +8,7 @@ import click
 
 from farm.base.errors import UsageError
 from farm.cli.options import FOLDER, json_option
-from farm.cli.output import echo, opened, show
+from farm.cli.output import asked_server, echo, opened, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,19 +39,33 @@ def command(job: str, ref: str | None, folder: Path | None, config_file: Path | 
     from farm.store.artifacts import open_artifacts
     from farm.store.values import jsonable
 
-    with opened(config_file, readonly=True) as (config, store):
-        view, found = find_recorded_job(store, job, ref, "shown")
-        files = store.runs.artifacts(view.id, found.id)
+    server = asked_server()
+    if server is not None:
+        from farm.serve.pages.jobs import JobQuery, job_page
+
+        if folder is not None:
+            raise UsageError(
+                "--files copies from the store: leave it out, the page of the job on the server has the files"
+            )
+        facts = server.read(job_page, JobQuery(job=job, run=ref or ""))
+        view, files, places = facts.run, facts.files, {}
+    else:
+        with opened(config_file, readonly=True) as (config, store):
+            run, known = find_recorded_job(store, job, ref, "shown")
+            view, files = store.runs.view_of_job(run.id, known.id), store.runs.artifacts(run.id, known.id)
+        kept = open_artifacts(config)
+        places = {one.sha256: path for one in files if (path := kept.find(one.sha256))}
     summary = summarize(view)
-    item = next(one for one in summary.jobs if one.job is found)
-    kept = open_artifacts(config)
-    places = {one.sha256: path for one in files if (path := kept.find(one.sha256))}
-    run = {name: value for name, value in jsonable(msgspec.to_builtins(view)).items() if name not in ("jobs", "schema")}
+    item = summary.jobs[0]
+    found = item.job
+    of_run = {
+        name: value for name, value in jsonable(msgspec.to_builtins(view)).items() if name not in ("jobs", "schema")
+    }
     answer = {
         "job": jsonable(msgspec.to_builtins(found)),
         "outcome": item.outcome,
         "reason": item.reason,
-        "run": run,
+        "run": of_run,
         "files": [{**msgspec.structs.asdict(one), "path": str(places.get(one.sha256, ""))} for one in files],
         "again": dict(ways_again(found, item.rerun, view.id)),
     }

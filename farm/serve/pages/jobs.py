@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
+from farm.base.errors import UnknownNameError, UsageError
 from farm.report.model.alerts import change_line
 from farm.report.model.cross_target import cross_targets
 from farm.report.model.plot import Plot, plots_of
@@ -26,9 +27,10 @@ _RUNS = 60
 
 
 class JobQuery(msgspec.Struct, frozen=True):
-    """A job in a run, or in a nightly run; its newest run without either."""
+    """A job in a run, or in a nightly run; its newest run with a result without either."""
 
     job: Text
+    """Id of the job, or a pattern that one job matches."""
     run: Text = ""
     night: Text = ""
     runs: Annotated[int, msgspec.Meta(ge=1, le=400, description="Runs of the history.")] = 40
@@ -69,28 +71,41 @@ class JobFacts(Facts, frozen=True, kw_only=True):
 
 def job_page(store: Store, query: JobQuery) -> JobFacts:
     """Return a job of a run with its history."""
-    runs = store.jobs.runs(query.job, max(query.runs, 1))
+    job, runs = _runs(store, query)
     if query.night:
-        run_id = store.jobs.run_of_night(query.job, query.night)
+        run_id = store.jobs.run_of_night(job, query.night)
+    elif query.run:
+        run_id = store.runs.resolve(query.run, own=False)
     else:
-        run_id = store.runs.resolve(query.run, own=False) if query.run else runs[0].run_id
-    view = store.runs.view_of_job(run_id, query.job)
+        run_id = next((one for one in runs if one.outcome != "not_run"), runs[0]).run_id
+    view = store.runs.view_of_job(run_id, job)
     summary = summarize(view).jobs[0]
     here = next((one for one in runs if one.run_id == view.id), None)
     line = view.toolchain.line if view.toolchain else ""
-    points = store.history.points(query.job, None, None, _RUNS, line, local_runs_of=store.user)
+    points = store.history.points(job, None, None, _RUNS, line, local_runs_of=store.user)
     points = [one for one in points if one.metric in _METRICS]
-    alerts = store.alerts.of_jobs([query.job], line)
+    alerts = store.alerts.of_jobs([job], line)
     facts = store.history.fingerprints(point.fingerprint for point in points)
     return JobFacts(
-        title=f"{WORDS[summary.outcome]}: {query.job} in {view.name or view.id}",
-        job=query.job,
+        title=f"{WORDS[summary.outcome]}: {job} in {view.name or view.id}",
+        job=job,
         outcome=str(summary.outcome),
         run=view,
         night=here.night if here else query.night,
         runs=runs,
         alerts=alerts,
-        files=store.runs.artifacts(view.id, query.job),
+        files=store.runs.artifacts(view.id, job),
         plots=plots_of(points, facts, alerts, _METRICS),
         commands=ways_again(summary.job, summary.rerun, view.id),
     )
+
+
+def _runs(store: Store, query: JobQuery) -> tuple[str, list[JobRun]]:
+    """Return the job and its newest runs. Raises UnknownNameError, and UsageError for a pattern of several jobs."""
+    try:
+        return query.job, store.jobs.runs(query.job, query.runs)
+    except UnknownNameError:
+        names = store.history.job_names(query.job)
+    if len(names) > 1:
+        raise UsageError(f"{query.job} means {len(names)} jobs, such as {names[0]} and {names[1]}: name one")
+    return names[0], store.jobs.runs(names[0], query.runs)
