@@ -114,7 +114,7 @@ class Servers:
 
 def _open(host: HostConfig, login: SshLogin, supervisor: Supervisor, port: int = 0) -> _Tunnel:
     name = f"tunnel to {host.name}"
-    argv: list[str | Path] = [sys.executable, "-m", "farm.devices.ssh.tunnel"]
+    argv: list[str | Path] = [sys.executable, "-P", "-m", "farm.devices.ssh.tunnel"]
     argv += ["--adb-host", host.adb.host, "--adb-port", str(host.adb.port), "--port", str(port)]
     argv.append(msgspec.json.encode(ssh_address(login)).decode())
     # With this environment: the agent's socket is named in it.

@@ -27,8 +27,14 @@ if TYPE_CHECKING:
 SERVER_NAME, PROCESS_NAME = "farm-forks", "farm-device"
 """Names in `ps -o comm`."""
 
-SECRETS = frozenset({"FARM_STORE", "PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
-"""Environment variables that open the store or its files: code of developers gets none of them."""
+SECRETS = frozenset(
+    {
+        "FARM_STORE", "PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+        "FARM_TOKEN", "GITHUB_TOKEN", "GITLAB_TOKEN",
+        "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+    }
+)  # fmt: skip
+"""Environment variables that open the store, its files or a server: code of developers gets none of them."""
 
 _MESSAGE_BYTES = 64
 _STREAMS = 4
@@ -108,7 +114,7 @@ class ForkServer:
     def _start(self) -> tuple[socket.socket, Child]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            argv = [sys.executable, "-m", "farm.dispatch.fork_server", str(theirs.fileno())]
+            argv = [sys.executable, "-P", "-m", "farm.dispatch.fork_server", str(theirs.fileno())]
             # Dozens of device processes share the processors, and no matrix here is worth threads.
             env = {name: value for name, value in os.environ.items() if name not in SECRETS}
             env["OPENBLAS_NUM_THREADS"] = "1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import subprocess
 import tempfile
@@ -20,6 +19,7 @@ from farm.base.text import one_line
 from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundle_for
+from farm.builds.toolchains.interpreters import process_environment
 from farm.replay.stored_result import try_build
 from farm.results.attempt import Cause, Stage
 from farm.suites.suite import Case, InputSpec, Job, Target
@@ -71,7 +71,7 @@ def write_example_inputs(config: Config, tools: Toolchain, module: NamedModule) 
         try:
             done = subprocess.run(
                 [tools.compiler.python, "-m", "farm.builds.compile.example_inputs", *words],
-                env={**os.environ, **tools.compiler.env},
+                env=process_environment(tools.compiler.env),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_INPUT_SECONDS,

@@ -17,10 +17,16 @@ from waiting import ends, until
 
 from farm.base.processes import Supervisor
 from farm.dispatch.device_run.health_check import health_check_job
-from farm.dispatch.fork_server import PROCESS_NAME, SECRETS, SERVER_NAME, ForkServer
+from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME, ForkServer
 from farm.dispatch.messages import Begin, FromDevice, ProcessEnded
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.request.plan import PlannedJob, RunPlan
+
+# Variables of the documentation that open a store, its files, a server, a forge or a collector of spans.
+ACCESS = (
+    "FARM_STORE", "FARM_TOKEN", "PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+    "GITHUB_TOKEN", "GITLAB_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+)  # fmt: skip
 
 # A dispatcher in a process of its own, which prints the ids of its server and of a device process.
 DISPATCHER = """
@@ -62,7 +68,7 @@ def supervisor() -> Iterator[Supervisor]:
 @pytest.fixture(scope="module")
 def forks(supervisor: Supervisor) -> Iterator[ForkServer]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in SECRETS:
+        for name in ACCESS:
             patch.setenv(name, "secret-of-the-store")
         patch.setenv("FARM_TOLD", "yes")
         yield ForkServer(supervisor)
@@ -85,7 +91,7 @@ def test_a_device_process_is_a_fork_of_the_server_in_a_session_of_its_own(forks:
         assert os.getpgid(one.pid) == one.pid
 
 
-def test_a_device_process_has_the_environment_but_no_secrets_of_the_store(forks: ForkServer, tmp_path: Path) -> None:
+def test_a_device_process_has_the_environment_but_no_access(forks: ForkServer, tmp_path: Path) -> None:
     with device_process(forks, tmp_path) as one:
         for pid in (forks.pid, one.pid):
             environment = Path(f"/proc/{pid}/environ").read_bytes()

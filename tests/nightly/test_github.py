@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,14 @@ MIB = 1024 * 1024
 def test_what_a_device_says_is_no_markdown(text: str) -> None:
     shown = escaped(text)
     assert not set("|`<>[]()@*\n").intersection(shown)
+
+
+@pytest.mark.parametrize("text", ["@lab/team", "#1", "lab/net#1", "GH-1", "!1", "~bug", "%release", "$1", "&3"])
+def test_no_text_of_a_device_mentions_people_or_issues_on_a_forge(text: str) -> None:
+    # GitHub and GitLab replace entities before they look for mentions: github/cmark-gfm#181.
+    shown = html.unescape(escaped(text))
+    assert not re.search(r"[@#!~%$&][\w/]|GH-\d", shown)
+    assert shown.replace("\u200b", "") == text
 
 
 def test_the_summary_tells_every_run_and_what_is_new() -> None:

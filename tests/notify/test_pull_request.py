@@ -10,6 +10,7 @@ import pytest
 from forge_server import HEAD, TOKEN, ForgeServer, forge_server
 
 from farm.base.errors import UsageError
+from farm.cli.running.reviews import post_review
 from farm.dispatch.notify.pull_request import Place, PullRequest, ReviewError, place_of, take_token
 from farm.report.formats.review import NEW, Review
 
@@ -55,6 +56,40 @@ def test_the_next_review_replaces_the_comment_and_no_other(forge: ForgeServer, p
     assert "no device" in other
     states = {"github": "failure success error", "gitlab": "failed success canceled"}[pull.place.kind]
     assert [status["state"] for _, status in forge.statuses] == states.split()
+
+
+def test_a_comment_of_a_deleted_account_does_not_hinder_a_review(forge: ForgeServer, pull: PullRequest) -> None:
+    ghost = forge.add("<!-- farm run gate -->", "ghost")
+    ghost["user"] = ghost["author"] = None
+    pull.post(REVIEW)
+    assert len(forge.comments) == 2
+
+
+@pytest.mark.parametrize(
+    "answer", [{"body": 5}, {"body": None}, {"user": "x", "author": "x"}, {"user": 5, "author": 5}]
+)
+def test_an_unexpected_answer_loses_no_exit_code_of_a_run(
+    forge: ForgeServer, pull: PullRequest, answer: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge.add("of me", forge.me).update(answer)
+    post_review(pull, lambda: REVIEW)
+    assert f"posted to {pull.place}" in (said := capsys.readouterr().err) or "an unexpected answer" in said
+    assert TOKEN not in said
+
+
+def test_every_name_of_a_run_has_its_own_comment(forge: ForgeServer, pull: PullRequest) -> None:
+    names = [f"farm run {one}" for one in ("a-b", "ab", "a/b", "a--b", "a>b", "n" * 300, "n" * 301)]
+    for name in names * 2:
+        pull.post(Review(name=name, state="passed", sentence=name))
+    assert len(forge.comments) == len(names)
+    assert all(body.splitlines()[0].count("--") == 2 for body in forge.bodies())
+
+
+def test_a_status_is_one_short_line_under_a_name_that_the_servers_take(forge: ForgeServer, pull: PullRequest) -> None:
+    pull.post(Review(name="farm run " + "n" * 300, state="passed", sentence="s\nt\x1b[31m"))
+    [(_, status)] = forge.statuses
+    assert status["description"] == "s t"
+    assert len(status.get("context") or status.get("name") or "") <= 255
 
 
 def test_the_token_of_a_workflow_knows_its_own_comment(forge: ForgeServer) -> None:

@@ -314,7 +314,7 @@ class DeviceTables:
             board = _TAC.fullmatch(table.power)
             expected = '"tac:SERIAL" of a debug board, or a list with a program and its arguments'
             self._expect(board, f"{key}.power", f"{table.power!r}: expected {expected}")
-            return (sys.executable, "-m", TAC_MODULE, table.power.removeprefix("tac:"))
+            return (sys.executable, "-P", "-m", TAC_MODULE, table.power.removeprefix("tac:"))
         fine = all(word and "\0" not in word for word in table.power)
         self._expect(fine, f"{key}.power", "expected a program and its arguments, none of them empty")
         for name in (name for word in table.power for name in _PLACEHOLDER.findall(word)):

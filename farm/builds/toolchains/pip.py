@@ -24,8 +24,8 @@ def pip_install(python: Path, requirements: Sequence[str], folder: Path | None =
     target = ["--target", str(folder)] if folder is not None else []
     problem = f"there is no pip: {sys.executable} -m ensurepip"
     # The base Python has pip more often than an environment.
-    pips = [[one, "-m", "pip", "--python", str(python)] for one in dict.fromkeys((sys.executable, _BASE))]
-    for command in (*pips, [str(python), "-m", "pip"]):
+    pips = [[one, "-P", "-m", "pip", "--python", str(python)] for one in dict.fromkeys((sys.executable, _BASE))]
+    for command in (*pips, [str(python), "-P", "-m", "pip"]):
         try:
             code, lines = _run([*command, "install", *_OPTIONS, *target, *requirements])
         except (InfraError, subprocess.TimeoutExpired) as error:

@@ -80,7 +80,7 @@ def boot(
 def start_device(supervisor: Supervisor, serial: str, soc: str, root: Path, build: str) -> Child:
     """Start the daemon of a virtual device, with its files in the folder `serial` of `root`."""
     # No site packages: the daemon needs none, and looking through them doubles its start.
-    argv: list[str | Path] = [sys.executable, "-S", "-m", "farm.devices.virtual", "--root", root / serial]
+    argv: list[str | Path] = [sys.executable, "-S", "-P", "-m", "farm.devices.virtual", "--root", root / serial]
     argv += ["--soc", soc, "--serial", serial, "--build", build]
     package = Path(__file__).resolve().parents[3]
     environment = {"PATH": os.defpath, "PYTHONPATH": str(package)}

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 # Names as in farm.dispatch.nightly.plan.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
-NIGHTLY = (sys.executable, "-m", "farm.cli.main", "nightly")
+NIGHTLY = (sys.executable, "-P", "-m", "farm.cli.main", "nightly")
 _EVERY_HALF_MINUTE = "* * * * * */30"
 _RETRY_S = 3.0
 # Time for `farm nightly` to finish running cells and report after a request to end.

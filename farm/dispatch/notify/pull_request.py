@@ -5,6 +5,7 @@ PyGithub and python-gitlab speak to the servers. Messages name no text of a serv
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -12,22 +13,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from farm.base.errors import FarmError, MissingToolError, UsageError
+from farm.base.text import one_line
 from farm.dispatch.notify.webhook import is_loopback
 from farm.report.formats.review import Review, review_markdown
 
 _TIMEOUT_S = 15
 _TRIES = 3
-# GitHub refuses comments above 65,536 characters, and descriptions of a status above 140.
-_MOST_CHARS, _MOST_DESCRIPTION = 60_000, 140
+# GitHub refuses comments above 65,536 characters, and descriptions of a status above 140; GitLab names above 255.
+_MOST_CHARS, _MOST_DESCRIPTION, _MOST_NAME = 60_000, 140, 200
 _CUT = "\n\n*The comment was cut here: the report has all of it.*\n"
 _GITHUB = re.compile(r"/([^/]+/[^/]+)/pull/([0-9]+)/?")
 _GITLAB = re.compile(r"/(.+)/-/merge_requests/([0-9]+)/?")
-_NOT_IN_MARKER = re.compile(r"[^\w .]")
 _EXPECTED = "expected https://HOST/OWNER/NAME/pull/N, https://HOST/PROJECT/-/merge_requests/N, or ci"
 _GITHUB_STATES = {"passed": "success", "failed": "failure", "infra": "error"}
 # A canceled status is neither green nor red: infra does not count against the code.
@@ -106,7 +107,8 @@ class PullRequest:
 
     def post(self, review: Review) -> None:
         """Set the status of the commit, and write or replace the comment. Raises ReviewError."""
-        marker = f"<!-- {_NOT_IN_MARKER.sub('', review.name)} -->"
+        # No two names have one marker, and no name ends its HTML comment.
+        marker = f"<!-- {quote(_name(review), safe=' ').replace('-', '%2D')} -->"
         body = f"{marker}\n{review_markdown(review)}"
         if len(body) > _MOST_CHARS:
             cut = body[: _MOST_CHARS - len(_CUT)]
@@ -133,16 +135,17 @@ class _GitHub:
 
     def set_status(self, commit: str, review: Review) -> None:
         more = {"target_url": review.url} if review.url else {}
-        text = review.sentence[:_MOST_DESCRIPTION]
+        text = one_line(review.sentence, _MOST_DESCRIPTION)
         self._repo.get_commit(commit).create_status(
-            _GITHUB_STATES[review.state], description=text, context=review.name, **more
+            _GITHUB_STATES[review.state], description=text, context=_name(review), **more
         )
 
     def comment(self, marker: str, body: str) -> None:
         assert self._pull is not None  # noqa: S101 - the caller looks at the number
         me = self._login()
         for one in self._pull.get_issue_comments():
-            if one.user.login == me and (one.body or "").startswith(marker):
+            # Comments of deleted accounts have no user.
+            if one.user is not None and one.user.login == me and (one.body or "").startswith(marker):
                 one.edit(body)
                 return
         self._pull.create_issue_comment(body)
@@ -173,8 +176,8 @@ class _GitLab:
 
     def set_status(self, commit: str, review: Review) -> None:
         more = {"target_url": review.url} if review.url else {}
-        data: dict[str, Any] = {"state": _GITLAB_STATES[review.state], "name": review.name,
-                                "description": review.sentence[:_MOST_DESCRIPTION], **more}  # fmt: skip
+        data: dict[str, Any] = {"state": _GITLAB_STATES[review.state], "name": _name(review),
+                                "description": one_line(review.sentence, _MOST_DESCRIPTION), **more}  # fmt: skip
         self._project.commits.get(commit, lazy=True).statuses.create(data)
 
     def comment(self, marker: str, body: str) -> None:
@@ -182,7 +185,7 @@ class _GitLab:
         self._api.auth()
         me = getattr(self._api.user, "id", None)
         for one in self._merge.notes.list(iterator=True):
-            if one.author["id"] == me and one.body.startswith(marker):
+            if (one.author or {}).get("id") == me and one.body.startswith(marker):
                 one.body = body
                 one.save()
                 return
@@ -210,6 +213,16 @@ def _told(place: Place) -> Iterator[None]:
         raise ReviewError(
             f"{place}: {urlsplit(place.server).netloc} cannot be reached: {type(error).__name__}"
         ) from None
+    except Exception as error:  # noqa: BLE001 - see below
+        # The clients check no types: the exit code of a run must not depend on the answer of a server.
+        what = f"an unexpected answer ({type(error).__name__}): is it a server of {place.kind}?"
+        raise ReviewError(f"{place}: {urlsplit(place.server).netloc} gives {what}") from None
+
+
+def _name(review: Review) -> str:
+    """Return the name of a review in one line; the hash of a long name keeps it apart from others."""
+    name = one_line(review.name, _MOST_NAME)
+    return name if name == review.name else f"{name} {hashlib.sha256(review.name.encode()).hexdigest()[:8]}"
 
 
 def _refused(place: Place, code: int) -> str:

@@ -16,13 +16,16 @@ from farm.store.view import RunView
 _MOST_BYTES = 1024 * 1024
 _MOST_ANNOTATIONS = 10
 _CUT = "\n\n*The summary was cut here: the report has all of it.*\n"
-_SPECIAL = re.compile(r"[\\`*_{}\[\]()<>#+.!|~@&:-]")
+_SPECIAL = re.compile(r"[\\`*_{}\[\]()<>#+.!|~@&:\u200b-]")
+# GitHub and GitLab replace entities before they look for mentions of people, issues and labels.
+_MENTION = re.compile(r"[@#!~%$&](?=\S)|(?<=GH)-(?=\d)")
 _SHOWN = 100
 
 
 def escaped(text: str, limit: int = 300) -> str:
     """Return text as literal Markdown: no link, mention, table cell or HTML takes effect."""
-    return _SPECIAL.sub(lambda match: f"&#{ord(match.group())};", one_line(text, limit))
+    apart = _MENTION.sub("\\g<0>\u200b", one_line(text, limit))
+    return _SPECIAL.sub(lambda match: f"&#{ord(match.group())};", apart)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

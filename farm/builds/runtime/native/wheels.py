@@ -85,7 +85,7 @@ def pip_download(wanted: str, machine: str, options: list[str], folder: Path) ->
 
     pip's own configuration selects the index. Raises MissingToolError.
     """
-    argv = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    argv = [sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
     argv += ["--only-binary=:all:", *options, "--progress-bar=off", f"--dest={folder}", wanted]
     whose = f"{machine} wheel" if machine else "wheel"
     try:

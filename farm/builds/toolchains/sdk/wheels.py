@@ -74,7 +74,7 @@ def candidates(wanted: str) -> list[str]:
 
 def published_wheels() -> list[str]:
     """Return the versions of the wheel that pip's index has for this Python, newest first; none without an index."""
-    argv = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check", "--no-input", WHEEL]
+    argv = [sys.executable, "-P", "-m", "pip", "index", "versions", "--disable-pip-version-check", "--no-input", WHEEL]
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_INDEX_SECONDS, check=False

@@ -28,7 +28,7 @@ _LOOK_EVERY_S = 30.0
 _MISSING = "missing"
 
 
-_OF_THE_AGENT = ("SSH_AUTH_SOCK", "FARM_TOKEN")
+_OF_THE_AGENT = ("SSH_AUTH_SOCK",)
 """Environment variables of an agent, beside SECRETS, that give access and that no builder needs."""
 
 
