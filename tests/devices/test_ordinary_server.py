@@ -138,6 +138,6 @@ def test_the_adb_that_suits_a_server_is_taken_the_users_own_first(
 def test_a_server_that_cuts_large_outputs_is_warned_of(old_server_stub: OldServerStub, server: AdbServer) -> None:
     assert outdated(server) == ""
     assert outdated(AdbHost(old_server_stub.port)) == (
-        f"the adb server on port {old_server_stub.port} is version 40, which cuts large outputs of devices: once "
-        "nobody needs it, end it with 'adb kill-server', and start one of version 41 or newer (platform-tools 29)"
+        f"the adb server on port {old_server_stub.port} is version 40, which cuts large outputs of devices: when "
+        "the server is idle, end it with 'adb kill-server' and start version 41 or newer (platform-tools 29)"
     )
