@@ -62,7 +62,7 @@ def test_without_a_device_nothing_is_recorded_and_it_says_what_to_do(home: FarmH
             "debug", "smoke/gelu[SM8650-htp-8a8w]", env={"ANDROID_ADB_SERVER_PORT": str(server.port)}, timeout_s=300
         )
     assert done.returncode == 4, done.stderr
-    assert "no attached device is a SM8650" in done.stderr
+    assert "no usable SM8650 is attached" in done.stderr
     assert "--virtual, without the device's column" in done.stderr
     assert "interrupted" not in done.stdout
 

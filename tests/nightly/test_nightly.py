@@ -288,9 +288,9 @@ def test_a_cell_without_a_device_is_infra_and_the_next_one_runs(home: FarmHome, 
     with attach(home, tmp_path, ["SM8750"]) as attached:
         done = attached.farm("nightly", "nightly.toml", timeout_s=300)
     assert done.returncode == 4, done.stderr
-    assert "waiting up to 1.0 s: no attached device is a SM8650" in done.stderr
+    assert "waiting up to 1.0 s: no usable SM8650 is attached" in done.stderr
     assert "phone  INFRA" in done.stdout
-    assert "- no attached device is a SM8650" in done.stdout
+    assert "- no usable SM8650 is attached" in done.stdout
     assert "both   INFRA: 1 passed, 1 NOT RUN" in done.stdout
     assert "- no device of SM8650: 1 job was not run" in done.stdout
     assert "good   passed: VIRTUAL, 1 passed" in done.stdout
