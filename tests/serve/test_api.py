@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance,status_code_conformance"
 
 
-def fuzz(server: Server, token: str, examples: int, folder: Path) -> str:
+def fuzz(server: Server, token: str, examples: int, folder: Path, seed: int = 39) -> str:
     """Return the output of Schemathesis after `examples` requests of each operation; raises when a check failed."""
     described = json.loads(server.get("/api/v1/openapi", Authorization=f"Bearer {token}").body)
     # Commands that the server starts have tests of their own.
@@ -34,7 +34,7 @@ def fuzz(server: Server, token: str, examples: int, folder: Path) -> str:
     file.write_text(json.dumps(described))
     program = [str(os.path.join(os.path.dirname(sys.executable), "schemathesis")), "run", str(file)]
     options = ["--url", server.url, "--header", f"Authorization: Bearer {token}", "--checks", _CHECKS]
-    options += ["--phases", "fuzzing", "--max-examples", str(examples), "--seed", "39", "--workers", "2"]
+    options += ["--phases", "fuzzing", "--max-examples", str(examples), "--seed", str(seed), "--workers", "2"]
     done = subprocess.run([*program, *options], cwd=folder, capture_output=True, text=True, check=False, timeout=3000)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return done.stdout
@@ -48,12 +48,14 @@ def test_no_request_of_the_api_is_an_error_of_the_server(
         fuzz(server, token, 3, tmp_path)
 
 
+# In parts, none of which takes as long as a test that hangs.
 @pytest.mark.soak
+@pytest.mark.parametrize("seed", range(5))
 def test_ten_thousand_requests_are_no_error_of_the_server(
-    start: Callable[..., AbstractContextManager[Server]], filled: Filled, tmp_path: Path
+    start: Callable[..., AbstractContextManager[Server]], filled: Filled, tmp_path: Path, seed: int
 ) -> None:
     token = filled.store.accounts.add("fuzz", Role.OPERATOR)
     with start() as server:
-        found = re.search(r"(\d+) generated", fuzz(server, token, 600, tmp_path))
+        found = re.search(r"(\d+) generated", fuzz(server, token, 120, tmp_path, seed))
     assert found
-    assert int(found[1]) >= 10_000
+    assert int(found[1]) >= 10_000 / 5
