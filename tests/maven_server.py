@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import io
+import stat
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -40,12 +41,16 @@ def aar_files() -> dict[str, bytes]:
     }
 
 
-def zipped(files: Mapping[str, bytes]) -> bytes:
-    """Return a zip file."""
+def zipped(files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> bytes:
+    """Return a zip file; `links` have targets by name."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
+        for name, target in (links or {}).items():
+            link = zipfile.ZipInfo(name)
+            link.external_attr = (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(link, target)
     return buffer.getvalue()
 
 

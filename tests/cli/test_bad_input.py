@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.base.errors import FIRST_RUN
+from farm.base.errors import FIRST_RUN, UsageError
+from farm.cli.output import asked_server
 
 if TYPE_CHECKING:
     from farm_home import FarmHome
@@ -186,3 +187,39 @@ def test_options_of_one_kind_are_taken_alike(home: FarmHome, command: str, words
     done = home.farm(*command.split(), *words)
     assert (done.returncode, done.stdout) == (9 if "no store" in says else 2, "")
     assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("FARM_TOKEN", "hidden-a b"),
+        ("FARM_TOKEN", "hidden\r\nX: y"),
+        ("FARM_TOKEN", "hidden-tür"),
+        ("FARM_SERVER", "https://me:hidden@farm.example"),
+        ("FARM_SERVER", "https://hidden@farm.example"),
+        ("FARM_SERVER", "https://farm.example/?token=hidden"),
+        ("FARM_SERVER", "https://[hidden"),
+        ("FARM_SERVER", "https://farm.example:99999/hidden"),
+        ("FARM_SERVER", "https://farm.example/\r\nhidden"),
+    ],
+)
+def test_an_address_or_token_of_a_server_that_is_none_is_refused_unprinted(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    for name, fine in {"FARM_SERVER": "https://farm.example", "FARM_TOKEN": "good"}.items():
+        monkeypatch.setenv(name, value if name == variable else fine)
+    with pytest.raises(UsageError, match=rf"^\${variable} is no .*: expected") as raised:
+        asked_server()
+    assert "hidden" not in str(raised.value)
+
+
+def test_usual_addresses_of_servers_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_TOKEN", "aZ09-_.~+/=")
+    for address in (
+        "https://farm.example",
+        "https://farm.example:8443/lab/",
+        "http://[::1]:8080",
+        "http://127.0.0.1:1",
+    ):
+        monkeypatch.setenv("FARM_SERVER", address)
+        assert asked_server() is not None

@@ -19,14 +19,18 @@ from farm_home import FarmHome
 from waiting import until
 
 from farm.base.config.devices import HealthConfig
+from farm.base.config.settings import load_config
 from farm.builds.runtime.native.elf import AARCH64, HEXAGON, read_elf
-from farm.devices.device import AdbAddress, Device
+from farm.devices.device import AdbAddress, Device, SshAddress
 from farm.devices.platform_facts import PlatformFacts, parse_platform
 from farm.devices.status import DeviceStatus
 from farm.devices.virtual.faults import Fault, clear, inject
 from farm.devices.virtual.tools import LOGCAT
+from farm.policy.situation import Lease, Priority
 from farm.replay import properties
+from farm.replay.check import CheckedDevice, CheckOutcome, CheckReport
 from farm.replay.properties import HealthCheckResult, Level, Property
+from farm.replay.transcript import Anonymizer
 from farm.results.attempt import Cause
 
 SERIAL = "virtual-SM8650-0"
@@ -180,6 +184,42 @@ def test_the_transcript_has_no_serial_account_or_path(phone: Attached, tmp_path:
     assert device["facts"]["runtime"]["files"]["farm_runner"]["page_bytes"] >= 4096
     assert {line["name"] for line in device["checked"]["properties"]} == {str(name) for name in Property}
     assert "error    unsigned PD" in contents["check.txt"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "on the way, at alicejump@gatekeeper: no answer",
+        "no SSH server can be reached at GATEKEEPER, port 22",
+        "fe80::1ff:fe23:4567:890a%wlan0 and [2001:db8::7]:5555",
+        "00:11:22:33:44:55 02-11-22-33-44-56",
+        "is used by grace since 10:05 for 'farm exec wearables/net.py' (process 7 on labhost7)",
+        "is reserved for Henry until 12:00",
+        "device ser123 SER123_x",
+        "no tunnel to rack-nine: tom@middlebox refused",
+        r"/Volumes/alice/x C:\Users\alice\x",
+        "imei 356938035643809",
+    ],
+)
+def test_no_name_of_people_machines_or_phones_is_left(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "farm.toml"
+    file.write_text('[[host]]\nname = "rack-nine"\nssh = "tom@middlebox"\n')
+    file.chmod(0o600)
+    address = SshAddress("board7", "tester", jumps=(SshAddress("gatekeeper", "alicejump"),))
+    device = Device(serial="SER123", soc="SM8650", kind="hardware", build="b", address=address, product="p", name="n1")
+    report = CheckReport(CheckedDevice("SER123", "n1", "SM8650", "hardware", CheckOutcome.NOT_CHECKED), device)
+    command = "farm exec wearables/net.py"
+    lease = Lease("SER123", 1, "t", "grace", "labhost7", 7, command, Priority.PERSON, 0, 0, reserved_for="henry")
+    shown = Anonymizer(load_config(file), [report], [lease]).text(text)
+    names = (
+        "alice|gatekeeper|fe80|2001|:22:33|-22-33|grace|labhost7|wearables|henry|ser123|rack-nine|tom@|middlebox|3569"
+    )
+    assert not re.search(names, shown, re.IGNORECASE)
+
+
+def test_times_and_names_of_code_stay_in_a_transcript() -> None:
+    text = "at 09:37:44: QNN 2.49.40.260810104044: c10::Error in std::vector, at::add: 0x8000054f"
+    assert Anonymizer(load_config(), []).text(text) == text
 
 
 def test_facts_of_a_system_are_read_from_hostile_answers() -> None:

@@ -147,6 +147,46 @@ def test_an_archive_with_other_contents_is_refused(
     assert left_over(config) == []
 
 
+@pytest.mark.parametrize(
+    ("links", "files", "problem"),
+    [
+        ({}, ("x", "x/y"), "has a name that cannot be unpacked"),
+        ({}, ("a" * 300,), "has a name that cannot be unpacked"),
+        ({"q/l": "a/" * 3000}, (), "'q/l' in it has no target, or a damaged one"),
+        ({"q/l": "a\0b"}, (), "'q/l' in it has no target, or a damaged one"),
+        ({"q/l": ""}, (), "'q/l' in it has no target, or a damaged one"),
+        ({"q/NOTICE": "../real"}, ("real",), "'q/NOTICE' in it is a link"),
+        ({"jni/arm64-v8a/libZ.so": "libQnnHtp.so"}, (), "in it is a link"),
+        ({"jni/arm64-v8a/libZ.so": "libZ.so"}, (), "libZ.so' in it"),
+    ],
+)
+def test_an_archive_with_links_or_impossible_names_is_refused(
+    config: Config, server: MavenServer, links: dict[str, str], files: tuple[str, ...], problem: str
+) -> None:
+    server.publish(VERSION, zipped(aar_files() | dict.fromkeys(files, b"1"), links))
+    with pytest.raises(InfraError, match=rf"is no QNN SDK that farm will use: .*{problem}"):
+        fetch(config)
+    assert left_over(config) == []
+
+
+def test_a_folder_with_the_name_of_a_library_is_no_library(config: Config, server: MavenServer) -> None:
+    server.publish(VERSION, zipped(aar_files() | {"jni/arm64-v8a/libF.so/": b""}))
+    assert not (fetch(config) / "lib/aarch64-android/libF.so").exists()
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "nonsense", "utf-7", "idna", "cp037"])
+def test_an_xml_file_in_another_encoding_than_utf8_is_refused(
+    config: Config, server: MavenServer, encoding: str
+) -> None:
+    text = f'<?xml version="1.0" encoding="{encoding}"?><!DOCTYPE x [<!ENTITY a "EXPANDED">]><project>&a;</project>'
+    in_utf8 = text[: text.index("<!")].encode() + b"<a>+ADw-</a>"
+    for data in (text.encode("utf-16"), text.encode("utf-16-le"), text.encode("cp037"), in_utf8):
+        server.files[f"{FOLDER}/maven-metadata.xml"] = data
+        with pytest.raises((InfraError, MissingToolError)) as raised:
+            offered_release(config, "")
+        assert "EXPANDED" not in str(raised.value)
+
+
 def test_an_archive_that_unpacks_to_more_than_a_runtime_is_refused(
     config: Config, server: MavenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +258,17 @@ class TestCommand:
         asked.farm(*words, "--url", f"{server.url}/", code=0)
         assert "expected an https address" in asked.farm(*words, "--url", "http://example.org", code=2).stderr
         assert "name one of them" in asked.farm("setup", "sdk", "fetch", "--url", server.url, code=2).stderr
+
+    def test_the_hash_is_compared_also_with_a_release_in_the_cache(self, asked: FarmHome, server: MavenServer) -> None:
+        words = ("setup", "sdk", "fetch", "--source", "maven")
+        root = asked.farm(*words, "--accept-licence", code=0).stdout
+        right = hashlib.sha256(server.files[AAR]).hexdigest()
+        assert asked.farm(*words, "--sha256", right.upper(), code=0).stdout == root
+        other = asked.farm(*words, "--sha256", "0" * 64, code=4)
+        assert f"SHA-256 {right}, expected 0000" in other.stderr.replace("\n", " ")
+        assert other.stdout == ""
+        Path(root.strip()).chmod(0o777)
+        assert asked.farm(*words).returncode != 0
 
     def test_ctrl_c_leaves_nothing_and_the_next_call_fetches(self, asked: FarmHome, server: MavenServer) -> None:
         server.stop.clear()

@@ -192,6 +192,16 @@ class TestLicence:
         again = asked.farm("setup", "sdk", "fetch", "2.37", "--toolchain", "./executorch")
         assert (again.returncode, again.stdout, server.asked) == (0, done.stdout, 1), again.stderr
 
+    def test_source_and_hash_are_compared_also_with_an_sdk_in_the_cache(self, asked: FarmHome, server: Server) -> None:
+        words = ("setup", "sdk", "fetch", VERSION, "--toolchain", "./executorch", "--source", "qairt")
+        root = Path(asked.farm(*words, "--accept-licence", code=0).stdout.strip())
+        assert "expected 0000" in asked.farm(*words, "--sha256", "0" * 64, code=4).stderr.replace("\n", " ")
+        marker = root / "farm-fetched.json"
+        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"origin": "onnxruntime-qnn 2.5.0"}))
+        assert asked.farm(*words, code=0).stdout.strip() == str(root)
+        assert server.asked == 2
+        assert json.loads(marker.read_text())["origin"].startswith(server.url)
+
     @pytest.mark.parametrize(("answer", "code"), [("n\n", 2), ("y\n", 0)])
     def test_on_a_terminal_it_is_asked(self, asked: FarmHome, server: Server, answer: str, code: int) -> None:
         master, slave = pty.openpty()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from farm.base.errors import MissingToolError
+from farm.base.errors import InfraError, MissingToolError
 from farm.base.text import one_line
 from farm.base.trust import require_own
 from farm.builds.runtime.native.targets import OE_LINUX
@@ -118,6 +118,16 @@ def fetched_sdk(root: Path) -> FetchedSdk | None:
         return msgspec.json.decode((root / ORIGIN).read_bytes(), type=FetchedSdk)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def require_archive(root: Path, sha256: str) -> Path:
+    """Return a fetched SDK; `sha256` is the expected hash of its archive, empty if unknown. Raises InfraError."""
+    noted = fetched_sdk(root)
+    found = noted.sha256 if noted is not None else ""
+    if sha256 and found != sha256.lower():
+        what = f"an archive with the SHA-256 {found}" if found else "an unknown archive"
+        raise InfraError(f"{root} is from {what}, expected {sha256.lower()}: remove the folder and fetch it again")
+    return root
 
 
 def wheel_release(sdk_root: Path | None) -> str:

@@ -110,13 +110,16 @@ def check_command(
     from farm.replay.check import CheckOutcome, check_devices
 
     with opened(config_file) as (config, store), announcing(config, store):
+        # Leases of other users may begin and end during the check.
+        leases = [*store.leases.all(), *store.leases.upcoming()]
         found = check_devices(config, store, names, wait_s or 0.0)
+        leases += [*store.leases.all(), *store.leases.upcoming()]
     lines = [line for report in found for line in _check_lines(report.checked)]
     if save is not None:
         from farm.replay.transcript import transcript
 
         with written(save) as file:
-            file.write(transcript(config, found, lines))
+            file.write(transcript(config, found, lines, leases))
         notice(f"wrote {save}: look through it before you publish it")
     shown = (short for line in lines for short in _folded(line))
     show({"devices": [one.checked for one in found]}, shown, as_json=as_json)

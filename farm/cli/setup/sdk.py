@@ -148,10 +148,10 @@ def _fetch_archive(
     """
     from farm.builds.toolchains.sdk.downloader import LICENCE, fetch_sdk, is_complete, offered_sdk
     from farm.builds.toolchains.sdk.wheels import candidates, fetch_wheel_sdk
-    from farm.builds.toolchains.sdks import find_cached, is_version
+    from farm.builds.toolchains.sdks import is_version
 
     if version is not None:
-        if (there := find_cached(config, version)) is not None:
+        if (there := _cached_sdk(config, version, sha256, only=only)) is not None:
             return there
         if not named and candidates(version):
             return fetch_wheel_sdk(config.cache_dir, version)
@@ -163,11 +163,26 @@ def _fetch_archive(
         if named:
             notice(f"ExecuTorch's downloader knows QNN {offer.version}, not {version}: looking at {_WHEELS}")
         return fetch_wheel_sdk(config.cache_dir, version)
-    if (there := find_cached(config, offer.version)) is None:
+    if (there := _cached_sdk(config, offer.version, sha256, only=only)) is None:
         about = f"QNN SDK {offer.version} is Qualcomm's, under a licence of its own: {LICENCE}"
         _require_licence(config, LICENCE, about, offer.url, lambda: offer.nbytes, accepted=accepted)
         there = fetch_sdk(config, offer, sha256)
     return there
+
+
+def _cached_sdk(config: Config, version: str, sha256: str, *, only: bool) -> Path | None:
+    """Return the SDK of `version` in the cache; with `only` or a hash no SDK of a wheel. Raises InfraError for another
+    hash, UntrustedError for a folder that another user could have written.
+    """
+    from farm.base.trust import require_own
+    from farm.builds.runtime.qnn_sdk import require_archive, wheel_release
+    from farm.builds.toolchains.sdks import find_cached
+
+    there = find_cached(config, version)
+    if there is None or ((only or sha256) and wheel_release(there)):
+        return None
+    require_own(there)
+    return require_archive(there, sha256)
 
 
 def _fetch_runtime(config: Config, version: str, sha256: str, *, accepted: bool) -> Path:
@@ -175,10 +190,10 @@ def _fetch_runtime(config: Config, version: str, sha256: str, *, accepted: bool)
     from farm.builds.toolchains.sdk.maven import fetch_release, offered_release, release_folder
 
     release = offered_release(config, version)
-    if not (folder := release_folder(config, release.version)).is_dir():
+    if not release_folder(config, release.version).is_dir():
         about = f"{MAVEN} {release.version} is Qualcomm's, under a licence of its own: {release.licence}"
         _require_licence(config, release.licence, about, release.url, lambda: release.nbytes, accepted=accepted)
-        folder = fetch_release(config, release, sha256)
+    folder = fetch_release(config, release, sha256)
     notice(f"for Android devices: export FARM_ANDROID_QNN={folder}, or android_qnn in the [qnn] table of farm.toml")
     return folder
 

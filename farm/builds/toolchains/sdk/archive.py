@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import stat
@@ -18,7 +19,10 @@ from farm.builds.runtime.simulator import LIBRARY, TARGET
 _MOST_BYTES = 64 * 2**30
 _MOST_FILES = 400_000
 _CHUNK = 2**20
+# PATH_MAX of Linux, with the closing NUL.
+_MOST_LINK = 4096
 _ENCRYPTED = 1
+_OF_NAMES = {errno.EEXIST, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
 _MACHINES = (
     (re.compile(r"x86_64-linux.*"), X86_64),
     (re.compile(r"aarch64-(android|oe-linux.*|ubuntu.*)"), AARCH64),
@@ -46,7 +50,7 @@ def unpack(archive: Path, folder: Path, prefix: str, most_bytes: int) -> None:
                 raise refused(f"there is no {prefix} in it" if prefix else "it is empty")
             _require_space(folder, sum(one.file_size for one in members))
             names = {PurePosixPath(one.filename[len(prefix) :]): one for one in members if one.filename != prefix}
-            links = {name: opened.read(one).decode() for name, one in names.items() if _is_link(one)}
+            links = {name: _target(opened, one) for name, one in names.items() if _is_link(one)}
             _check_links(names, links)
             for name, one in names.items():
                 if name not in links:
@@ -57,6 +61,11 @@ def unpack(archive: Path, folder: Path, prefix: str, most_bytes: int) -> None:
                 (folder / name).symlink_to(target)
     except (zipfile.BadZipFile, EOFError, UnicodeDecodeError, NotImplementedError, RuntimeError) as error:
         raise refused(f"it is damaged ({error})") from None
+    except OSError as error:
+        # A file in the place of a folder, or a name or a path that is too long for the file system.
+        if error.errno not in _OF_NAMES:
+            raise
+        raise refused(f"it has a name that cannot be unpacked ({error.strerror})") from None
 
 
 def check_sdk(folder: Path, version: str) -> None:
@@ -128,6 +137,13 @@ def _check_links(names: Iterable[PurePosixPath], links: dict[PurePosixPath, str]
     for name in names:
         if any(parent in links for parent in name.parents):
             raise refused(f"{one_line(str(name), 200)!r} in it lies behind a link")
+
+
+def _target(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
+    """Return the target of a link. Raises InfraError for a target that no link can have."""
+    if not 0 < member.file_size < _MOST_LINK or "\0" in (target := archive.read(member).decode()):
+        raise refused(f"the link {one_line(member.filename, 200)!r} in it has no target, or a damaged one")
+    return target
 
 
 def _is_link(member: zipfile.ZipInfo) -> bool:

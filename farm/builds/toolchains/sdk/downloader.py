@@ -24,7 +24,7 @@ from farm.base.processes import Supervisor
 from farm.base.publish import published
 from farm.base.text import one_line
 from farm.builds.runtime.packages import package_folder
-from farm.builds.runtime.qnn_sdk import ORIGIN, FetchedSdk
+from farm.builds.runtime.qnn_sdk import ORIGIN, FetchedSdk, require_archive, wheel_release
 from farm.builds.toolchains.sdk.archive import check_sdk, unpack_sdk
 from farm.builds.toolchains.sdk.download import is_safe, size_of
 from farm.builds.toolchains.sdks import sdks_folder
@@ -117,7 +117,9 @@ def fetch_sdk(config: Config, offer: SdkOffer, sha256: str = "") -> Path:
         fetched = FetchedSdk(offer.version, offer.url, found, int(time.time() * 1000), licence_accepted=True)
         (folder / ORIGIN).write_bytes(msgspec.json.encode(fetched))
 
-    return published(sdks_folder(config.cache_dir) / offer.version, fetch)
+    # The SDK of a wheel is not Qualcomm's archive, and has a part of its files only.
+    root = published(sdks_folder(config.cache_dir) / offer.version, fetch, lambda folder: not wheel_release(folder))
+    return require_archive(root, sha256)
 
 
 def _script(config: Config) -> Path:

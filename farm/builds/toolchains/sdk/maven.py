@@ -19,7 +19,7 @@ from farm.base.errors import ConfigError, InfraError, MissingToolError
 from farm.base.publish import published
 from farm.base.text import one_line
 from farm.builds.runtime.native.elf import AARCH64, HEXAGON, read_elf
-from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, MAVEN, ORIGIN, FetchedSdk
+from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, MAVEN, ORIGIN, FetchedSdk, require_archive
 from farm.builds.toolchains.sdk.archive import refused, unpack
 from farm.builds.toolchains.sdk.download import download, read_small, require_safe, size_of
 from farm.builds.toolchains.sdks import is_version, sdks_folder
@@ -98,7 +98,7 @@ def fetch_release(config: Config, release: MavenRelease, sha256: str = "") -> Pa
         fetched = FetchedSdk(release.version, origin, found, int(time.time() * 1000), licence_accepted=True)
         (folder / ORIGIN).write_bytes(msgspec.json.encode(fetched))
 
-    return published(release_folder(config, release.version), fetch)
+    return require_archive(published(release_folder(config, release.version), fetch), sha256)
 
 
 def release_folder(config: Config, version: str) -> Path:
@@ -161,7 +161,10 @@ def _checksum(url: str) -> tuple[str, str]:
 def _lay_out(folder: Path) -> None:
     """Move libraries and skels of the unpacked AAR to their places in an SDK, and keep its licence files."""
     unpacked = folder / "aar"
-    libraries = sorted((unpacked / _LIBRARIES).glob("*.so"))
+    # An AAR has no links, and a moved link could lead out of the folder.
+    if link := next((path for path in unpacked.rglob("*") if path.is_symlink()), None):
+        raise refused(f"{one_line(str(link.relative_to(unpacked)), 200)!r} in it is a link")
+    libraries = sorted(path for path in (unpacked / _LIBRARIES).glob("*.so") if path.is_file())
     missing = [name for name in _NEEDED if not (unpacked / _LIBRARIES / name).is_file()]
     if missing:
         raise refused(f"it has no {_LIBRARIES}{missing[0]}")
@@ -191,12 +194,17 @@ def _remove(folder: Path) -> None:
 
 
 def _parse(data: bytes, url: str) -> ElementTree.Element:
-    """Return the root of an XML file without a document type, which could define entities without bound."""
+    """Return the root of an XML file in UTF-8 without a document type, which could define entities without bound."""
     try:
         if b"<!" in data.replace(b"<!--", b""):
             raise InfraError(f"{url} has a document type or CDATA: it is not the expected file")
-        return ElementTree.fromstring(data)  # noqa: S314 - without entities, and of bounded size
-    except ElementTree.ParseError as error:
+        data.decode()
+        if b"\0" in data:
+            raise InfraError(f"{url} has NUL bytes: it is not the expected file")
+        # The check above would miss a document type in UTF-16. The parser ignores the encoding in the file.
+        parser = ElementTree.XMLParser(encoding="utf-8")  # noqa: S314 - without entities, and of bounded size
+        return ElementTree.fromstring(data, parser)  # noqa: S314 - without entities, and of bounded size
+    except (ElementTree.ParseError, UnicodeDecodeError) as error:
         raise InfraError(f"{url} is no XML ({error}): it is not the expected file") from None
 
 
