@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from waiting import Started, ends, until
 
 from farm.base import processes, reaper
 from farm.base.errors import InfraError, MissingToolError
-from farm.base.processes import Supervisor
+from farm.base.processes import Supervisor, ready_of
 
 # Starts three grandchildren: an ordinary one, one in a session of its own and a third with SIGTERM ignored.
 FAMILY = """
@@ -329,3 +331,19 @@ def test_what_was_said_just_before_a_death_counts() -> None:
             assert ends(child)
         finally:
             os.kill(copy, signal.SIGKILL)
+
+
+def test_a_descriptor_beyond_1023_is_watched() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard) if hard >= 0 else 2048, hard))
+    read, write = os.pipe()
+    try:
+        high = fcntl.fcntl(read, fcntl.F_DUPFD_CLOEXEC, 1024)
+        assert ready_of([high], 0) == set()
+        os.write(write, b"x")
+        assert ready_of([high, read], 60) == {high, read}
+        os.close(high)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(read)
+        os.close(write)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -32,6 +32,17 @@ _LAST_MOMENT_S = 1.0
 def ending(code: int) -> str:
     """Return how a process ended, in words; `code` is Popen's, -n for signal n."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def ready_of(descriptors: Iterable[int], timeout_s: float) -> set[int]:
+    """Return the descriptors that can be read or have ended, as soon as there is one; empty after `timeout_s`.
+
+    Unlike `select.select`, it takes descriptors beyond 1023, which a long process with many devices reaches.
+    """
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poller.poll(max(0.0, timeout_s) * 1000)}
 
 
 class Child:
@@ -76,7 +87,7 @@ class Child:
         deadline = time.monotonic() + timeout_s
         line = b""
         while pipe is not None and not line.endswith(b"\n") and len(line) < _LINE_BYTES:
-            readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            readable = ready_of([pipe.fileno()], deadline - time.monotonic())
             data = os.read(pipe.fileno(), _LINE_BYTES) if readable else b""
             if not data:
                 break

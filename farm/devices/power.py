@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import time
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from farm.base.config.devices import POWER_SERIAL
 from farm.base.errors import DeviceError, DeviceTimeoutError
-from farm.base.processes import ending
+from farm.base.processes import ending, ready_of
 from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
@@ -71,10 +70,10 @@ def _read(process: subprocess.Popen[bytes], deadline: float) -> bytes:
     while process.poll() is None and time.monotonic() < deadline:
         if not open_:
             time.sleep(_LOOK_SECONDS)
-        elif select.select([pipe], [], [], _LOOK_SECONDS)[0]:
+        elif ready_of([pipe], _LOOK_SECONDS):
             data = os.read(pipe, 1 << 16)
             printed, open_ = (printed + data)[-_KEPT_BYTES:], bool(data)
-    while open_ and select.select([pipe], [], [], 0)[0] and (data := os.read(pipe, 1 << 16)):
+    while open_ and ready_of([pipe], 0) and (data := os.read(pipe, 1 << 16)):
         printed = (printed + data)[-_KEPT_BYTES:]
         if time.monotonic() >= deadline:
             break

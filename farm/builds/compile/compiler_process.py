@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import select
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from farm.base import memory
+from farm.base.processes import ready_of
 from farm.builds.bundles.cache import builder_folder_size, remove_builder
 from farm.builds.compile.protocol import BEGAN, CRASHES, BuildReply, BuildRequest, exit_reason
 from farm.builds.toolchains.interpreters import process_environment
@@ -105,7 +105,7 @@ class CompilerProcess:
         received, code, greedy = b"", None, False
         with self._child.limited(timeout_s) as overdue:
             while code is None and not received.removeprefix(BEGAN).endswith(b"\n"):
-                if select.select([process.stdout], [], [], _LOOK_EVERY_S)[0]:
+                if ready_of([process.stdout.fileno()], _LOOK_EVERY_S):
                     data = os.read(process.stdout.fileno(), 2**16)
                     received += data
                     # A process may close its output and hang: `wait` is bounded by the time limit above.

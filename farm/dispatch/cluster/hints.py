@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import time
 from typing import TYPE_CHECKING, Any
+
+from farm.base.processes import ready_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -41,7 +42,7 @@ class Hints:
         """
         self._connect()
         watched = [fd for fd in (self._descriptor(), also) if fd is not None]
-        ready, _, _ = select.select(watched, [], [], max(0.0, timeout_s))
+        ready = ready_of(watched, timeout_s)
         if self._connection is None or self._descriptor() not in ready:
             return set()
         return self._received()
