@@ -15,8 +15,6 @@ PACKAGE = Path(farm.__file__).parent
 _KEEPS_FOLDER = {
     # pytest and its users expect that `python -m pytest` imports from the current folder.
     "dispatch/pytest_plugin/launch.py",
-    # Still unsafe: an action of `farm serve` searches the current folder of the server.
-    "serve/actions.py",
 }
 _SAFE = {"-P", "-I"}
 
