@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from farm.base.config.variables import QNN_PATHS, VARIABLES
 from farm.base.errors import InfraError
 from farm.base.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 _TOOL = Path(__file__).parent.parent / "tools/reference.py"
 

@@ -8,15 +8,11 @@ import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from users import User
+from users import User
 
 SAY = "from farm.base.config.settings import load_config; print(load_config().sdk_root)"
 HOSTILE = '[qnn]\nsdk_root = "/his/sdk"\n'

@@ -26,17 +26,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
 from farm.builds.compile.compiler_process import ONE_THREAD, SAME_EACH_TIME
 from farm.builds.runtime.simulator import TARGET, host_sdk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 COLD = "FARM_TEST_COLD_TORCH"
 """Variable that lets every builder and script start by itself."""

@@ -37,14 +37,11 @@ FarmError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
 
 from farm.base.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
 
 FIRST_RUN = "farm run --soc SM8650 --suite smoke --virtual"
 """Command that makes a run on any machine, for hints of a farm without runs."""

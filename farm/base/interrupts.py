@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from farm.base.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-    from types import FrameType
 
 logger = logging.getLogger(__name__)
 

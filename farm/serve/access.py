@@ -26,9 +26,9 @@ from litestar.params import Body
 from litestar.response import Redirect
 
 from farm.base.errors import MissingToolError, NoStoreError, UsageError
-from farm.serve.render import API
+from farm.serve.render import API, Renderer
 from farm.serve.security import is_loopback, local_path
-from farm.store.accounts import Role
+from farm.store.accounts import Account, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.serve.openid import OpenId
-    from farm.serve.render import Renderer
     from farm.serve.stores import StoreHolder
-    from farm.store.accounts import Account
 
 SESSION_S = 7 * 86_400
 _OPENID_SESSION_S = 8 * 3600

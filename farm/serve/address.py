@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 from urllib.parse import quote, urlencode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Address:

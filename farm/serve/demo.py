@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import Connection, Table, text
 
 from farm.builds.program.layers import LayerStep
 from farm.devices.device import AdbAddress, Device
@@ -45,8 +45,6 @@ from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from sqlalchemy import Connection, Table
 
     from farm.base.config.settings import Config
 

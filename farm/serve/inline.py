@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from litestar import Response
 from litestar.exceptions import HTTPException
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 MOST_TEXT = 2**20
 """Bytes of a text that are displayed; the download has all."""

@@ -7,15 +7,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from farm.serve.pages.progress import device_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from prometheus_client import Metric
 
     from farm.store.store import Store
 

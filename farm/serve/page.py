@@ -7,19 +7,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import msgspec
 
 from farm.base.errors import UsageError
-from farm.report.html.page import render
-from farm.serve.address import link
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from farm.report.html.page import Served
-    from farm.serve.address import Address
+from farm.report.html.page import Served, render
+from farm.serve.address import Address, link
 
 Text = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """Text of a parameter, without control characters."""

@@ -11,8 +11,8 @@ from litestar.exceptions import PermissionDeniedException, ValidationException
 from litestar.params import Body
 
 from farm.base.errors import FarmError
-from farm.serve.actions import ACTIONS, Context, Done
-from farm.serve.render import PROBLEMS, json_answer
+from farm.serve.actions import ACTIONS, Action, Context, Done
+from farm.serve.render import PROBLEMS, Renderer, json_answer
 from farm.serve.security import local_path
 from farm.serve.stores import StoreHolder
 from farm.store.accounts import Role
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.serve.access import User
-    from farm.serve.actions import Action
-    from farm.serve.render import Renderer
 
 
 class Me(msgspec.Struct, frozen=True):

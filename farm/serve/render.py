@@ -6,10 +6,10 @@ import hashlib
 import re
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-from litestar import MediaType, Response
+from litestar import MediaType, Request, Response
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.template.base import csrf_token
 
@@ -19,12 +19,7 @@ from farm.report.html.page import PAGE_SCRIPTS, PAGE_STYLES, Served, render
 from farm.report.html.page_of_run import EARLY_SCRIPT
 from farm.serve.actions import ROLES
 from farm.serve.address import Address, link
-from farm.serve.page import html_of
-
-if TYPE_CHECKING:
-    from litestar import Request
-
-    from farm.serve.page import Facts
+from farm.serve.page import Facts, html_of
 
 API = "/api/"
 

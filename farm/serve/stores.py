@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from farm.base.errors import StoreError
-from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm.store.store import Store
+from farm.store.store import Store, open_store
 
 
 class StoreHolder:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy.exc import DataError, IntegrityError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError
 
 from farm.base.errors import NoStoreError, RowRefusedError, StoreError, StoreLostError, StoreUnreachableError
 from farm.base.text import redacted
 from farm.store.postgresql import POOLED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sqlalchemy.exc import DBAPIError
 
 ELSEWHERE = "name another place in farm.toml (store) or $FARM_STORE"
 

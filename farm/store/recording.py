@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import update
+from sqlalchemy import Connection, update
 
 from farm.base.exit_codes import ENDED_EARLY
 from farm.store import rows, schema, values
@@ -15,8 +15,6 @@ from farm.store.toolchains import toolchain_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from sqlalchemy import Connection
 
     from farm.devices.device import Device
     from farm.results.attempt import Attempt

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import HealthCheck, settings
 
+from farm.results.analysis.confirmation import Pair
 from farm.results.analysis.scale import Series
 from farm.results.attempt import Direction
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.results.analysis.confirmation import Pair
 
 # A loaded machine is no failure.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

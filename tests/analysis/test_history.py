@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 from farm.results.analysis.history import History, Point, split
 
 from .conftest import PATIENT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DAY_MS = 86_400_000
 FACTS = {"executorch": "1.5.1", "qnn": "2.47", "native_runner": "aaaa", "device_build": "UP1A.231005"}

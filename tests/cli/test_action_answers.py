@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from farm_home import FarmHome
 
 from farm.base.user import user_name
 from farm.devices.device import AdbAddress, Device
@@ -12,9 +11,6 @@ from farm.devices.health import HealthEvent
 from farm.store.leases.registry import Seen
 from farm.store.records import RunRecord
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="", address=AdbAddress(5037), product="")
 

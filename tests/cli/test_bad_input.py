@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 
 from farm.base.errors import FIRST_RUN, UsageError
 from farm.cli.output import asked_server
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 RUN = ("run", "--virtual", "2", "--soc", "SM8650", "--suite", "smoke")
 

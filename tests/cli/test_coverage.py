@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+from farm_home import FarmHome
 from programs import run_program
 
 from farm.base.errors import FIRST_RUN, UsageError
@@ -20,12 +22,6 @@ from farm.store.store import Store, open_store
 from farm.suites.manifests import load_suite
 from farm.suites.op_builders import installed_builders
 from farm.suites.suite import Job, plan
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from farm_home import FarmHome
 
 PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
 MANIFEST = """

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 from programs import run_program
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 NOTHING = {
     **dict.fromkeys(("QNN_SDK_ROOT", "ANDROID_NDK_ROOT", "HEXAGON_SDK_ROOT", "HEXAGON_TOOLS_ROOT"), ""),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -13,9 +13,6 @@ from click.testing import CliRunner
 from farm.base.errors import UsageError
 from farm.cli.main import cli
 from farm.cli.output import require_consent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WITHOUT_JSON = {
     "shell": "the device's shell has standard output",

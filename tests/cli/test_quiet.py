@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
+from farm_home import FarmHome
 
 
 @pytest.mark.parametrize("words", [("-q", "devices", "socs"), ("devices", "socs", "--quiet")])

@@ -8,16 +8,13 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 from programs import run_program
 
 from farm.builds.runtime.native.build import build_native
 from farm.builds.runtime.runtime import simulator_runtime
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 NO_NDK = {"ANDROID_NDK_ROOT": "", "QNN_SDK_ROOT": ""}
 BAD_INPUT = [

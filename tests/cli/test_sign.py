@@ -8,14 +8,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from elf_maker import make_elf
+from farm_home import FarmHome
 from hexagon_sdk_stub import make_hexagon_sdk, processes, starts
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 NOTHING = {"QNN_SDK_ROOT": "", "HEXAGON_SDK_ROOT": "", "HEXAGON_TOOLS_ROOT": ""}
 

@@ -7,9 +7,10 @@ import math
 import subprocess
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from farm_home import FarmHome
 
 from farm.base.errors import ConfigError
 from farm.devices.device import AdbAddress, Device
@@ -20,9 +21,6 @@ from farm.store.store import open_store
 from farm.suites.edit import with_tolerances
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, Limits, Target
-
-if TYPE_CHECKING:
-    from farm_home import FarmHome
 
 MANIFEST = """\
 [suite]

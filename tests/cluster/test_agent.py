@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from agent_hosts import SMOKE, AgentHosts, agent_hosts
@@ -15,10 +16,6 @@ from waiting import until
 from farm.devices.virtual.faults import Fault, FaultKind
 from farm.results.attempt import Verdict
 from farm.store.protocol import PROTOCOL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _ALL, _SOME = 8, 4
 _LONG = ("--iterations", "300")

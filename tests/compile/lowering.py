@@ -15,7 +15,7 @@ import tempfile
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -52,10 +52,9 @@ from farm.suites.features import Features, OpPackage
 from farm.suites.suite import Case, Target
 
 sys.path.append(str(Path(__file__).parents[1]))
-from elf_maker import make_elf
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from elf_maker import make_elf
 
 INPUTS = (torch.ones(1, 8),)
 

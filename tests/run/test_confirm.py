@@ -9,7 +9,8 @@ import math
 import shutil
 import signal
 import sqlite3
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from attached import attach
@@ -19,10 +20,6 @@ from planted import JOB, Planted, write_suite
 from farm.devices.virtual.faults import Fault, inject
 from farm.results.analysis.scale import GATES, Scale
 from farm.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

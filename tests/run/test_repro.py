@@ -12,8 +12,8 @@ import shlex
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -36,9 +36,6 @@ from farm.results.attempt import Attempt, Comparison, Direction, Measurement, St
 from farm.store.store import Store, open_store
 from farm.suites.features import Features, OpPackage
 from farm.suites.suite import InputSpec, MethodInputs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 JOB = "smoke/conv2d[SM8650-htp-8a8w]"
 RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d")

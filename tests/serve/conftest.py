@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import uvicorn
 from sqlalchemy import text
+from users import User
 
 from farm.base.config.settings import Config, load_config
 from farm.devices.device import AdbAddress, Device
@@ -29,9 +30,6 @@ from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from users import User
 
 HOUR = 3_600_000
 EVIL = '<script>window.pwned=1</script><img src=x onerror="window.pwned=2">\'"&amp;\x1b[31m\u202e'

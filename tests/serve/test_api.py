@@ -7,6 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,10 +17,6 @@ import pytest
 from farm.store.accounts import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
     from conftest import Filled, Server
 
 # Checks beside the default that hold for any input.

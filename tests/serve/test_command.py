@@ -11,11 +11,11 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 from programs import run_program
 
 if TYPE_CHECKING:
     from conftest import Filled
-    from farm_home import FarmHome
 
 
 def test_it_says_where_answers_and_ends_with_ctrl_c_while_somebody_is_connected(home: FarmHome, filled: Filled) -> None:

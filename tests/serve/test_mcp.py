@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from farm_home import FarmHome
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
@@ -15,7 +16,6 @@ from farm.serve.pages import PAGES
 
 if TYPE_CHECKING:
     from conftest import Filled, Server
-    from farm_home import FarmHome
 
 
 def test_an_assistant_reads_what_the_pages_have(home: FarmHome, filled: Filled, server: Server) -> None:

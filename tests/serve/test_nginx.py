@@ -6,6 +6,7 @@ import os
 import shutil
 import ssl
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,18 +16,14 @@ import httpx
 import pytest
 from waiting import require_listening
 
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.base.processes import Supervisor
 from farm.store.accounts import Role
 
 from .conftest import free_port, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Filled, Server
-
-    from farm.base.config.settings import Config
 
 pytestmark = pytest.mark.whole
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nginx" / "farm.conf"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -14,17 +15,14 @@ from joserfc import jwt
 from joserfc.jwk import RSAKey
 
 from farm.base.config.serve import OpenIdConfig, ServeConfig
+from farm.base.config.settings import Config
 from farm.base.errors import UsageError
 from farm.store.accounts import Role
 
 from .conftest import running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Answer, Filled, Server
-
-    from farm.base.config.settings import Config
 
 
 class OpenIdProviderStub:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from farm_home import FarmHome
 from postgresql_server import running_cluster
 from receivers import LOOPBACK, make_certificate
 
@@ -13,12 +16,6 @@ from farm.base.config.settings import load_config
 from farm.base.config.store_address import shown_address
 from farm.base.errors import FIRST_RUN, NoStoreError, StoreError, UsageError
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from farm_home import FarmHome
 
 PASSWORD = "s3cret/pass word"
 QUOTED = "s3cret%2Fpass%20word"

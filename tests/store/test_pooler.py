@@ -6,7 +6,8 @@ import os
 import shutil
 import socket
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from waiting import Started, listens, until
@@ -14,10 +15,6 @@ from waiting import Started, listens, until
 from farm.base.errors import NoStoreError
 from farm.base.exit_codes import ExitCode
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
 SETTINGS = {"plain": "", "options dropped": "ignore_startup_parameters = options,extra_float_digits\n"}

@@ -10,19 +10,16 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from attached import attach
+from users import User
 
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from users import User
 
 PLANT = Path(__file__).with_name("plant_runs.py")
 # Bisecting looks for bundles in the same way as `perf confirm`.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from shared_rows import SOC, TTL_S, agent, result, shards, submit
+from shared_rows import SOC, TTL_S, AgentId, agent, result, shards, submit
 
 from farm.base.exit_codes import ExitCode
 from farm.dispatch.cluster.ending import finish
@@ -15,11 +15,6 @@ from farm.store.cluster.records import NewBuild
 from farm.store.cluster.unreadable import REFUSED_BY
 from farm.store.protocol import PROTOCOL
 from farm.store.store import Store, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from shared_rows import AgentId
 
 WAITER = """
     INSERT INTO waiter (id, devices, wanted, user_name, host, pid, purpose, priority, since_ms, expires_ms)

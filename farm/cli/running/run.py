@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.base.errors import UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from farm.base.config.settings import Config
     from farm.cli.progress import Front
     from farm.dispatch.cluster.client.submit_options import SubmitOptions
     from farm.dispatch.notify.pull_request import PullRequest

@@ -12,7 +12,7 @@ import click
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import BACKENDS, find_backend
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.base.errors import FarmError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.socs import check_backend, find_soc, load_socs
@@ -23,7 +23,6 @@ from farm.report.terminal.layout import WIDTH, columns, wrapped
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from farm.base.config.settings import Config
     from farm.builds.runtime.doctor import Ability, Availability, MissingItem, Tool
     from farm.devices.adb.host import AdbHost
 

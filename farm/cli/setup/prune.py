@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from farm.base.config.retention import KeepReason, RetentionConfig, Rules, age_ms
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.base.errors import StoreError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.cli.options import json_option
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from farm.base.config.settings import Config
     from farm.dispatch.request.pruning import Freed
     from farm.store.store import Store
 

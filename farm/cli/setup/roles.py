@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from farm.cli.options import json_option
 from farm.cli.output import echo, notice, opened, print_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.command("roles")

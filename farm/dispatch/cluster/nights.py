@@ -25,7 +25,7 @@ from zoneinfo import ZoneInfo
 from farm.base.errors import FarmError, StoreError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED
-from farm.base.processes import Supervisor
+from farm.base.processes import Child, Supervisor
 from farm.base.publish import make_folders
 from farm.report.model.format import clock
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.config.shared import NightConfig
-    from farm.base.processes import Child
     from farm.dispatch.cluster.delivery.app import Periodic
     from farm.store.cluster.records import AgentId, NightStart
     from farm.store.store import Store

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import msgspec
 
 from farm.base.exit_codes import ENDED_EARLY, ExitCode
 from farm.base.interrupts import INTERRUPTED
 from farm.dispatch.notify.delivery import Delivery
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FAILED, REGRESSED, INFRA, NOTHING = ExitCode.FAILED, ExitCode.REGRESSION, ExitCode.INFRA, ExitCode.NOTHING
 # The first code here that any cell has is the exit code; `passed` precedes `nothing`, as a budget may skip cells.

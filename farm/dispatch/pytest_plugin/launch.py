@@ -15,34 +15,28 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.backends.registry import DEFAULT_BACKEND
-from farm.base.config.settings import LeaseConfig
+from farm.base.config.settings import Config, LeaseConfig
 from farm.base.errors import InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
-from farm.base.processes import ending
-from farm.base.socs import find_soc, load_socs
+from farm.base.processes import Child, Supervisor, ending
+from farm.base.socs import Soc, find_soc, load_socs
 from farm.base.text import one_line
 from farm.builds.compile.pool import MemoryLimits
-from farm.devices.device import common_kind
-from farm.dispatch.pool.fleet import Choice
+from farm.devices.device import Device, common_kind
+from farm.dispatch.pool.fleet import Choice, Fleet
 from farm.dispatch.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, SuitePlan
 from farm.dispatch.pytest_plugin.relay import relayed_output
 from farm.dispatch.pytest_plugin.trees import require_tree, rooted_arguments
 from farm.dispatch.request.ending import exit_code_of, write_report
 from farm.report.model.format import plural
-from farm.store.view import Purpose
+from farm.store.view import Purpose, RunView
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from farm.base.config.settings import Config
-    from farm.base.processes import Child, Supervisor
-    from farm.base.socs import Soc
     from farm.builds.toolchains.toolchain import Compiler, Toolchain
-    from farm.devices.device import Device
-    from farm.dispatch.pool.fleet import Fleet
     from farm.store.store import Store
-    from farm.store.view import RunView
 
 logger = logging.getLogger(__name__)
 

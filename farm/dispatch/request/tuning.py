@@ -13,21 +13,19 @@ from farm.base.errors import NoHistoryError, UnknownNameError, UsageError
 from farm.base.socs import PRECISIONS, READY
 from farm.dispatch.request.named_job import known_suites
 from farm.results.analysis.tolerances import MeasuredOutput, SuggestedLimit, suggest_limits
-from farm.results.attempt import Verdict
+from farm.results.attempt import Attempt, Verdict
 from farm.store.recording import case_versions
 from farm.suites.figures import COMPARED, REFERENCES
 from farm.suites.limits import MANIFEST
 from farm.suites.manifests import resolve_suite
-from farm.suites.suite import Job, Target
+from farm.suites.suite import Case, Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from farm.base.config.settings import Config
-    from farm.results.attempt import Attempt
     from farm.store.store import Store
     from farm.store.view import JobView, RunView
-    from farm.suites.suite import Case
 
 
 class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):

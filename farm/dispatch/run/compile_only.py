@@ -13,7 +13,7 @@ from farm.base.backends.registry import runs_on_cpu
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.bundles.reuse import find_bundles_for
+from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
 from farm.builds.compile.pool import BuilderPool, MemoryLimits
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.dispatch.request.choose import check_machine, check_ready, collect, jobs_of
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
     from farm.builds.bundles.bundle import Bundle
-    from farm.builds.bundles.reuse import FoundBundle
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.request import RunRequest

@@ -27,6 +27,8 @@ from farm.report.model.compare import (
     CompareGroup,
     CompareReport,
     CompareSide,
+    CompiledFacts,
+    PairedMetric,
     SideResult,
     compiled_facts,
 )
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.report.model.compare import CompiledFacts, PairedMetric
     from farm.results.attempt import Attempt
     from farm.store.store import Store
     from farm.suites.suite import Job, Target

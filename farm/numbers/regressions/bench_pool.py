@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError, NoDeviceError
 from farm.base.text import reason_line
-from farm.numbers.regressions.confirm_job import bench_for
+from farm.numbers.regressions.confirm_job import PairsRequest, bench_for
 from farm.replay.made_bundle import find_made_bundle
-from farm.replay.stored_result import find_job
+from farm.replay.stored_result import StoredResult, find_job
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager, ExitStack
 
     from farm.base.config.settings import Config
-    from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.numbers.regressions.interleaved_ab import InterleavedBench
-    from farm.replay.stored_result import StoredResult
     from farm.store.store import Store
 
 

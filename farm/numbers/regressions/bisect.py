@@ -10,7 +10,7 @@ import msgspec
 
 from farm.base.errors import UsageError
 from farm.base.interrupts import InterruptHandler
-from farm.numbers.regressions.confirm_job import bench_for, require_bundles, require_comparable
+from farm.numbers.regressions.confirm_job import PairsRequest, bench_for, require_bundles, require_comparable
 from farm.numbers.regressions.paired_test import Compared, Probe, compare, first_bad, series_of, worse
 from farm.replay.repro import differences
 from farm.replay.stored_result import StoredResult, find_stored_result, results_before
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.base.config.settings import Config
-    from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.results.analysis.scale import Series
     from farm.store.store import Store
 

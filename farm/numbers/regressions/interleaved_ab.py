@@ -7,7 +7,7 @@ import math
 import shutil
 from contextlib import ExitStack
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -15,15 +15,15 @@ from farm.base.errors import InfraError, LeaseLostError, UsageError
 from farm.base.hashes import sha256_of
 from farm.builds.runtime.kept import find_kept, with_runner_of
 from farm.devices.execution.one_shot import reduced, too_many
-from farm.devices.execution.raw import RESULT_FILE, RunnerOptions
+from farm.devices.execution.raw import RESULT_FILE, RawResult, RunnerOptions
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
 from farm.dispatch.pool.acquire import DeviceAcquirer
 from farm.dispatch.pool.fleet import Choice
 from farm.dispatch.request.profiling import Profile
-from farm.replay.stored_result import find_bundle, find_job
-from farm.results.analysis.confirmation import INFERENCES, PAIRS
+from farm.replay.stored_result import StoredResult, find_bundle, find_job
+from farm.results.analysis.confirmation import INFERENCES, PAIRS, Pair
 from farm.results.analysis.sequential import add_pairs
-from farm.results.attempt import Ending, Verdict
+from farm.results.attempt import Attempt, Ending, Measurement, Verdict
 from farm.results.generation import report_problem
 from farm.results.generation_rates import rate_measurements
 from farm.results.heap import heap_measurements, read_heaps
@@ -32,16 +32,10 @@ from farm.results.outcome import outcome
 from farm.results.profile.cycles import read_profile
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Bundle
     from farm.builds.runtime.runtime import Runtime
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.devices.execution.raw import RawResult
-    from farm.replay.stored_result import StoredResult
-    from farm.results.analysis.confirmation import Pair
-    from farm.results.attempt import Attempt, Measurement
     from farm.store.store import Store
     from farm.suites.suite import Job, Target
 

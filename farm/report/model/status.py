@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,9 +12,6 @@ from farm.report.model import format as fmt
 from farm.report.model.commits import line_name
 from farm.results.analysis.flakiness import Record, Reliability
 from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunStatus, UnfinishedRun
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _PASSED, _FAILED, _INFRA = "passed", "failed", "infra"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -11,11 +11,7 @@ from farm.results.analysis.confirmation import Answer, Confirmation
 from farm.results.analysis.nights import REPRESENTATIVES
 from farm.results.analysis.robust import median
 from farm.results.analysis.scale import GATES, Scale, change_text
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from farm.results.analysis.suspected import Judgement
+from farm.results.analysis.suspected import Judgement
 
 LEAST_FAMILY = 5
 """Fewest suspected changes that are a family: with fewer there is nothing to save."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from farm.results.analysis.confirmation import Answer
 from farm.results.analysis.robust import level_sigma
 from farm.results.analysis.scale import GATES, LEAST_SIGMA, Scale, scaled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 MOST_PROBES = 8
 """Most old bundles that are run again for one step."""

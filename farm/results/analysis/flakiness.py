@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 WINDOW = 20
 """Number of runs in the newest window, which has the pass rate; the window before it has as many."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.results.analysis.facts import CONTENTS, SHORT_COMMIT, is_mute
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 RUNTIME = ("native_runner", "native_runner_of", "runtime", "skel", "qnn", "qnn_product", "qnn_content", "dsp_logs")
 """Facts of what executes a program: runner, libraries and QNN. A side of a comparison has them with its program."""

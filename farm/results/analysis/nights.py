@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -12,9 +12,6 @@ from farm.results.analysis.confirmation import Answer, Confirmation
 from farm.results.analysis.robust import NORMAL, difference, median, median_and_mad
 from farm.results.analysis.scale import GATES, TURNS, Scale, Series, change_text, scaled
 from farm.results.analysis.suspected import SUSPECTED, Judgement, judge, on_place
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
 
 LEAST_SERIES = 8
 """Fewest series of a device and metric for a shift of the device."""

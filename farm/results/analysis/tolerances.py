@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.suites.figures import COMPARED, FIGURES, Direction
+from farm.suites.figures import COMPARED, FIGURES, Direction, Figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farm.suites.figures import Figure
     from farm.suites.suite import Limits
 
 # Least margin, and the unit of rounding away from the worst value, in the unit of the figure.

@@ -10,14 +10,13 @@ from farm.report.model import format as fmt
 from farm.report.model.grid import GridNight, GridRow, may_be_flaky, nights_of, rows_of
 from farm.report.model.status import Standing
 from farm.serve.page import Facts, Text
-from farm.store.queries.grid import JobFilter, Targets
+from farm.store.queries.grid import GridJob, JobFilter, Night, Targets
 from farm.store.toolchains import line_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farm.results.analysis.flakiness import Record
-    from farm.store.queries.grid import GridJob, Night
     from farm.store.store import Store
 
 # Jobs whose reliability is looked up; of more, those without it are shown as they are.

@@ -10,11 +10,10 @@ import msgspec
 from farm.base.errors import UnknownNameError
 from farm.report.model import format as fmt
 from farm.serve.page import Facts, Text
-from farm.store.queries.grid import JobFilter
+from farm.store.queries.grid import GridJob, JobFilter
 from farm.store.toolchains import line_text
 
 if TYPE_CHECKING:
-    from farm.store.queries.grid import GridJob
     from farm.store.store import Store
 
 # Nightly runs in which a job's newest result is looked for.

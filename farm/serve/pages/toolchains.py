@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
@@ -14,8 +14,6 @@ from farm.store.queries.browse import ListedRun, RunFilter, UsedToolchain
 from farm.store.view import RunToolchain
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from farm.store.store import Store
 
 _MOST_RUNS = 100

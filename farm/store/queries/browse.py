@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, Connection, Row, func, select
 
 from farm.base.exit_codes import ExitCode
 from farm.store import schema, values
-from farm.store.clock import clock_ms
+from farm.store.clock import Clock, clock_ms
 from farm.store.queries.jobs import latencies_of
 from farm.store.queries.runs import find_run
 from farm.store.statements import statement
@@ -19,9 +19,6 @@ from farm.store.view import Purpose, RunToolchain
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from sqlalchemy import ColumnElement, Connection, Row
-
-    from farm.store.clock import Clock
     from farm.store.database import Database
 
 _DAY_MS = 86_400_000

@@ -14,7 +14,7 @@ from farm.base.socs import find_soc
 from farm.store import values
 from farm.store.details import device_facts, fingerprints
 from farm.store.queries.runs import find_run
-from farm.store.records import HistoryPoint
+from farm.store.records import Background, HistoryPoint
 from farm.store.statements import chunks, statement
 from farm.store.toolchains import of_line
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from farm.results.analysis.flakiness import Record
     from farm.store.database import Database
     from farm.store.queries.points import JobPast
-    from farm.store.records import Background
 
 _NOTHING = f"(the store has no job yet: '{FIRST_RUN}' makes some)"
 # `./my_suites/mine/conv`, as one may name a case whose suite is in no folder that farm looks in.

@@ -6,12 +6,12 @@ import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import Connection, Row, select
 
 from farm import __version__
 from farm.base.errors import UsageError
 from farm.base.exit_codes import ENDED_EARLY
-from farm.results.attempt import Direction
+from farm.results.attempt import Attempt, Direction
 from farm.store import rows, schema, values
 from farm.store.details import artifact_of
 from farm.store.queries.runs import attempts_of, devices_of, jobs_of
@@ -25,6 +25,7 @@ from farm.store.transfer.lines import (
     AttemptLine,
     Head,
     JobLine,
+    Line,
     RunLine,
     encode,
 )
@@ -33,11 +34,7 @@ from farm.store.view import RunToolchain, SkipReason
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sqlalchemy import Connection, Row
-
-    from farm.results.attempt import Attempt
     from farm.store.database import Database
-    from farm.store.transfer.lines import Line
 
 
 class TransferableRun(msgspec.Struct, frozen=True):
