@@ -17,9 +17,11 @@ from farm.numbers.regressions.confirm_run import RunFindings, confirm_run
 from farm.replay.stored_result import StoredResult
 from farm.results.analysis.confirmation import Pair
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.results.measurements import tail_measurements
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import Store
+from farm.suites.figures import LATENCY_TAIL
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 DAY = 86_400_000
@@ -74,6 +76,10 @@ class World:
         """Function called with the number of the call; its exception becomes the device's error."""
         self.require_job: Callable[[StoredResult], None] = lambda _: None
         """Replaces `BenchFactory.require_job`; by default every job exists."""
+        self.tailed: set[str] = set()
+        """Keys of bundles of which 12 % of the inferences take 80 % longer."""
+        self.inferences = 9
+        """Inferences of a job in a run."""
         self.calls = 0
         self.turns: list[object] = []
         self.device = PHONE
@@ -114,8 +120,9 @@ class World:
             key = (keys or {}).get(n, f"{n}-{run_id}")
             bundle = self.bundles.setdefault(key, BundleStub(key, 1e6 * (levels or {}).get(n, 1.0)))
             luck = all_by * (1.0 + noise * self.random.standard_normal())
-            samples = self.draw(bundle.level * luck * (odd or {}).get(n, 1.0) * self.luck_of(bundle), 9)
-            measured = [Measurement("latency", "ns", Direction.LOWER, tuple(samples))]
+            time_ns = bundle.level * luck * (odd or {}).get(n, 1.0) * self.luck_of(bundle)
+            samples = self.draw(time_ns, self.inferences, tailed=key in self.tailed)
+            measured = [Measurement("latency", "ns", Direction.LOWER, tuple(samples)), *tail_measurements(samples)]
             if sizes and n in sizes:
                 measured.append(Measurement("pte_size", "bytes", Direction.LOWER, (float(sizes[n]),), exact=True))
             if sqnr is not None:
@@ -152,7 +159,9 @@ class World:
         self.calls += 1
         self.before_pairs(self.calls)
         self.pairs += pairs
-        return {"latency": [self._pair(good, new, inferences) for _ in range(pairs)]}
+        found = [self._pair(good, new, inferences) for _ in range(pairs)]
+        tails = [tuple([one.samples[0] for one in tail_measurements(side)] for side in pair) for pair in found]
+        return {"latency": found} | ({LATENCY_TAIL: [(was, now) for was, now in tails]} if all(tails[0]) else {})
 
     def problems(self, good: SideStub, new: SideStub, *, since: int) -> tuple[str, ...]:
         del good, new, since
@@ -162,15 +171,21 @@ class World:
         tonight = 1.0 + DRIFT * self.random.standard_normal()
         runners = [self.runners[side.runtime or [*self.runners][-1]] for side in (good, new)]
         was, now = (
-            self.draw(side.bundle.level * runner * tonight * self.luck_of(side.bundle), inferences)
+            self.draw(
+                side.bundle.level * runner * tonight * self.luck_of(side.bundle),
+                inferences,
+                tailed=side.bundle.key in self.tailed,
+            )
             for side, runner in zip((good, new), runners, strict=True)
         )
         return was, now
 
-    def draw(self, time_ns: float, count: int) -> list[float]:
+    def draw(self, time_ns: float, count: int, *, tailed: bool) -> list[float]:
         """Return the times of some inferences in a row."""
-        times: list[float] = (time_ns * (1.0 + WITHIN_RUN * self.random.standard_normal(count))).tolist()
-        return times
+        times = time_ns * (1.0 + WITHIN_RUN * self.random.standard_normal(count))
+        if tailed:
+            times = np.where(self.random.random(count) < 0.12, 1.8 * times, times)
+        return [float(one) for one in times]
 
     def luck_of(self, bundle: BundleStub) -> float:
         """Return the factor that a bundle has in this night alone."""

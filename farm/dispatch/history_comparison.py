@@ -53,13 +53,16 @@ class ComparedSeries(msgspec.Struct, frozen=True):
         return self.series.id, self.points[-1].device_kind
 
     @property
+    def known(self) -> dict[int, float]:
+        """Return the steps of earlier runs."""
+        return {step: change for step, change in self.steps.items() if step < len(self.points) - 1}
+
+    @property
     def first(self) -> int:
         """Return the index of the oldest run of the level, which a confirmation takes as the good run."""
         from farm.results.analysis.suspected import reference
 
-        before = len(self.points) - 1
-        known = {step: change for step, change in self.steps.items() if step < before}
-        return reference(self.series.series, self.values[:before], known)
+        return reference(self.series.series, self.values[:-1], self.known)
 
 
 class HistoryComparison(msgspec.Struct, frozen=True):

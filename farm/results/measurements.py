@@ -6,10 +6,19 @@ A metric of outputs is a figure: `farm.suites.figures`.
 from __future__ import annotations
 
 import math
+import statistics
 from typing import TYPE_CHECKING, Any
 
 from farm.results.attempt import Measurement
-from farm.suites.figures import COMPARED, COUNTERS, FIGURES, VERIFICATION_TIME, Direction
+from farm.suites.figures import (
+    COMPARED,
+    COUNTERS,
+    FIGURES,
+    LATENCY_TAIL,
+    LEAST_OF_TAIL,
+    VERIFICATION_TIME,
+    Direction,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +53,8 @@ def time_measurements(report: RunnerReport) -> tuple[Measurement, ...]:
 
     The load is `model_load_time` including the start of the backend, `warm_model_load_time` with a running backend, and
     `verification_time` beside them. A runner that verifies during the load reports other times: `load_time`,
-    `warm_load_time`. A mean without samples is the one sample; unreported times are left out.
+    `warm_load_time`. A mean without samples is the one sample; unreported times are left out. `latency_tail` is there
+    with enough inferences.
     """
     each: list[int | None] = [ns for inference in report.inferences for ns in inference.iterations_ns]
     load = "load_time" if report.verification_ns is None else "model_load_time"
@@ -54,7 +64,17 @@ def time_measurements(report: RunnerReport) -> tuple[Measurement, ...]:
         (VERIFICATION_TIME, [report.verification_ns]),
     )
     known = ((name, tuple(float(ns) for ns in samples if ns is not None)) for name, samples in times)
-    return tuple(Measurement(name, "ns", Direction.LOWER, samples) for name, samples in known if samples)
+    found = [Measurement(name, "ns", Direction.LOWER, samples) for name, samples in known if samples]
+    return (*found, *tail_measurements([ns for ns in each if ns is not None]))
+
+
+def tail_measurements(inferences_ns: Sequence[float]) -> tuple[Measurement, ...]:
+    """Return `latency_tail` of the times of inferences, by the nearest rank; none for too few of them."""
+    ordered = sorted(inferences_ns)
+    if len(ordered) < LEAST_OF_TAIL or not (middle := statistics.median(ordered)):
+        return ()
+    slow = ordered[math.ceil(0.95 * len(ordered)) - 1]
+    return (Measurement(LATENCY_TAIL, "1", Direction.LOWER, (slow / middle,)),)
 
 
 def numeric_measurements(figures: Mapping[tuple[int, str], Iterable[Figures]]) -> tuple[Measurement, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -323,10 +324,10 @@ class NewAlert(msgspec.Struct, frozen=True, kw_only=True):
     """Value of `AlertState`."""
     last_good: str
     first_bad: str
-    change: float
-    low: float
-    high: float
-    p_value: float
+    change: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p_value: float = math.nan
     reason: str
     likely_cause: str = msgspec.field(default="", name="guilt")
 

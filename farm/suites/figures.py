@@ -248,7 +248,11 @@ COUNTERS = {
 
 TIME_UNITS = ("ns", "tokens/s")
 """Units of metrics from a clock."""
-_OF_TIMES = frozenset({"sustained_fall"})
+LATENCY_TAIL = "latency_tail"
+"""95th percentile of a run's inferences by their median: slow ones, which a median does not show."""
+LEAST_OF_TAIL = 20
+"""Fewest inferences for it: of fewer, a single slow one would be the percentile."""
+_OF_TIMES = frozenset({LATENCY_TAIL, "sustained_fall"})
 
 PEAK_MEMORY = "peak_memory"
 """Peak resident memory of the runner's process, over all programs that it ran."""

@@ -25,7 +25,6 @@ def stepped(count: int, at: int, ratio: float, seed: int = 0) -> list[float]:
 def test_a_step_is_found_where_it_is() -> None:
     [point] = change_points(Scale.RATIO, stepped(60, 37, 1.08))
     assert point.index == 37
-    assert point.earliest <= 37 <= point.latest
     assert math.exp(point.change) == pytest.approx(1.08, abs=0.02)
 
 
@@ -49,19 +48,9 @@ def test_what_only_varies_has_no_change_points() -> None:
     assert sum(map(len, found)) <= 3
 
 
-def test_the_interval_holds_the_step_nearly_always() -> None:
-    inside, found = 0, 0
-    for seed in range(100):
-        for point in change_points(Scale.RATIO, stepped(60, 30, 1.05, seed=seed))[:1]:
-            found += 1
-            inside += point.earliest <= 30 <= point.latest
-    assert found >= 95
-    assert inside / found > 0.9
-
-
 def test_a_history_that_repeats_to_the_bit_changes_where_it_does() -> None:
     [point] = change_points(Scale.DECIBEL, [41.0] * 20 + [39.5] * 5)
-    assert (point.index, point.earliest, point.latest) == (20, 20, 20)
+    assert point.index == 20
     assert point.change == pytest.approx(-1.5)
     assert change_points(Scale.DECIBEL, [41.0] * 25) == ()
 
@@ -84,7 +73,7 @@ def test_no_history_breaks_it(scale: Scale, values: list[float]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = change_points(scale, values)
-    assert all(0 < point.earliest <= point.latest < len(values) for point in found)
+    assert all(0 < point.index < len(values) for point in found)
     assert all(a.index < b.index for a, b in itertools.pairwise(found))
 
 
@@ -93,10 +82,3 @@ def test_two_hundred_runs_with_many_levels() -> None:
     draw = np.random.default_rng(8)
     found = change_points(Scale.RATIO, (1e6 * levels * (1 + 0.02 * draw.standard_normal(200))).tolist())
     assert [point.index for point in found] == pytest.approx([40, 80, 120, 160], abs=2)
-
-
-def test_a_step_two_nights_old_is_where_its_interval_says() -> None:
-    for seed in range(40):
-        values = [*noisy(30, seed=seed), *noisy(2, 1.2e6, seed=100 + seed)]
-        for point in change_points(Scale.RATIO, values):
-            assert point.earliest <= point.index <= point.latest

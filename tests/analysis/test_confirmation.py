@@ -178,6 +178,28 @@ def test_a_clock_that_is_coarser_than_the_step_is_averaged_over_many_inferences(
     assert inside >= 36
 
 
+def test_the_interval_of_a_coarse_clock_has_its_resolution() -> None:
+    """At 30 % of an inference, 3 % of noise average little: the interval of rounded times alone missed the truth."""
+    draw = np.random.default_rng(9)
+
+    def turn(takes: float) -> list[float]:
+        return (np.round(takes * (1.0 + 0.03 * draw.standard_normal(5)) / 15.0) * 15.0).tolist()
+
+    truth, within = math.log(1.08), 0
+    for _ in range(40):
+        nights = 50.0 * draw.uniform(0.9, 1.1) * (1.0 + 0.05 * draw.standard_normal(10))
+        found = confirm(Scale.RATIO, [(turn(one), turn(1.08 * one)) for one in nights], up=True)
+        within += found.low <= truth <= found.high
+        assert found.answer is not Answer.REFUTED
+    assert within >= 38
+
+
+def test_a_coarse_clock_has_more_inferences_in_a_turn() -> None:
+    draw = np.random.default_rng(3)
+    pairs = [(ticking(5e4, 5, draw), ticking(5e4, 5, draw)) for _ in range(4)]
+    assert steady_inferences(pairs, 5) == MOST_INFERENCES
+
+
 def test_a_clock_that_is_too_coarse_is_said_to_be() -> None:
     draw = np.random.default_rng(0)
     pairs = [(ticking(5e4, 5, draw), ticking(5.15e4, 5, draw)) for _ in range(10)]

@@ -18,7 +18,6 @@ from farm.numbers.regressions.paired_test import (
     MeasuredPairs,
     Probe,
     compare,
-    confirm_change,
     first_bad,
     series_of,
     worse,
@@ -121,7 +120,7 @@ def past(
 
 
 def confirm_keys(stub: StubBench, good: str, new: str, **more: Any) -> Confirmation:
-    return confirm_change(bench_of(stub), CYCLES, past(0, good), past(1, new), True, **more)
+    return compare(bench_of(stub), [Claim(CYCLES, True)], past(0, good), past(1, new), **more)[0].confirmation
 
 
 def test_a_bundle_that_was_compiled_anew_to_another_program_is_no_proof_that_it_was_the_night() -> None:
@@ -252,7 +251,7 @@ class TestFactors:
             refused or {},
         )
         stub = StubBench({})
-        said = swap_factors(bench_of(stub), CYCLES, past(0, "a"), past(1, "b"), True, swaps=swaps)
+        said = swap_factors(bench_of(stub), Claim(CYCLES, True), swaps)
         return said, stub
 
     def test_the_cause_is_named_with_its_size(self) -> None:

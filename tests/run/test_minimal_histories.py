@@ -11,7 +11,7 @@ from pair_bench_stub import FACTS, World
 
 from farm.dispatch.history_comparison import record_comparison
 from farm.numbers.regressions import baseline
-from farm.report.model.alerts import change_of
+from farm.report.model.alerts import change_line, change_of
 from farm.store.records import Remark
 from farm.store.store import Store, open_store
 
@@ -140,6 +140,13 @@ class TestAlertsThatClose:
         ]  # fmt: skip
         assert store.alerts.open() == []
 
+    @pytest.mark.parametrize("seed", [1, 2])
+    def test_the_end_of_an_improvement_that_no_run_reported_is_no_alert(self, store: Store, seed: int) -> None:
+        world = World(store, jobs=3, seed=seed)
+        for night in range(30):
+            world.confirm(world.night(dict.fromkeys(range(3), 0.95 if 12 <= night < 20 else 1.0)))
+            assert store.alerts.open() == []
+
     def test_the_program_of_the_good_run_closes_the_alert_without_pairs(self, store: Store) -> None:
         world = World(store, jobs=1)
         for _ in range(12):
@@ -150,6 +157,33 @@ class TestAlertsThatClose:
         world.confirm(world.night(keys={0: "old"}))
         assert store.alerts.open() == []
         assert world.pairs == asked
+
+
+class TestSlowInferences:
+    """12 % of the inferences take 80 % longer: no median shows it."""
+
+    @pytest.mark.parametrize("seed", [1, 2])
+    def test_slow_inferences_are_found_by_the_tail_of_latencies(self, store: Store, seed: int) -> None:
+        world = World(store, jobs=2, seed=seed)
+        world.inferences = 20
+        for night in range(17):
+            slow = {0: f"slow-{night}"} if night >= 12 else {}
+            world.tailed |= {*slow.values()}
+            world.confirm(world.night(keys=slow))
+        [alert] = store.alerts.open()
+        assert (alert.job_id, alert.metric) == (world.jobs[0].id, "latency_tail")
+        assert world.nights.index(alert.first_bad) in (12, 13)
+        assert 0.3 < alert.change < 1.0
+        assert change_line(alert).startswith("latency_tail worse: +")
+        assert "% of the median (" in change_line(alert)
+
+    def test_slow_inferences_that_were_always_there_are_no_alert(self, store: Store) -> None:
+        world = World(store, jobs=1)
+        world.inferences = 20
+        for night in range(16):
+            world.tailed.add(f"slow-{night}")
+            world.confirm(world.night(keys={0: f"slow-{night}"}))
+        assert store.alerts.open() == []
 
 
 class TestRepeatedChanges:
@@ -170,7 +204,7 @@ class TestRepeatedChanges:
             seen |= {one.id for one in store.alerts.open()}
         assert len(seen) <= 2
         for alert in store.alerts.open():
-            begun = world.nights.index(alert.last_good)
+            begun = max(8, world.nights.index(alert.last_good))
             assert alert.change == pytest.approx((39 - begun) * math.log(1.003), abs=0.035)
 
 

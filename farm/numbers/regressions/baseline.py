@@ -177,8 +177,5 @@ def _step(
         last_good=points[-2].run_id,
         first_bad=until,
         change=change,
-        low=math.nan,
-        high=math.nan,
-        p_value=math.nan,
         reason="declared, not measured",
     )

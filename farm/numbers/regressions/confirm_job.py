@@ -216,10 +216,8 @@ def confirm_job(
         if worst is not None or swaps.alone.keys() - {"program"}:
             one = worst or compared[0]
             logger.info("swapping what differs, one at a time")
-            attribution = swap_factors(
-                bench, one.series, good, new, worse(one.series).up, request.pairs, request.inferences,
-                swaps=swaps, program=one,
-            )  # fmt: skip
+            effort = request.pairs, request.inferences
+            attribution = swap_factors(bench, worse(one.series), swaps, *effort, program=one)
         return ConfirmOutcome(
             good,
             new,

@@ -379,10 +379,6 @@ def _changed_alert(compared: ComparedSeries, result: RemeasuredSeries) -> NewAle
         state=AlertState.SUSPECTED,
         last_good=compared.points[result.good].run_id,
         first_bad=compared.points[-1].run_id,
-        change=math.nan,
-        low=math.nan,
-        high=math.nan,
-        p_value=math.nan,
         reason="its program changed",
     )
 

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.numbers.regressions.paired_test import confirm_change, sides_of
+from farm.numbers.regressions.paired_test import compare, sides_of
 from farm.results.analysis.confirmation import INFERENCES, PAIRS, Confirmation
 from farm.results.analysis.factors import Explanation, Factor, explain
 
 if TYPE_CHECKING:
     from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
-    from farm.numbers.regressions.paired_test import Compared
+    from farm.numbers.regressions.paired_test import Claim, Compared
     from farm.replay.stored_result import StoredResult
-    from farm.results.analysis.scale import Series
 
 _FACTS = {Factor.RUNTIME: ("native_runner",), Factor.SDK: ("qnn", "skel")}
 """Facts of a runtime by factor."""
@@ -71,34 +70,29 @@ def plan_swaps(bench: InterleavedBench, good: StoredResult, new: StoredResult) -
 
 def swap_factors(
     bench: InterleavedBench,
-    series: Series,
-    good: StoredResult,
-    new: StoredResult,
-    up: bool,
+    claim: Claim,
+    swaps: Swaps,
     pairs: int = PAIRS,
     inferences: int = INFERENCES,
     *,
-    swaps: Swaps | None = None,
     program: Compared | None = None,
 ) -> Attribution:
-    """Swap each factor that differs by itself, and name the factors that explain the change of `series`.
+    """Swap each factor that differs by itself, and name the factors that explain the change of a series.
 
     `program` is the result of the two bundles on the runtime of the bench: without another factor to swap it is the
     whole answer, and no pairs are measured. Raises as `compare`.
     """
-    swaps = swaps or plan_swaps(bench, good, new)
+
+    def against_old(side: Side) -> Confirmation:
+        return compare(bench, [claim], swaps.old, side, pairs, inferences, fresh=True)[0].confirmation
+
     if program is not None and swaps.alone.keys() <= {Factor.PROGRAM}:
         whole = program.confirmation
         alone = dict.fromkeys(swaps.alone, whole)
     else:
-        whole = confirm_change(bench, series, swaps.old, swaps.new, up, pairs, inferences, fresh=True)
+        whole = against_old(swaps.new)
         # With one factor, all new is all old but that one.
         single = len(swaps.alone) == 1
-        alone = {
-            factor: whole
-            if single
-            else confirm_change(bench, series, swaps.old, side, up, pairs, inferences, fresh=True)
-            for factor, side in swaps.alone.items()
-        }
-    explanation = explain(series.scale, whole, alone, swaps.differing)
-    return Attribution(series.metric, explanation, whole, alone, swaps.differing, swaps.not_swapped)
+        alone = {factor: whole if single else against_old(side) for factor, side in swaps.alone.items()}
+    explanation = explain(claim.series.scale, whole, alone, swaps.differing)
+    return Attribution(claim.series.metric, explanation, whole, alone, swaps.differing, swaps.not_swapped)

@@ -19,7 +19,7 @@ from farm.results.analysis.history import runtime_changes
 from farm.results.analysis.scale import GATES, Series
 from farm.results.analysis.sequential import add_pairs, confirmed_again, steady_inferences, until_clear
 from farm.results.attempt import Direction
-from farm.suites.figures import PEAK_MEMORY
+from farm.suites.figures import LATENCY_TAIL, LEAST_OF_TAIL, PEAK_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,22 +101,6 @@ def worse(series: Series) -> Claim:
     return Claim(series, up=series.direction is not Direction.HIGHER)
 
 
-def confirm_change(
-    bench: InterleavedBench,
-    series: Series,
-    good: StoredResult | Side,
-    new: StoredResult | Side,
-    up: bool,
-    pairs: int = PAIRS,
-    inferences: int = INFERENCES,
-    *,
-    gate: float | None = None,
-    fresh: bool = False,
-) -> Confirmation:
-    """Return by `compare` whether the bundle of `new` has higher values (`up`), or lower, than the bundle of `good`."""
-    return compare(bench, [Claim(series, up)], good, new, pairs, inferences, gate=gate, fresh=fresh)[0].confirmation
-
-
 def compare(
     bench: InterleavedBench,
     claims: Sequence[Claim],
@@ -151,10 +135,11 @@ def compare(
     fresh = fresh or was.place != now.place or now.heap or of_process
 
     def enough() -> int:
+        least = LEAST_OF_TAIL if any(one.series.metric == LATENCY_TAIL for one in claims) else inferences
         known = (found.get(one.series.metric, []) for one in claims if not one.series.of_outputs)
         took = [one for good, _ in known_pairs(fresh=fresh).get("latency", ()) for one in good]
         latency_ns = statistics.median(took) if took else 0.0
-        return max((steady_inferences(one, inferences, latency_ns) for one in known), default=inferences)
+        return max(least, *(steady_inferences(one, inferences, latency_ns) for one in known), inferences)
 
     def known_pairs(*, fresh: bool) -> dict[str, list[Pair]]:
         return measured.setdefault((was.key, now.key, fresh), {})

@@ -13,16 +13,17 @@ import numpy as np
 from farm.base.errors import FarmError, InfraError, NoDeviceError, UsageError
 from farm.base.text import reason_line
 from farm.numbers.regressions.factor_swap import plan_swaps, swap_factors
-from farm.numbers.regressions.paired_test import Claim, compare, first_bad, not_measured
+from farm.numbers.regressions.paired_test import Claim, compare, first_bad, not_measured, worse
 from farm.replay.repro import differences
 from farm.replay.stored_result import Results
+from farm.results.analysis.change_points import LEAST_LEVEL
 from farm.results.analysis.confirmation import P_CONFIRMED, Answer, Confirmation, alone_level, unsure
 from farm.results.analysis.factors import Factor
 from farm.results.analysis.first_bad import Bracket
 from farm.results.analysis.robust import median
 from farm.results.analysis.scale import GATES, scaled
 from farm.results.analysis.sequential import inferences_for
-from farm.results.analysis.suspected import levelled
+from farm.results.analysis.suspected import BASELINE, levelled
 from farm.store.records import AlertState
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
+
+# Share of a change in its first bad run below which it came in several steps, or creeps.
+_ONE_STEP = 0.8
 
 
 @dataclass
@@ -146,7 +150,23 @@ class Remeasurement:
             result.confirmation = msgspec.structs.replace(result.confirmation, change=-base)
         if attribute and step is None and result.confirmation.answer is Answer.CONFIRMED:
             self._try_to_attribute(number, result)
+            if home is None and good is not None and up is worse(claim.series).up:
+                self._judge_lost_gain(number, good, claim, bench, result)
         return result
+
+    def _judge_lost_gain(
+        self, number: ComparedSeries, good: int, claim: Claim, bench: InterleavedBench, result: RemeasuredSeries
+    ) -> None:
+        """Judge a confirmed loss of a better level that no alert has, and that is not accepted, by the level before."""
+        older = self.good(number, max(0, result.bad - BASELINE, *number.known))
+        if older is None or good - older < LEAST_LEVEL:
+            return
+        was, now = (self._results.of(number.past.job_id, number.points[index].run_id) for index in (older, -1))
+        effort = self._request.pairs, self._inferences(number)
+        [before] = compare(bench, [claim], was, now, *effort, early=True, measured=self._measured)
+        if before.confirmation.answer is not Answer.CONFIRMED:
+            reason = f"{result.confirmation.reason}; since run {was.run.id} {before.confirmation.reason}"
+            result.confirmation = msgspec.structs.replace(before.confirmation, reason=reason)
 
     def _of_one_program(
         self, number: ComparedSeries, home: int | None, base: float, *, up: bool
@@ -181,12 +201,15 @@ class Remeasurement:
             if isinstance(error, InfraError):
                 self._benches.give_up(now, reason_line(str(error)))
 
-    def good(self, number: ComparedSeries) -> int | None:
-        """Return the oldest run of the level with another program whose bundle is there; None where none is."""
+    def good(self, number: ComparedSeries, first: int | None = None) -> int | None:
+        """Return the oldest run of the level with another program whose bundle is there; None where none is.
+
+        The level begins with `first`, if given.
+        """
         *before, new = number.points
         if before[number.first].side == new.side:
             return None
-        for index in range(number.first, len(before)):
+        for index in range(number.first if first is None else first, len(before)):
             bundle = before[index].bundle
             if bundle and before[index].side != new.side and self._factory.has_bundle(bundle):
                 return index
@@ -236,13 +259,17 @@ class Remeasurement:
         bracket = first_bad(
             bench, series, runs, values, bracket, change, *effort, on_probe=probes.append, measured=self._measured
         )
-        result.good, result.bad = bracket.good, bracket.bad
+        whole, result.good, result.bad = result.good, bracket.good, bracket.bad
         # Runs after the first bad run are no part of its step.
         side = number.points[bracket.bad].side
         for probe in probes:
             of_bad = probe.answer is Answer.CONFIRMED and number.points[probe.number].side == side
             if of_bad and (there := probe.confirmation):
                 reason = f"{result.confirmation.reason}; {there.reason} in the first bad run"
+                if abs(there.change) < _ONE_STEP * abs(change) and not there.low <= change <= there.high:
+                    # The first bad run has a part alone, and the last good one may have another: the whole counts.
+                    result.good = whole
+                    continue
                 result.confirmation = msgspec.structs.replace(
                     result.confirmation, change=there.change, low=there.low, high=there.high, reason=reason
                 )
@@ -254,7 +281,7 @@ class Remeasurement:
         facts = ", ".join(f"{name} {was or 'none'} -> {now or 'none'}" for name, (was, now) in changed.items())
         result.cause = f"the program{f' ({facts})' if facts else ''}"
         if swaps.alone.keys() - {Factor.PROGRAM}:
-            attribution = swap_factors(bench, series, good, bad, change > 0, *effort, swaps=swaps)
+            attribution = swap_factors(bench, Claim(series, change > 0), swaps, *effort)
             result.cause = attribution.explanation.reason
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 LEAST_LEVEL = 3
 """Fewest runs of a level: fewer are outliers."""
-CREDIBLE = 0.95
 
 # A change point has to explain that many times log(n) in squared standard deviations.
 _PENALTY = 5.0
@@ -34,9 +33,6 @@ class ChangePoint(msgspec.Struct, frozen=True):
 
     index: int
     """Most likely index of the first value of the new level."""
-    earliest: int
-    latest: int
-    """First and last possible index, with 95 % credibility."""
     change: float
     """Change between the medians of the levels before and after, on the scale."""
 
@@ -57,9 +53,9 @@ def change_points(scale: Scale, values: Sequence[float]) -> tuple[ChangePoint, .
     found = []
     for begin, _, end in zip(ends, ends[1:], ends[2:], strict=False):
         # A level that is younger than the least one may have begun after where it could be cut.
-        most, earliest, latest = _interval(costs, begin, end)
+        most = _most_likely(costs, begin, end)
         change = float(np.median(numbers[most:end]) - np.median(numbers[begin:most]))
-        found.append(ChangePoint(int(where[most]), int(where[earliest]), int(where[latest]), change))
+        found.append(ChangePoint(int(where[most]), change))
     return tuple(found)
 
 
@@ -105,12 +101,7 @@ def _best_cuts(costs: _Costs) -> list[int]:
     return cuts
 
 
-def _interval(costs: _Costs, begin: int, end: int) -> tuple[int, int, int]:
-    """Return the most credible position of the one change between `begin` and `end`, and the first and last of them."""
+def _most_likely(costs: _Costs, begin: int, end: int) -> int:
+    """Return the most likely position of the one change between `begin` and `end`."""
     positions = np.arange(begin + 1, end)
-    cost = costs.of(begin, positions) + costs.of(positions, end)
-    weights = np.exp((cost.min() - cost) / 2.0)
-    order = np.argsort(-weights, kind="stable")
-    enough = int(np.searchsorted(np.cumsum(weights[order] / weights.sum()), CREDIBLE)) + 1
-    chosen = positions[order[:enough]]
-    return int(positions[order[0]]), int(chosen.min()), int(chosen.max())
+    return int(positions[np.argmin(costs.of(begin, positions) + costs.of(positions, end))])

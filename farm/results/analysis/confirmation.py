@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -95,13 +96,13 @@ def confirm(
 
     `gate` is on `scale`, and so is `base`: the known difference of both bundles, beyond which the change is measured.
     Confirmed: Wilcoxon's signed-rank test of the pairs' differences has p < `level`, and the estimate is beyond the
-    gate. Refuted: the same test of the differences' shortfalls from the gate has p < P_REFUTED. Everything else is
-    unknown. `looks` is the number of looks at the pairs, this one included: p holds for any of them,
-    and with 0 the pairs can only refute.
+    gate. Refuted: the same test of the differences' shortfalls from the gate has p < P_REFUTED, and the clock shows
+    the gate. Everything else is unknown. `looks` is the number of looks at the pairs, this one included: p holds for
+    any of them, and with 0 the pairs can only refute.
     """
     gate = GATES[scale].confirmed if gate is None else gate
-    tick = _tick(scale, pairs)
-    differences = _without_order(_differences(scale, pairs, tick))
+    clock = clock_of(scale, pairs)
+    differences = _without_order(_differences(scale, pairs, clock.tick))
     differences = differences[~np.isnan(differences)] - base
     count = len(differences)
     if not count:
@@ -110,19 +111,20 @@ def confirm(
     claimed = sign * differences
     # Signed towards the claim, so that both directions are judged alike to the last digit.
     change, low, high = middle_of_pairs(claimed, CONFIDENCE)
+    low, high = low - clock.resolution, high + clock.resolution
     p_value = min(1.0, max(1, looks) * signed_rank_p(claimed))
     answer = Answer.UNKNOWN
     if looks and p_value < level and change > gate:
         answer = Answer.CONFIRMED
-    elif signed_rank_p(gate - claimed) < P_REFUTED:
+    elif clock.resolution <= gate and signed_rank_p(gate - claimed) < P_REFUTED:
         answer = Answer.REFUTED
     if not up:
         change, low, high = -change, -high, -low
     # A few pairs have no interval.
     interval = f" ({change_text(scale, low)} to {change_text(scale, high)})" if high - low < math.inf else ""
     reason = f"{change_text(scale, change)}{interval} in {count} pairs, p = {p_value:.2g}"
-    if answer is Answer.UNKNOWN and (share := _share_of_tick(pairs, tick)) > gate:
-        reason += f"; the clock ticks in steps of {100.0 * share:.0f} %: more inferences a turn tell more"
+    if answer is Answer.UNKNOWN and clock.share > gate:
+        reason += f"; the clock ticks in steps of {100.0 * clock.share:.0f} %: more inferences a turn tell more"
     return Confirmation(answer, reason, count, change, low, high, p_value)
 
 
@@ -159,21 +161,33 @@ def pairs_needed(suspected: int, rate: float = FALSE_ALERTS) -> int:
     return max(PAIRS, math.ceil(math.log2(max(1, suspected) / rate)) + 1)
 
 
-def _tick(scale: Scale, pairs: Sequence[Pair]) -> float:
-    """Return the tick of the clock that samples are times of, where it is so coarse that most are equal; else 0."""
+class Clock(NamedTuple):
+    """Clock so coarse that most times are equal; zeros for a finer one."""
+
+    tick: float = 0.0
+    share: float = 0.0
+    """Tick as a share of the times."""
+    resolution: float = 0.0
+    """Logarithm of a ratio that rounding may hide: a tick, and less the more inferences vary."""
+
+
+def clock_of(scale: Scale, pairs: Sequence[Pair]) -> Clock:
+    """Return the clock that samples are times of."""
     if scale is not Scale.RATIO:
-        return 0.0
+        return Clock()
     samples = [one for pair in pairs for side in pair for one in side if 0.0 < one < math.inf]
     different = set(samples)
     if len(different) < 2 or len(samples) < _COARSE * len(different):
-        return 0.0
-    shown = sorted(different)
-    return min(after - before for before, after in pairwise(shown))
-
-
-def _share_of_tick(pairs: Sequence[Pair], tick: float) -> float:
-    """Return the tick as a share of the good bundle's time."""
-    return tick / median(np.concatenate([np.asarray(good) for good, _ in pairs if len(good)])) if tick else 0.0
+        return Clock()
+    tick = min(after - before for before, after in pairwise(sorted(different)))
+    share = min(1.0, tick / median(np.array(samples)))
+    sides = [np.asarray(side) for pair in pairs for side in pair if len(side) > 1]
+    if not sides:
+        return Clock(tick, share)
+    # Rounding itself has a variance of a twelfth; noise above a third of a tick averages it.
+    with np.errstate(all="ignore"):
+        varies = float(np.mean([np.var(side / tick, ddof=1) for side in sides])) - 1.0 / 12.0
+    return Clock(tick, share, share * math.exp(-2.0 * math.pi**2 * max(0.0, varies)))
 
 
 def _differences(scale: Scale, pairs: Sequence[Pair], tick: float) -> NDArray[np.float64]:

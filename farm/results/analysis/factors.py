@@ -63,18 +63,16 @@ def explain(
     whole: Confirmation,
     alone: Mapping[Factor, Confirmation],
     differing: Collection[Factor],
-    *,
-    gate: float | None = None,
 ) -> Explanation:
     """Return the factors that explain a change.
 
     `whole` compares all old with all new; `alone` compares all old with one factor swapped; `differing` has the factors
-    that differ. All come from one device and `confirm`. An effect up to `gate`, on `scale`, counts as none.
+    that differ. All come from one device and `confirm`. An effect up to the gate of `scale` counts as none.
 
     A change is attributed to a factor whose interval excludes 0 and whose effect is beyond the gate, either way. The
     rest counts if its interval, from all measured ones, excludes 0 and the rest is beyond the gate.
     """
-    gate = GATES[scale].confirmed if gate is None else gate
+    gate = GATES[scale].confirmed
     if whole.answer is Answer.REFUTED or max(abs(whole.low), abs(whole.high)) < gate:
         return _without(AttributionKind.NOTHING, "the whole change is none")
     if not _is_there(whole.change, whole.low, whole.high, gate):

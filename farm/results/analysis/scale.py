@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.results.attempt import Direction
-from farm.suites.figures import counter_of, figure_of, is_host_time
+from farm.suites.figures import LATENCY_TAIL, counter_of, figure_of, is_host_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +38,8 @@ class Scale(StrEnum):
     """Decibels of the distance from 1: useful cosines begin with 0.99, and their ratio is meaningless."""
     SHARE = "share"
     """Shares between 0 and 1, such as top-1 agreement: the difference."""
+    TAIL = "tail"
+    """Slow inferences by the median: the difference, with gates of its own, as few inferences make a percentile."""
     BYTES = "bytes"
     """Difference of bytes, for numbers that may be zero or negative, such as kept heap."""
 
@@ -64,6 +66,7 @@ GATES = {
     Scale.DECIBEL: Gates(0.5, 1.5, 0.25),
     Scale.COSINE: Gates(0.5, 1.5, 0.25),
     Scale.SHARE: Gates(0.01, 1.5, 0.005),
+    Scale.TAIL: Gates(0.2, 2.5, 0.1),
     Scale.BYTES: Gates(4096.0, 1.5, 2048.0),
 }
 """Their reasons are in docs/explanation/statistics.md."""
@@ -95,6 +98,8 @@ def scale_of(metric: str, unit: str) -> Scale:
     """Return how values of a metric are compared."""
     if unit == "dB":
         return Scale.DECIBEL
+    if metric == LATENCY_TAIL:
+        return Scale.TAIL
     if unit == "1":
         figure = figure_of(metric)
         return Scale.COSINE if figure is not None and figure.near_one else Scale.SHARE
@@ -135,4 +140,6 @@ def change_text(scale: Scale, change: float) -> str:
         return f"{100.0 * (unscaled(scale, change) - 1.0):+.1f} %"
     if scale is Scale.BYTES:
         return f"{change:+,.0f} bytes"
+    if scale is Scale.TAIL:
+        return f"{100.0 * change:+.0f} % of the median"
     return f"{change:+.3g}" if scale is Scale.SHARE else f"{change:+.1f} dB"

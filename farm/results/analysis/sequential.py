@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from farm.results.analysis.confirmation import Answer, Confirmation, confirm
+from farm.results.analysis.confirmation import Answer, Confirmation, clock_of, confirm
 from farm.results.analysis.robust import NORMAL, median, medians
 from farm.results.analysis.scale import Scale, change_text, scaled
 
@@ -42,10 +42,14 @@ def inferences_for(latency_ns: float, least: int) -> int:
 def steady_inferences(pairs: Sequence[Pair], least: int, latency_ns: float = 0.0) -> int:
     """Return how many inferences a side has in the next pair, given those so far: more where they vary much.
 
-    So many that the median of a side varies by less than `_STEADY`, up to MOST_INFERENCES and `_LONGEST_NS`.
+    So many that the median of a side varies by less than `_STEADY`, up to MOST_INFERENCES and `_LONGEST_NS`, and all of
+    them on a clock that ticks in greater steps.
     """
     most = MOST_INFERENCES if latency_ns * MOST_INFERENCES <= _LONGEST_NS else int(_LONGEST_NS / latency_ns)
-    sides = [scaled(Scale.RATIO, side) for pair in pairs for side in pair if len(side) > 2]
+    several = [pair for pair in pairs if min(map(len, pair)) > 2]
+    if clock_of(Scale.RATIO, several).share > _STEADY:
+        return max(least, most)
+    sides = [scaled(Scale.RATIO, side) for pair in several for side in pair]
     middles = medians(sides)
     known = [np.abs(side - middle) for side, middle in zip(sides, middles, strict=True) if math.isfinite(middle)]
     if not known:
