@@ -49,12 +49,20 @@ class Server:
                     path = path.replace(kind, quote(str(value), safe=""))
             elif value != field.default:
                 asked[field.name] = str(value)
-        facts: Found = msgspec.json.decode(self._ask("GET", path, params=asked), type=page.facts)  # type: ignore[assignment]
+        facts: Found = self._decoded(self._ask("GET", path, params=asked), page.facts)
         return facts
 
     def act(self, action: str, **asked: Any) -> Done:
         """Perform an action. Raises UsageError and InfraError with the answer of the server."""
-        return msgspec.json.decode(self._ask("POST", f"/actions/{action}", json=asked), type=Done)
+        done: Done = self._decoded(self._ask("POST", f"/actions/{action}", json=asked), Done)
+        return done
+
+    def _decoded(self, content: bytes, kind: Any) -> Any:
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.DecodeError:
+            problem = "no answer of this version of farm: look for a proxy between, and compare both versions"
+            raise InfraError(f"{self._url}: {problem}") from None
 
     def _ask(self, method: str, path: str, **more: Any) -> bytes:
         import httpx
@@ -83,6 +91,6 @@ def server_of_environment() -> Server | None:
 
 def _problem_of(content: bytes) -> str:
     try:
-        return one_line(msgspec.json.decode(content, type=dict[str, Any]).get("error", ""), 1000) or "no reason"
+        return one_line(str(msgspec.json.decode(content, type=dict[str, Any]).get("error", "")), 1000) or "no reason"
     except msgspec.DecodeError:
         return "no answer of farm"

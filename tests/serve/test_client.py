@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.base.errors import InfraError
 from farm.serve import actions
+from farm.serve.client import Server
 from farm.store.accounts import Role
 
 from .conftest import Filled, fill, running
@@ -110,3 +112,11 @@ def test_an_error_of_the_server_keeps_its_words(home: FarmHome, laptop: tuple[di
     assert "leave it out" in home.farm("show", "x", "--files", "f", env=laptop[0], code=2).stderr
     refused = home.farm("lease", "bench-8750", env=laptop[0], code=2).stderr
     assert "lent to the camera team" in refused
+
+
+@pytest.mark.parametrize("content", [b"<html>sign in</html>", b'{"schema": 1}', b'{"error": 5}'])
+def test_an_answer_of_something_else_is_one_line(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server("https://farm.lab", "")
+    monkeypatch.setattr(Server, "_ask", lambda *_, **__: content)
+    with pytest.raises(InfraError, match="no answer of this version of farm"):
+        server.act("release", device="x")

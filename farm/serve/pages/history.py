@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
+from farm.base.errors import UsageError
 from farm.report.model import format as fmt
 from farm.report.model.alerts import change_of, word_of
 from farm.report.model.history import USUAL, tables
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _MOST_CASES = 1000
+_MOST_POINTS = 12_000
 
 
 class HistoryQuery(msgspec.Struct, frozen=True):
@@ -32,7 +34,7 @@ class HistoryQuery(msgspec.Struct, frozen=True):
     """Metrics, separated by commas; empty for all."""
     branch: Text = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=200, description="Attempts of a job.")] = 60
-    jobs: Annotated[int, msgspec.Meta(ge=1, le=25, description="Jobs of a page.")] = 8
+    jobs: Annotated[int, msgspec.Meta(ge=1, le=200, description="Jobs of a page.")] = 8
     page: PageNumber = 1
 
 
@@ -91,6 +93,8 @@ def history_page(store: Store, query: HistoryQuery) -> HistoryFacts:
     line = store.status.line_to_show(query.branch or None)
     names: list[str] = store.history.job_names(query.job, query.soc or None) if query.job else []
     shown = names[(query.page - 1) * query.jobs : query.page * query.jobs]
+    if len(shown) * query.limit > _MOST_POINTS:
+        raise UsageError(f"{len(shown)} jobs with {query.limit} attempts are too many: ask for less of either")
     found = [point for name in shown for point in _points(store, name, None, query, line)]
     metrics = {name: sorted({point.metric for point in found if point.job_id == name} - {""}) for name in shown}
     chosen = tuple(one.strip() for one in query.metric.split(",") if one.strip())
