@@ -256,7 +256,7 @@ def sign_in(browser: WebDriver, server: Server, token: str, path: str) -> None:
 
 
 def press(browser: WebDriver, name: str, /, **fields: str) -> str:
-    """Send the form of an action with keys alone, and return what the next page says."""
+    """Send the form of an action with keys alone, and return the text of the next page."""
     form = find(browser, f'form[action="/actions/{name}"]')
     inside = form.find_elements(By.XPATH, "ancestor::details[1]/summary")
     if inside:

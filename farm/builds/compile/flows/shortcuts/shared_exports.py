@@ -129,7 +129,7 @@ def _fact(leaf: Any) -> Any:
             digest = hashlib.sha256(memoryview(plain.numpy())).hexdigest()
             return type(leaf), leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.requires_grad, digest
         case _ if type(leaf) in _PLAIN:
-            # A text tells 0.0 from -0.0, and NaN is equal to itself.
+            # repr, because 0.0 equals -0.0 and NaN differs from itself.
             return type(leaf), repr(leaf)
         case set() | frozenset() if all(type(one) in _PLAIN for one in leaf):
             return type(leaf), sorted(map(repr, leaf))
