@@ -333,9 +333,10 @@ def main() -> None:
     except OSError as error:
         _explain(error)
         code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}", ExitCode.INFRA)
+    except ModuleNotFoundError as error:
+        code = _fail_without(error)
     except Exception:  # noqa: BLE001 - a bug of farm; exit code 1 would mean a failed job
-        _print_error(traceback.format_exc().rstrip())
-        code = _fail("this is a bug in farm: please report it with the lines above", ExitCode.INFRA)
+        code = _fail_by_bug()
     if "farm.cli.output" in sys.modules:
         from farm.cli.output import end_quiet
 
@@ -343,6 +344,20 @@ def main() -> None:
     # The two collections at exit would take a sixth of a short command.
     gc.freeze()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail_without(error: ModuleNotFoundError) -> int:
+    """Return the exit code of a command whose Python package is missing, as after an update of farm's sources."""
+    name = (error.name or "").partition(".")[0]
+    if name in ("", "farm"):
+        return _fail_by_bug()
+    return _fail(f"the Python package {name} is missing: install farm again, or call ./farmw", ExitCode.MISSING_TOOL)
+
+
+def _fail_by_bug() -> int:
+    """Return the exit code of a command that ended in the current exception, a bug of farm."""
+    _print_error(traceback.format_exc().rstrip())
+    return _fail("this is a bug in farm: please report it with the lines above", ExitCode.INFRA)
 
 
 def _click_words(arguments: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from farm_home import FarmHome
 
 from farm.base.errors import FIRST_RUN, UsageError
+from farm.cli import main
 from farm.cli.output import asked_server
 
 RUN = ("run", "--virtual", "2", "--soc", "SM8650", "--suite", "smoke")
@@ -220,3 +221,11 @@ def test_usual_addresses_of_servers_are_taken(monkeypatch: pytest.MonkeyPatch) -
     ):
         monkeypatch.setenv("FARM_SERVER", address)
         assert asked_server() is not None
+
+
+def test_a_missing_package_is_no_bug_of_farm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main._fail_without(ModuleNotFoundError("no litestar", name="litestar.di")) == 6
+    said = capsys.readouterr().err
+    assert said == "farm: the Python package litestar is missing: install farm again, or call ./farmw\n"
+    assert main._fail_without(ModuleNotFoundError("no such module", name="farm.base.nothing")) == 4
+    assert "this is a bug in farm" in capsys.readouterr().err

@@ -78,7 +78,7 @@ def test_ctrl_c_does_not_wait_for_a_page_that_takes_long(home: FarmHome, filled:
 def test_sigterm_ends_it_too(home: FarmHome) -> None:
     with home.running("serve", "--port", "0") as process:
         assert process.stdout is not None
-        assert "until Ctrl-C" in process.stdout.readline()
+        assert "(Ctrl-C ends it)" in process.stdout.readline()
         process.terminate()
         assert process.wait(20) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 

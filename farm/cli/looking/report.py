@@ -94,4 +94,4 @@ def _show_address(url: str, *, as_json: bool) -> None:
     import json
 
     # On one line, so that a script can read it while the server runs.
-    echo(json.dumps({"schema": 2, "url": url}) if as_json else f"farm: {url}, until Ctrl-C")
+    echo(json.dumps({"schema": 2, "url": url}) if as_json else f"farm: {url} (Ctrl-C ends it)")
