@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from farm import __version__
-from farm.base.errors import AgentRefusedError, FarmError, InfraError
+from farm.base.errors import FarmError, InfraError, UsageError
 from farm.base.log_setup import JsonFormatter, logged_to
 from farm.base.private import hide_environment
 from farm.base.threads import noticing_deaths
@@ -126,7 +126,7 @@ class HostAgent:
             store = open_store(self._config.store_url, connections=4 if self._builds else 2)
             self._store: Store = self._stack.enter_context(store)
             if (self._has_devices or self._config.agent.nights) and not self._store.cluster.may_lease:
-                raise AgentRefusedError(
+                raise UsageError(
                     f"{self._store.user} may only build: start the agent with --build --no-devices and without nights, "
                     "or let the login be a member of the group of agents (docs/guides/three_hosts.md, 'Roles')"
                 )
