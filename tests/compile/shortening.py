@@ -66,6 +66,14 @@ class Writes(torch.nn.Module):
         return x + self.calls
 
 
+class WritesInput(torch.nn.Module):
+    """Module that writes to its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1.0)
+        return x * 2.0
+
+
 class Draws(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand_like(x)
@@ -179,11 +187,13 @@ def settled() -> dict[str, bool]:
         node = next(node for node in edited.graph.nodes if node.target is torch.ops.aten.sigmoid.default)
         node.target = torch.ops.aten.relu.default
         after_edit = edited.run_decompositions({})
+        written = [export(module).run_decompositions({}) for module in (Writes(), WritesInput())]
     return {
         "nothing to decompose": again is first,
         "an operator of the table": other is first,
         "all operators": whole is first,
         "an edited graph": after_edit is edited,
+        "a written buffer or input": any(one.run_decompositions({}) is one for one in written),
         "outside": first.run_decompositions({}) is first,
     }
 

@@ -63,6 +63,7 @@ def test_a_program_without_operators_of_the_table_is_its_own_decomposition(short
         "an operator of the table": False,
         "all operators": False,
         "an edited graph": False,
+        "a written buffer or input": False,
         "outside": False,
     }
 

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.decomp_utils import CustomDecompTable
+from torch.export.graph_signature import OutputKind
 from torch.fx.graph import _Namespace
 
 from farm.builds.compile.flows.shortcuts.tried import has_parameters, is_tried
@@ -83,7 +84,10 @@ def _is_free_of(program: Any, table: Mapping[Any, Any]) -> bool:
 
 def _is_plain(program: Any) -> bool:
     """Return whether a trace of the graph would return equal nodes with equal names."""
-    if program.graph_signature.backward_signature is not None:
+    signature = program.graph_signature
+    # A write to an input or buffer is an output of its own kind, whose next trace fails or changes the graph.
+    is_written = any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs)
+    if is_written or signature.backward_signature is not None:
         return False
     names = _Namespace()
     for node in program.graph.nodes:
