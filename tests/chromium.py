@@ -208,6 +208,7 @@ const clipped = (r, e) => {
   }
   return {left, top, right, bottom};
 };
+const named = e => [e.parentElement, e].map(one => one.tagName.toLowerCase() + (one.className && "." + one.className)).join(" ");
 const texts = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 for (let node; (node = walker.nextNode()) && texts.length < 20000;) {
   const e = node.parentElement;
@@ -220,7 +221,7 @@ for (let node; (node = walker.nextNode()) && texts.length < 20000;) {
   }
 }
 for (const one of texts)
-  if (one.right > page.clientWidth + 1 || one.left < -1) found.push(`'${one.text}' reaches beyond the page`);
+  if (one.right > page.clientWidth + 1 || one.left < -1) found.push(`'${one.text}' in ${named(one.node.parentElement)} reaches beyond the page`);
 texts.sort((a, b) => a.top - b.top);
 texts.forEach((one, n) => {
   for (let m = n + 1; m < texts.length && texts[m].top < one.bottom - 3; m++) {

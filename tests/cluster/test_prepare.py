@@ -305,7 +305,7 @@ def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store],
     assert store.pruning.remove(run) is None
     store.cluster.cancel(run, "ada", may_others=True)
     store.cluster.recover(ttl_s=10)
-    Remains(farm.config("desk"), store.pruning).delete(run, freed := Freed())
+    Remains(farm.config("desk"), store.pruning).remove_named(run, freed := Freed())
     assert freed.runs == 1
     assert store.cluster.order(run) is None
     remains.remove(freed)

@@ -106,7 +106,7 @@ def test_a_result_is_run_again_from_its_bundle_and_both_are_recorded(done: FarmH
     assert now.command.startswith("farm jobs rerun")
     assert [job.id for job in now.jobs] == [JOB]
     resumed = done.farm("run", "--resume", now.id)
-    assert (resumed.returncode, "give its command again" in resumed.stderr) == (7, True)
+    assert (resumed.returncode, "give its command again" in resumed.stderr) == (2, True)
 
 
 def test_it_runs_on_the_very_device_that_it_ran_on_and_shows_both(

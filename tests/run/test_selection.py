@@ -310,7 +310,7 @@ def test_what_has_not_begun_when_the_time_is_over_is_skipped(stub_home: StubHome
         (("--toolchain", "nope", "--collect-only"), 2, "unknown toolchain 'nope'"),
         (("--toolchain", "1.5.0", "--toolchain", "1.5.1", "--collect-only"), 2, "leave a second --toolchain out"),
         (("--changed-since", "latest"), 2, "has no run yet"),
-        (("--changed-since", "latest~1", "--shard", "1/2"), 2, "with --shard, name it by its id"),
+        (("--changed-since", "latest~1", "--shard", "1/2"), 2, "with --shard, name the run by its id"),
     ],
 )
 def test_bad_input_is_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, says: str) -> None:
