@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from farm_home import FarmHome
 
-_AGE = re.compile(r"\d+ (s|min|h)\b( \d+ (s|min)\b)? *")
+_AGE = re.compile(r"[\d.]+ (s|min|h)\b( \d+ (s|min)\b)? *")
 COMMANDS = (
     ("runs", "list"),
     ("runs", "list", "--user", "grace", "--limit", "1"),
