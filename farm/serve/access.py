@@ -207,7 +207,7 @@ class Access:
         def end(request: Request[Any, Any, Any]) -> Response[Any]:
             session = dict(request.session or {})
             memory = session.pop("openid", {})
-            # A link to this page with a wrong state signs nobody out.
+            # A link to this page with a wrong state ends no session.
             request.set_session(session)
             if time.time() - memory.get("began", 0) > _SIGN_IN_S:
                 memory = {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import re
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
@@ -23,18 +23,24 @@ Query = TypeVar("Query", bound=msgspec.Struct)
 Found = TypeVar("Found", bound=Facts)
 _VARIABLE, _TOKEN = "FARM_SERVER", "FARM_TOKEN"
 _TIMEOUT_S = 60.0
+_PRINTABLE = re.compile(r"[!-~]*")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Server:
-    """Server that reads its store and acts for the account of a token."""
+    """Server that reads its store and acts for the account of a token.
+
+    Raises UsageError for an address or a token that is none.
+    """
 
     def __init__(self, url: str, token: str) -> None:
-        parts = urlsplit(url)
+        parts = _parts_of(url)
         if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
             raise UsageError(
                 f"${_VARIABLE} is no address of a server: expected https://HOST, or http:// on this machine"
             )
+        if not _PRINTABLE.fullmatch(token):
+            raise UsageError(f"${_TOKEN} is no token: expected printable ASCII without blanks and line ends")
         self._url, self._token = url.rstrip("/"), token
 
     def read(self, make: Callable[[Store, Query], Found], query: Query) -> Found:
@@ -83,10 +89,16 @@ class Server:
         raise InfraError(f"{self._url} answers {answer.status_code}: {problem}")
 
 
-def server_of_environment() -> Server | None:
-    """Return the server that $FARM_SERVER names, or None. Raises UsageError for an address that is none."""
-    url = os.environ.get(_VARIABLE, "")
-    return Server(url, os.environ.get(_TOKEN, "")) if url else None
+def _parts_of(url: str) -> SplitResult:
+    """Return the parts of a server's address. Raises UsageError without the address, which may have a password."""
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole or not _PRINTABLE.fullmatch(url) or "@" in url or parts.query or parts.fragment:
+        raise UsageError(f"${_VARIABLE} is no address of a server: expected https://HOST, without account and query")
+    return parts
 
 
 def _problem_of(content: bytes) -> str:

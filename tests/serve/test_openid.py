@@ -123,7 +123,7 @@ def test_a_user_of_the_provider_has_the_role_of_the_group(
         assert (answer.status, answer.headers.get("location")) == (303, "/"), answer.text
         cookie = next(one.partition(";")[0] for one in answer.cookies if one.startswith("farm-session"))
         assert server.json_of("/api/v1/me", Cookie=cookie) == {"name": "ada", "role": "operator", "schema": 1}
-        # A link with a wrong state signs nobody out.
+        # A link with a wrong state ends no session.
         foreign = server.get("/login/openid/callback?state=%C3%A9", Cookie=cookie)
         kept = [one.partition(";")[0] for one in foreign.cookies if one.startswith("farm-session")]
         assert (foreign.status, server.get("/runs", Cookie=(kept or [cookie])[-1]).status) == (401, 200)
