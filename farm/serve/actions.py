@@ -276,9 +276,8 @@ def _require_operator(context: Context, *, force: bool) -> None:
 
 def _environment(context: Context) -> dict[str, str]:
     """Return the environment of a command that uses the server's configuration, and no other server."""
-    config = {"FARM_CONFIG": str(context.config.file)} if context.config.file else {}
     kept = {name: value for name, value in os.environ.items() if name not in ("FARM_SERVER", "FARM_TOKEN")}
-    return {**kept, **config, "FARM_USER": context.user, "NO_COLOR": "1"}
+    return {**kept, **context.config.variables, "FARM_USER": context.user, "NO_COLOR": "1"}
 
 
 def _start(context: Context, words: list[str]) -> Done:

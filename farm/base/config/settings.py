@@ -177,6 +177,11 @@ class Config(msgspec.Struct, frozen=True):
         """True for a shared farm: runs are submitted, and agents execute them."""
         return self.artifacts is not None and self.store_url.startswith("postgres")
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables by which a command that this process starts reads the same farm.toml."""
+        return {"FARM_CONFIG": str(self.file)} if self.file else {}
+
     def require_there(self, *keys: str) -> None:
         """Raise UsageError for a configured path of these keys of the [qnn] table that does not exist."""
         toolchain = f"toolchain {self.toolchain.name}" if self.toolchain.native else ""

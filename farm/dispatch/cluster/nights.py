@@ -172,7 +172,7 @@ class NightStarter:
         folder = self._config.state_dir / "nightly" / name
         log = folder / "agent.log"
         words = [*self._command, str(night.file), *(["--resume"] if resume else [])]
-        env = {**os.environ, **({"FARM_CONFIG": str(self._config.file)} if self._config.file else {})}
+        env = {**os.environ, **self._config.variables}
         try:
             make_folders(folder)
             with self._lock:
