@@ -27,6 +27,7 @@ FarmError
     ├── AgentRefusedError      the shared farm does not take this agent: its name is taken, or its farm another
     ├── BundleError            a compiled bundle is damaged or is for another SoC
     └── StoreError             the database refuses: newer schema, read-only, full disk
+        ├── NoRightError       the login has no right to that: users act by the server
         ├── RowRefusedError    a row that the database refuses; other rows are unaffected
         ├── ArtifactsError     the place where a shared farm keeps its files does not answer, or refuses
         │   └── ArtifactLostError  a missing or changed file; other files are unaffected
@@ -263,6 +264,12 @@ class BundleError(InfraError):
 
 class StoreError(InfraError):
     """The database refuses."""
+
+
+class NoRightError(StoreError):
+    """The login has no right to that in the store: users act by the server."""
+
+    exit_code = ExitCode.REFUSED
 
 
 class RowRefusedError(StoreError):

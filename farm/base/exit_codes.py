@@ -29,7 +29,7 @@ class ExitCode(IntEnum):
     NOTHING = 5, "nothing was selected"
     MISSING_TOOL = 6, "a library, compiler, tool or file of the setup is missing"
     NO_HISTORY = 7, "too little history: no result, or its bundle is gone"
-    REFUSED = 8, "refused: another user could write a file to execute, or no host can read a submitted run"
+    REFUSED = 8, "refused: a file that another user could write, a run that no host can read, a login that only reads"
     NO_STORE = 9, "there is no store, or no store is possible at the named place"
     STORE_UNREACHABLE = 10, "the server of the store cannot be reached"
     AGENT_REFUSED = 11, "another agent has the name, or the agent is of another farm"

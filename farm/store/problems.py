@@ -9,7 +9,14 @@ from typing import Any
 
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError
 
-from farm.base.errors import NoStoreError, RowRefusedError, StoreError, StoreLostError, StoreUnreachableError
+from farm.base.errors import (
+    NoRightError,
+    NoStoreError,
+    RowRefusedError,
+    StoreError,
+    StoreLostError,
+    StoreUnreachableError,
+)
 from farm.base.text import redacted
 from farm.store.postgresql import POOLED
 
@@ -38,7 +45,7 @@ _NO_DATABASE = f"there is no such database, or none any more: create it, restore
 _LEFT_HALF_DONE = "a process was killed as it made it: 'farm devices' completes it"
 
 # SQLSTATE codes. For a refused connection the driver has no code, only the server's message.
-_UNDEFINED_TABLE, _INVALID_CATALOG = "42P01", "3D000"
+_UNDEFINED_TABLE, _INVALID_CATALOG, _NO_RIGHT = "42P01", "3D000", "42501"
 _NO_SUCH_DATABASE = re.compile(r'database "[^"]*" does not exist')
 _REMEDIES = (
     (
@@ -47,7 +54,7 @@ _REMEDIES = (
     ),
     (
         re.compile("permission denied for (table|sequence|function|relation|view|type)|must be owner of"),
-        "the role that you signed in with may not do that: docs/guides/three_hosts.md, 'Roles', says who may",
+        "this login may not: set FARM_SERVER and FARM_TOKEN to act by the server (docs/guides/three_hosts.md, 'Roles')",
     ),
     (
         re.compile("permission denied for schema"),
@@ -101,7 +108,8 @@ def store_error(name: str, error: DBAPIError, secrets: Sequence[str] = ()) -> St
     problem = _LEFT_HALF_DONE if half_done else _PROBLEMS.get(code, f"the database refuses: {words}{remedy}")
     # psycopg gives no code for a connection that failed or was lost.
     is_unreachable = state is None and code < 0 and not remedy and isinstance(error, OperationalError)
-    return (StoreUnreachableError if is_unreachable else StoreError)(f"{name}: {problem}")
+    kind = StoreUnreachableError if is_unreachable else NoRightError if state == _NO_RIGHT else StoreError
+    return kind(f"{name}: {problem}")
 
 
 def _words(text: str, secrets: Sequence[str]) -> str:

@@ -123,18 +123,18 @@ def test_the_page_sets_up_a_farm(tmp_path: Path) -> None:
         # Over the socket only the user of the server signs in without a password (peer): here the user of this test.
         _sql(cluster, port, script)
         _sql(cluster, port, (_FILES / "logins.sql").read_text())
-        for name in ("host_a", "ada", "wall"):
+        for name in ("host_a", "web", "wall"):
             _sql(cluster, port, f"ALTER ROLE {name} PASSWORD '{name}''s'")
-        there = {"host": "labserver", "hostaddr": "127.0.0.1", "port": str(port), "dbname": "farm", "user": "ada"}
+        there = {"host": "labserver", "hostaddr": "127.0.0.1", "port": str(port), "dbname": "farm", "user": "web"}
         safe = {"sslmode": "verify-full", "sslrootcert": str(tmp_path / "server.crt")}
-        with psycopg.connect(**there, **safe, password="ada's") as connection:
-            assert connection.execute("SELECT session_user").fetchone() == ("ada",)
-        for wrong in ({"sslmode": "disable", "password": "ada's"}, {**safe, "password": "eve's"}):
+        with psycopg.connect(**there, **safe, password="web's") as connection:
+            assert connection.execute("SELECT session_user").fetchone() == ("web",)
+        for wrong in ({"sslmode": "disable", "password": "web's"}, {**safe, "password": "eve's"}):
             with pytest.raises(psycopg.OperationalError):
                 psycopg.connect(**{**there, **wrong})
         with pytest.raises(psycopg.OperationalError):
-            psycopg.connect(**{**there, **safe, "dbname": "postgres", "password": "ada's"})
-        assert you("ada", "lab", "queue").stdout == "nothing waits and nothing runs\n"
+            psycopg.connect(**{**there, **safe, "dbname": "postgres", "password": "web's"})
+        assert you("web", "lab", "queue").stdout == "nothing waits and nothing runs\n"
         assert "no agent" in you("wall", "lab", "agent", "list").stdout
         refused = you("wall", "lab", "quota", "user:ada", "4", code=None)
         assert refused.returncode not in (0, 70)
@@ -177,7 +177,7 @@ def _machine(folder: Path, port: int) -> Callable[..., subprocess.CompletedProce
     home.mkdir()
     shutil.copy(_FILES / "farm.toml", home)
     shutil.copy(folder / "server.crt", home / "lab-ca.pem")
-    names = ("lab", "host_a", "ada", "wall")
+    names = ("lab", "host_a", "web", "wall")
     (home / "pgpass").write_text("".join(f"labserver:*:farm:{name}:{name}'s\n" for name in names))
     (home / "pgpass").chmod(0o600)
     # There is no such name in this machine's network.

@@ -31,7 +31,7 @@ VARIABLES = {
     "FARM_STATE_DIR": "`paths.state` of farm.toml",
     "FARM_SERVER": "address of a `farm serve`, which everyday commands ask in place of the store",
     "FARM_TOKEN": "token of your account there",
-    "FARM_USER": "user of the command, as `farm serve` starts it; on PostgreSQL only the owner may be another user",
+    "FARM_USER": "user of the command, as `farm serve` starts it; PostgreSQL accepts others from server and owner",
     "FARM_VENV": "environment that `farmw` makes, in place of `.venv`",
     "FARM_EXTRAS": "extras that `farmw` installs as well, such as `cluster`",
     "FARM_LOG": "levels of log lines: `LEVEL` and `farm.MODULE=LEVEL`, separated by commas",

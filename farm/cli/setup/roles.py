@@ -19,16 +19,16 @@ def command(*, is_applied: bool, prefix: str, as_json: bool, config_file: Path |
     """Print or apply the SQL for roles and their rights on PostgreSQL.
 
     \b
-    farm_owner       everything: upgrades, 'farm runs prune', quotas
     farm_agent       records results and runs submitted jobs; removes nothing
     farm_builder     makes bundles: the login of a host that only compiles
-    farm_developer   submits, cancels and leases for itself; writes no result
-    farm_viewer      reads
+    farm_server      farm serve: acts for its accounts; writes no result
+    farm_reader      reads
 
-    These are groups. A person or a host has a role that signs in, and is a
-    member of one: CREATE ROLE ada LOGIN; GRANT farm_developer TO ada. Without
-    roles every user has all rights, as the owner of the tables. Sign in as a
-    superuser to apply the SQL, or let one run it: farm lab roles | psql DATABASE
+    These are groups. A host has a role that signs in, and is a member of one:
+    CREATE ROLE host_a LOGIN; GRANT farm_agent TO host_a. Persons act by the
+    server (FARM_SERVER, FARM_TOKEN). The owner of the tables upgrades, prunes
+    and sets quotas; without roles every user signs in as the owner. Sign in as
+    a superuser to apply the SQL, or let one run it: farm lab roles | psql DATABASE
     """
     from farm.store.rights.rights import KINDS
 

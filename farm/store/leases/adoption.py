@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
-from sqlalchemy.exc import DBAPIError
 
 from farm.devices.device import AdbAddress, Device
 from farm.devices.health import Health
@@ -17,8 +16,6 @@ from farm.store.leases.rows import ADOPTED, lease_row
 # Boot id of the kernel, which is unique. Other marks of a boot are numbers, which two devices may share.
 _BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _RANKS = {Health.HEALTHY: 0, Health.SUSPECT: 1, Health.QUARANTINED: 2}
-# SQLSTATE of a missing right, also raised by the guards in farm/store/rights.
-_NO_RIGHT = "42501"
 
 
 def earlier_rows(connection: Connection, seen: Sequence[Device]) -> dict[str, list[Row[Any]]]:
@@ -63,16 +60,10 @@ def adopt(connection: Connection, key: str, earlier: Sequence[Row[Any]], now_ms:
     """Copy the facts of `earlier` rows to the device `key`, and remove these rows from every list.
 
     Names, labels, service, health and reservations are copied; runs and health events stay where they are, and a lease
-    stays with its process of an earlier version: until it ends, no other process gets the device. A developer lacks
-    some rights for this in a shared store: the next agent or owner that sees the device adopts the rows.
+    stays with its process of an earlier version: until it ends, no other process gets the device.
     """
-    try:
-        with connection.begin_nested():
-            for row in earlier:
-                _adopt(connection, key, row, now_ms)
-    except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", "") != _NO_RIGHT:
-            raise
+    for row in earlier:
+        _adopt(connection, key, row, now_ms)
 
 
 def revive(connection: Connection, keys: Sequence[str]) -> None:
@@ -81,13 +72,8 @@ def revive(connection: Connection, keys: Sequence[str]) -> None:
     theirs = (row.id.in_(keys), row.service_user == ADOPTED)
     if connection.scalar(select(row.id).where(*theirs).limit(1)) is None:
         return
-    try:
-        with connection.begin_nested():
-            facts = {"in_service": True, "service_user": "", "service_note": ""}
-            connection.execute(update(schema.device_state).where(*theirs).values(facts))
-    except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", "") != _NO_RIGHT:
-            raise
+    facts = {"in_service": True, "service_user": "", "service_note": ""}
+    connection.execute(update(schema.device_state).where(*theirs).values(facts))
 
 
 def _adopt(connection: Connection, key: str, earlier: Row[Any], now_ms: int) -> None:

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, text
 from farm.base.errors import MissingToolError, StoreError
 from farm.store.rights.rights import HAS_JOBS, apply_again, become_owner, run_script
 
-# Version of functions.sql, to increase with every change of that file.
-_OWN = "9"
+# Version of functions.sql and farm/store/rights, to increase with every change of these files.
+_OWN = "10"
 _VERSIONS = "SELECT version FROM farm_messages ORDER BY version DESC LIMIT 1"
 
 

@@ -1,4 +1,4 @@
--- Groups without a login: GRANT {developer} TO ada. They belong to the server, not to one database.
+-- Groups without a login: GRANT {reader} TO wall. They belong to the server, not to one database.
 -- Only this file needs a superuser, or CREATEROLE.
 DO $$
 DECLARE
@@ -19,15 +19,10 @@ BEGIN
     END IF;
     REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC;
     GRANT USAGE, CREATE ON SCHEMA {schema} TO {tables_owner};
-    FOREACH one IN ARRAY ARRAY['{owner}', '{agent}', '{builder}', '{developer}', '{viewer}'] LOOP
+    FOREACH one IN ARRAY ARRAY['{agent}', '{builder}', '{server}', '{reader}'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = one) THEN
             EXECUTE format('CREATE ROLE %I NOLOGIN', one);
         END IF;
     END LOOP;
-    -- Members of this group have all rights of the owner of the tables: upgrade, prune, import, set quotas. Tables of a
-    -- superuser are left out, as the members would become superusers.
-    IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = {tables_owner_text}) AND '{owner}' <> {tables_owner_text} AND NOT pg_has_role('{owner}', {tables_owner_text}, 'MEMBER') THEN
-        GRANT {tables_owner} TO {owner};
-    END IF;
 END;
 $$;

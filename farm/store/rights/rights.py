@@ -6,8 +6,10 @@ from importlib import resources
 
 from sqlalchemy import Connection, text
 
-KINDS = ("owner", "agent", "builder", "developer", "viewer")
-"""Groups of a store, the most powerful first."""
+KINDS = ("agent", "builder", "server", "reader")
+"""Groups of a store."""
+_FORMER = ("developer", "viewer")
+"""Groups of persons that an earlier version created."""
 _OWNER = text("SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = to_regclass('run')")
 # Not to_regclass, which within a transaction does not see tables that others create after its first call.
 _IS_THERE = text("SELECT 1 FROM pg_class WHERE relname = 'farm_roles' AND pg_table_is_visible(oid)")
@@ -75,6 +77,6 @@ def _filled(connection: Connection, name: str, prefix: str) -> str:
     schema, tables_owner, tables_owner_text = connection.execute(names, {"owner": owner}).one()
     script = resources.files("farm.store.rights").joinpath(f"{name}.sql").read_text(encoding="utf-8")
     filled = {"schema": schema, "tables_owner": tables_owner, "tables_owner_text": tables_owner_text}
-    for key, value in (filled | {kind: f"{prefix}_{kind}" for kind in KINDS}).items():
+    for key, value in (filled | {kind: f"{prefix}_{kind}" for kind in (*KINDS, *_FORMER)}).items():
         script = script.replace(f"{{{key}}}", value)
     return script
