@@ -5,6 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
+import pytest
+
+from farm.base.structs import prepare_decoders
+
 # Without `prepare_decoders` one process in some dozens ends with SIGSEGV.
 _CODE = """
 import threading
@@ -35,3 +40,13 @@ for thread in threads:
 
 def test_threads_may_decode_the_same_types_at_once() -> None:
     assert [subprocess.run([sys.executable, "-c", _CODE], check=False).returncode for _ in range(3)] == [0, 0, 0]
+
+
+def test_types_are_prepared_once_also_those_that_no_process_can_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each device process and each worker of a run asks for this.
+    kind = msgspec.defstruct("Unreadable", [("at", "pathlib.NoSuchType")])
+    first = prepare_decoders()
+    tried: list[type] = []
+    monkeypatch.setattr(msgspec.json, "Decoder", tried.append)
+    assert prepare_decoders() == first
+    assert tried == [], kind

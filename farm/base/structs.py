@@ -7,7 +7,7 @@ import contextlib
 import msgspec
 
 _READY = set[type]()
-"""Structs whose decoder this process, or the process that forked it, has made."""
+"""Structs that this process, or the process that forked it, has prepared, if they can be decoded."""
 
 
 def prepare_decoders() -> int:
@@ -24,8 +24,8 @@ def prepare_decoders() -> int:
                 kinds.append(kind)
                 if kind in _READY:
                     continue
+                _READY.add(kind)
                 # Names that only a type checker imports: such a type is never decoded.
                 with contextlib.suppress(NameError, TypeError):
                     msgspec.json.Decoder(kind)
-                    _READY.add(kind)
     return len(seen)
