@@ -71,7 +71,10 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("command", sorted(FORKED))
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(one, marks=[pytest.mark.soak] if place % 5 else []) for place, one in enumerate(sorted(FORKED))],
+)
 def test_the_answers_of_a_fork_and_of_an_interpreter_are_equal(command: str, home: FarmHome) -> None:
     def answer(*, forked: bool) -> tuple[int, str, str]:
         done: subprocess.CompletedProcess[str] = home.farm(*command.split(), *CALLS[command], forked=forked)

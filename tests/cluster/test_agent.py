@@ -117,17 +117,6 @@ def test_what_one_device_computes_wrong_another_of_another_host_decides(hosts: A
 
 
 @pytest.mark.whole
-def test_an_agent_that_was_killed_comes_back_and_nothing_is_lost_or_run_twice(left: AgentHosts) -> None:
-    run_id = begun(left, "-k", _FEW)
-    os.kill(left.agents["left"].pid, signal.SIGKILL)
-    left.agents["left"].wait()
-    left.start_agent("left")
-    view = left.finished(run_id)
-    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _SOME
-    once_each(left, run_id, _SOME)
-
-
-@pytest.mark.whole
 def test_a_slot_that_is_killed_is_replaced_and_its_job_is_tried_again(left: AgentHosts) -> None:
     run_id = begun(left, "-k", _FEW)
     [slot] = left.device_processes("left")

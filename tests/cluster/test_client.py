@@ -179,12 +179,11 @@ def test_who_follows_is_told_that_the_database_is_away_and_sees_the_run_again(
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_without_a_terminal_a_signal_cancels(shared: Shared, number: int) -> None:
+def test_without_a_terminal_a_signal_cancels(shared: Shared) -> None:
     with shared.host(jobs=1) as host:
         with shared.home.running(*RUN) as process:
             waits_for(lambda: host.ran)
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             output, _ = process.communicate(timeout=30)
         assert process.returncode == 130, output
         assert "the run is cancelled" in output
@@ -379,7 +378,7 @@ def test_quotas_bound_users_and_the_queue_says_so(shared: Shared) -> None:
 @pytest.mark.whole
 def test_a_client_that_is_killed_in_the_middle_leaves_nothing_half(shared: Shared) -> None:
     with shared.host(seconds=0.2) as host:
-        for wait_s in (0.5, 1.5, 2.5, 3.5):
+        for wait_s in (0.7, 1.7):
             with shared.home.running(*RUN) as process:
                 time.sleep(wait_s)
                 process.kill()

@@ -133,7 +133,7 @@ def test_who_stands_still_within_a_transaction_keeps_nobody_waiting(farm: Farm) 
     thread.start()
     assert is_locked.wait(20)
     try:
-        farm.submit("ada", 30)
+        farm.submit("ada", 12)
         farm.await_end()
         farm.require_right()
     finally:
@@ -155,8 +155,8 @@ def test_the_database_restarts(running: tuple[Farm, str]) -> None:
 @pytest.mark.parametrize(
     ("way", "away_s"),
     [
-        # Six lifetimes of a heartbeat, as in a minute with 10 s each.
-        pytest.param("stopped", 6 * TTL_S, marks=pytest.mark.whole),
+        # Longer than a heartbeat is valid.
+        pytest.param("stopped", 1.5 * TTL_S, marks=pytest.mark.whole),
         pytest.param("stopped", 60.0, marks=pytest.mark.soak),
         pytest.param("frozen", 60.0, marks=pytest.mark.soak),
     ],
@@ -236,13 +236,13 @@ def test_the_network_is_cut_to_the_artifacts(
             contextlib.closing(Relay(s3.port)) as line,
             farm_of_hosts(*server, tmp_path / "farm", artifacts=address, env=KEYS) as farm,
         ):
-            farm.hosts.rest_s, farm.hosts.fetch_s = 5.0, 4.0
+            farm.hosts.rest_s, farm.hosts.fetch_s = 2.0, 3.0
             farm.hosts.artifacts_at["host-1"] = address.replace(f":{s3.port}", f":{line.port}")
             farm.begin(_HOSTS, _DEVICES)
             known = _in_midst(farm)
             _use_another_bundle(farm)
             line.cut()
-            fresh = farm.submit("bob", 60)
+            fresh = farm.submit("bob", 24)
             farm.await_end(timeout_s=120)
             assert len(farm.hosts.ran(known)) == _JOBS, "what needs nothing new goes on"
             assert farm.ran_on(known, "host-1")
@@ -313,13 +313,13 @@ def test_a_slow_and_lossy_network(farm: Farm) -> None:
         farm.hosts.urls["host-1"] = farm.url_at("127.0.0.1", line.port)
         farm.hosts.restarts = True
         farm.begin(_HOSTS, _DEVICES)
-        _in_midst(farm, 300)
+        _in_midst(farm)
         farm.await_end()
         farm.require_right()
         assert line.broken
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 @pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
 def test_packets_are_delayed_and_lost(farm: Farm) -> None:
     with networks() as cables:

@@ -103,7 +103,8 @@ def test_a_listing_has_the_known_issues_of_the_suites_backends_alone(home: FarmH
     assert lines["relu"].endswith("8a8w")
 
 
-@pytest.mark.whole
+# Another ExecuTorch or another case changes them: the first test finds a case without entry.
+@pytest.mark.soak
 def test_the_operators_of_each_case_are_as_written(home: FarmHome) -> None:
     run_program(
         [sys.executable, str(TOOL), "--check"],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import github
 import pytest
 from forge_server import HEAD, TOKEN, ForgeServer, forge_server
 
@@ -18,6 +20,13 @@ REVIEW = Review(
     name="farm run gate", state="failed", sentence="1 of 3 jobs failed", sections={NEW: [("ops/add", "no")]}
 )
 ADDRESSES = {"github": "/lab/net/pull/3", "gitlab": "/lab/net/-/merge_requests/3"}
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let PyGithub make no pauses between requests, a second before each that writes."""
+    at_once = partial(github.Github, seconds_between_requests=0, seconds_between_writes=0)
+    monkeypatch.setattr(github, "Github", at_once)
 
 
 @pytest.fixture

@@ -96,6 +96,7 @@ def test_a_new_figure_is_judged_stored_and_shown(farm: FarmCopy) -> None:
     assert "sign_flips 0 > -1" in farm.farm("report", "latest").stdout
 
 
+@pytest.mark.whole
 def test_an_unknown_figure_is_refused(farm: FarmCopy) -> None:
     manifest = farm.folder / "wrong" / "suite.toml"
     manifest.parent.mkdir()

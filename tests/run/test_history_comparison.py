@@ -58,7 +58,7 @@ def test_forty_nights_give_one_alert_for_each_step_and_none_for_a_quiet_series(s
 @pytest.mark.whole
 def test_intervals_of_95_per_cent_hold_the_truth_about_so_often(tmp_path: Path) -> None:
     held = []
-    for seed in range(1, 25):
+    for seed in range(1, 13):
         with open_store(tmp_path / f"{seed}.db") as opened:
             world = World(opened, jobs=6, seed=seed)
             same = {job: f"same-{job}" for job in range(6)}
@@ -66,9 +66,9 @@ def test_intervals_of_95_per_cent_hold_the_truth_about_so_often(tmp_path: Path) 
                 record_comparison(opened, world.night(keys=same))
             world.confirm(world.night({0: 1.08}, keys={**same, 0: "slower"}))
             held += [step.low < math.log(1.08) < step.high for step in known(opened, world, 0)[:1]]
-    assert len(held) >= 22
+    assert len(held) >= 11
     # A smaller number has a probability of at most one in a hundred.
-    assert sum(held) >= len(held) - 4
+    assert sum(held) >= len(held) - 3
 
 
 def test_a_hot_night_is_one_shift_and_a_slower_compiler_is_found_in_all(store: Store) -> None:

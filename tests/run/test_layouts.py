@@ -93,6 +93,7 @@ def run(home: FarmHome, suite: Path, *arguments: str) -> dict[str, tuple[str, st
     return {case: (attempt["verdict"], attempt["reason"]) for case, attempt in attempts.items()}
 
 
+@pytest.mark.whole
 def test_a_channels_last_convolution_passes_on_htp_and_again_as_its_repro(home: FarmHome, suite: Path) -> None:
     assert run(home, suite, "-k", "conv") == {"conv": ("passed", "")}
     home.farm("jobs", "rerun", "layouts/conv", "--virtual", "1", code=0)
@@ -112,6 +113,7 @@ def test_on_the_cpu_each_output_is_read_in_its_own_order_and_what_cannot_be_is_o
     assert home.farm("jobs", "rerun", "layouts/two", "--virtual", "1").returncode == 0
 
 
+@pytest.mark.whole
 def test_a_tensor_that_needs_two_orders_is_the_reason_of_farm_run_and_of_farm_debug(
     home: FarmHome, suite: Path
 ) -> None:

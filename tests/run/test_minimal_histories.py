@@ -113,9 +113,8 @@ class TestDeterministicFigures:
 
 
 class TestAlertsThatClose:
-    @pytest.mark.parametrize("seed", range(1, 5))
-    def test_a_step_of_5_per_cent_that_was_fixed_is_closed(self, store: Store, seed: int) -> None:
-        world = World(store, jobs=2, seed=seed)
+    def test_a_step_of_5_per_cent_that_was_fixed_is_closed(self, store: Store) -> None:
+        world = World(store, jobs=2)
         opened = False
         for night in range(32):
             world.confirm(world.night({0: 1.06 if 14 <= night < 22 else 1.0}))
@@ -140,9 +139,8 @@ class TestAlertsThatClose:
         ]  # fmt: skip
         assert store.alerts.open() == []
 
-    @pytest.mark.parametrize("seed", [1, 2])
-    def test_the_end_of_an_improvement_that_no_run_reported_is_no_alert(self, store: Store, seed: int) -> None:
-        world = World(store, jobs=3, seed=seed)
+    def test_the_end_of_an_improvement_that_no_run_reported_is_no_alert(self, store: Store) -> None:
+        world = World(store, jobs=3)
         for night in range(30):
             world.confirm(world.night(dict.fromkeys(range(3), 0.95 if 12 <= night < 20 else 1.0)))
             assert store.alerts.open() == []
@@ -162,9 +160,8 @@ class TestAlertsThatClose:
 class TestSlowInferences:
     """12 % of the inferences take 80 % longer: no median shows it."""
 
-    @pytest.mark.parametrize("seed", [1, 2])
-    def test_slow_inferences_are_found_by_the_tail_of_latencies(self, store: Store, seed: int) -> None:
-        world = World(store, jobs=2, seed=seed)
+    def test_slow_inferences_are_found_by_the_tail_of_latencies(self, store: Store) -> None:
+        world = World(store, jobs=2)
         world.inferences = 20
         for night in range(17):
             slow = {0: f"slow-{night}"} if night >= 12 else {}

@@ -77,14 +77,9 @@ def red_when_broken(home: FarmHome, package: Path, toolchain: Path) -> None:
     assert "all compiled already" in text
 
 
-# tests/compare/test_compare.py plants and mends the same error in a checkout.
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param("site-packages", marks=pytest.mark.whole),
-        *(pytest.param(way, marks=pytest.mark.soak) for way in ("checkout", "copied wheel", "editable install")),
-    ],
-)
+# tests/compare/test_compare.py plants and mends an error in a checkout with -m whole.
+@pytest.mark.soak
+@pytest.mark.parametrize("way", ["site-packages", "checkout", "copied wheel", "editable install"])
 def test_a_run_is_red_while_the_compiler_is_broken(home: FarmHome, tmp_path: Path, way: str) -> None:
     folder = tmp_path / "executorch"
     if way == "checkout":

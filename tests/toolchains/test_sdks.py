@@ -276,7 +276,7 @@ class TestWheels:
         assert candidates("2.47.0.1") == ["2.3.0"]
 
     @pytest.mark.whole
-    @pytest.mark.parametrize("qnn", ["2.47", "2.49"])
+    @pytest.mark.parametrize("qnn", ["2.47", pytest.param("2.49", marks=pytest.mark.soak)])
     def test_smoke_runs_on_the_simulator_of_another_qnn(self, home: FarmHome, tmp_path: Path, qnn: str) -> None:
         fetched = FarmHome(tmp_path / "fetched", home.state, home.cwd).farm(
             "setup", "sdk", "fetch", qnn, timeout_s=600, code=0
