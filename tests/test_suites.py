@@ -13,7 +13,7 @@ import pytest
 import farm.suites.manifests
 from farm.base.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
 from farm.base.socs import find_soc
-from farm.builds.bundles.source import source_digest
+from farm.builds.bundles.source import source_digest, suite_files
 from farm.suites.features import Features
 from farm.suites.manifests import find_suites, load_suite, resolve_suite
 from farm.suites.suite import Case, Expectation, Target, plan
@@ -375,6 +375,31 @@ def test_op_packages_are_in_the_key_by_content_and_not_for_direct_mode(tmp_path:
     assert len(digests) == 1 + len(libraries)
     with pytest.raises(IllegalTargetError, match="mine/relu: op_packages is not for direct mode"):
         plan([suite], [find_soc("SM8650")], "htp", option_sets=((("direct_mode", "true"),),))
+
+
+@pytest.mark.parametrize(
+    ("module", "left_out"), [("..nets:Sum", {"other.py"}), ("..layers:Sum", {"nets.py", "other.py"})]
+)
+def test_code_beside_a_suite_counts_with_all_that_it_imports(tmp_path: Path, module: str, left_out: set[str]) -> None:
+    """An edit of these files makes another bundle."""
+    code = {
+        "nets.py": "from .layers import Sum\n",
+        "layers/__init__.py": "from .deep.sums import Sum\n",
+        "layers/deep/sums.py": "from ...shared import one\nfrom ... import plain\n",
+        "shared/__init__.py": "one = 1\n",
+        "plain.py": "",
+        "other.py": "",
+    }
+    for name, text in code.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    case = Case("mine", "sum", module, (), folder=str(tmp_path / "mine"))
+    assert {str(path.relative_to(tmp_path)) for path in suite_files(case)} == code.keys() - left_out
+    digests = {source_digest(case)}
+    for name, text in code.items():
+        (tmp_path / name).write_text(f"{text}edited = 1\n")
+        digests.add(source_digest(case))
+    assert len(digests) == 1 + len(code) - len(left_out)
 
 
 def test_arguments_reach_the_builder_as_they_are_written(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def suite_files(case: Case) -> list[Path]:
     """Return the files below the folder of a suite that `source_digest` reads; none for an installed module's code."""
     found = named_files(case)
     name = case.module.partition(":")[0]
-    return [*found, *_python_files(_module_folder(case, name))] if name.startswith(".") else found
+    return [*found, *(path for _, path in _code_files(case, name))] if name.startswith(".") else found
 
 
 def named_files(case: Case) -> list[Path]:
@@ -56,20 +56,45 @@ def named_files(case: Case) -> list[Path]:
     return found
 
 
-def _module_folder(case: Case, name: str) -> Path:
+def _code_files(case: Case, name: str) -> Iterator[tuple[Path, Path]]:
+    """Yield the Python files in the suite's folder; for `..name` the files beside it that take part, by short names."""
     folder = Path(case.folder)
-    return folder.parent / name[2:].split(".", maxsplit=1)[0] if name.startswith("..") else folder
+    if not name.startswith(".."):
+        yield from ((path.relative_to(folder), path) for path in sorted(folder.rglob("*.py")))
+        return
+    root = folder.parent
+    left = [name[2:].partition(".")[0]]
+    seen: set[str] = set()
+    while left:
+        sibling = left.pop(0)
+        if sibling in seen:
+            continue
+        place, module = root / sibling, root / f"{sibling}.py"
+        found = [(path.relative_to(root if seen else place), path) for path in sorted(place.rglob("*.py"))]
+        found += [(module.relative_to(root), module)] if module.is_file() else []
+        seen.add(sibling)
+        for short, path in found:
+            yield short, path
+            left += sorted(_siblings(path, root))
 
 
-def _python_files(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.py"))
+def _siblings(path: Path, root: Path) -> set[str]:
+    """Return the names directly below `root` that a file imports by dots: `from ..other import Net`."""
+    level = len(path.relative_to(root).parts)
+    nodes = (node for node in _imports(path.read_bytes()) if isinstance(node, ast.ImportFrom) and node.level == level)
+    return {
+        name
+        for node in nodes
+        for name in ([node.module.partition(".")[0]] if node.module else [alias.name for alias in node.names])
+    }
 
 
 def source_digest(case: Case) -> str:
     """Return a hash of the code that makes the module of `case`, and of the files that it names.
 
-    A module in the suite's folder counts with every Python file there, as they may import each other, and every package
-    that they import: an installed wheel by its version, a package in a source folder by its content and its own
+    A module in the suite's folder counts with every Python file there, as they may import each other. A module beside
+    that folder counts with every file of its own folder, and of the folders beside it that these import. Packages that
+    they import count: an installed wheel by its version, a package in a source folder by its content and its own
     imports. A module of an installed package counts by its file, and a package that is no wheel by its content as
     well; torch, torchao and executorch are in every key by their own content.
     """
@@ -78,9 +103,8 @@ def source_digest(case: Case) -> str:
         digest.update(sha256_of(path).encode())
     name = case.module.partition(":")[0]
     if name.startswith("."):
-        folder = _module_folder(case, name)
-        for path in _python_files(folder):
-            digest.update(str(path.relative_to(folder)).encode() + b"\0")
+        for short, path in _code_files(case, name):
+            digest.update(str(short).encode() + b"\0")
             code = path.read_bytes()
             digest.update(hashlib.sha256(code).digest())
             for package in sorted(_imported(code)):
@@ -96,14 +120,20 @@ def source_digest(case: Case) -> str:
 
 
 def _imported(code: bytes) -> set[str]:
-    """Return the top-level names of the packages that a file imports; none for code that does not parse."""
+    """Return the top-level names of the packages that a file imports."""
+    nodes = _imports(code)
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in found} - {*_VERSIONED, *sys.stdlib_module_names}
+
+
+def _imports(code: bytes) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports of a file; none for code that does not parse."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError):
-        return set()
-    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
-    return {name.partition(".")[0] for name in found} - {*_VERSIONED, *sys.stdlib_module_names}
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def _state(package: str) -> str:
