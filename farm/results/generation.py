@@ -16,7 +16,7 @@ import numpy as np
 from farm.base.errors import BundleError
 from farm.builds.bundles.bundle import Bundle, Generation, read_tensor
 from farm.results.attempt import Cause, Direction, Ending, Measurement, Stage, Verdict, failed
-from farm.results.numerics import Figures
+from farm.results.numerics import Figures, compare
 from farm.suites.figures import COUNTERS, log_softmax
 
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ def _times_problem(entry: Generated, *, is_first_round: bool) -> str:
 def judge_tokens(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: FiguresByOutput) -> TokenFindings:
     """Return `figures` completed from the tokens, and the problem of wrong tokens.
 
-    Wrong without any limit are: tokens that differ from the expected ones of a ready program; a token that is not the
-    greatest of the program's own logits for the same tokens; a round of a sustained run with other tokens than the
-    first. A token that differs from a reference's gives a note and a measurement. `report_problem` has accepted the
-    report before. Raises BundleError.
+    Wrong without any limit are: NaN or infinity among logits without a reference; tokens that differ from the expected
+    ones of a ready program; a token that is not the greatest of the program's own logits for the same tokens; a round
+    of a sustained run with other tokens than the first. A token that differs from a reference's gives a note and a
+    measurement. `report_problem` has accepted the report before. Raises BundleError.
     """
     generation = bundle.manifest.generation
     if generation is None:
@@ -163,7 +163,8 @@ def judge_tokens(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: 
         measured.append(Measurement("margin_fp32[0]", "1", Direction.HIGHER, tuple(margins)))
     if perplexities := [value for look in looks if (value := look.perplexity(look.output(0))) is not None]:
         measured.append(Measurement("perplexity[0]", "tokens", Direction.LOWER, tuple(perplexities)))
-    problem = wrong_tokens(generation, report) or next((text for look in looks if (text := look.disagreement())), "")
+    problem = numbers_problem(bundle, raw) or wrong_tokens(generation, report)
+    problem = problem or next((text for look in looks if (text := look.disagreement())), "")
     return TokenFindings(rows, tuple(measured), _notes(generation, report), problem)
 
 
@@ -192,9 +193,12 @@ class _Scored:
     def perplexity(self, logits: NDArray[np.float64]) -> float | None:
         """Return the perplexity of the scored sequence by `logits`; None where it is no number."""
         following = self._sequence[1:]
-        if not following or not np.all(np.isfinite(logits)):
+        if not following:
             return None
-        chosen = log_softmax(logits[: len(following)])[np.arange(len(following)), following]
+        with np.errstate(invalid="ignore"):
+            chosen = log_softmax(logits[: len(following)])[np.arange(len(following)), following]
+        if not np.all(np.isfinite(chosen)):
+            return None
         value = float(np.exp(min(-float(np.mean(chosen)), 700.0)))
         return value if math.isfinite(value) else None
 
@@ -210,7 +214,8 @@ class _Scored:
         if len(self._bundle.manifest.outputs) < 2:
             return None
         ahead, alone = (self.output(index)[: self._entry.prompt_tokens] for index in (0, 1))
-        return prefill_agreement(ahead, alone)
+        agreement: float | None = compare(ahead, alone).sqnr_db
+        return agreement
 
     def _chosen(self) -> Iterator[tuple[int, int, int]]:
         """Yield place, row and token of each choice after the scored tokens."""
@@ -238,16 +243,6 @@ class _Scored:
                     f"for the same text have {best} there, by {logits[row, best] - logits[row, token]:.4g}"
                 )
         return ""
-
-
-def prefill_agreement(ahead: NDArray[np.float64], alone: NDArray[np.float64]) -> float:
-    """Return the SQNR of a prompt's logits from prefill against those from decode; inf if equal. Pure."""
-    if not (np.all(np.isfinite(ahead)) and np.all(np.isfinite(alone))):
-        return -math.inf
-    signal, noise = float(np.sum(alone * alone)), float(np.sum((alone - ahead) ** 2))
-    if not noise:
-        return math.inf
-    return 10.0 * math.log10(signal / noise) if signal else -math.inf
 
 
 def _prompt(bundle: Bundle, sample: int) -> tuple[int, ...]:
@@ -309,6 +304,21 @@ def _notes(generation: Generation, report: RunnerReport) -> tuple[str, ...]:
                 f"{wanted[place]}{many}"
             )
     return tuple(notes)
+
+
+def numbers_problem(bundle: Bundle, raw: RawResult) -> str:
+    """Return the first output without a reference that has NaN or infinity among its numbers; "" for none.
+
+    Figures judge outputs with a reference. A logit of -inf is a token that the program rules out.
+    """
+    manifest = bundle.manifest
+    for sample, (index, spec) in itertools.product(range(manifest.samples), enumerate(manifest.outputs)):
+        if manifest.references:
+            break
+        rows = read_tensor(raw.output(sample, index), spec)
+        if np.any(np.isnan(rows) | (rows == np.inf)):
+            return f"output {index} of prompt {sample} has NaN or infinity among its numbers"
+    return ""
 
 
 def wrong_tokens(generation: Generation, report: RunnerReport) -> str:

@@ -234,7 +234,7 @@ def _is_judged(ending: Ending) -> bool:
 
 def _as_expected(job: Job, raw: RawResult, ending: Ending) -> Ending:
     """Return `ending`, failed where the text is slower or worse than the case expects."""
-    expected = job.case.expectation(job.target)
+    expected = job.case.expectation_of_text(job.target)
     if expected is None:
         return ending
     if problem := expectation_problem(expected, ending.measurements):

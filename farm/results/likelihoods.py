@@ -15,7 +15,7 @@ import numpy as np
 from farm.base.errors import BundleError
 from farm.builds.bundles.bundle import Bundle, Generation, read_tensor
 from farm.results.attempt import Direction, Measurement
-from farm.results.generation import TokenFindings, wrong_tokens
+from farm.results.generation import TokenFindings, numbers_problem, wrong_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,7 +54,8 @@ class TokenLogarithms(NamedTuple):
 def judge_likelihoods(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: FiguresByOutput) -> TokenFindings:
     """Return `figures` completed by perplexity and choices, with their measurements.
 
-    Only a limit, or a round of a sustained run with other tokens than the first, makes them wrong. Raises BundleError.
+    Only a limit, NaN or infinity without a reference, or a round of a sustained run with other tokens than the first,
+    makes them wrong. Raises BundleError.
     """
     generation = bundle.manifest.generation
     if generation is None or generation.likelihoods is None:
@@ -76,7 +77,8 @@ def judge_likelihoods(bundle: Bundle, raw: RawResult, report: RunnerReport, figu
     if likelihoods.questions:
         measured += _task_measurements(likelihoods, token_logs)
         notes += _task_notes(likelihoods, token_logs)
-    return TokenFindings(rows, tuple(measured), tuple(filter(None, notes)), wrong_tokens(generation, report))
+    problem = numbers_problem(bundle, raw) or wrong_tokens(generation, report)
+    return TokenFindings(rows, tuple(measured), tuple(filter(None, notes)), problem)
 
 
 def logarithms_of(generation: Generation, rows: Sequence[NDArray[np.floating]]) -> TokenLogarithms:

@@ -69,7 +69,9 @@ class Figure(msgspec.Struct, frozen=True):
         return self.name.removesuffix("_db")
 
     def worst(self, values: Sequence[float]) -> float:
-        """Return the worst of some values."""
+        """Return the worst of some values; NaN if one is NaN."""
+        if any(map(math.isnan, values)):
+            return math.nan
         return min(values) if self.direction is Direction.HIGHER else max(values)
 
     def limit_problem(self, limit: float) -> str:
@@ -135,11 +137,13 @@ def psnr_db(actual: NDArray[Any], reference: NDArray[Any]) -> float:
 def worst_position_db(actual: NDArray[Any], reference: NDArray[Any]) -> float | None:
     """Return the least SQNR of a position, a row, in dB; inf where all are equal.
 
-    Rows that are zero in both are beyond the end of the sequence; None where all are.
+    Rows that are zero in both are beyond the end of the sequence; None where all are. Elements that are not finite in
+    both stay out of the sums.
     """
     import numpy as np
 
-    act, ref = actual.astype(np.float64), reference.astype(np.float64)
+    finite = np.isfinite(actual) & np.isfinite(reference)
+    act, ref = (np.where(finite, one, 0.0).astype(np.float64) for one in (actual, reference))
     with np.errstate(divide="ignore", invalid="ignore"):
         signal, noise = np.sum(ref * ref, axis=-1), np.sum((ref - act) ** 2, axis=-1)
         counts = (signal > 0) | (noise > 0)
@@ -150,7 +154,8 @@ def worst_position_db(actual: NDArray[Any], reference: NDArray[Any]) -> float | 
 def kl_divergence(actual: NDArray[Any], reference: NDArray[Any]) -> float | None:
     """Return the mean over positions of sum p (log p - log q), in nats: p of the reference's logits, q of the output's.
 
-    Rows that are zero in the reference are beyond the end of the sequence; None where all are.
+    Rows that are zero in the reference are beyond the end of the sequence; None where all are. A logit of -inf in both
+    adds nothing; NaN for a row without probabilities.
     """
     import numpy as np
 
@@ -159,10 +164,11 @@ def kl_divergence(actual: NDArray[Any], reference: NDArray[Any]) -> float | None
     for act, ref in zip(actual.astype(np.float64), reference.astype(np.float64), strict=True):
         if not np.any(ref):
             continue
-        p, q = log_softmax(ref), log_softmax(act)
-        total, rows = total + float(np.sum(np.exp(p) * (p - q))), rows + 1
-    # Rounding may leave it a little below zero.
-    return max(0.0, total / rows) if rows else None
+        with np.errstate(invalid="ignore"):
+            p, q = log_softmax(ref), log_softmax(act)
+            total, rows = total + float(np.sum(np.where(p == -np.inf, 0.0, np.exp(p) * (p - q)))), rows + 1
+    # Rounding may leave it a little below zero. `max(0.0, NaN)` is 0.0.
+    return float(np.maximum(0.0, total / rows)) if rows else None
 
 
 def log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
@@ -278,10 +284,11 @@ def series_value(metric: str, samples: Sequence[float]) -> float | None:
     """
     if not samples:
         return None
-    if any(math.isnan(sample) for sample in samples):
-        return math.nan
     figure = figure_of(metric)
     if figure is None:
+        # The median of NaN and other samples depends on their order.
+        if any(map(math.isnan, samples)):
+            return math.nan
         return statistics.median(samples)
     return statistics.fmean(samples) if figure.by_mean else figure.worst(samples)
 

@@ -247,8 +247,10 @@ class Case(_Frozen, frozen=True):
 
     def expectation(self, target: Target) -> Expectation | None:
         """Return the case's expectation for `target`; None on the CPU, and without a matching entry."""
-        if runs_on_cpu(target.backend):
-            return None
+        return None if runs_on_cpu(target.backend) else self.expectation_of_text(target)
+
+    def expectation_of_text(self, target: Target) -> Expectation | None:
+        """Return the entry whose rates, perplexity and accuracy count for `target`, also on the CPU."""
         for expected in self.expect:
             if _covers((expected.precisions, target.precision), (expected.socs, target.soc)):
                 return expected

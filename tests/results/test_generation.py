@@ -19,7 +19,7 @@ from farm.results.judge import judge
 from farm.results.runner_report import Generated, RunnerReport
 from farm.suites.figures import kl_divergence, worst_position_db
 from farm.suites.generate import Generate
-from farm.suites.suite import Case, Job, Limits, Target, Tolerance
+from farm.suites.suite import Case, Expectation, Job, Limits, Target, Tolerance
 
 VOCABULARY, NEW = 6, 3
 PROMPTS = ((1, 2), (3, 4, 5, 0))
@@ -50,6 +50,7 @@ class Text:
             (self.bundle_folder / name).mkdir(parents=True)
         self.chosen = [(2, 2, 1), (0, 1, 5)]
         self.tolerance: Tolerance | None = None
+        self.expect: tuple[Expectation, ...] = ()
         outputs = (TensorSpec((POSITIONS, VOCABULARY), "float32"),) * (2 if hybrid else 1)
         self.manifest = Manifest(
             key="0123456789abcdef", job_id="llm/tiny[SM8650-htp-16a8w]", soc="SM8650", backend="htp", precision="16a8w",
@@ -105,7 +106,7 @@ class Text:
         }  # fmt: skip
         (self.folder / "result.json").write_text(json.dumps(report))
         tolerances = {"16a8w": self.tolerance} if self.tolerance else {}
-        case = Case("llm", "tiny", "", (), samples=2, tolerances=tolerances, generate=Generate())
+        case = Case("llm", "tiny", "", (), samples=2, tolerances=tolerances, expect=self.expect, generate=Generate())
         job = Job(case, Target("SM8650", "htp", "16a8w"))
         raw = RawResult(
             job_id=job.id, serial="emulator-5554", workspace=PurePosixPath("/device"), folder=self.folder, started_ms=1,
@@ -245,6 +246,46 @@ def test_prefill_is_compared_with_decode(hybrid: Text) -> None:
     attempt = hybrid.judge()
     assert attempt.verdict == "failed"
     assert attempt.reason == "output 0 against quantized: prefill 40 dB < 45 dB"
+
+
+@pytest.mark.parametrize(
+    ("limits", "broken"),
+    [
+        (Limits(sqnr_db=-60.0, kl=1e-3), "kl "),
+        (Limits(sqnr_db=-60.0, worst_position_db=20.0), "worst_position "),
+        (Limits(sqnr_db=-60.0, perplexity_ratio=1.01), "perplexity_ratio "),
+    ],
+)
+def test_tokens_that_both_sides_rule_out_hide_no_other_difference(text: Text, limits: Limits, broken: str) -> None:
+    for sample in range(2):
+        rows = text.output(sample)
+        rows[:, 3] = -math.inf
+        for kind in ("fp32", "quantized"):
+            rows.tofile(text.bundle_folder / f"reference_{kind}/output_{sample}_0.raw")
+        text.set_output(sample, rows)
+    text.chosen[1] = (0, 1, 5)
+    text.tolerance = Tolerance(quantized=limits)
+    equal = measured(text.judge())
+    assert equal["kl_fp32[0]"] == (0.0, 0.0)
+    assert equal["worst_position_quantized[0]"] == (math.inf, math.inf)
+    assert equal["perplexity[0]"][0] > 1.0
+    text.set_output(0, text.output(0) * 0.3)
+    attempt = text.judge()
+    assert attempt.verdict == "failed"
+    assert attempt.reason.startswith(f"output 0 against quantized: {broken}")
+
+
+def test_logits_of_a_ready_program_have_to_be_numbers(text: Text) -> None:
+    text.manifest = msgspec.structs.replace(text.manifest, references=(), delegated_ops=None)
+    text.expect = (Expectation(most_perplexity=1000.0),)
+    assert text.judge().verdict == "passed"
+    for odd in (math.nan, math.inf):
+        rows = text.output(1)
+        rows[0, 2] = odd
+        text.set_output(1, rows)
+        attempt = text.judge()
+        assert (attempt.verdict, attempt.stage, attempt.cause) == ("failed", "numerics", Cause.NUMERICS)
+        assert attempt.reason == "output 0 of prompt 1 has NaN or infinity among its numbers"
 
 
 REFUSALS = {

@@ -97,6 +97,7 @@ class Ran:
         self.tolerance = Limits(sqnr_db=20.0)
         self.expect: tuple[Expectation, ...] = ()
         self.simulated = True
+        self.backend = "htp"
         for sample, rows in enumerate(made()):
             for folder in (self.bundle_folder / "reference_fp32", self.bundle_folder / "reference_quantized"):
                 rows.tofile(folder / f"output_{sample}_0.raw")
@@ -105,13 +106,13 @@ class Ran:
     def set(self, sample: int, rows: np.ndarray) -> None:
         rows.astype(np.float32).tofile(self.folder / f"output_{sample}_0.raw")
 
-    def judge(self) -> Attempt:
+    def judge(self, *, references: tuple[str, ...] = ("fp32", "quantized")) -> Attempt:
         spec = TensorSpec((POSITIONS, LIKELIHOOD_COLUMNS), "float32")
         manifest = Manifest(
             key="0123456789abcdef", job_id="told", soc="SM8650", backend="htp", precision="16a8w", samples=3,
             inputs=(TensorSpec((4,), "int32"), TensorSpec((POSITIONS,), "int32")), outputs=(spec,), pte_bytes=1000,
             delegates={"QnnBackend": 1}, delegated_ops=7, fallback_ops={}, seconds={}, versions={}, files={},
-            generation=GENERATION,
+            generation=GENERATION, references=references,
         )  # fmt: skip
         generated = [
             {
@@ -132,7 +133,7 @@ class Ran:
             "llm", "told", "", (), tolerances={"16a8w": Tolerance(quantized=self.tolerance)}, expect=self.expect,
             generate=Generate(tokenizer="bytes", task="task.yaml", score_text="text.txt"),
         )  # fmt: skip
-        job = Job(case, Target("SM8650", "htp", "16a8w"))
+        job = Job(case, Target("SM8650", self.backend, "16a8w"))
         raw = RawResult(
             job_id=job.id, serial="x", workspace=PurePosixPath("/device"), folder=self.folder, started_ms=1,
             exit_code=0, run_seconds=1.0, simulated=self.simulated,
@@ -210,6 +211,26 @@ def test_a_case_says_how_likely_and_how_right_it_has_to_be(ran: Ran) -> None:
     assert expectation_problem(Expectation(least_accuracy={"acc_norm": 0.5}), measured).startswith(
         "acc_norm was not measured"
     )
+
+
+def test_answers_of_a_ready_program_are_not_right_by_the_order_of_its_nan(ran: Ran) -> None:
+    ran.expect = (Expectation(least_accuracy={"acc": 0.0}),)
+    assert ran.judge(references=()).verdict == "passed"
+    for sample, rows in enumerate(made()):
+        ran.set(sample, rows * math.nan)
+    attempt = ran.judge(references=())
+    assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
+    assert attempt.reason == "output 0 of prompt 0 has NaN or infinity among its numbers"
+
+
+@pytest.mark.parametrize("backend", ["htp", "xnnpack"])
+def test_accuracy_is_expected_of_every_backend(ran: Ran, backend: str) -> None:
+    ran.backend = backend
+    right = answers(LIKELIHOODS, logarithms_of(GENERATION, made())).right["acc"]
+    expected = Expectation(most_perplexity=1.0) if right else Expectation(least_accuracy={"acc": 1.0})
+    ran.expect = (expected,)
+    attempt = ran.judge(references=())
+    assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
 
 
 def test_rates_are_expected_of_attached_devices_alone(ran: Ran) -> None:

@@ -186,6 +186,15 @@ def test_worst_takes_the_worst_of_each() -> None:
     assert worst([Figures(mismatch=0.1), Figures(mismatch=0.3)]) == Figures(mismatch=0.3)
 
 
+@pytest.mark.parametrize("values", [(0.1, math.nan), (math.nan, 0.1)])
+def test_a_figure_that_is_no_number_is_the_worst_whatever_its_place(values: tuple[float, float]) -> None:
+    found = worst(Figures(sqnr_db=one, kl=one) for one in values)
+    assert [violation.text for violation in violations(found, Limits(sqnr_db=-300.0, kl=1e300))] == [
+        "sqnr nan dB < -300 dB",
+        "kl nan > 1e+300",
+    ]
+
+
 def test_a_limit_decides_only_the_dtypes_it_applies_to() -> None:
     numbers, counts = Figures(sqnr_db=1.0, cosine=1.0, max_abs=0.0), Figures(mismatch=0.0)
     assert is_decided(numbers, Limits(cosine=0.9))
