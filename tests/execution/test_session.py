@@ -61,6 +61,18 @@ def test_what_was_chosen_is_collected_and_nothing_else(
     assert raw.run_seconds > 0
 
 
+def test_a_runner_that_ends_without_an_answer_leaves_no_result_of_an_earlier_execution(
+    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    """A health check uses its folder again, and files of the one before would be judged."""
+    out = tmp_path / "out"
+    session.execute("s/c", session.stage(make_bundle(b"good")), out, OPTIONS)
+    assert {path.name for path in out.iterdir()} == {"output_0_0.raw", "result.json"}
+    raw = session.execute("s/c", session.stage(make_bundle(b"mute")), out, OPTIONS)
+    assert (raw.error, raw.exit_code, raw.timed_out) == ("", 0, False)
+    assert list(out.iterdir()) == []
+
+
 def test_one_process_takes_many_jobs_and_nothing_is_left_of_it(
     session: DeviceSession, transport: Watched, make_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:

@@ -44,6 +44,11 @@ class Execution:
 
     def __init__(self, job_id: str, serial: str, workspace: Workspace, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        # Health checks, and jobs after trouble of this machine, use a folder again. Files of the earlier execution
+        # would be judged as results.
+        for path in folder.iterdir():
+            if not path.is_dir():
+                path.unlink()
         self.workspace, self.folder = workspace, folder
         self.ending: RunnerEnding | None = None
         self.notes: list[str] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import hashlib
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -162,7 +162,8 @@ class Executor:
         self, planned: PlannedJob, staged: Staged, *, alone: bool, flags: Mapping[str, str] | None = None
     ) -> _JobExecution:
         """Execute a job; `flags` of the runner replace flags of the target, in a folder with another name."""
-        name = re.sub(r"[^\w.=-]", "_", planned.job.id)
+        # Two jobs may differ in `/` and `_` alone, and one is executed while the other is judged.
+        name = hashlib.sha256(planned.job.id.encode()).hexdigest()
         folder = self._plan.folder / "raw" / (f"{name}.late" if flags else name)
         options = self._options(planned)
         if flags:
