@@ -20,14 +20,15 @@ from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.ready import features_of, output_specs, read_ready, ready_manifest
 from farm.builds.program.layout import to_memory
 from farm.builds.program.pte import Method, Program, Value, read_pte
-from farm.devices.execution.raw import ETDUMP_FILE
+from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE
 from farm.dispatch.request.profiling import Profile, require_profilable
 from farm.replay.one_off import OneOffOutcome, run_one
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.tensor_files import distribution, random_sample, read_samples
-from farm.results.attempt import Attempt, Comparison, Verdict
+from farm.results.attempt import Attempt, Cause, Comparison, Stage, Verdict
 from farm.results.numerics import compare, worst
-from farm.results.outputs import UNJUDGED, compared
+from farm.results.outputs import UNJUDGED, compared, executed_spec
+from farm.results.runner_report import read_report
 from farm.suites.features import why_on_device
 from farm.suites.options import parse_options
 from farm.suites.state import State, order_problem, state_problem
@@ -325,6 +326,10 @@ def run_ready(
             _save(folder, raw, outputs)
         if not ready.expected:
             return attempt
+        if problem := _shape_problem(ready, outputs):
+            return msgspec.structs.replace(
+                attempt, verdict=Verdict.FAILED, stage=Stage.NUMERICS, cause=Cause.NUMERICS, reason=problem
+            )
         notes = (
             note if note != UNJUDGED else "the program ran; the comparison has no limit and decides nothing"
             for note in attempt.notes
@@ -336,12 +341,22 @@ def run_ready(
 
 
 def _outputs(ready: ReadyProgram, raw: RawResult) -> dict[tuple[int, int], NDArray[np.generic]]:
-    """Return the outputs by inference and index, after the check of presence and size."""
+    """Return the outputs of a passed attempt by inference and index, in the shapes that the runner reports."""
+    report = read_report(raw.folder / RESULT_FILE)
+    written = report.outputs if report is not None else ()
     return {
-        (sample, index): read_tensor(raw.output(sample, index), spec)
+        (sample, index): read_tensor(raw.output(sample, index), executed_spec(spec, tensor))
         for sample in range(len(ready.samples))
-        for index, spec in enumerate(ready.outputs)
+        for index, (spec, tensor) in enumerate(zip(ready.outputs, written, strict=True))
     }
+
+
+def _shape_problem(ready: ReadyProgram, outputs: dict[tuple[int, int], NDArray[np.generic]]) -> str:
+    """Return the first output of another shape than expected; "" for none."""
+    for (sample, index), array in outputs.items():
+        if array.shape != (shape := ready.expected[sample][index].shape):
+            return f"output {index} of inference {sample} has the shape {list(array.shape)}, expected {list(shape)}"
+    return ""
 
 
 def _figures(sample: int, index: int, array: NDArray[np.generic]) -> OutputFigures:

@@ -10,6 +10,7 @@ import msgspec
 
 from farm.base.errors import BundleError
 from farm.builds.bundles.bundle import Constant, read_tensor
+from farm.devices.execution.raw import RESULT_FILE
 from farm.results.attempt import Cause, Comparison, Ending, Stage, Verdict, failed, infra
 from farm.results.measurements import measure
 from farm.results.numerics import (
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from farm.builds.bundles.bundle import Bundle, Manifest
+    from farm.builds.bundles.bundle import Bundle, Manifest, TensorSpec
     from farm.devices.execution.raw import RawResult
     from farm.results.attempt import Measurement
-    from farm.results.runner_report import RunnerReport
+    from farm.results.runner_report import RunnerReport, RunnerTensor
     from farm.suites.suite import Job, Limits
 
     # Tensors of one output over all samples, by kind of reference.
@@ -54,13 +55,9 @@ def outputs_problem(bundle: Bundle, raw: RawResult, report: RunnerReport) -> End
         return infra(Stage.EXECUTE, f"the runner ran {len(report.inferences)} of {manifest.samples} inferences")
     if len(report.outputs) != len(manifest.outputs):
         return _wrong(f"the model gives {len(report.outputs)} outputs, the reference {len(manifest.outputs)}")
-    for index, (written, expected) in enumerate(zip(report.outputs, manifest.outputs, strict=True)):
-        # Without a reference the program's own description is all there is, and that has the bounds of a dynamic shape.
-        if (manifest.references or manifest.generation) and (written.dtype, written.shape) != (
-            expected.dtype,
-            expected.shape,
-        ):
-            return _wrong(f"{manifest.output_label(index)} is {written}, the reference is {expected}")
+    for index, written in enumerate(report.outputs):
+        if problem := _description_problem(manifest, index, written):
+            return problem
         for sample in range(manifest.samples):
             path = raw.output(sample, index)
             try:
@@ -70,6 +67,24 @@ def outputs_problem(bundle: Bundle, raw: RawResult, report: RunnerReport) -> End
             if size != written.nbytes:
                 return infra(Stage.PULL, f"{path.name} has {size} bytes, the runner wrote {written.nbytes}")
     return None
+
+
+def _description_problem(manifest: Manifest, index: int, written: RunnerTensor) -> Ending | None:
+    """Return why the runner's description of an output does not fit the manifest; None where it does."""
+    expected, label = manifest.outputs[index], manifest.output_label(index)
+    # Without a reference the program's own description is all there is, and that has the bounds of a dynamic shape.
+    is_exact = bool(manifest.references or manifest.generation)
+    if is_exact and (written.dtype, written.shape) != (expected.dtype, expected.shape):
+        return _wrong(f"{label} is {written}, the reference is {expected}")
+    if len(written.shape) != len(expected.shape) or written.nbytes != executed_spec(expected, written).nbytes:
+        problem = f"{label} is {written} with {written.nbytes} bytes, by the program's file {expected}"
+        return infra(Stage.PULL, f"{RESULT_FILE} is refused: {problem}")
+    return None
+
+
+def executed_spec(expected: TensorSpec, written: RunnerTensor) -> TensorSpec:
+    """Return an output's description with the shape that the runner reports, which may be below dynamic bounds."""
+    return msgspec.structs.replace(expected, shape=written.shape)
 
 
 class OutputFindings(msgspec.Struct, frozen=True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,15 @@ import pytest
 from farm_home import FarmHome
 
 from farm.base.errors import ConfigError, FarmError, UsageError
+from farm.builds.bundles.bundle import TensorSpec
 from farm.builds.bundles.generation import generation_of
 from farm.builds.program.pte import Value, read_pte
+from farm.devices.execution.raw import RawResult
 from farm.dispatch.request.profiling import Profile
 from farm.replay.generation import GenerateRequest, before_the_end, is_cut_short, plan_generation
-from farm.replay.ready_program import ReadyRequest, plan_ready
+from farm.replay.ready_program import ReadyRequest, plan_ready, run_ready
 from farm.replay.tensor_files import random_sample, read_list, read_samples
+from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.store import open_store
 
 VIRTUAL = ("--virtual", "1")
@@ -201,6 +205,34 @@ def test_inputs_in_another_order_of_bytes_or_axes_are_the_same_inputs(models: Pa
     for source in (models / "conv_input_0.raw", tmp_path / "odd.npy"):
         [[read]] = plan_ready(ReadyRequest(model=models / "conv.pte", inputs=(source,))).samples
         assert (read.dtype, read.tobytes()) == (np.dtype(np.float32), plain.tobytes())
+
+
+@pytest.mark.parametrize(("expected", "verdict"), [(None, "passed"), ((2, 3), "passed"), ((2, 4), "failed")])
+def test_outputs_below_their_bounds_are_taken_in_the_shape_that_the_runner_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: tuple[int, ...] | None, verdict: str
+) -> None:
+    raw = RawResult(job_id="j", serial="s", workspace=PurePosixPath("/"), folder=tmp_path / "raw", started_ms=1)
+    raw.folder.mkdir()
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    values.tofile(raw.output(0, 0))
+    report = {"schema": 1, "ok": True, "exit_code": 0, "load_ns": 1,
+              "outputs": [{"shape": [2, 3], "dtype": "float32", "nbytes": 24}]}  # fmt: skip
+    (raw.folder / "result.json").write_text(json.dumps(report))
+    attempts: list[Attempt] = []
+
+    def run_stub(*arguments: Any) -> None:
+        attempts.append(arguments[-1](raw, Attempt("j", Verdict.PASSED, Stage.DONE, "")))
+
+    monkeypatch.setattr("farm.replay.ready_program.run_one", run_stub)
+    right = () if expected is None else ((np.zeros(expected, np.float32),),)
+    bounds = TensorSpec(expected or (2, 8), "float32")
+    ready: Any = SimpleNamespace(samples=(values,), outputs=(bounds,), expected=right)
+    found = run_ready(Any, Any, ready, Any, tmp_path / "out")
+    assert found.outputs[0].shape == (2, 3)
+    assert np.array_equal(np.load(tmp_path / "out" / "output_0_0.npy"), values)
+    [attempt] = attempts
+    wrong = "output 0 of inference 0 has the shape [2, 3], expected [2, 4]"
+    assert (attempt.verdict, attempt.reason) == (verdict, wrong if verdict == "failed" else "")
 
 
 def test_an_input_list_names_files_beside_it(tmp_path: Path) -> None:

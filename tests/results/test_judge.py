@@ -285,6 +285,20 @@ def test_an_output_of_another_size_is_infra(execution: Execution, size: int) -> 
     assert attempt.reason == f"output_1_0.raw has {size} bytes, the runner wrote 96"
 
 
+@pytest.mark.parametrize("references", [("fp32", "quantized"), ()])
+@pytest.mark.parametrize("nbytes", [0, 48])
+def test_a_report_whose_bytes_contradict_its_shape_is_refused(
+    execution: Execution, nbytes: int, references: tuple[str, ...]
+) -> None:
+    execution.replace_manifest(references=references)
+    execution.report["outputs"][0]["nbytes"] = nbytes
+    for sample in range(2):
+        (execution.folder / f"output_{sample}_0.raw").write_bytes(b"\0" * nbytes)
+    attempt = execution.judge()
+    assert ending(attempt) == ("infra", "pull")
+    assert attempt.reason.startswith("result.json is refused: output 0 is float32[2, 3, 4] with")
+
+
 @pytest.mark.parametrize(
     ("outputs", "reason"),
     [
