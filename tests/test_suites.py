@@ -520,6 +520,31 @@ def test_what_a_backend_has_to_take_is_the_first_that_fits(tmp_path: Path) -> No
     assert relu.expectation(Target("SM8650", "xnnpack", "fp32")) is None
 
 
+@pytest.mark.parametrize(
+    "limit", ['metrics = [{ name = "top1", least = 0.9 }]', 'tolerance = { "8a8w" = { fp32 = { sqnr_db = 20.0 } } }']
+)
+def test_limits_that_nothing_could_be_compared_with_are_refused(tmp_path: Path, limit: str) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("x.pte", "y.npy"):
+        (tmp_path / "mine" / name).touch()
+    head = '[suite]\nname = "mine"\ndescription = "d"\n[case.net]\npte = "x.pte"\ninputs = [{ shape = [1] }]\n'
+    key = limit.partition(" ")[0]
+    with pytest.raises(ConfigError, match=rf"case.net.{key}: nothing says what the outputs of the pte should be"):
+        load_suite(_write(tmp_path / "mine", f"{head}{limit}\n"))
+    load_suite(_write(tmp_path / "mine", f'{head}expected = [["y.npy"]]\n{limit}\n'))
+
+
+def test_the_expectation_of_a_suite_is_for_included_cases_as_well(tmp_path: Path) -> None:
+    load_suite(_write(tmp_path / "mine", MANIFEST))
+    head = '[suite]\nname = "other"\ndescription = "d"\n[suite.expect]\npartitions = 3\n'
+    other = _write(tmp_path / "other", f'{head}[[include]]\nsuite = "mine"\n')
+    target = Target("SM8650", "htp", "8a8w")
+    assert [case.expectation(target) for case in load_suite(other).cases] == [Expectation(3)] * 2
+    text = MANIFEST.replace("[case.relu]", '[suite.expect]\nprecisions = ["8a8"]\n\n[case.relu]')
+    with pytest.raises(ConfigError, match=r"expect.precisions: '8a8' is none of"):
+        load_suite(_write(tmp_path / "mine", text))
+
+
 def test_a_ready_program_runs_at_what_it_says_or_at_no_precision_of_ours(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "x.pte").touch()

@@ -208,7 +208,8 @@ def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _Ca
     for index, metric in enumerate(table.metrics):
         if metric.least is not None and (problem := FIGURES[metric.name].limit_problem(metric.least)):
             raise ConfigError(manifest, f"{key}.metrics[{index}].least", problem)
-    for expected in table.expect:
+    every_expected = (*table.expect, *([suite.expect] if suite.expect else []))
+    for expected in every_expected:
         _check_known(manifest, f"{key}.expect.precisions", expected.precisions, PRECISIONS)
         _check_known(manifest, f"{key}.expect.socs", expected.socs, load_socs())
     given = {name: getattr(table, name) for name in _CaseTable.__struct_fields__ if name in Case.__struct_fields__}
@@ -216,7 +217,7 @@ def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _Ca
         "precisions": table.precisions or ((READY,) if table.pte else suite.precisions),
         "tolerances": {**suite.tolerance, **table.tolerance},
         "known_issues": tuple(_placed(issue, suite.backends) for issue in table.known_issues),
-        "expect": (*table.expect, *([suite.expect] if suite.expect else [])),
+        "expect": every_expected,
     }
     case = Case(suite=suite.name, name=name, folder=folder, **{**given, **filled_in})
     folders = case.generate.folders if case.generate is not None else ()
@@ -234,6 +235,10 @@ def _check_keys(manifest: Path, key: str, name: str, table: _CaseTable) -> None:
         raise ConfigError(manifest, f"{key}.samples", "is at least 1")
     if table.compiled_with and not table.pte:
         raise ConfigError(manifest, f"{key}.compiled_with", "is for a pte alone: what is compiled here is known")
+    if table.pte and not (table.module or table.program or table.expected):
+        for limit in sorted({"metrics", "tolerance"} & table.given):
+            problem = "nothing says what the outputs of the pte should be: give it expected, a module or a program"
+            raise ConfigError(manifest, f"{key}.{limit}", f"{problem}; without {limit} its run alone is judged")
 
 
 def _check_module(manifest: Path, key: str, table: _CaseTable) -> None:
@@ -340,6 +345,7 @@ def _included(manifest: Path, suite: _SuiteTable, include: _Include, including: 
             suite=suite.name,
             precisions=include.precisions or by_name[name].precisions,
             tolerances={**suite.tolerance, **by_name[name].tolerances},
+            expect=(*by_name[name].expect, *([suite.expect] if suite.expect else [])),
         )
         for name in include.cases or by_name
         if name not in include.without
