@@ -11,6 +11,7 @@ import pytest
 
 from farm.base.config.settings import Config
 from farm.base.errors import ConfigError, FarmError, IllegalTargetError, MissingToolError, UsageError
+from farm.base.hashes import sha256_of
 from farm.base.socs import find_soc
 from farm.builds.runtime import parts
 from farm.builds.runtime import runtime as runtime_module
@@ -28,6 +29,8 @@ from farm.builds.runtime.runtime import (
     virtual_runtime,
 )
 from farm.builds.runtime.signing.sign import adopt
+from farm.results.analysis.history import side_of
+from farm.store.details import device_facts
 
 COMMON = {
     "qnn_executor_runner": "{build}/examples/qualcomm/executor_runner",
@@ -222,6 +225,43 @@ def test_only_farms_own_runner_takes_jobs(config: Config, tmp_path: Path) -> Non
     runtime = attached_runtime(msgspec.structs.replace(config, android_runner=ours), soc, "htp")
     assert runtime.files[runtime.runner] == ours
     assert set(runtime.files) == {*LISTS["SM8650", "htp", "traditional"], "farm_runner"} - {"qnn_executor_runner"}
+
+
+def test_libraries_that_farm_did_not_build_are_facts_of_a_runtime(config: Config, tmp_path: Path) -> None:
+    """Another build of ExecuTorch's QNN backend is another side of a comparison, with the same runner and QNN."""
+    soc, ours = find_soc("SM8650"), tmp_path / "farm_runner"
+    ours.write_bytes((tmp_path / "stub-sdk" / "qnn_executor_runner").read_bytes() + b"farm_runner: %s: ")
+    config = msgspec.structs.replace(config, android_runner=ours)
+    before = attached_runtime(config, soc, "htp")
+    for path in (
+        tmp_path / "stub-build-android/backends/qualcomm/libqnn_executorch_backend.so",
+        tmp_path / "stub-sdk/lib/aarch64-android/libQnnHtp.so",
+    ):
+        path.write_bytes(path.read_bytes() + b"another")
+        after = attached_runtime(config, soc, "htp")
+        assert side_of("bundle", device_facts(None, after.versions)) != side_of(
+            "bundle", device_facts(None, before.versions)
+        )
+        before = after
+    ours.write_bytes(ours.read_bytes() + b"another")
+    assert attached_runtime(config, soc, "htp").versions == {
+        **before.versions, "runner": sha256_of(ours)
+    }  # fmt: skip
+
+
+def test_the_backend_comes_from_the_executorch_that_the_runner_is_built_with(config: Config, tmp_path: Path) -> None:
+    prefix = tmp_path / "stub-prefix"
+    library = prefix / "lib/executorch/backends/qualcomm/libqnn_executorch_backend.so"
+    library.parent.mkdir(parents=True)
+    built = tmp_path / "stub-build-android/backends/qualcomm/libqnn_executorch_backend.so"
+    shutil.copyfile(built, library)
+    named = msgspec.structs.replace(config, android_executorch=prefix)
+    android = TARGETS["android-arm64"]
+    assert staged_runtime(named, find_soc("SM8650"), "htp", android).files[library.name] == library
+    library.unlink()
+    with pytest.raises(MissingToolError, match="libqnn_executorch_backend.so"):
+        staged_runtime(named, find_soc("SM8650"), "htp", android)
+    assert staged_runtime(config, find_soc("SM8650"), "htp", android).files[library.name] == built
 
 
 def test_direct_mode_runs_jobs_one_by_one(config: Config, tmp_path: Path, elf: Any) -> None:

@@ -141,8 +141,9 @@ def _android_runner(config: Config) -> RuntimePart:
 def _android_backend_library(config: Config) -> RuntimePart:
     if (named := config.android_backend_library) is not None:
         return library(named.name, named, f"set android_backend_library {_TABLE} (docs/guides/runtime.md)")
-    candidates = [config.executorch_build / BACKEND_IN_BUILD] if config.executorch_build else []
-    candidates += [root / _BACKEND_IN_PREFIX for root in (config.android_executorch, config.executorch_build) if root]
+    # The ExecuTorch that the runner is built with: see `android_kit`.
+    root = config.android_executorch or config.executorch_build
+    candidates = [root / place for place in (BACKEND_IN_BUILD, _BACKEND_IN_PREFIX)] if root else []
     found = next((path for path in candidates if path.is_file()), None)
     return library(_BACKEND_LIBRARY, found or next(iter(candidates), None), _GET_BUILD)
 

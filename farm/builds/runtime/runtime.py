@@ -43,7 +43,7 @@ from farm.builds.runtime.qnn_sdk import GET_SDK, QnnFiles, release_of, sdk_versi
 from farm.builds.runtime.simulator import LIBRARY, TARGET, host_sdk
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from farm.base.config.settings import Config
 
@@ -79,8 +79,8 @@ class Runtime(msgspec.Struct, frozen=True):
     runner: str
     """Name in `files` of the program to execute."""
     versions: dict[str, str]
-    """Facts that numbers depend on: `runner` is the key of farm's build or a hash, `skel` a hash; `qnn` and
-    `executorch` are versions, if known; `dsp_logs` is a mask."""
+    """Facts that numbers depend on: `runner` is the key of farm's build or a hash, `skel` and `runtime` (files that
+    farm did not build) are hashes; `qnn` and `executorch` are versions, if known; `dsp_logs` is a mask."""
     kind: Kind
     needs_root: bool = False
     """True for a runner that must run as root (LPAI: signed process domain)."""
@@ -249,7 +249,13 @@ def device_runtime(
     versions = {} if known.on_cpu else {"qnn": version}
     runtime = _runtime(cache_dir, files, parts[0].name, versions, kind, needs_root=known.needs_root)
     if takes_sessions(files[runtime.runner]):
-        return runtime
+        others = {name: sha256 for name, sha256 in runtime.hashes.items() if name != runtime.runner}
+        # The runner has a fact of its own. ExecuTorch's backend was built elsewhere, and QNN is named by its version.
+        return (
+            runtime
+            if known.on_cpu
+            else msgspec.structs.replace(runtime, versions={**runtime.versions, "runtime": _digest(others)})
+        )
     return _one_shot(runtime, backend, mode, runtime.versions)
 
 
@@ -335,9 +341,7 @@ def _runtime(
     needs_root: bool = False,
 ) -> Runtime:
     hashes = hash_files(cache_dir, files.values())
-    digest = hashlib.sha256()
-    for name in sorted(files):
-        digest.update(f"{name}\0{hashes[files[name]]}\0".encode())
+    named = {name: hashes[path] for name, path in files.items()}
     known = {name: version for name, version in versions.items() if version}
     # A build of farm is known by its sources and toolchain: its bytes may differ from build to build.
     built = files[runner].parent
@@ -347,10 +351,17 @@ def _runtime(
             known["skel"] = hashes[files[name]]
     if "skel" in known:
         known["dsp_logs"] = _DSP_LOGS
-        digest.update(f"dsp_logs\0{_DSP_LOGS}\0".encode())
-    return Runtime(
-        files, digest.hexdigest(), runner, known, kind, needs_root, {name: hashes[path] for name, path in files.items()}
-    )
+    return Runtime(files, _digest(named, known.get("dsp_logs", "")), runner, known, kind, needs_root, named)
+
+
+def _digest(hashes: Mapping[str, str], dsp_logs: str = "") -> str:
+    """Return a hash over the names and contents of files, and over the mask of the DSP's log."""
+    digest = hashlib.sha256()
+    for name in sorted(hashes):
+        digest.update(f"{name}\0{hashes[name]}\0".encode())
+    if dsp_logs:
+        digest.update(f"dsp_logs\0{dsp_logs}\0".encode())
+    return digest.hexdigest()
 
 
 def _complete(soc: Soc, backend: str, parts: Sequence[RuntimePart]) -> dict[str, Path]:
