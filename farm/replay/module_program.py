@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.atomic import write_atomically
 from farm.base.backends.registry import DEFAULT_BACKEND, find_backend
 from farm.base.errors import InfraError, ProgramError, UsageError
 from farm.base.publish import make_folders
@@ -94,7 +95,7 @@ def write_example_inputs(config: Config, tools: Toolchain, module: NamedModule) 
 def _kept(content: bytes, place: Path) -> Path:
     path = place / f"{hashlib.sha256(content).hexdigest()}.npy"
     if not path.is_file():
-        path.write_bytes(content)
+        write_atomically(path, content)
     return path
 
 
