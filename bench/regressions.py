@@ -34,11 +34,12 @@ from farm.results.analysis.confirmation import (
     confirm,
     control,
     pairs_needed,
+    programs_are_cause,
     unsure,
 )
 from farm.results.analysis.families import P_MEMBER, common_step, families, member
 from farm.results.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
-from farm.results.analysis.nights import REPRESENTATIVES, Observation, judge_night, programs_are_cause
+from farm.results.analysis.nights import REPRESENTATIVES, Observation, judge_night
 from farm.results.analysis.scale import GATES, Scale, Series
 from farm.results.analysis.sequential import (
     LEAST_PAIRS,

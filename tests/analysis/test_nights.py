@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import msgspec
 import numpy as np
 import pytest
 
-from farm.results.analysis.confirmation import confirm
-from farm.results.analysis.nights import NightJudgement, Observation, judge_night, programs_are_cause
+from farm.results.analysis.confirmation import confirm, programs_are_cause
+from farm.results.analysis.nights import NightJudgement, Observation, judge_night
 from farm.results.analysis.scale import Scale, Series
 from farm.results.analysis.suspected import Finding
 from farm.results.attempt import Direction
@@ -172,3 +174,18 @@ def test_the_effect_of_a_build_is_known_from_another_phone() -> None:
     for tonight, finding in ((1.08e6, Finding.UNCHANGED), (1.08 * 1.08e6, Finding.REGRESSION)):
         [judged] = judge_night([Observation(LATENCY, "b", values, tonight, [*places, ("b", "2")])]).judgements
         assert judged.finding is finding
+
+
+def test_young_series_are_judged_without_numpy() -> None:
+    """NumPy takes 0.1 s to load, and a run without comparable runs needs none of it."""
+    code = (
+        "import sys; from farm.results.analysis.nights import Observation, judge_night;"
+        "from farm.results.analysis.change_points import change_points;"
+        "from farm.results.analysis.scale import Scale, Series; from farm.results.attempt import Direction;"
+        "series = Series('job', 'latency', 'ns', Direction.LOWER, exact=False);"
+        "night = judge_night([Observation(series, 'device', [5.0] * 7, 6.0), Observation(series, 'device', [], -1.0)]);"
+        "assert [one.finding for one in night.judgements] == ['insufficient_data', 'undefined'], night;"
+        "assert change_points(Scale.RATIO, [5.0] * 3) == ();"
+        "assert 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,8 +1,10 @@
-"""Search for the pip packages that the runtime is made from, without importing them."""
+"""Search for the pip packages that the runtime is made from, without importing them.
+
+`importlib.metadata` is imported where it is used: device processes search no distribution, and it takes 20 ms to load.
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 from pathlib import Path
@@ -31,6 +33,8 @@ def package_folder(package: str, marker: str, extra: str) -> Path:
 
 def package_version(distribution: str) -> str:
     """Return the version of an installed distribution, "" when it is not installed."""
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -42,6 +46,8 @@ def packaged_tool(distribution: str, extra: str) -> Path:
 
     PATH is not searched, as an older executable of the system may come first there.
     """
+    import importlib.metadata
+
     try:
         files = importlib.metadata.distribution(distribution).files or []
     except importlib.metadata.PackageNotFoundError:

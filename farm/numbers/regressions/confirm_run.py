@@ -20,9 +20,17 @@ from farm.numbers.regressions.bench_pool import BenchFactory, BenchPool
 from farm.numbers.regressions.confirm_job import PairsRequest
 from farm.numbers.regressions.paired_test import worse
 from farm.numbers.regressions.remeasure import RemeasuredSeries, Remeasurement, unknown
-from farm.results.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, control, pairs_needed, unsure
+from farm.results.analysis.confirmation import (
+    P_UNSUSPECTED,
+    Answer,
+    Confirmation,
+    control,
+    pairs_needed,
+    programs_are_cause,
+    unsure,
+)
 from farm.results.analysis.families import P_MEMBER, common_step, families, member
-from farm.results.analysis.nights import REPRESENTATIVES, programs_are_cause
+from farm.results.analysis.nights import REPRESENTATIVES
 from farm.results.analysis.scale import Scale
 from farm.results.analysis.sequential import LEAST_PAIRS
 from farm.results.analysis.suspected import Finding

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from farm.results.analysis.robust import level_sigma
 from farm.results.analysis.scale import GATES, LEAST_SIGMA, Scale, scaled
@@ -14,6 +13,7 @@ from farm.results.analysis.scale import GATES, LEAST_SIGMA, Scale, scaled
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 LEAST_LEVEL = 3
@@ -43,6 +43,10 @@ def change_points(scale: Scale, values: Sequence[float]) -> tuple[ChangePoint, .
     The sum of squared distances from the level's mean, in robust standard deviations and with outliers pulled in,
     plus a penalty for each level, is least for these levels: all ways to cut are compared (O(n^2)).
     """
+    if len(values) < 2 * LEAST_LEVEL:
+        return ()
+    import numpy as np
+
     numbers = scaled(scale, values)
     where = np.flatnonzero(np.abs(numbers) < _GREATEST)
     numbers = numbers[where]
@@ -63,18 +67,24 @@ class _Costs:
     """Sums of squared distances from the mean, of any stretch."""
 
     def __init__(self, values: NDArray[np.float64]) -> None:
+        import numpy as np
+
         self.count = len(values)
         self._sums = np.concatenate(([0.0], np.cumsum(values)))
         self._squares = np.concatenate(([0.0], np.cumsum(values * values)))
 
     def of(self, begin: NDArray[np.int64] | int, end: NDArray[np.int64] | int) -> NDArray[np.float64]:
         """Return the cost of the values from `begin` to before `end`, each an index or an array of indices."""
+        import numpy as np
+
         total = self._sums[end] - self._sums[begin]
         return np.asarray(self._squares[end] - self._squares[begin] - total * total / (np.asarray(end) - begin))
 
 
 def _winsorized(numbers: NDArray[np.float64], scale: Scale) -> NDArray[np.float64]:
     """Return them in standard deviations, with outliers no further than three from the median of five neighbours."""
+    import numpy as np
+
     sigma = level_sigma(numbers, LEAST_SIGMA * GATES[scale].change)
     padded = np.pad(numbers, _NEIGHBOURS, mode="edge")
     middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEIGHBOURS + 1), axis=1)
@@ -84,6 +94,8 @@ def _winsorized(numbers: NDArray[np.float64], scale: Scale) -> NDArray[np.float6
 
 
 def _best_cuts(costs: _Costs) -> list[int]:
+    import numpy as np
+
     penalty = _PENALTY * math.log(costs.count)
     best = np.full(costs.count + 1, np.inf)
     best[0] = -penalty
@@ -103,5 +115,7 @@ def _best_cuts(costs: _Costs) -> list[int]:
 
 def _most_likely(costs: _Costs, begin: int, end: int) -> int:
     """Return the most likely position of the one change between `begin` and `end`."""
+    import numpy as np
+
     positions = np.arange(begin + 1, end)
     return int(positions[np.argmin(costs.of(begin, positions) + costs.of(positions, end))])

@@ -6,7 +6,7 @@ Pure. Reasons: docs/explanation/statistics.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
@@ -233,3 +233,9 @@ def _without_order(differences: NDArray[np.float64]) -> NDArray[np.float64]:
         _, mad = median_and_mad(rest)
     error = NORMAL * mad / math.sqrt(len(rest))
     return without if math.isfinite(cost) and abs(cost) > _ORDER_SIGMAS * error else differences
+
+
+def programs_are_cause(confirmations: Iterable[Confirmation]) -> bool:
+    """Return whether most representatives of a shift are confirmed, so that the programs cause it and not the night."""
+    answers = [one.answer for one in confirmations]
+    return 2 * answers.count(Answer.CONFIRMED) > len(answers)

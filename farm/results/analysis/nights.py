@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
-import numpy as np
 
-from farm.results.analysis.confirmation import Answer, Confirmation
 from farm.results.analysis.robust import NORMAL, difference, median, median_and_mad
 from farm.results.analysis.scale import GATES, TURNS, Scale, Series, change_text, scaled
 from farm.results.analysis.suspected import SUSPECTED, Judgement, judge, on_place
@@ -98,7 +96,7 @@ def judge_night(observations: Sequence[Observation], *, programs: Collection[tup
         if key not in programs and (shift := _shift(key, members, judgements)):
             recent = [_recent_change(observations[index], pasts[id(observations[index])]) for index in members]
             least = max(GATES[Scale.RATIO].confirmed, _NEW_SHARE * abs(shift.change))
-            if abs(median(np.array(recent))) > least:
+            if abs(median(recent)) > least:
                 shifts.append(shift)
             for index in members:
                 judgements[index] = judged(observations[index], shift.change)
@@ -110,25 +108,19 @@ def judge_night(observations: Sequence[Observation], *, programs: Collection[tup
     return NightJudgement(tuple(judgements), tuple(shifts), tuple(noisy), exact, flipping)
 
 
-def programs_are_cause(confirmations: Iterable[Confirmation]) -> bool:
-    """Return whether most representatives of a shift are confirmed, so that the programs cause it and not the night."""
-    answers = [one.answer for one in confirmations]
-    return 2 * answers.count(Answer.CONFIRMED) > len(answers)
-
-
 def _recent_change(one: Observation, past: Sequence[float]) -> float:
     """Return the change from the last few values; 0 if unknown."""
     *before, now = scaled(one.series.scale, [*past[-_RECENT:], one.value])
-    change = difference(float(now), median(np.array(before)))
+    change = difference(float(now), median(before))
     return change if math.isfinite(change) else 0.0
 
 
 def _shift(key: tuple[str, str], members: Sequence[int], judgements: Sequence[Judgement]) -> DeviceShift | None:
     if len(members) < LEAST_SERIES:
         return None
-    middle, mad = median_and_mad(np.array([judgements[index].change for index in members]))
+    middle, mad = median_and_mad([judgements[index].change for index in members])
     # A few changes are close to each other by luck; what their histories vary by is known better.
-    own = median(np.array([judgements[index].sigma for index in members]))
+    own = median([judgements[index].sigma for index in members])
     by_chance = max(NORMAL * mad, own) * math.sqrt(math.pi / 2.0 / len(members))
     if abs(middle) <= max(GATES[Scale.RATIO].confirmed, _SHIFT_SIGMAS * by_chance):
         return None

@@ -1,4 +1,7 @@
-"""Statistics that a few wild values do not move, and that infinities do not break."""
+"""Statistics that a few wild values do not move, and that infinities do not break.
+
+NumPy, which takes 0.1 s to load, is imported by the functions that need it: young series are judged without it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 NORMAL = 1.4826
@@ -22,19 +24,23 @@ _MEDIAN_VARIANCE = math.pi / 2
 _MAD_EFFICIENCY = 0.37
 
 
-def median_and_mad(values: NDArray[np.float64]) -> tuple[float, float]:
+def median_and_mad(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
     """Return the median and the median absolute deviation from it; equal infinities do not deviate.
 
     NaN where opposite infinities meet in the middle.
     """
-    middle = median(values)
+    import numpy as np
+
+    middle, numbers = median(values), np.asarray(values)
     with np.errstate(invalid="ignore"):
-        deviations = np.where(values == middle, 0.0, np.abs(values - middle))
+        deviations = np.where(numbers == middle, 0.0, np.abs(numbers - middle))
     return middle, median(deviations)
 
 
-def median(values: NDArray[np.float64]) -> float:
+def median(values: Sequence[float] | NDArray[np.float64]) -> float:
     """Return the median of at least one value, none of them NaN."""
+    import numpy as np
+
     # np.median takes ten times as long for the few values that there are, and it is asked for every series.
     ordered = np.sort(values)
     low, high = float(ordered[(len(ordered) - 1) // 2]), float(ordered[len(ordered) // 2])
@@ -44,6 +50,8 @@ def median(values: NDArray[np.float64]) -> float:
 
 def medians(samples: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Return the median of each array, NaN for an empty one or one with NaN; computed together for speed."""
+    import numpy as np
+
     found = np.full(len(samples), math.nan)
     by_count: dict[int, list[int]] = {}
     for place, one in enumerate(samples):
@@ -71,6 +79,8 @@ def sigma_of_next(mad: float, count: int) -> float:
 
 def level_sigma(values: NDArray[np.float64], least: float) -> float:
     """Return the standard deviation of `values` around their level, at least `least`; steps do not count."""
+    import numpy as np
+
     if len(values) < 2:
         return least
     # Differences of neighbours see a step once.
@@ -129,6 +139,8 @@ def signed_rank_p(differences: NDArray[np.float64]) -> float:
     The test is one-sided and exact without ties. A zero, and a tie of two signs, count against the claim, so that a
     greater difference never has a greater p-value: the rank sum is the number of Walsh averages above zero (Tukey).
     """
+    import numpy as np
+
     if not len(differences):
         return 1.0
     ways = _ways_of_ranks(len(differences))
@@ -143,6 +155,8 @@ def middle_of_pairs(differences: NDArray[np.float64], confidence: float) -> tupl
     differences, and the interval belongs to the sign test. Too few differences for `confidence` have an infinite
     interval. At least one difference is required.
     """
+    import numpy as np
+
     tail = (1.0 - confidence) / 2.0
     if np.isfinite(differences).all():
         ordered, ways = _walsh(differences), _ways_of_ranks(len(differences))
@@ -162,6 +176,8 @@ def discoveries(p_values: Sequence[float], rate: float) -> tuple[bool, ...]:
 
     Benjamini and Hochberg: the k smallest, for the greatest k with `p_k <= rate k / n`.
     """
+    import numpy as np
+
     order = np.argsort(np.asarray(p_values, np.float64), kind="stable")
     count, kept = len(p_values), 0
     for rank, index in enumerate(order, 1):
@@ -172,6 +188,8 @@ def discoveries(p_values: Sequence[float], rate: float) -> tuple[bool, ...]:
 
 
 def _walsh(differences: NDArray[np.float64]) -> NDArray[np.float64]:
+    import numpy as np
+
     first, second = _upper(len(differences))
     with np.errstate(invalid="ignore"):
         averages = differences[first] / 2.0 + differences[second] / 2.0
@@ -182,17 +200,23 @@ def _walsh(differences: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @lru_cache(64)
 def _upper(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    import numpy as np
+
     return np.triu_indices(count)
 
 
 @lru_cache(64)
 def _ways_of_ranks(count: int) -> NDArray[np.float64]:
     """Return how many choices of the ranks from 1 to `count` have each sum: not to be changed."""
+    import numpy as np
+
     return _ways(np.arange(1, count + 1))
 
 
 def _ways(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return how many choices of `ranks` have each sum, from 0 on."""
+    import numpy as np
+
     ways = np.ones(1)
     for rank in ranks:
         # Every rank is in the sum or is not.

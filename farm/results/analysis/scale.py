@@ -107,6 +107,11 @@ def scale_of(metric: str, unit: str) -> Scale:
     return Scale.BYTES if counter is not None and counter.signed else Scale.RATIO
 
 
+def is_on_scale(scale: Scale, value: float) -> bool:
+    """Return whether `scaled` has a number for `value`, and not NaN."""
+    return not (math.isnan(value) or (scale is Scale.RATIO and value < 0.0))
+
+
 def scaled(scale: Scale, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
     """Return numbers whose differences are changes on `scale`, one for each value.
 

@@ -8,17 +8,27 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from farm.results.analysis.robust import NORMAL, difference, level_sigma, median_and_mad, p_of_next, sigma_of_next
 from farm.results.analysis.robust import median as middle
-from farm.results.analysis.scale import GATES, LEAST_SIGMA, TURNS, Scale, Series, change_text, scaled, unscaled
+from farm.results.analysis.scale import (
+    GATES,
+    LEAST_SIGMA,
+    TURNS,
+    Scale,
+    Series,
+    change_text,
+    is_on_scale,
+    scaled,
+    unscaled,
+)
 from farm.results.attempt import Direction
 from farm.suites.figures import TIME_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 BASELINE = 21
@@ -98,21 +108,20 @@ def judge(
     if series.exact:
         return _judge_exact(series, history, value)
     scale, gates = series.scale, GATES[series.scale]
-    before = scaled(scale, history)
-    now = float(scaled(scale, [value])[0]) - shift
-    before = before[~np.isnan(before)][-BASELINE:]
+    before = [one for one in history if is_on_scale(scale, one)][-BASELINE:]
     count = len(before)
-    if math.isnan(now):
+    if not is_on_scale(scale, value):
         return Judgement(Finding.UNDEFINED, f"{value} cannot be compared", count)
     if count < LEAST_BASELINE:
         return Judgement(Finding.INSUFFICIENT_DATA, f"{count} comparable runs, {LEAST_BASELINE} are needed", count)
-    median, mad = median_and_mad(before)
+    numbers, now = scaled(scale, before), float(scaled(scale, [value])[0]) - shift
+    median, mad = median_and_mad(numbers)
     if not math.isfinite(mad):
         return Judgement(Finding.UNDEFINED, "the runs before vary between finite and infinite values", count)
     sigma = sigma_of_next(mad, count)
-    if start := settled(series, before):
+    if start := settled(series, numbers):
         count -= start
-        median, sigma = middle(before[start:]), sigma_of_next(level_sigma(before, 0.0) / NORMAL, count)
+        median, sigma = middle(numbers[start:]), sigma_of_next(level_sigma(numbers, 0.0) / NORMAL, count)
     change = difference(now, median)
     sigmas = change / sigma if sigma else math.copysign(math.inf, change) if change else 0.0
     finding = way(series.direction, change)
@@ -166,6 +175,8 @@ def levelled(scale: Scale, values: Sequence[float], steps: Mapping[int, float]) 
     """
     if not steps:
         return list(values)
+    import numpy as np
+
     off = np.zeros(len(values))
     for index, change in steps.items():
         off[:index] += change if math.isfinite(change) else math.nan
@@ -184,6 +195,8 @@ def on_place(
     A place is a device and its build. Effects add up: the effect of a device comes from all its builds, and the effect
     of a build from all devices. Where the device of `place` has too few values, values of other devices are NaN.
     """
+    import numpy as np
+
     numbers = scaled(scale, values)
     known = np.isfinite(numbers)
     rest = np.where(known, numbers - middle(numbers[known]), math.nan) if known.any() else numbers
@@ -231,6 +244,8 @@ def settled(series: Series, before: NDArray[np.float64]) -> int:
 
     Improvements, each too small to be a suspected change, would else be credit for what gets worse after them.
     """
+    import numpy as np
+
     if series.direction is None or not np.isfinite(before).all():
         return 0
     count = len(before)

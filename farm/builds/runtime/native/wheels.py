@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import re
 import subprocess
@@ -10,10 +9,14 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from farm.base.errors import InfraError, MissingToolError
 from farm.base.publish import published
 from farm.builds.runtime.packages import install_hint
+
+if TYPE_CHECKING:
+    import importlib.metadata
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ def fetch_wheel(
 
 
 def _installed(distribution: str, extra: str) -> importlib.metadata.Distribution:
+    import importlib.metadata
+
     try:
         return importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
