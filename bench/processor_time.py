@@ -89,22 +89,30 @@ class Sampler:
         self._samples.append((time.time(), found))
 
 
-def one_job(rounds: int) -> dict[str, float]:
+def one_job(rounds: int, *checkouts: Path | None) -> list[dict[str, float]]:
     """Return the processor seconds of a warm run of one job by part, median of `rounds`, and its wall time.
 
     From the start of `farm run -k ... --virtual 1` to its end, when the report is written; all processes that it
-    started are waited for. Raises CalledProcessError when it fails.
+    started are waited for. The farms of `checkouts`, None for this one, run alternately. Raises CalledProcessError when
+    a run fails.
     """
     argv = [sys.executable, "-m", "farm.cli.main", "run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d"]
-    found = [_run(argv) for _ in range(rounds + 1)][1:]
-    return {name: statistics.median(one[name] for one in found) for name in found[0]}
+    # A user's Python writes bytecode.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    envs = [env if checkout is None else {**env, "PYTHONPATH": str(checkout)} for checkout in checkouts]
+    found = [[_run(argv, one) for one in envs] for _ in range(rounds + 1)][1:]
+    return [
+        {name: statistics.median(one[name] for one in runs) for name in runs[0]} for runs in zip(*found, strict=True)
+    ]
 
 
-def _run(argv: list[str]) -> dict[str, float]:
+def _run(argv: list[str], env: dict[str, str]) -> dict[str, float]:
     # A process that outlives its parent, as the reaper does, is waited for as well.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    process = subprocess.Popen([*argv, "--virtual", "1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        [*argv, "--virtual", "1"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     with Sampler(process.pid, _EVERY_OF_A_SHORT_COMMAND_S) as sampler:
         output, _ = process.communicate()
     wall_s = time.perf_counter() - started
@@ -156,6 +164,7 @@ def _part(process: int) -> str:
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return _OWN
-    if b"farm.devices.virtual" in words:
+    # Checkouts of before 28 November 2026 have another package.
+    if b"farm.devices.virtual" in words or b"farm.virtual" in words:
         return _DEVICE
     return _ADB if words[0].endswith(b"adb") else _OWN

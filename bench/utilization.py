@@ -1,6 +1,6 @@
 """Utilization of a farm's devices, and processor time of a job: many devices on one machine, without faults.
 
-    python bench/utilization.py [--jobs 150] [--latency-ms 200] [--quick]
+    python bench/utilization.py [--jobs 150] [--latency-ms 200] [--against CHECKOUT] [--quick]
 
 The runner is a stub that sleeps; all other parts are real (tests/stub_farm.py). `devices` has a share by the number of
 devices: the time of an ideal schedule over the time from the first job's start to the last job's end. With 8 devices
@@ -8,7 +8,8 @@ devices: the time of an ideal schedule over the time from the first job's start 
 jobs; `own_ms_per_job_while_busy` is the processor time of a job while all devices have jobs. `one_job_cpu_s` is the
 processor time of all of farm's processes together, and of adb's server, for a warm `farm run -k conv2d --virtual 1` on
 Qualcomm's simulator; the time of its virtual device, above all of the simulator, is `one_job_devices_cpu_s`: a phone
-does that work itself (bench/processor_time.py). The last line is JSON.
+does that work itself (bench/processor_time.py). With `--against` the job also runs with the farm of another checkout,
+alternately, and `one_job_cpu_ratio` is `one_job_cpu_s` by the other farm's. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from stub_run import run_stub_farm, spans
 
 from farm.base.processes import Supervisor
 
-KEYS = ("devices", "own_ms_per_job", "own_ms_per_job_while_busy", "one_job_cpu_s", "one_job_devices_cpu_s")
+KEYS = (
+    *("devices", "own_ms_per_job", "own_ms_per_job_while_busy"),
+    *("one_job_cpu_s", "one_job_devices_cpu_s", "one_job_cpu_ratio"),
+)
 # Number of devices of `own_ms_per_job`: it does not fill two cores yet.
 _TOLD_DEVICES = 8
 
@@ -72,6 +76,7 @@ def main() -> None:
     parser.add_argument("--latency-ms", type=int, default=200)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 8, 16, 32])
     parser.add_argument("--rounds", type=int, default=5, help="runs of one job")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="checkout of farm to compare one job with")
     parser.add_argument("--quick", action="store_true", help="10 jobs on 1 and 8 devices")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -80,8 +85,10 @@ def main() -> None:
     # Before `measure` names a cache and a state of its own.
     with tempfile.TemporaryDirectory(prefix="farm-one-job-") as state:
         os.environ["FARM_STATE_DIR"] = state
-        short = one_job(arguments.rounds)
-    print("one job, seconds: " + ", ".join(f"{name} {value:.3g}" for name, value in short.items()), flush=True)
+        shorts = one_job(arguments.rounds, None, *([arguments.against.resolve()] if arguments.against else []))
+    for short in shorts:
+        print("one job, seconds: " + ", ".join(f"{name} {value:.3g}" for name, value in short.items()), flush=True)
+    cpu_s = [short["farm"] + short["adb server"] for short in shorts]
     figures = {}
     for count in arguments.devices:
         figures[count] = measure(count, arguments.jobs, arguments.latency_ms)
@@ -92,8 +99,9 @@ def main() -> None:
         {str(count): round(one["share"], 3) for count, one in figures.items()},
         round(costs["own_ms_per_job"], 2),
         round(costs["own_ms_per_job_while_busy"], 2),
-        round(short["farm"] + short["adb server"], 3),
-        round(short["virtual device"], 3),
+        round(cpu_s[0], 3),
+        round(shorts[0]["virtual device"], 3),
+        round(cpu_s[0] / cpu_s[1], 3) if arguments.against else None,
     )
     print(json.dumps(dict(zip(KEYS, values, strict=True))))
 
