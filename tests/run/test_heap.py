@@ -12,7 +12,6 @@ from farm_home import FarmHome
 from forked_command import call
 from hardware_stub import farm_with_hardware
 from heap_sdk_stub import IDLE_BYTES, make_heap_sdk
-from planted import JOB, Planted, write_suite
 from programs import require_code
 
 from farm.store.store import open_store
@@ -20,6 +19,7 @@ from farm.store.store import open_store
 SMOKE = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "add or conv2d", "--heap")
 CASES = ("run", "--soc", "SM8650", "--suite", str(Path(__file__).parent / "heap_cases"), "--virtual", "1")
 PAGE = 4096
+LEAK = 9 << 20
 
 
 def test_devices_without_a_heap_skip_every_job_after_one_probe_and_stay_healthy(home: FarmHome, tmp_path: Path) -> None:
@@ -48,11 +48,17 @@ def stub_home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Far
 
 
 @pytest.fixture(scope="module")
-def measured(stub_home: FarmHome, farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The JSON of a run over a stub whose contexts keep 4,096 bytes each, in two processes a job."""
+def page_env(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment with a stub of an SDK whose contexts keep 4,096 bytes each."""
     sdk = make_heap_sdk(tmp_path_factory.mktemp("sdk") / "heap", farm_cache, f"keep={PAGE}")
+    return {"QNN_SDK_ROOT": str(sdk)}
+
+
+@pytest.fixture(scope="module")
+def measured(stub_home: FarmHome, page_env: dict[str, str]) -> dict[str, Any]:
+    """The JSON of a run over the stub, in two processes a job."""
     arguments = ("--heap", "--iterations", "2", "--confirm", "--json")
-    done = stub_home.farm(*CASES, *arguments, env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=580, code=0)
+    done = stub_home.farm(*CASES, *arguments, env=page_env, timeout_s=580, code=0)
     view: dict[str, Any] = json.loads(done.stdout)
     return view
 
@@ -104,20 +110,50 @@ def test_the_numbers_go_from_the_file_to_history_and_report_as_those_of_a_stub(
 
 
 @pytest.mark.whole
-def test_runs_for_the_heap_are_confirmed_by_runs_for_the_heap(home: FarmHome, farm_cache: Path, tmp_path: Path) -> None:
-    sdk = make_heap_sdk(tmp_path / "sdk", farm_cache, f"keep={PAGE}")
-    (home.cwd / "farm.toml").write_text(f"[qnn]\nsdk_root = {json.dumps(str(sdk))}\n")
-    planted = Planted(home, tmp_path, write_suite(tmp_path / "planted"))
-    before, after = (planted.run(layers, "--heap", nightly=False) for layers in (0, 1))
-    told = planted.json(
-        "perf", "confirm", JOB, "--good", before, "--bad", after, "--metric", "dsp_heap_difference", code=0
+def test_runs_for_the_heap_are_confirmed_by_runs_for_the_heap(
+    stub_home: FarmHome, measured: dict[str, Any], page_env: dict[str, str]
+) -> None:
+    [job] = [job["id"] for job in measured["jobs"] if job["case"] == "one"]
+    again = stub_home.json(*CASES, "-k", "one", "--heap", env=page_env, timeout_s=300)
+    told = stub_home.json(
+        *("perf", "confirm", job, "--good", measured["id"], "--bad", again["id"], "--metric", "dsp_heap_difference"),
+        env=page_env,
+        timeout_s=300,
     )
     [one] = told["metrics"]
-    # Both programs have one context.
     assert (one["confirmation"]["answer"], one["confirmation"]["pairs"] >= 10) == ("refuted", True)
     assert one["pairs"] == [[[PAGE], [PAGE]]] * one["confirmation"]["pairs"]
-    measured = {row["metric"] for turn in told["turns"] for row in turn["measurements"]}
-    assert measured == {"dsp_heap_before", "dsp_heap_after", "dsp_heap_difference"}, "no time of such a run is measured"
+    of_turns = {row["metric"] for turn in told["turns"] for row in turn["measurements"]}
+    assert of_turns == {"dsp_heap_before", "dsp_heap_after", "dsp_heap_difference"}, "no time of such a run is measured"
+
+
+@pytest.mark.whole
+def test_a_leak_fails_the_job_and_stands_in_history_and_report(
+    stub_home: FarmHome, measured: dict[str, Any], farm_cache: Path, tmp_path: Path
+) -> None:
+    sdk = make_heap_sdk(tmp_path / "leaking", farm_cache, f"keep={LEAK}")
+    done = stub_home.farm(
+        *CASES, "-k", "one", "--heap", "--json", env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=500, code=1
+    )
+    leaking = json.loads(done.stdout)
+    [attempt] = leaking["jobs"][0]["attempts"]
+    assert (attempt["verdict"], attempt["reason"]) == (
+        "failed",
+        "DSP heap: 9,437,184 bytes kept, expected 4,096 or less",
+    )
+    samples = samples_of(attempt)
+    assert samples["dsp_heap_before"] == [IDLE_BYTES]
+    assert samples["dsp_heap_after"] == [IDLE_BYTES + LEAK]
+    history = json.loads(
+        stub_home.farm("history", "heap_cases/one", "--metric", "dsp_heap_difference", "--json").stdout
+    )
+    assert measured["id"] in [point["run_id"] for point in history["points"]]
+    assert [point["value"] for point in history["points"]][-1] == LEAK
+    stub_home.farm("report", leaking["id"], "--html", "leak.html")
+    page = (stub_home.cwd / "leak.html").read_text()
+    section = page[page.index('<section id="heap"') :].partition("</section>")[0]
+    assert "9,437,184" in section
+    assert "DSP heap: 9,437,184 bytes kept, expected 4,096 or less" in page
 
 
 def test_a_program_by_itself_is_measured_for_the_heap(
