@@ -87,6 +87,7 @@ def test_a_new_backend_is_compiled_and_run(farm: FarmCopy) -> None:
     assert len(keys) == 2
 
 
+@pytest.mark.whole
 def test_it_is_known_wherever_backends_are(farm: FarmCopy) -> None:
     assert "cpu_stub" in farm.farm("devices", "socs", "--json").stdout
     assert "cpu_stub" in farm.farm("run", "--help").stdout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,19 +115,6 @@ def test_what_one_device_computes_wrong_another_of_another_host_decides(hosts: A
 
 
 @pytest.mark.whole
-def test_a_slot_that_is_killed_is_replaced_and_its_job_is_tried_again(left: AgentHosts) -> None:
-    run_id = begun(left, "-k", _FEW)
-    [slot] = left.device_processes("left")
-    os.kill(slot, signal.SIGKILL)
-    view = left.finished(run_id)
-    assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _SOME
-    once_each(left, run_id, _SOME)
-    [another] = left.device_processes("left")
-    assert another != slot
-    assert "another takes its place" in left.printed("left")
-
-
-@pytest.mark.whole
 def test_a_host_that_is_drained_finishes_its_job_and_leaves_the_rest_to_others(hosts: AgentHosts) -> None:
     hosts.host("left")
     hosts.registered("left")
@@ -181,17 +166,6 @@ def test_a_device_whose_lease_others_took_is_stopped_and_its_results_are_refused
     view = left.finished(run_id)
     assert [job.decisive.verdict for job in view.jobs] == [Verdict.PASSED] * _SOME
     once_each(left, run_id, _SOME)
-
-
-@pytest.mark.whole
-def test_a_device_that_went_away_is_brought_back(left: AgentHosts) -> None:
-    run_id = begun(left, "-k", _FEW)
-    left.break_device("left", Fault(FaultKind.OFFLINE, seconds=4.0))
-    verdicts = [job.decisive.verdict for job in left.finished(run_id).jobs]
-    # The job that ran then has no verdict about the code, as there is no other device to try it.
-    assert verdicts.count(Verdict.PASSED) >= _SOME - 2
-    assert set(verdicts) <= {Verdict.PASSED, Verdict.INFRA}
-    assert ("recovered",) in left.rows("select event from health_event")
 
 
 @pytest.mark.whole

@@ -65,7 +65,7 @@ class TestAHotDevice:
         again = hot.json("jobs", "rerun", JOB, "--run", ran["run"], "--device", "same")
         assert HOT in self.notes(again["now"])
 
-    @pytest.mark.parametrize("command", ["confirm", "bisect"])
+    @pytest.mark.parametrize("command", ["confirm", pytest.param("bisect", marks=pytest.mark.whole)])
     def test_what_measures_in_turns_waits_and_then_says_so(
         self, hot: Attached, models: Path, ran: dict[str, Any], command: str
     ) -> None:

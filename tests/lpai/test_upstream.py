@@ -90,17 +90,14 @@ def test_upstreams_tests_and_layers_on_a_device_that_su_makes_root(home: FarmHom
     assert wait_for_no_process(home) == {}
 
 
-@pytest.mark.whole
+@pytest.mark.soak
 def test_one_command_makes_the_stub_and_prints_what_came_out(home: FarmHome) -> None:
-    chosen = ("--", "-k", "test_qnn_backend_sign or test_lpai_partition_fallback_support")
+    chosen = ("--only", "newer", "--", "-k", "test_lpai_partition_fallback_support")
     done = subprocess.run(
         [sys.executable, str(CONFORMANCE), "--lpai", *chosen],
         env={**home.env, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
-    assert done.returncode == 1, done.stderr[-2000:]
-    older, newer = done.stdout.split("### newer")
-    assert "| `TestQNNQuantizedOperator` | 1 | 0 | 0 | 0 | 1 | 0 | 0 |" in older
-    assert "1: `sign` |" in older
-    assert "| `rework/passes/test.py` | 1 | 1 | 0 | 0 | 0 | 0 | 0 |" in newer
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "| `rework/passes/test.py` | 1 | 1 | 0 | 0 | 0 | 0 | 0 |" in done.stdout
     assert wait_for_no_process(home) == {}

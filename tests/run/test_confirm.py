@@ -89,19 +89,6 @@ MANY = ("--pairs", "16", "--inferences", "20")
 
 
 @pytest.mark.whole
-def test_a_bundle_is_not_worse_than_itself(planted: Planted, good: str) -> None:
-    done = planted.home.farm("perf", "confirm", JOB, "--good", good, "--bad", good, "--metric", "htp_cycles",
-                             "--metric", "sqnr_fp32[0]", *MANY, code=0)  # fmt: skip
-    assert "both runs have the same program" in done.stderr
-    lines = done.stdout.splitlines()
-    answers = {line.split()[0]: line.split()[-1] for line in lines if line.startswith(("htp_cycles", "sqnr"))}
-    assert answers["htp_cycles"] in ("refuted", "unknown")
-    assert answers["sqnr_fp32[0]"] == "refuted"
-    assert "likely cause" not in done.stdout
-    assert all(len(line) <= 80 for line in lines)
-
-
-@pytest.mark.whole
 def test_what_cannot_be_compared_is_refused(planted: Planted, good: str, twice: str) -> None:
     for arguments, said in (
         (["planted/layer"], "did you mean 'planted/layers'"),

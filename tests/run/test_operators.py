@@ -1,4 +1,4 @@
-"""Operator suites on the simulator: a case of every operator, coverage, and errors caught by the limits."""
+"""Operator suites on the simulator: half of the operators, coverage, and errors caught by the limits."""
 
 from __future__ import annotations
 
@@ -36,22 +36,24 @@ def cases_of_operators() -> list[str]:
     return sorted(set(found.values()))
 
 
-def every_operator() -> tuple[str, ...]:
-    return "--suite", "quantized_ops", "-k", f"8a8w and ({' or '.join(f'/{name}[' for name in cases_of_operators())})"
+def half_of_operators() -> tuple[str, ...]:
+    """Return words of `farm run` for the first of every two cases; tests/run/test_run.py has others."""
+    names = " or ".join(f"/{name}[" for name in cases_of_operators()[::2])
+    return "--suite", "quantized_ops", "-k", f"8a8w and ({names})"
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(every_operator, marks=pytest.mark.whole),
+        pytest.param(half_of_operators, marks=pytest.mark.whole),
         pytest.param(lambda: ALL, marks=pytest.mark.soak),
     ],
-    ids=["every operator in 8a8w", "all"],
+    ids=["half of the operators in 8a8w", "all"],
 )
 def ran(
     request: pytest.FixtureRequest, farm_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[FarmHome, dict[str, Any]]:
-    """Every operator at least once; before a release the main job, with all that it has."""
+    """Half of the operators; before a release the main job, with all that it has."""
     home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("operators"))
     done = home.farm("run", "--soc", "SM8650", *request.param(), "--virtual", "2", "--json", timeout_s=3000)
     view = json.loads(done.stdout) if done.stdout else {"jobs": []}
@@ -75,21 +77,20 @@ def _in_all_precisions(jobs: list[dict[str, Any]]) -> bool:
 
 def test_every_job_passes_or_is_a_known_issue(ran: tuple[FarmHome, dict[str, Any]]) -> None:
     jobs = ran[1]["jobs"]
-    assert len(jobs) >= (400 if _in_all_precisions(jobs) else 105)
+    assert len(jobs) >= (400 if _in_all_precisions(jobs) else 50)
     for job in jobs:
         attempt = job["attempts"][-1]
         assert attempt["verdict"] == "passed" or attempt["known_issue"], (job["id"], attempt["reason"])
         assert attempt["device"].startswith("virtual-SM8650-") or attempt["stage"] == "build", job["id"]
-    assert sum(job["attempts"][-1]["verdict"] == "passed" for job in jobs) >= (400 if _in_all_precisions(jobs) else 100)
+    assert sum(job["attempts"][-1]["verdict"] == "passed" for job in jobs) >= (400 if _in_all_precisions(jobs) else 45)
 
 
+@pytest.mark.parametrize("ran", [pytest.param(lambda: ALL, marks=pytest.mark.soak, id="all")], indirect=True)
 def test_every_builder_has_a_job_that_used_it(ran: tuple[FarmHome, dict[str, Any]]) -> None:
-    home, view = ran
+    home, _ = ran
     table = home.json("jobs", "coverage", "--soc", "SM8650")
     assert len(table["builders"]) > 100
-    # A number of 8 bits is never NaN: the case of is_nan is in floating point.
-    floating = [] if _in_all_precisions(view["jobs"]) else ["is_nan"]
-    assert [row["name"] for row in table["builders"] if not row["cells"] and not row["without"]] == floating
+    assert [row["name"] for row in table["builders"] if not row["cells"] and not row["without"]] == []
 
 
 @pytest.mark.parametrize("ran", [pytest.param(lambda: ALL, marks=pytest.mark.soak, id="all")], indirect=True)
@@ -105,4 +106,4 @@ def test_the_table_of_what_cases_are_built_of_is_up_to_date(
 def test_what_is_broken_is_caught_by_the_limits(ran: tuple[FarmHome, dict[str, Any]], tmp_path: Path) -> None:
     home, view = ran
     tried = check_mutations(view, home.cache, tmp_path)
-    assert sum(tried.values()) >= (1500 if _in_all_precisions(view["jobs"]) else 400), tried
+    assert sum(tried.values()) >= (1500 if _in_all_precisions(view["jobs"]) else 200), tried

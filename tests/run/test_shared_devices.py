@@ -23,9 +23,9 @@ from farm.devices.virtual.faults import Fault, inject
 RUN = ("run", "--soc", "SM8650", "--suite", "./mine")
 LONG = ("run", "--soc", "SM8650", "--suite", "./long", "-k", "case0 or case1 or case2")
 ALL = ("run", "--soc", "SM8650", "--suite", "./long")
-ALL_JOBS = 8
+ALL_JOBS = 6
 # A job takes longer than a command takes to start, and all of them far longer, also while this machine does other work.
-LONG_MS = 1500
+LONG_MS = 1000
 
 
 @pytest.fixture(scope="module")
