@@ -161,7 +161,9 @@ def judge_tokens(bundle: Bundle, raw: RawResult, report: RunnerReport, figures: 
     measured = [*_same_tokens(generation, report)]
     if margins:
         measured.append(Measurement("margin_fp32[0]", "1", Direction.HIGHER, tuple(margins)))
-    if perplexities := [value for look in looks if (value := look.perplexity(look.output(0))) is not None]:
+    perplexities = [value for look in looks if (value := look.perplexity(look.output(0))) is not None]
+    # An expectation is for every prompt.
+    if perplexities and not any(map(math.isnan, perplexities)):
         measured.append(Measurement("perplexity[0]", "tokens", Direction.LOWER, tuple(perplexities)))
     problem = numbers_problem(bundle, raw) or wrong_tokens(generation, report)
     problem = problem or next((text for look in looks if (text := look.disagreement())), "")
@@ -191,21 +193,19 @@ class _Scored:
         return logits[: len(self._sequence)].astype(np.float64)
 
     def perplexity(self, logits: NDArray[np.float64]) -> float | None:
-        """Return the perplexity of the scored sequence by `logits`; None where it is no number."""
+        """Return the perplexity of the scored sequence by `logits`; NaN where it is no number, None for one token."""
         following = self._sequence[1:]
         if not following:
             return None
         with np.errstate(invalid="ignore"):
             chosen = log_softmax(logits[: len(following)])[np.arange(len(following)), following]
-        if not np.all(np.isfinite(chosen)):
-            return None
-        value = float(np.exp(min(-float(np.mean(chosen)), 700.0)))
-        return value if math.isfinite(value) else None
+        # The bound stands for infinity, which a token that is ruled out gives. The minimum of NumPy keeps NaN.
+        return float(np.exp(np.minimum(-np.mean(chosen), 700.0)))
 
     def with_perplexity(self, figures: Figures, index: int, kind: str) -> Figures:
         """Return `figures` of an output against a reference with the ratio of their perplexities."""
         actual, reference = self.perplexity(self.output(index)), self.perplexity(self._reference(kind, index))
-        if actual is None or reference is None:
+        if actual is None or reference is None or math.isnan(actual) or math.isnan(reference):
             return figures
         return msgspec.structs.replace(figures, perplexity_ratio=actual / reference)
 

@@ -275,6 +275,20 @@ def test_tokens_that_both_sides_rule_out_hide_no_other_difference(text: Text, li
     assert attempt.reason.startswith(f"output 0 against quantized: {broken}")
 
 
+def test_a_token_of_the_text_that_is_ruled_out_breaks_its_perplexity(text: Text) -> None:
+    text.manifest = msgspec.structs.replace(text.manifest, references=(), delegated_ops=None)
+    text.expect = (Expectation(most_perplexity=1000.0),)
+    for ruled_out, reason in (
+        (PROMPTS[1][1], "perplexity is 1.0142e+304, expected 1000 or less"),
+        (slice(None), "perplexity was not measured, expected 1000 or less"),
+    ):
+        rows = text.output(1)
+        rows[0, ruled_out] = -math.inf
+        text.set_output(1, rows)
+        attempt = text.judge()
+        assert (attempt.verdict, attempt.stage, attempt.reason) == ("failed", "numerics", reason)
+
+
 def test_logits_of_a_ready_program_have_to_be_numbers(text: Text) -> None:
     text.manifest = msgspec.structs.replace(text.manifest, references=(), delegated_ops=None)
     text.expect = (Expectation(most_perplexity=1000.0),)
