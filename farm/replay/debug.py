@@ -40,7 +40,7 @@ from farm.results.outcome import outcome
 from farm.suites.suite import FORWARD, Job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Bundle
@@ -54,6 +54,7 @@ logger = logging.getLogger(__name__)
 # A step that begins without time ends with a reason of its own.
 _LEAST_SECONDS = 1.0
 _SIMULATOR, _DEVICE = "simulator", "device"
+_MOST_NAMED = 4
 
 
 class DebugRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,7 +314,8 @@ class _Debug:
             # The comparison failed in tools that are not under test.
             return infra(Stage.NUMERICS, f"comparing failed: {reply.reason}")
         self._layers = reply.layers
-        return msgspec.structs.replace(self._verdict(), notes=reply.notes)
+        ending = verdict_of(self._layers, with_device=len(written) > 1)
+        return msgspec.structs.replace(ending, notes=(*reply.notes, *ending.notes))
 
     def _add_steps(self, prefix: str, reply: DebugReply) -> None:
         for name, seconds in reply.seconds.items():
@@ -322,16 +324,6 @@ class _Debug:
 
     def _diagnosis(self) -> Diagnosis:
         return diagnose(self._layers)
-
-    def _verdict(self) -> Ending:
-        if not any(LayerStep.COMPILER in layer.gaps for layer in self._layers):
-            return failed(
-                Stage.NUMERICS, "no layer could be compared: the program wrote no intermediate output", Cause.NONE
-            )
-        first = self._diagnosis().first
-        if first is None:
-            return Ending(Verdict.PASSED, Stage.DONE)
-        return failed(Stage.NUMERICS, describe(first), Cause.NUMERICS)
 
     def _attempt(self, ending: Ending, bundle: Bundle, log: str, device: str) -> Attempt:
         return Attempt(
@@ -369,6 +361,27 @@ class _Debug:
             started_ms=self._started_ms,
             log=bounded_log(text),
         )
+
+
+def verdict_of(layers: Sequence[Layer], *, with_device: bool) -> Ending:
+    """Return the verdict of compared layers; `with_device` if a device executed the program beside the simulator. Pure.
+
+    A device that wrote no layer proves nothing. Layers that it alone lacks are noted.
+    """
+    simulated = [layer for layer in layers if LayerStep.COMPILER in layer.gaps]
+    lacking = [layer.name for layer in simulated if LayerStep.DEVICE not in layer.gaps] if with_device else []
+    if simulated and (first := diagnose(layers).first):
+        ending = failed(Stage.NUMERICS, describe(first), Cause.NUMERICS)
+    elif len(lacking) < len(simulated):
+        ending = Ending(Verdict.PASSED, Stage.DONE)
+    else:
+        where = " of the device" if simulated else ""
+        problem = f"no layer{where} could be compared: the program wrote no intermediate output"
+        ending = failed(Stage.NUMERICS, problem, Cause.NONE)
+    if not lacking:
+        return ending
+    shown = ", ".join(lacking[:_MOST_NAMED]) + (", ..." if len(lacking) > _MOST_NAMED else "")
+    return msgspec.structs.replace(ending, notes=(f"not compared, as the device did not write them: {shown}",))
 
 
 def describe(divergence: Divergence) -> str:

@@ -25,9 +25,9 @@ from wrong_operator import SUITE, write_wrong_suite
 from farm.base.config.settings import load_config
 from farm.base.errors import UnknownNameError, UsageError
 from farm.builds.compile.debug.protocol import DebugReply
-from farm.builds.program.layers import LayerStep
+from farm.builds.program.layers import Gap, Layer, LayerStep
 from farm.dispatch.request.resume import leave_intent
-from farm.replay.debug import DebugOutcome, DebugRequest, debug
+from farm.replay.debug import DebugOutcome, DebugRequest, debug, verdict_of
 from farm.replay.debug_job import job_to_debug
 from farm.replay.stored_result import find_recorded_job
 from farm.results.attempt import Attempt, Stage, Verdict
@@ -261,6 +261,28 @@ def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[DebugRepl
             return code, store.runs.view(store.runs.resolve("latest", unbegun=True))
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("written", "verdict", "text"),
+    [
+        ((), "failed", "no layer of the device could be compared: the program wrote no intermediate output|a, b"),
+        (("a",), "passed", "|b"),
+        (("a", "b"), "passed", ""),
+    ],
+)
+def test_a_device_without_layers_does_not_pass(written: tuple[str, ...], verdict: str, text: str) -> None:
+    equal = Gap(0.0, math.inf, 1.0)
+    layers = [
+        Layer(name, "aten.add.Tensor", (), {step: equal for step in LayerStep if step != "device" or name in written})
+        for name in ("a", "b")
+    ]
+    ending = verdict_of(layers, with_device=True)
+    reason, _, lacking = text.partition("|")
+    notes = (f"not compared, as the device did not write them: {lacking}",) if lacking else ()
+    assert (ending.verdict, ending.reason, ending.notes) == (verdict, reason, notes)
+    alone = verdict_of(layers, with_device=False)
+    assert (alone.verdict, alone.notes) == ("passed", ())
 
 
 @pytest.mark.parametrize(
