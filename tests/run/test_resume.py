@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from farm.dispatch.request.resume import missing_jobs
+from farm.base.errors import UsageError
+from farm.dispatch.request.resume import missing_jobs, require_same_runtimes
 from farm.results.attempt import Attempt, Stage, Verdict
-from farm.store.view import JobView, RunView
+from farm.store.view import DeviceView, JobView, RunView
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 PASSED = Attempt("j", Verdict.PASSED, Stage.DONE, "")
@@ -14,6 +15,19 @@ FAILED = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong")
 KNOWN = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong", known_issue="understood")
 INFRA = Attempt("j", Verdict.INFRA, Stage.PUSH, "cable")
 JOB = Job(Case("s", "c0", "torch.nn:ReLU", (InputSpec((1,)),)), Target("SM8650", "htp", "8a8w"))
+
+
+def test_a_run_goes_on_with_the_runtimes_that_its_devices_had() -> None:
+    """The store has one runtime of a device for all attempts of a run."""
+    then = DeviceView(
+        "a1", "SM8650", "hardware", "b", runtime={"qnn": "2.40", "runtime": "x", "soc_reported": "SM8650P"}
+    )
+    same, other = {"qnn": "2.40", "runtime": "x"}, {"qnn": "2.40", "runtime": "y"}
+    unknown = DeviceView("b2", "SM8650", "hardware", "b")
+    require_same_runtimes([then, unknown], lambda _: [other, same], "r")
+    require_same_runtimes([then, unknown], lambda one: [other] if one is unknown else [], "r")
+    with pytest.raises(UsageError, match=r"run r cannot be resumed.*: runtime of a1 \(x, now y\): start anew"):
+        require_same_runtimes([then], lambda _: [other], "r")
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,18 @@ from farm.results.attempt import Verdict
 from farm.suites.suite import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from farm.base.config.settings import Config
     from farm.dispatch.request.request import RunRequest
-    from farm.store.view import RunView
+    from farm.store.view import DeviceView, RunView
 
 logger = logging.getLogger(__name__)
 
 _FILE, _LOCK = "intent.json", "lock"
+# Characters of a hash that tell two runtimes apart.
+_SHOWN = 16
 # Errors of a file from another version of farm, or of an incomplete one.
 _UNREADABLE = (msgspec.DecodeError, KeyError, ValueError, TypeError)
 
@@ -176,6 +178,26 @@ def require_same(then: Mapping[str, str], now: Mapping[str, str], run_id: str) -
         raise UsageError(
             f"run {run_id} cannot be resumed, as its numbers would not be comparable: {changes}: start anew"
         )
+
+
+def require_same_runtimes(
+    then: Iterable[DeviceView], now: Callable[[DeviceView], Sequence[Mapping[str, str]]], run_id: str
+) -> None:
+    """Raise UsageError if a device of the run has another runtime now.
+
+    `now` returns the versions of the runtimes of which the device gets one. The store keeps one runtime of a device for
+    all attempts of a run.
+    """
+    for device in then:
+        # The store adds what the device itself reports.
+        had = {name: value for name, value in device.runtime.items() if name != "soc_reported"}
+        versions = now(device)
+        if had and versions and had not in versions:
+            was, is_now = (
+                {f"{name} of {device.serial}": value[:_SHOWN] for name, value in facts.items()}
+                for facts in (had, versions[0])
+            )
+            require_same(was, is_now, run_id)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from farm.dispatch.request.plan import PlannedJob, RunPlan
     from farm.dispatch.request.request import RunOutcome, RunRequest
     from farm.store.store import Store
+    from farm.store.view import DeviceView
     from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,8 @@ class _Run(RunSteps):
         from farm.builds.toolchains.prepare import prepare
         from farm.dispatch.request.resume import in_progress, require_same
 
-        then = self._store.runs.view(run_id).fingerprint if run_id else {}
+        resumed = self._store.runs.view(run_id) if run_id else None
+        then = resumed.fingerprint if resumed is not None else {}
         with ThreadPoolExecutor(1) as aside:
             known = then.get("device_kind", "hardware")
             kind_now = aside.submit(device_kind_of, self._config, self._request, self._store, known)
@@ -160,7 +162,8 @@ class _Run(RunSteps):
             try:
                 _release_leases(self._store, before)
                 with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
-                    self._on_devices(jobs, run_id, folder, storage, tools, supervisor)
+                    devices = resumed.devices if resumed is not None else ()
+                    self._on_devices(jobs, run_id, folder, storage, tools, supervisor, devices)
                 was_interrupted = self._interrupts.was_interrupted
                 exit_code = INTERRUPTED if was_interrupted else exit_code_of(self._store.runs.view(run_id))
             except KeyboardInterrupt:
@@ -174,11 +177,20 @@ class _Run(RunSteps):
         return self._outcome(run_id, exit_code)
 
     def _on_devices(
-        self, jobs: Sequence[Job], run_id: str, folder: Path, storage: Path, tools: Toolchain, supervisor: Supervisor
+        self,
+        jobs: Sequence[Job],
+        run_id: str,
+        folder: Path,
+        storage: Path,
+        tools: Toolchain,
+        supervisor: Supervisor,
+        before: Sequence[DeviceView],
     ) -> None:
+        """Run `jobs`; `before` has the devices of a resumed run."""
         from farm.dispatch.fork_server import ForkServer
         from farm.dispatch.local_run import LocalRun
         from farm.dispatch.pool.device_pool import DevicePool
+        from farm.dispatch.request.resume import require_same_runtimes
 
         wait = Wait(self._request.wait_s)
         # The fork server imports its modules meanwhile.
@@ -188,6 +200,8 @@ class _Run(RunSteps):
             planned = self._order(jobs, tools, self._rebuild)
             health_checks = self._order_health_checks(jobs, tools)
             fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
+        versions = {serial: [runtime.versions] for serial, runtime in fleet.runtimes.items()}
+        require_same_runtimes(before, lambda one: versions.get(one.serial, ()), run_id)
         pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None)
         pool.revive_with(fleet.revive)
         pool.take_with(lambda one: self._store.record_device(run_id, one, fleet.runtimes[one.serial].versions))

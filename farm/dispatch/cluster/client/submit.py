@@ -129,7 +129,7 @@ class _SharedRun(RunSteps):
     ) -> RunOutcome:
         """Submit `jobs` as a new run, whose id `begun` receives, or with `run_id` as the rest of an unfinished run."""
         from farm.builds.toolchains.prepare import prepare
-        from farm.dispatch.request.resume import require_same
+        from farm.dispatch.request.resume import require_same, require_same_runtimes
         from farm.store.objects.objects import open_objects
 
         before = self._store.runs.view(run_id) if run_id else None
@@ -144,6 +144,13 @@ class _SharedRun(RunSteps):
         self._read_history(jobs, tools, kind)
         objects = open_objects(self._config)
         work = self._work(jobs, tools, objects)
+        if before is not None:
+            runtimes = work.terms.runtimes
+            require_same_runtimes(
+                before.devices,
+                lambda one: [each.versions for each in runtimes if (each.soc, each.device_kind) == (one.soc, one.kind)],
+                run_id,
+            )
         after = made_before = 0
         if was_submitted:
             so_far = self._store.cluster.progress(run_id, 0)
