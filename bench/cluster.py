@@ -300,12 +300,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=3, help="of what is told by its worst")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--quick", action="store_true", help="240 jobs, one round, 2 s idle, 200 bundles")
+    parser.add_argument("--quick", action="store_true", help="120 jobs, one round, 1 s idle, 100 bundles")
     options = parser.parse_args()
     options.ttl_s, options.idle_s, options.behind, options.bundles = 10.0, 20.0, BEHIND, 1000
     if options.quick:
-        options.jobs, options.rounds, options.ttl_s, options.idle_s, options.behind = 240, 1, 3.0, 2.0, 300
-        options.bundles = 200
+        options.jobs, options.rounds, options.ttl_s, options.idle_s, options.behind = 120, 1, 3.0, 1.0, 150
+        options.bundles = 100
     with postgres_cluster(*SETTINGS) as cluster:
         if isinstance(cluster, str):
             sys.stderr.write(f"bench/cluster.py needs a PostgreSQL server: {cluster}\n")

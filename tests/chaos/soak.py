@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--fault-rate", type=float, default=0.05)
     parser.add_argument("--fault-kinds", default="", help="with commas; all for none")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="4 devices, 200 jobs; three rounds of chaos")
+    parser.add_argument("--quick", action="store_true", help="4 devices, 100 jobs; three rounds of chaos")
     parser.add_argument("--chaos", action="store_true", help="kill, fill and stop everything: the options below")
     parser.add_argument("--minutes", type=float, default=20.0, help="how long no round begins any more after")
     parser.add_argument("--only", type=int, help="one round, by its number")
@@ -52,7 +52,7 @@ def main() -> int:
     if arguments.chaos:
         return run_chaos(arguments)
     if arguments.quick:
-        arguments.devices, arguments.jobs = 4, 200
+        arguments.devices, arguments.jobs = 4, 100
     print("THE RUNNER IS A STUB that sleeps; virtual devices, adb server, workers, leases and store are the real thing")
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="farm-soak-") as name:

@@ -186,22 +186,21 @@ def test_third(): pass
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("mode", ["loadfile", "each"])
-def test_a_killed_worker_leaves_its_tests_and_its_device_to_the_next(home: FarmHome, mode: str) -> None:
+def test_a_killed_worker_leaves_its_tests_and_its_device_to_the_next(home: FarmHome) -> None:
     lay_out(home.cwd, "import os\n\ndef test_dies(device): os.kill(os.getpid(), 9)\n\ndef test_after(device): pass\n")
     (home.cwd / "tests/test_more.py").write_text("def test_more(device): pass\n")
 
-    words = ["pytest", "--soc", "SM8650", "--virtual", "2", "--", "--dist", mode]
+    words = ["pytest", "--soc", "SM8650", "--virtual", "2", "--", "--dist", "each"]
     done = home.farm(*words, timeout_s=300, env=ALONE)
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 workers [3 items]" in done.stdout, "one for each device, whatever the ini file has"
-    run, times = latest(home), 2 if mode == "each" else 1
+    run = latest(home)
     attempts = {name: job(run, name).attempts for name in ("test_dies", "test_after", "test_more")}
     causes = {name: [(one.verdict, one.cause) for one in found] for name, found in attempts.items()}
-    passed = [(Verdict.PASSED, Cause.NONE)] * times
+    passed = [(Verdict.PASSED, Cause.NONE)] * 2
     assert causes == {
-        "test_dies": [(Verdict.FAILED, Cause.CRASH)] * times, "test_after": passed, "test_more": passed,
+        "test_dies": [(Verdict.FAILED, Cause.CRASH)] * 2, "test_after": passed, "test_more": passed,
     }  # fmt: skip
     assert not wait_for_no_process(home)
 

@@ -1,4 +1,4 @@
-"""A worse compiler on the real simulator: times of its host raise no alert, and the size of a program does."""
+"""A worse compiler on the real simulator: the size of a program raises an alert."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import json
 import pytest
 from farm_home import FarmHome
 from planted import JOB, Planted, write_suite
-
-from farm.results.analysis.suspected import LEAST_BASELINE
 
 _NIGHT = """
 [nightly]
@@ -23,22 +21,7 @@ virtual = 1
 """
 
 # A dozen more layers with the same weights leave the size of a program as it is.
-_LARGER = 100
-
-
-@pytest.mark.whole
-def test_a_slower_compiler_is_no_alert_of_a_simulator_and_is_confirmed_on_request(home: FarmHome) -> None:
-    planted = Planted(home, home.cwd, write_suite(home.cwd / "planted"))
-    for _ in range(LEAST_BASELINE):
-        planted.run()
-    # Twice the layers: seen on a busy machine as well.
-    slower = planted.run(12)
-    found = planted.json("perf", "confirm", code=None)["findings"]
-    assert found["run_id"] == slower
-    assert not {"htp_cycles", "latency"} & {one["metric"] for one in found["alerts"]}
-    [asked] = planted.json("perf", "confirm", JOB, code=3)["metrics"]
-    assert (asked["metric"], asked["confirmation"]["answer"]) == ("htp_cycles", "confirmed")
-    assert 0.2 < asked["confirmation"]["low"] < asked["confirmation"]["change"]
+_LARGER = 48
 
 
 @pytest.mark.whole

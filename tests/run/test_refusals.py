@@ -162,7 +162,7 @@ def farm(devices: list[Device], tmp_path: Path) -> Iterator[Any]:
         one.close()
 
 
-@pytest.mark.parametrize("words", [NO_WORDS, NO_SKEL, RESTARTED, FIRMWARE])
+@pytest.mark.parametrize("words", [NO_WORDS, RESTARTED])
 def test_a_session_that_dies_costs_no_job_its_verdict_even_on_the_only_device(farm: Any, words: str) -> None:
     # The health check and the start of a session count as jobs of the process as well.
     one = farm(f"process 6\n{words}")
@@ -173,7 +173,7 @@ def test_a_session_that_dies_costs_no_job_its_verdict_even_on_the_only_device(fa
     assert all("was refused in a session, not in a process of its own" in attempt.reason for attempt in lost)
 
 
-@pytest.mark.parametrize("words", [NO_WORDS, NO_SKEL, FIRMWARE])
+@pytest.mark.parametrize("words", [NO_SKEL, FIRMWARE])
 def test_a_device_whose_dsp_dies_for_good_costs_no_verdict_while_another_is_free(farm: Any, words: str) -> None:
     one = farm(f"device 6\n{words}", NEVER)
     assert set(one.run().values()) == {Verdict.PASSED}

@@ -38,17 +38,8 @@ def allow(server: str, name: str, *, connections: bool) -> None:
 
 @pytest.mark.whole
 def test_a_run_outlasts_a_database_that_is_away(tmp_path: Path, new_database: Callable[[str], str]) -> None:
-    # Longer than a device may be silent, or a program stall.
-    _outlast(tmp_path, new_database("away_long"), away_s=SILENCE_SECONDS + 3)
-
-
-@pytest.mark.whole
-def test_a_run_outlasts_a_database_that_starts_anew(tmp_path: Path, new_database: Callable[[str], str]) -> None:
-    _outlast(tmp_path, new_database("away_short"), away_s=3.0)
-
-
-def _outlast(folder: Path, address: str, *, away_s: float) -> None:
-    home = make_stub_home(folder / "stub")
+    address = new_database("away")
+    home = make_stub_home(tmp_path / "stub")
     write_stub_suite(home, "mine", {f"case{number}": 600 for number in range(8)})
     host = address.partition("host=")[2]
     [name] = re.findall(r"@/(\w+)", address)
@@ -56,7 +47,8 @@ def _outlast(folder: Path, address: str, *, away_s: float) -> None:
     with home.running(*RUN, env={"FARM_STORE": address}) as process:
         until(lambda: attempts(address), "a first job")
         allow(server, name, connections=False)
-        time.sleep(away_s)
+        # Longer than a device may be silent, or a program stall.
+        time.sleep(SILENCE_SECONDS + 3)
         allow(server, name, connections=True)
         out = process.communicate(timeout=240)[0]
     assert process.returncode == 0, out
