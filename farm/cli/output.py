@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.serve.client import Server
+    from farm.serve.reader import Reader
     from farm.store.store import Store
     from farm.store.view import RunView
 
@@ -57,6 +58,19 @@ def asked_server() -> Server | None:
     from farm.serve.client import Server
 
     return Server(url, os.environ.get("FARM_TOKEN", ""))
+
+
+@contextmanager
+def reading(config_file: Path | None, *, readonly: bool = True) -> Iterator[Reader]:
+    """Yield the reader of an everyday command: the server that $FARM_SERVER names, else the store."""
+    server = asked_server()
+    if server is not None:
+        yield server
+        return
+    from farm.serve.reader import StoreReader
+
+    with opened(config_file, readonly=readonly) as (config, store):
+        yield StoreReader(config, store)
 
 
 def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | None, as_json: bool) -> None:

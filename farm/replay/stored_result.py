@@ -118,11 +118,12 @@ def find_stored_result(store: Store, pattern: str, ref: str | None) -> StoredRes
 
 
 def find_recorded_job(
-    store: Store, pattern: str, ref: str | None, what_for: str, *, debug: bool = True
+    store: Store, pattern: str, ref: str | None, what_for: str, *, debug: bool = True, own: bool = True
 ) -> tuple[RunView, JobView]:
     """Return the run `ref`, or the newest that has an attempt of the job that `pattern` means, and the job in it.
 
-    Without `debug`, runs of `farm debug` are skipped; `what_for` describes the command in an error.
+    Without `debug`, runs of `farm debug` are skipped, and without `own` `latest` is a run of any user; `what_for`
+    describes the command in an error.
     Raises UnknownNameError, UsageError where several jobs match or none was tried.
     """
     newest = store.history.newest_runs(pattern, debug=debug)
@@ -130,7 +131,7 @@ def find_recorded_job(
         names = list(newest)
         run = store.runs.view(newest[names[-1]]) if names else None
     else:
-        run = store.runs.view(store.runs.resolve(ref, unbegun_named=True))
+        run = store.runs.view(store.runs.resolve(ref, own=own, unbegun_named=True))
         known = set(store.history.job_names(pattern))
         names = [view.id for view in run.jobs if view.id in known]
         if not names:

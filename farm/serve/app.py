@@ -26,7 +26,7 @@ from farm.serve.access import Access
 from farm.serve.address import link
 from farm.serve.inline import inline
 from farm.serve.metrics import CONTENT_TYPE, Metrics
-from farm.serve.pages import PAGES
+from farm.serve.pages.all import PAGES
 from farm.serve.perform import Actions, me
 from farm.serve.render import API, PROBLEMS, Renderer, wants_json
 from farm.serve.security import HEADERS
@@ -113,8 +113,9 @@ class _Server:
 
         def answer(request: Request[Any, Any, Any], **values: Any) -> Response[bytes]:
             query = page.query(**{name.removeprefix(_ASKED): _plain(value) for name, value in values.items()})
+            user = request.scope.get("user")
             with self.stores.opened() as store:
-                facts = page.make(store, query)
+                facts = page.make(store.of_user(user.name) if user and user.name else store, query)
             return self.renderer.facts(request, facts)
 
         # Litestar reads parameters and the schema of the answer from the signature.

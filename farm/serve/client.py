@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
 from farm.base.errors import InfraError, UsageError
 from farm.base.text import one_line
-from farm.serve.actions import Done
-from farm.serve.page import Facts
-from farm.serve.pages import PAGES
+from farm.serve.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from farm.dispatch.pool.inventory import DeviceRow
+    from farm.policy.situation import Waiting
+    from farm.serve.actions import Done
+    from farm.serve.reader import Found, Query
     from farm.store.store import Store
 
-Query = TypeVar("Query", bound=msgspec.Struct)
-Found = TypeVar("Found", bound=Facts)
 _VARIABLE, _TOKEN = "FARM_SERVER", "FARM_TOKEN"
 _TIMEOUT_S = 60.0
 _PRINTABLE = re.compile(r"[!-~]*")
@@ -28,7 +28,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Server:
-    """Server that reads its store and acts for the account of a token.
+    """Server that reads its store and acts for the account of a token: a Reader.
 
     Raises UsageError for an address or a token that is none.
     """
@@ -43,9 +43,20 @@ class Server:
             raise UsageError(f"${_TOKEN} is no token: expected printable ASCII without blanks and line ends")
         self._url, self._token = url.rstrip("/"), token
 
+    @property
+    def artifacts(self) -> None:
+        """None: the page of a job on the server has the files of its attempts."""
+
+    def devices(self) -> tuple[list[DeviceRow], list[Waiting]]:
+        """Return the devices in the store of the server; nothing is scanned."""
+        from farm.serve.pages.devices import DevicesQuery, devices_page
+
+        facts = self.read(devices_page, DevicesQuery())
+        return facts.devices, facts.waiting
+
     def read(self, make: Callable[[Store, Query], Found], query: Query) -> Found:
         """Return the facts of a page. Raises UsageError and InfraError with the answer of the server."""
-        page = next(one for one in PAGES if one.make is make)
+        page = Page(make)
         path, asked = page.path, {}
         for field in msgspec.structs.fields(page.query):
             value = getattr(query, field.name)
@@ -60,6 +71,8 @@ class Server:
 
     def act(self, action: str, **asked: Any) -> Done:
         """Perform an action. Raises UsageError and InfraError with the answer of the server."""
+        from farm.serve.actions import Done
+
         done: Done = self._decoded(self._ask("POST", f"/actions/{action}", json=asked), Done)
         return done
 

@@ -12,7 +12,7 @@ import msgspec
 
 from farm import __version__
 from farm.base.errors import FarmError, MissingToolError
-from farm.serve.pages import PAGES
+from farm.serve.pages.all import PAGES
 from farm.store.store import open_store
 
 if TYPE_CHECKING:

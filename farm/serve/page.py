@@ -13,8 +13,6 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 import msgspec
 
 from farm.base.errors import UsageError
-from farm.report.html.page import Served, render
-from farm.serve.address import Address, link
 
 Text = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """Text of a parameter, without control characters."""
@@ -25,6 +23,8 @@ PageNumber = Annotated[int, msgspec.Meta(ge=1, le=100_000, description="Number o
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of a page; its fields are the JSON document and, with `shown`, the values of the template."""
 
+    path: ClassVar[str] = ""
+    """Path of the page, with fields of its query in braces."""
     template: ClassVar[str] = ""
     """File in reports/; "" for facts that only the API has."""
 
@@ -39,21 +39,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page:
-    """Path of a page and the function that makes its facts."""
+    """Page by the function that makes its facts, with path, query and facts from its types."""
 
-    def __init__(self, path: str, make: Callable[[Any, Any], Facts]) -> None:
-        self.path, self.make = path, make
+    def __init__(self, make: Callable[[Any, Any], Facts]) -> None:
+        self.make = make
         # Only a type checker imports the Store.
         hints = get_type_hints(make, localns={"Store": object}, include_extras=True)
         self.facts: type[Facts] = hints["return"]
         self.query: type[msgspec.Struct] = hints[list(inspect.signature(make).parameters)[1]]
-
-
-def html_of(facts: Facts, served: Served | None, address: Address, **values: Any) -> str:
-    """Return facts as a page; `address` is the address of the request. Without a user in `values`, it has no forms."""
-    fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
-    reader = {"user": None, "may": lambda _: False}
-    return render(facts.template, served, address=address, link=link, **reader | fields | facts.shown() | values)
+        self.path = self.facts.path
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> str:

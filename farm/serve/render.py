@@ -19,7 +19,7 @@ from farm.report.html.page import PAGE_SCRIPTS, PAGE_STYLES, Served, render
 from farm.report.html.page_of_run import EARLY_SCRIPT
 from farm.serve.actions import ROLES
 from farm.serve.address import Address, link
-from farm.serve.page import Facts, html_of
+from farm.serve.page import Facts
 
 API = "/api/"
 
@@ -71,6 +71,13 @@ class Renderer:
         if wants_json(request):
             return json_answer(Problem(problem), status)
         return self.html(request, "error.html.j2", status, title=title, problem=problem)
+
+
+def html_of(facts: Facts, served: Served | None, address: Address, **values: Any) -> str:
+    """Return facts as a page; `address` is the address of the request. Without a user in `values`, it has no forms."""
+    fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
+    reader = {"user": None, "may": lambda _: False}
+    return render(facts.template, served, address=address, link=link, **reader | fields | facts.shown() | values)
 
 
 def _html(page: str, status: int = 200) -> Response[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sqlite3
 import time
@@ -146,6 +147,12 @@ class Database:
             return user_name()
         with self.reading() as connection:
             return user_of(connection)
+
+    def of_user(self, name: str) -> Database:
+        """Return the same database for the reads of another user; it shares the connections."""
+        other = copy.copy(self)
+        other.__dict__["user"] = name
+        return other
 
     def connection_arguments(self) -> dict[str, Any]:
         """Return the arguments of psycopg's `connect` for the same database and the same settings.

@@ -81,6 +81,15 @@ class Store(Recording):
         """
         return self._database.user
 
+    @property
+    def is_shared(self) -> bool:
+        """True for PostgreSQL, which has submitted runs and agents; False for a file."""
+        return not self._database.is_sqlite
+
+    def of_user(self, name: str) -> Store:
+        """Return the same store for the reads of another user: `latest` and local runs. It shares the connections."""
+        return Store(self._database.of_user(name))
+
     def connection_arguments(self) -> dict[str, Any]:
         """Return the arguments of psycopg's `connect` for the same PostgreSQL, with the password of the address."""
         return self._database.connection_arguments()

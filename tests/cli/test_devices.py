@@ -37,7 +37,7 @@ from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, inject
 from farm.dispatch.pool import fleet
 from farm.dispatch.pool.fleet import Choice
-from farm.dispatch.pool.inventory import DeviceRow, addresses_of, find_rows, rows
+from farm.dispatch.pool.inventory import DeviceRow, addresses_of, find_rows, rows, wanted_of
 from farm.policy.situation import Lease, Priority, Waiting
 from farm.store.leases.registry import Registered, Seen
 from farm.store.store import open_store
@@ -196,13 +196,13 @@ def test_who_waits_is_told_with_what_for_and_since_when() -> None:
             "quota of \x1b[31mbob: 1 device",
         ),
     ]
-    title, ann, bob = waiting_lines(waiting, found, 80)
+    title, ann, bob = waiting_lines(waiting, [wanted_of(one, {row.id: row for row in found}) for one in waiting], 80)
     assert title == "WAITING: 2"
     assert ann.split() == ["ann", "left", "since", "14:02", "left", "is", "busy", "farm", "lease"]
     assert "  1 of 3 SM8650  since 14:02  quota of bob: 1 device  farm run" in bob
     assert bob.isprintable()
     assert len(bob) <= 80
-    assert waiting_lines([], found, 80) == []
+    assert waiting_lines([], [], 80) == []
 
 
 def _fields(row: DeviceRow) -> dict[str, object]:

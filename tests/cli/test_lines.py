@@ -10,10 +10,10 @@ from farm.base.user import user_name
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.serve.address import Address
-from farm.serve.page import html_of
 from farm.serve.pages.history import HistoryQuery, history_page
 from farm.serve.pages.runs import RunsQuery, runs_page
 from farm.serve.pages.status import StatusQuery, status_page
+from farm.serve.render import html_of
 from farm.store.records import RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import Store, open_store

@@ -18,8 +18,8 @@ from farm.devices.device import AdbAddress, Device
 from farm.dispatch.request.recording import run_record
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.serve.address import Address
-from farm.serve.page import html_of
 from farm.serve.pages.status import StatusQuery, status_page
+from farm.serve.render import html_of
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.rows import now_ms

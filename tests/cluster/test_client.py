@@ -338,10 +338,6 @@ def test_what_a_shared_farm_cannot_do_is_refused_in_words(shared: Shared) -> Non
 def test_commands_of_a_shared_farm_say_so_where_there_is_none(home: FarmHome) -> None:
     for arguments in (
         (
-            "lab",
-            "queue",
-        ),
-        (
             "runs",
             "watch",
         ),

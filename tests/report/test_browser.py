@@ -23,7 +23,7 @@ from farm.report.html.compare import render_compare
 from farm.report.html.page import render_diff
 from farm.report.html.page_of_run import write_html
 from farm.report.model.diff import diff_runs
-from farm.serve.pages import PAGES
+from farm.serve.pages.all import PAGES
 from farm.store.view import RunView
 
 Open = Callable[..., WebDriver]

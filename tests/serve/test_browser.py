@@ -20,7 +20,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
-from farm.serve.pages import PAGES as ALL_PAGES
+from farm.serve.pages.all import PAGES as ALL_PAGES
 from farm.store.accounts import Role
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ def test_it_says_where_answers_and_ends_with_ctrl_c_while_somebody_is_connected(
 def test_ctrl_c_does_not_wait_for_a_page_that_takes_long(home: FarmHome, filled: Filled) -> None:
     assert filled.live
     code = (
-        "import sys, time\nfrom farm.serve.pages import PAGES\nfrom farm.cli.main import main\n"
+        "import sys, time\nfrom farm.serve.pages.all import PAGES\nfrom farm.cli.main import main\n"
         "[runs] = [page for page in PAGES if page.path == '/runs']\n"
         "runs.make = lambda *_: (print('begun', flush=True), time.sleep(300))\n"
         "sys.argv = ['farm', 'serve', '--port', '0', '--json']\nmain()\n"

@@ -12,7 +12,7 @@ from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 from farm.serve.mcp_server import name_of, schema_of
-from farm.serve.pages import PAGES
+from farm.serve.pages.all import PAGES
 
 if TYPE_CHECKING:
     from conftest import Filled, Server

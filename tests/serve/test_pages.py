@@ -15,7 +15,8 @@ from recipe import recipe_code
 from farm.devices.device import AdbAddress, Device
 from farm.policy.situation import Priority
 from farm.report.formats.run_json import parse_json
-from farm.serve import app, pages
+from farm.serve import app
+from farm.serve.pages import all as all_pages
 from farm.store.store import open_store
 
 if TYPE_CHECKING:
@@ -409,10 +410,10 @@ def test_without_a_store_it_says_what_makes_one_and_finds_it_when_it_is_there(st
 
 
 def test_the_recipe_for_a_page(start: object, filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGES", [*pages.PAGES])
+    monkeypatch.setattr(all_pages, "PAGES", [*all_pages.PAGES])
     [code] = recipe_code("developers/recipes.md", "Adding a page")
     exec(compile(code, "recipe", "exec", dont_inherit=True), {"__name__": "recipe"})  # noqa: S102 -- the documentation's own
-    monkeypatch.setattr(app, "PAGES", pages.PAGES)
+    monkeypatch.setattr(app, "PAGES", all_pages.PAGES)
     assert filled.live
     with start() as server:  # type: ignore[operator]
         assert server.json("/api/v1/labels/none") == {"schema": 1, "title": "none", "label": "none", "devices": []}

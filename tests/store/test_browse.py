@@ -10,10 +10,10 @@ import pytest
 from farm.base.errors import StoreError, UnknownNameError
 from farm.results.attempt import Verdict
 from farm.serve.address import Address
-from farm.serve.page import html_of
-from farm.serve.pages import PAGES
+from farm.serve.pages.all import PAGES
 from farm.serve.pages.devices import DeviceQuery, device_page
 from farm.serve.pages.progress import ProgressQuery, progress_page
+from farm.serve.render import html_of
 from farm.store.queries.browse import RunFilter
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.rows import now_ms

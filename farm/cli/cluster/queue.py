@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.config.settings import load_config
 from farm.base.text import one_line
 from farm.cli.options import json_option
-from farm.cli.output import asked_server, opened, show, width
+from farm.cli.output import reading, show, width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,36 +39,15 @@ def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
     farm lab quota limits the devices of a user.
     """
     from farm.cli.devices.compact import waiting_lines
-    from farm.dispatch.cluster.client.devices import require_shared
-    from farm.dispatch.cluster.queue import queued
-    from farm.report.terminal.layout import LEAST_WIDTH, columns
+    from farm.report.terminal.layout import LEAST_WIDTH
+    from farm.serve.pages.queue import QueueQuery, queue_page
 
-    server = asked_server()
-    if server is not None:
-        from farm.serve.pages.queue import QueueQuery, queue_page
-
-        facts = server.read(queue_page, QueueQuery())
-        rows = [
-            (one.run_id, one_line(one.user), one.state, f"{one.held} run", f"{one.waiting} wait") for one in facts.runs
-        ]
-        requests = [
-            (one_line(one.user), one_line(wanted), one_line(one.why))
-            for one, wanted in zip(facts.waiting, facts.wanted, strict=True)
-        ]
-        found = [*(columns(rows) if rows else []), *(columns(requests) if requests else [])]
-        answer = {"runs": facts.runs, "waiting": facts.waiting}
-        show(answer, found or ["nothing waits and nothing runs"], as_json=as_json)
-        return
-    require_shared(load_config(config_file).is_shared)
-    with opened(config_file, existing=True) as (_, store):
-        view, user = store.cluster.queue(), store.user
-        waiting = [one for one in store.leases.waiting() if not mine or one.user == user]
-        known = store.devices.all() if waiting else ()
-    runs = [run for run in queued(view) if not mine or run.user == user]
-    at_most = max(width(), LEAST_WIDTH)
-    lines = [*queue_lines(runs, view.now_ms, at_most), *waiting_lines(waiting, known, at_most)]
-    answer = {"runs": runs, "waiting": waiting, "now_ms": view.now_ms}
-    show(answer, lines or ["nothing waits and nothing runs"], as_json=as_json)
+    with reading(config_file) as reader:
+        facts = reader.read(queue_page, QueueQuery(mine=mine))
+    at_most, now_ms = max(width(), LEAST_WIDTH), time.time_ns() // 1_000_000
+    lines = [*queue_lines(facts.runs, now_ms, at_most), *waiting_lines(facts.waiting, facts.wanted, at_most)]
+    answer = {"runs": facts.runs, "waiting": facts.waiting}
+    show({"schema": 2, **answer}, lines or ["nothing waits and nothing runs"], as_json=as_json)
 
 
 def queue_lines(runs: Sequence[QueuedRun], now_ms: int, at_most: int) -> Iterator[str]:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from farm.base.text import one_line
 from farm.devices.discovery import ABSENT, OUT
-from farm.dispatch.pool.inventory import DeviceRow, wanted_of
+from farm.dispatch.pool.inventory import DeviceRow
 from farm.report.model.format import short_age
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from farm.policy.situation import Waiting
-    from farm.store.leases.registry import Registered
 
 ATTENTION = "NEEDS ATTENTION"
 _GROUPS = (ATTENTION, "IN USE", "FREE", "OUT OF SERVICE", "ABSENT")
@@ -40,12 +39,14 @@ def compact_lines(found: Sequence[DeviceRow], width: int) -> list[str]:
     return lines
 
 
-def waiting_lines(waiting: Sequence[Waiting], found: Iterable[DeviceRow | Registered], width: int) -> list[str]:
+def waiting_lines(waiting: Sequence[Waiting], wanted: Iterable[str], width: int) -> list[str]:
     """Return the waiting processes: wanted device, start, reason and purpose, within `width` columns."""
     if not waiting:
         return []
-    known = {row.id: row for row in found}
-    cells = [(one_line(one.user), wanted_of(one, known), _since(one), one_line(one.why)) for one in waiting]
+    cells = [
+        (one_line(one.user), one_line(what), _since(one), one_line(one.why))
+        for one, what in zip(waiting, wanted, strict=True)
+    ]
     wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  " + "  ".join((*(f"{cell:{size}}" for cell, size in zip(row, wide, strict=True)), one_line(one.purpose)))

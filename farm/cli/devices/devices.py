@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from farm.base.errors import UsageError
 from farm.base.text import one_line
 from farm.cli.devices.compact import ATTENTION, compact_lines, holder_of, waiting_lines
 from farm.cli.options import json_option
-from farm.cli.output import asked_server, echo, echo_coloured, has_reader, opened, print_json
+from farm.cli.output import echo, echo_coloured, has_reader, print_json, reading
 from farm.cli.output import width as terminal_width
 from farm.report.model.format import short_age
 from farm.report.terminal.layout import LEAST_WIDTH, wrapped
@@ -52,33 +51,16 @@ def command(
     shown as absent. In a long list, devices that need attention come first.
     Processes that wait for devices are shown below.
     """
-    from farm.base.processes import Supervisor
-    from farm.dispatch.pool.inventory import find_rows, take_inventory
+    from farm.dispatch.pool.inventory import find_rows
     from farm.report.terminal.run import rendered
 
-    server = asked_server()
-    if server is not None:
-        from farm.serve.pages.devices import DevicesQuery, devices_page
-
-        if watch:
-            raise UsageError("--watch looks at attached devices: the page /devices of the server is live, leave it out")
-        facts = server.read(devices_page, DevicesQuery())
-        rows = find_rows(facts.devices, names)
-        seen = _DeviceList(
-            rows, [one for one in facts.waiting if not names or {row.id for row in rows} & {*one.devices}]
-        )
-        if as_json:
-            print_json(seen._asdict())
-        else:
-            screen = _screen(seen, names, details, _width())
-            echo_coloured(rendered([screen], _width(), color=sys.stdout.isatty()))
-        return
-    with Supervisor() as supervisor, opened(config_file) as (config, store):
+    with reading(config_file, readonly=False) as reader:
 
         def look() -> _DeviceList:
-            found = find_rows(take_inventory(config, store, supervisor), names)
+            everything, waiting = reader.devices()
+            found = find_rows(everything, names)
             ids = {row.id for row in found}
-            return _DeviceList(found, [one for one in store.leases.waiting() if not names or ids & {*one.devices}])
+            return _DeviceList(found, [one for one in waiting if not names or ids & {*one.devices}])
 
         if watch:
             _watch(look, names, details, as_json=as_json)
@@ -98,7 +80,10 @@ def _screen(seen: _DeviceList, names: Sequence[str], details: bool | None, width
     """Return the devices and the waiting processes; with a `height` at most that many lines."""
     from rich.text import Text
 
-    waiting = waiting_lines(seen.waiting, seen.devices, width)
+    from farm.dispatch.pool.inventory import wanted_of
+
+    known = {row.id: row for row in seen.devices}
+    waiting = waiting_lines(seen.waiting, [wanted_of(one, known) for one in seen.waiting], width)
     room = max(1, height - len(waiting)) if height else 0
     if details if details is not None else len(seen.devices) <= _MOST_DETAILED or names:
         shown = _listing(seen.devices, names, width, room)

@@ -11,7 +11,7 @@ import click
 from farm.base.errors import UsageError
 from farm.base.text import one_line
 from farm.cli.options import json_option, limit_option, line_option, soc_option
-from farm.cli.output import asked_server, echo, notice, opened, print_json, show, width
+from farm.cli.output import echo, notice, opened, print_json, reading, show, width
 from farm.report.model.format import plural
 from farm.report.terminal.layout import LEAST_WIDTH, fitted
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.numbers.regressions.baseline import Level
 
 
-# Most of one answer of a server.
+# Most of one answer.
 _MOST_JOBS = 200
 
 
@@ -55,39 +55,26 @@ def history_command(
     greatest, and its known steps. Your local runs, and runs of a dirty or private checkout, are marked in the table of
     the branch and left out of the lines below. Runs of 'farm debug' are left out.
     """
+    from msgspec.structs import replace
+
     from farm.report.model.history import USUAL, ended, tables
-    from farm.report.model.status_query import history_answer, records_of, steps_of
+    from farm.report.model.status_query import history_answer
     from farm.report.terminal.history import history_lines
+    from farm.serve.pages.history import HistoryQuery, history_page
 
-    server = asked_server()
-    if server is not None:
-        from farm.serve.pages.history import HistoryQuery, history_page
-
-        query = HistoryQuery(
-            job=job, soc=soc or "", metric=",".join(metrics), branch=line or "", limit=limit, jobs=_MOST_JOBS
-        )
-        found = server.read(history_page, query)
-        records = {(one.job_id, one.device_kind): one.record for one in found.reliability}
-        if as_json:
-            print_json(history_answer(found.points, records, found.alerts, found.line))
-            return
-        shown_tables = tables(found.points, metrics or USUAL, found.fingerprints)
-        for text in history_lines(shown_tables, records, found.alerts, found.commit_url, width()):
-            echo(text)
-        return
-    with opened(config_file, readonly=True) as (config, store):
-        shown = store.status.line_to_show(line)
-        asked: tuple[str | None, ...] = metrics or (None,)
-        whose = store.user if local else ""
-        points = [
-            point
-            for metric in asked
-            for point in store.history.points(job, metric, soc, limit, shown, local_runs_of=whose)
-        ]
-        facts = store.history.fingerprints(point.fingerprint for point in points)
-        records, steps = records_of(store, points, shown), steps_of(store, points, metrics, shown)
-        known = config.toolchains.get(shown)
-        url = (known.commit_url if known else "") or store.status.newest_toolchain(shown).commit_url
+    query = HistoryQuery(
+        job=job, soc=soc or "", metric=",".join(metrics), branch=line or "", limit=limit, jobs=_MOST_JOBS, local=local,
+        charts=False,
+    )  # fmt: skip
+    with reading(config_file) as reader:
+        first = reader.read(history_page, query)
+        more = [reader.read(history_page, replace(query, page=page)) for page in range(2, first.pages + 1)]
+    parts = [first, *more]
+    points = [one for part in parts for one in part.points]
+    steps = [one for part in parts for one in part.alerts]
+    records = {(one.job_id, one.device_kind): one.record for part in parts for one in part.reliability}
+    facts = {key: values for part in parts for key, values in part.fingerprints.items()}
+    shown, url = first.line, first.commit_url
     if as_json:
         print_json(history_answer(points, records, steps, shown))
         return

@@ -8,7 +8,7 @@ import click
 
 from farm.base.errors import UsageError
 from farm.cli.options import FOLDER, json_option
-from farm.cli.output import asked_server, echo, opened, show
+from farm.cli.output import echo, reading, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,29 +32,18 @@ def command(job: str, ref: str | None, folder: Path | None, config_file: Path | 
     """
     import msgspec
 
-    from farm.replay.stored_result import find_recorded_job
-    from farm.report.model.rerun import ways_again
     from farm.report.model.summary import summarize
     from farm.report.terminal.job import job_lines
-    from farm.store.artifacts import open_artifacts
+    from farm.serve.pages.jobs import JobQuery, job_page
     from farm.store.values import jsonable
 
-    server = asked_server()
-    if server is not None:
-        from farm.serve.pages.jobs import JobQuery, job_page
-
-        if folder is not None:
-            raise UsageError(
-                "--files copies from the store: leave it out, the page of the job on the server has the files"
-            )
-        facts = server.read(job_page, JobQuery(job=job, run=ref or ""))
-        view, files, places = facts.run, facts.files, {}
-    else:
-        with opened(config_file, readonly=True) as (config, store):
-            run, known = find_recorded_job(store, job, ref, "shown")
-            view, files = store.runs.view_of_job(run.id, known.id), store.runs.artifacts(run.id, known.id)
-        kept = open_artifacts(config)
-        places = {one.sha256: path for one in files if (path := kept.find(one.sha256))}
+    with reading(config_file) as reader:
+        kept = reader.artifacts
+        if folder is not None and kept is None:
+            raise UsageError("--files copies from the store: leave it out, the server has the files on the job's page")
+        facts = reader.read(job_page, JobQuery(job=job, run=ref or "", own=True, charts=False))
+    view, files = facts.run, facts.files
+    places = {one.sha256: path for one in files if kept is not None and (path := kept.find(one.sha256))}
     summary = summarize(view)
     item = summary.jobs[0]
     found = item.job
@@ -67,13 +56,13 @@ def command(job: str, ref: str | None, folder: Path | None, config_file: Path | 
         "reason": item.reason,
         "run": of_run,
         "files": [{**msgspec.structs.asdict(one), "path": str(places.get(one.sha256, ""))} for one in files],
-        "again": dict(ways_again(found, item.rerun, view.id)),
+        "again": dict(facts.commands),
     }
     if folder is not None and not files:
         reason = "failures.keep_attempts in farm.toml sets how many failed attempts of a run have some"
         raise UsageError(f"no file is kept of {found.id} in run {view.id}: {reason}")
     show(answer, job_lines(summary, item, files, places), as_json=as_json)
-    if folder is not None:
+    if folder is not None and kept is not None:
         _write(kept, files, folder)
 
 

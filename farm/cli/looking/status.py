@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import json_option, limit_option, line_option
-from farm.cli.output import asked_server, echo, opened, print_json, show, width
+from farm.cli.output import echo, opened, print_json, reading, show, width
 from farm.report.terminal.layout import LEAST_WIDTH, fitted, titled, wrapped
 
 if TYPE_CHECKING:
@@ -39,17 +39,11 @@ def status_command(run: str | None, line: str | None, limit: int, config_file: P
     all open ones, of any run: see farm alerts list. Local runs, and runs of a dirty or
     private checkout, belong to no branch.
     """
-    from farm.report.model.status_query import read_status
     from farm.report.terminal.status import status_lines
+    from farm.serve.pages.status import StatusQuery, status_page
 
-    server = asked_server()
-    if server is not None:
-        from farm.serve.pages.status import StatusQuery, status_page
-
-        status = server.read(status_page, StatusQuery(run=run or "", branch=line or "")).status
-    else:
-        with opened(config_file, readonly=True) as (_, store):
-            status = read_status(store, run, line)
+    with reading(config_file) as reader:
+        status = reader.read(status_page, StatusQuery(run=run or "", branch=line or "", own=True)).status
     now_ms = time.time_ns() // 1_000_000
     show({"schema": 3, "status": status}, status_lines(status, now_ms, limit, width()), as_json=as_json)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import json_option, limit_option, line_option, yes_option
-from farm.cli.output import asked_server, opened, require_consent, show, width
+from farm.cli.output import opened, reading, require_consent, show, width
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,33 +37,17 @@ def list_command(
     began: it appears in this list alone.
     """
     from farm.report.terminal.layout import LEAST_WIDTH, columns
+    from farm.serve.pages.runs import RunsQuery, runs_page
 
-    server = asked_server()
-    if server is not None:
-        from farm.serve.pages.runs import RunsQuery, runs_page
-
-        asked = RunsQuery(user=user, purpose=purpose or "", branch=line or "", limit=limit)
-        facts = server.read(runs_page, asked)
-        runs, total = facts.runs, facts.total
-    else:
-        runs, total = _read(config_file, user, purpose or "", line, limit)
+    with reading(config_file) as reader:
+        facts = reader.read(runs_page, RunsQuery(user=user, purpose=purpose or "", branch=line or "", limit=limit))
+    runs, total = facts.runs, facts.total
     lines = columns([_HEAD, *map(_cells, runs)]) if runs else ["no run matches" if total else "no run"]
     lines += [f"and {total - len(runs)} more: --limit"] if total > len(runs) else []
     # Names come last, since they are cut when the terminal is narrow.
     at_most = max(width(), LEAST_WIDTH)
     cut = (text if len(text) <= at_most else f"{text[: at_most - 1]}…" for text in lines)
     show({"runs": runs, "total": total}, cut, as_json=as_json)
-
-
-def _read(
-    config_file: Path | None, user: str, purpose: str, line: str | None, limit: int
-) -> tuple[list[ListedRun], int]:
-    from farm.store.queries.browse import RunFilter
-    from farm.store.toolchains import line_text
-
-    with opened(config_file, readonly=True) as (_, store):
-        chosen = "" if line is None else line_text(store.status.line_to_show(line))
-        return store.browse.runs(RunFilter(user=user, purpose=purpose, line=chosen), limit)
 
 
 def _cells(run: ListedRun) -> list[str]:

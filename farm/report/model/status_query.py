@@ -14,13 +14,10 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-def read_status(
-    store: Store, ref: str | None = None, line: str | None = None, *, run_ids: Sequence[str] = ()
-) -> Status:
-    """Return the status of run `ref`, of `run_ids`, else of the runs of `runs_to_show`. Raises UnknownNameError."""
+def read_status(store: Store, line: str | None = None, *, run_ids: Sequence[str] = ()) -> Status:
+    """Return the status of `run_ids`, else of the runs of `runs_to_show`. Raises UnknownNameError."""
     from farm.report.model.status import run_standing, status_of
 
-    run_ids = [store.runs.resolve(ref)] if ref else run_ids
     runs = list(map(store.status.of_run, run_ids)) if run_ids else runs_to_show(store, line)
     lines = sorted({_line_of(run) for run in runs})
     if line is not None or not runs:

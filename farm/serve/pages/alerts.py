@@ -33,6 +33,7 @@ class AlertsQuery(msgspec.Struct, frozen=True):
 class AlertsFacts(Facts, frozen=True, kw_only=True):
     """Alerts by the range of runs in which the number changed, the newest range first."""
 
+    path: ClassVar[str] = "/alerts"
     template: ClassVar[str] = "alerts.html.j2"
     alerts: list[AlertRecord]
     counts: dict[str, int]
@@ -54,6 +55,7 @@ class AlertQuery(msgspec.Struct, frozen=True):
 class AlertFacts(Facts, frozen=True, kw_only=True):
     """Alert with the history of its number."""
 
+    path: ClassVar[str] = "/alerts/{alert:int}"
     template: ClassVar[str] = "alert.html.j2"
     alert: AlertRecord
     unsettled: bool

@@ -51,6 +51,7 @@ class Reservation(msgspec.Struct, frozen=True):
 class DevicesFacts(Facts, frozen=True, kw_only=True):
     """Devices in the store, and commands that wait for one."""
 
+    path: ClassVar[str] = "/devices"
     template: ClassVar[str] = "devices.html.j2"
     devices: list[DeviceRow]
     total: int
@@ -73,6 +74,7 @@ class DeviceQuery(msgspec.Struct, frozen=True):
 class DeviceFacts(Facts, frozen=True, kw_only=True):
     """Device with its health, drift and attempts."""
 
+    path: ClassVar[str] = "/devices/{device:path}"
     template: ClassVar[str] = "device.html.j2"
     schema: int = 2
     device: Registered

@@ -28,6 +28,7 @@ class DiffQuery(msgspec.Struct, frozen=True):
 class DiffFacts(Facts, frozen=True, kw_only=True):
     """Differences between two runs."""
 
+    path: ClassVar[str] = "/diff"
     template: ClassVar[str] = "diff.html.j2"
     diff: RunDiff
     virtual: bool

@@ -42,6 +42,7 @@ class GridQuery(msgspec.Struct, frozen=True):
 class GridFacts(Facts, frozen=True, kw_only=True):
     """Jobs by nightly run."""
 
+    path: ClassVar[str] = "/grid"
     template: ClassVar[str] = "grid.html.j2"
     nights: list[GridNight]
     rows: list[GridRow]

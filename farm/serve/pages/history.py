@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
-from farm.base.errors import UsageError
 from farm.report.model import format as fmt
 from farm.report.model.alerts import change_of, word_of
 from farm.report.model.history import USUAL, tables
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _MOST_CASES = 1000
-_MOST_POINTS = 12_000
+_MOST_ATTEMPTS = 12_000
 
 
 class HistoryQuery(msgspec.Struct, frozen=True):
@@ -34,8 +33,12 @@ class HistoryQuery(msgspec.Struct, frozen=True):
     """Metrics, separated by commas; empty for all."""
     branch: Text = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=200, description="Attempts of a job.")] = 60
-    jobs: Annotated[int, msgspec.Meta(ge=1, le=200, description="Jobs of a page.")] = 8
+    jobs: Annotated[int, msgspec.Meta(ge=1, le=200, description="Jobs of a page, fewer with many attempts.")] = 8
     page: PageNumber = 1
+    local: bool = True
+    """With the local runs of the user."""
+    charts: bool = True
+    """With the facts of the charts."""
 
 
 class Reliability(msgspec.Struct, frozen=True):
@@ -49,6 +52,7 @@ class Reliability(msgspec.Struct, frozen=True):
 class HistoryFacts(Facts, frozen=True, kw_only=True):
     """Histories of the jobs of a page."""
 
+    path: ClassVar[str] = "/history"
     template: ClassVar[str] = "history.html.j2"
     points: list[HistoryPoint]
     reliability: list[Reliability]
@@ -92,10 +96,10 @@ def history_page(store: Store, query: HistoryQuery) -> HistoryFacts:
     """Return numbers run by run, as `farm history`."""
     line = store.status.line_to_show(query.branch or None)
     names: list[str] = store.history.job_names(query.job, query.soc or None) if query.job else []
-    shown = names[(query.page - 1) * query.jobs : query.page * query.jobs]
-    if len(shown) * query.limit > _MOST_POINTS:
-        raise UsageError(f"{len(shown)} jobs with {query.limit} attempts are too many: ask for less of either")
-    found = [point for name in shown for point in _points(store, name, None, query, line)]
+    jobs = max(1, min(query.jobs, _MOST_ATTEMPTS // query.limit))
+    shown = names[(query.page - 1) * jobs : query.page * jobs]
+    asked = [query.job] if len(shown) == len(names) and shown else shown
+    found = [point for name in asked for point in _points(store, name, None, query, line)]
     metrics = {name: sorted({point.metric for point in found if point.job_id == name} - {""}) for name in shown}
     chosen = tuple(one.strip() for one in query.metric.split(",") if one.strip())
     points = found
@@ -115,17 +119,17 @@ def history_page(store: Store, query: HistoryQuery) -> HistoryFacts:
         query=query,
         jobs=len(names),
         number=query.page,
-        pages=max(1, -(-len(names) // query.jobs)),
+        pages=max(1, -(-len(names) // jobs)),
         metrics=metrics,
         fingerprints=facts,
         commit_url=store.status.newest_toolchain(line).commit_url,
         lines=list(map(line_text, store.status.lines())),
         cases=store.browse.cases(_MOST_CASES),
-        plots=plots_of([one for one in points if one.metric in usual], facts, steps, usual),
+        plots=plots_of([one for one in points if one.metric in usual], facts, steps, usual) if query.charts else [],
         socs=list(store.browse.known().socs),
     )
 
 
 def _points(store: Store, pattern: str, metric: str | None, query: HistoryQuery, line: str) -> list[HistoryPoint]:
-    """Return points of a branch and the local runs of the user of this server process."""
-    return store.history.points(pattern, metric, query.soc or None, query.limit, line, local_runs_of=store.user)
+    user = store.user if query.local else ""
+    return store.history.points(pattern, metric, query.soc or None, query.limit, line, local_runs_of=user)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from farm.base.errors import UnknownNameError, UsageError
+from farm.base.errors import UnknownNameError
 from farm.dispatch.pool.inventory import DeviceRow
 from farm.report.model import format as fmt
 from farm.serve.page import Facts, Text
@@ -42,6 +42,7 @@ class HostRow(msgspec.Struct, frozen=True, kw_only=True):
 class HostsFacts(Facts, frozen=True, kw_only=True):
     """Hosts of devices, of agents and of runs."""
 
+    path: ClassVar[str] = "/hosts"
     template: ClassVar[str] = "hosts.html.j2"
     hosts: list[HostRow]
 
@@ -55,6 +56,7 @@ class HostQuery(msgspec.Struct, frozen=True):
 class HostFacts(Facts, frozen=True, kw_only=True):
     """Host with devices, agent and runs."""
 
+    path: ClassVar[str] = "/hosts/{host:str}"
     template: ClassVar[str] = "host.html.j2"
     host: HostRow
     runs: list[ListedRun]
@@ -83,11 +85,7 @@ def host_page(store: Store, query: HostQuery) -> HostFacts:
 
 def host_rows(store: Store) -> list[HostRow]:
     """Return every host, sorted by name."""
-    try:
-        agents = {agent.name: agent for agent in store.cluster.agents()}
-    except UsageError:
-        # A store in a file has no agents.
-        agents = {}
+    agents = {agent.name: agent for agent in store.cluster.agents()} if store.is_shared else {}
     of_agent = {device.id: agent.name for agent in agents.values() for device in agent.facts.devices}
     devices: dict[str, list[DeviceRow]] = {}
     for row in device_rows(store):

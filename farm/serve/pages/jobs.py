@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
-from farm.base.errors import UnknownNameError, UsageError
 from farm.report.model.alerts import change_line
 from farm.report.model.cross_target import cross_targets
 from farm.report.model.plot import Plot, plots_of
@@ -15,7 +14,7 @@ from farm.report.model.rerun import ways_again
 from farm.report.model.summary import WORDS, summarize
 from farm.serve.page import Facts, Text
 from farm.store.queries.jobs import JobRun
-from farm.store.records import AlertRecord, JobFile
+from farm.store.records import AlertRecord, HistoryPoint, JobFile
 from farm.store.toolchains import line_text
 from farm.store.view import RunView
 
@@ -33,12 +32,17 @@ class JobQuery(msgspec.Struct, frozen=True):
     """Id of the job, or a pattern that one job matches."""
     run: Text = ""
     night: Text = ""
+    own: bool = False
+    """As `farm show`: `latest` is a run of the user, and runs of `farm debug` count."""
+    charts: bool = True
+    """With the facts of the charts."""
     runs: Annotated[int, msgspec.Meta(ge=1, le=400, description="Runs of the history.")] = 40
 
 
 class JobFacts(Facts, frozen=True, kw_only=True):
     """Job of a run."""
 
+    path: ClassVar[str] = "/jobs/{job:path}"
     template: ClassVar[str] = "job_page.html.j2"
     job: str
     outcome: str
@@ -71,19 +75,17 @@ class JobFacts(Facts, frozen=True, kw_only=True):
 
 def job_page(store: Store, query: JobQuery) -> JobFacts:
     """Return a job of a run with its history."""
-    job, runs = _runs(store, query)
-    if query.night:
-        run_id = store.jobs.run_of_night(job, query.night)
-    elif query.run:
-        run_id = store.runs.resolve(query.run, own=False)
-    else:
-        run_id = next((one for one in runs if one.outcome != "not_run"), runs[0]).run_id
+    job, run_id = _chosen(store, query)
+    runs = store.jobs.runs(job, query.runs)
+    run_id = run_id or next((one for one in runs if one.outcome != "not_run"), runs[0]).run_id
     view = store.runs.view_of_job(run_id, job)
     summary = summarize(view).jobs[0]
     here = next((one for one in runs if one.run_id == view.id), None)
     line = view.toolchain.line if view.toolchain else ""
-    points = store.history.points(job, None, None, _RUNS, line, local_runs_of=store.user)
-    points = [one for one in points if one.metric in _METRICS]
+    points: list[HistoryPoint] = []
+    if query.charts:
+        points = store.history.points(job, None, None, _RUNS, line, local_runs_of=store.user)
+        points = [one for one in points if one.metric in _METRICS]
     alerts = store.alerts.of_jobs([job], line)
     facts = store.history.fingerprints(point.fingerprint for point in points)
     return JobFacts(
@@ -100,12 +102,13 @@ def job_page(store: Store, query: JobQuery) -> JobFacts:
     )
 
 
-def _runs(store: Store, query: JobQuery) -> tuple[str, list[JobRun]]:
-    """Return the job and its newest runs. Raises UnknownNameError, and UsageError for a pattern of several jobs."""
-    try:
-        return query.job, store.jobs.runs(query.job, query.runs)
-    except UnknownNameError:
-        names = store.history.job_names(query.job)
-    if len(names) > 1:
-        raise UsageError(f"{query.job} means {len(names)} jobs, such as {names[0]} and {names[1]}: name one")
-    return names[0], store.jobs.runs(names[0], query.runs)
+def _chosen(store: Store, query: JobQuery) -> tuple[str, str]:
+    """Return the job and its run; "" for the newest run with a result."""
+    if query.night:
+        return query.job, store.jobs.run_of_night(query.job, query.night)
+    if query.own or not store.jobs.has(query.job):
+        from farm.replay.stored_result import find_recorded_job
+
+        run, job = find_recorded_job(store, query.job, query.run or None, "shown", own=query.own)
+        return job.id, run.id
+    return query.job, store.runs.resolve(query.run, own=False) if query.run else ""

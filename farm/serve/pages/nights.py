@@ -30,6 +30,7 @@ class NightsQuery(msgspec.Struct, frozen=True):
 class NightsFacts(Facts, frozen=True, kw_only=True):
     """Facts of the page of nightly runs, which are newest first."""
 
+    path: ClassVar[str] = "/nights"
     template: ClassVar[str] = "nights.html.j2"
     nights: list[GridNight]
     lines: list[str]
@@ -49,6 +50,7 @@ class NightQuery(msgspec.Struct, frozen=True):
 class NightFacts(StatusFacts, frozen=True, kw_only=True):
     """Facts of the page of a nightly run: the state of its jobs, and its commits."""
 
+    path: ClassVar[str] = "/nights/{night:str}"
     night: str
     commits: list[RunCommit]
     """Commits since the nightly run before, newest first."""

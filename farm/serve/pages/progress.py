@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -48,6 +48,7 @@ class DeviceProgress(msgspec.Struct, frozen=True):
 class ProgressFacts(Facts, frozen=True, kw_only=True):
     """Progress of the last day's runs and holders of all devices."""
 
+    path: ClassVar[str] = "/progress"
     runs: list[RunProgress]
     devices: list[DeviceProgress]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from farm.base.errors import UsageError
+from farm.dispatch.cluster.queue import QueuedRun, queued
 from farm.dispatch.pool.inventory import DeviceRow, wanted_of
 from farm.policy.situation import Waiting
 from farm.report.model import format as fmt
@@ -19,30 +19,16 @@ if TYPE_CHECKING:
 
 
 class QueueQuery(msgspec.Struct, frozen=True):
-    """Parameters of the queue: none."""
+    """Filter of the queue."""
 
-
-class SubmittedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Submitted run that has not ended."""
-
-    run_id: str
-    user: str
-    priority: str
-    purpose: str
-    state: str
-    submitted_ms: int
-    waiting: int
-    """Shards without a device."""
-    held: int
-    """Shards that a device runs."""
-    ended: int
-    lacking: int
-    """Bundles that are not built yet."""
+    mine: bool = False
+    """Only runs and commands of the user."""
 
 
 class QueueFacts(Facts, frozen=True, kw_only=True):
     """Requests for devices and their holders."""
 
+    path: ClassVar[str] = "/queue"
     template: ClassVar[str] = "queue.html.j2"
     waiting: list[Waiting]
     wanted: list[str]
@@ -51,7 +37,9 @@ class QueueFacts(Facts, frozen=True, kw_only=True):
     """Devices with a lease or a reservation."""
     free: dict[str, int]
     """Free devices by SoC."""
-    runs: list[SubmittedRun]
+    schema: int = 2
+    runs: list[QueuedRun]
+    """Submitted runs that have not ended."""
     shards: list[ShardSum]
     """Sums over the shards of submitted runs, by run and SoC."""
     quotas: dict[str, int]
@@ -59,31 +47,18 @@ class QueueFacts(Facts, frozen=True, kw_only=True):
 
 def queue_page(store: Store, query: QueueQuery) -> QueueFacts:
     """Return the queue."""
-    del query
     rows = device_rows(store)
-    waiting, known = store.leases.waiting(), {row.id: row for row in rows}
+    known = {row.id: row for row in rows}
+    waiting = [one for one in store.leases.waiting() if not query.mine or one.user == store.user]
     free: dict[str, int] = {}
     for row in rows:
         free[row.soc] = free.get(row.soc, 0) + (row.state == "idle")
-    runs: list[SubmittedRun] = []
+    runs: list[QueuedRun] = []
     shards: tuple[ShardSum, ...] = ()
-    quotas: dict[str, int] = store.quotas.all()
-    try:
+    # A store in a file has no submitted runs.
+    if store.is_shared:
         view = store.cluster.queue()
-    except UsageError:
-        # A store in a file has no submitted runs.
-        view = None
-    if view is not None:
-        shards = view.sums
-        names = ("run_id", "user", "purpose", "submitted_ms", "waiting", "held", "ended", "lacking")
-        runs = [
-            SubmittedRun(
-                **{name: getattr(one, name) for name in names},
-                priority=one.priority.name.lower(),
-                state=str(one.state),
-            )
-            for one in view.orders
-        ]
+        shards, runs = view.sums, [one for one in queued(view) if not query.mine or one.user == store.user]
     held = [row for row in rows if row.holder]
     title = f"Queue: {fmt.plural(len(waiting) + len(runs), 'request')}, {len(held)} of {len(rows)} devices in use"
     return QueueFacts(
@@ -94,5 +69,5 @@ def queue_page(store: Store, query: QueueQuery) -> QueueFacts:
         free=free,
         runs=runs,
         shards=list(shards),
-        quotas=quotas,
+        quotas=store.quotas.all(),
     )

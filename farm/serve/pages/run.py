@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
-from farm.base.errors import UsageError
 from farm.report.model.status import Standing, exit_meaning, purpose_text, standing
 from farm.serve.page import Facts, Text
 from farm.serve.pages.progress import progress_text
@@ -36,6 +35,7 @@ class RunQuery(msgspec.Struct, frozen=True):
 class RunFacts(Facts, frozen=True, kw_only=True):
     """Run with its jobs."""
 
+    path: ClassVar[str] = "/runs/{run:str}"
     template: ClassVar[str] = "run_page.html.j2"
     run: ListedRun
     fingerprint: dict[str, str]
@@ -85,16 +85,12 @@ def run_page(store: Store, query: RunQuery) -> RunFacts:
         new=sorted(new),
         alerts=store.alerts.of_run(run_id),
         night=run.night,
-        submitted=run.run.progress.finished_ms is None and _is_submitted(store, run_id),
+        submitted=store.is_shared and run.run.progress.finished_ms is None and _is_submitted(store, run_id),
     )
 
 
 def _is_submitted(store: Store, run_id: str) -> bool:
-    try:
-        order = store.cluster.order(run_id)
-    except UsageError:
-        # A store in a file has no submitted runs.
-        return False
+    order = store.cluster.order(run_id)
     return order is not None and order.state == "open"
 
 

@@ -35,6 +35,7 @@ class RunsQuery(msgspec.Struct, frozen=True):
 class RunsFacts(Facts, frozen=True, kw_only=True):
     """Runs of a page, newest first."""
 
+    path: ClassVar[str] = "/runs"
     template: ClassVar[str] = "runs.html.j2"
     schema: int = 2
     runs: list[ListedRun]
@@ -59,6 +60,7 @@ class FilesQuery(msgspec.Struct, frozen=True):
 class FilesFacts(Facts, frozen=True, kw_only=True):
     """Files of a run."""
 
+    path: ClassVar[str] = "/runs/{run:str}/files"
     template: ClassVar[str] = "files.html.j2"
     run_id: str
     files: list[RunFile]
@@ -72,7 +74,7 @@ def runs_page(store: Store, query: RunsQuery) -> RunsFacts:
         soc=query.soc,
         suite=query.suite,
         state=one_of("state", query.state, STATES),
-        line=query.branch,
+        line=line_text(store.status.line_to_show(query.branch)) if query.branch else "",
     )
     found, total = store.browse.runs(wanted, query.limit, (query.page - 1) * query.limit)
     return RunsFacts(

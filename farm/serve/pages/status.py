@@ -27,12 +27,15 @@ class StatusQuery(msgspec.Struct, frozen=True):
     run: Text = ""
     """Run instead of the newest nightly run."""
     branch: Text = ""
+    own: bool = False
+    """The run is one of the user, as `farm status latest`."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Rows of each list.")] = 20
 
 
 class StatusFacts(Facts, frozen=True, kw_only=True):
     """State of the farm."""
 
+    path: ClassVar[str] = "/"
     template: ClassVar[str] = "status.html.j2"
     schema: int = 3
     status: Status
@@ -72,14 +75,13 @@ class StatusFacts(Facts, frozen=True, kw_only=True):
 
 def status_page(store: Store, query: StatusQuery) -> StatusFacts:
     """Return the state of the farm and its results, as `farm status`."""
-    # The viewer of a page is another user than the owner of the server process.
-    runs = [store.runs.resolve(query.run, own=False)] if query.run else []
+    runs = [store.runs.resolve(query.run, own=query.own)] if query.run else []
     return status_facts(store, query.limit, runs=runs, branch=query.branch)
 
 
 def status_facts(store: Store, limit: int, *, runs: Sequence[str] = (), branch: str = "") -> StatusFacts:
     """Return the state of runs; without `runs` of the newest nightly run of a branch."""
-    status = read_status(store, None, branch or None, run_ids=runs)
+    status = read_status(store, branch or None, run_ids=runs)
     return StatusFacts(
         title=counts(status.runs) if status.runs else "No run yet",
         status=status,

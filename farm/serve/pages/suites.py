@@ -41,6 +41,7 @@ class SuiteRow(msgspec.Struct, frozen=True, kw_only=True):
 class SuitesFacts(Facts, frozen=True, kw_only=True):
     """Suites with results in nightly runs."""
 
+    path: ClassVar[str] = "/suites"
     template: ClassVar[str] = "suites.html.j2"
     suites: list[SuiteRow]
     lines: list[str]
@@ -65,6 +66,7 @@ class CaseRow(msgspec.Struct, frozen=True):
 class SuiteFacts(Facts, frozen=True, kw_only=True):
     """Suite with its cases."""
 
+    path: ClassVar[str] = "/suites/{suite:str}"
     template: ClassVar[str] = "suite.html.j2"
     suite: SuiteRow
     targets: list[str]

@@ -28,6 +28,7 @@ class ToolchainsQuery(msgspec.Struct, frozen=True):
 class ToolchainsFacts(Facts, frozen=True, kw_only=True):
     """Toolchains of runs, newest first."""
 
+    path: ClassVar[str] = "/toolchains"
     template: ClassVar[str] = "toolchains.html.j2"
     toolchains: list[UsedToolchain]
     commit_url: str
@@ -43,6 +44,7 @@ class ToolchainQuery(msgspec.Struct, frozen=True):
 class ToolchainFacts(Facts, frozen=True, kw_only=True):
     """Toolchain with its runs."""
 
+    path: ClassVar[str] = "/toolchains/{commit:str}"
     template: ClassVar[str] = "toolchain.html.j2"
     toolchain: UsedToolchain
     known: RunToolchain

@@ -62,6 +62,12 @@ class JobReader:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def has(self, job_id: str) -> bool:
+        """Return True for the id of a job in the store."""
+        with self._database.reading() as connection:
+            of = {"name": values.clean(job_id, values.JOB_LIMIT)}
+            return connection.scalar(statement("jobs.row"), of) is not None
+
     def runs(self, job_id: str, most: int) -> list[JobRun]:
         """Return the newest `most` runs of a job, newest first. Raises UnknownNameError."""
         with self._database.reading() as connection:

@@ -51,8 +51,9 @@ class RunReader:
         never began count with `unbegun`, and with `unbegun_named` if they are named. Raises UnknownNameError with the
         nearest id or name, UsageError for an ambiguous beginning or a too distant run.
         """
+        user = self._database.user if own else ""
         with self._database.reading() as connection:
-            return resolve_run(connection, ref, own=own, unbegun=unbegun, unbegun_named=unbegun_named)
+            return resolve_run(connection, ref, user, unbegun=unbegun, unbegun_named=unbegun_named)
 
     def newest_called(self, name: str) -> str | None:
         """Return the id of this user's newest run of a name, None when there is none."""
@@ -113,13 +114,13 @@ class RunReader:
 
 
 def resolve_run(
-    connection: Connection, ref: str, *, own: bool = True, unbegun: bool = False, unbegun_named: bool = False
+    connection: Connection, ref: str, user: str, *, unbegun: bool = False, unbegun_named: bool = False
 ) -> str:
-    """Return the run id that `ref` means; `RunReader.resolve` has the errors."""
+    """Return the run id that `ref` means to a user; "" for any user. `RunReader.resolve` has the errors."""
     ref = values.clean(ref, values.NAME_LIMIT)
     match = _LATEST.fullmatch(ref)
     if match:
-        return _back(connection, ref, int(match[1] or 0), _latest_of(connection, match[2], own), unbegun)
+        return _back(connection, ref, int(match[1] or 0), _latest_of(connection, match[2], user), unbegun)
     pattern = re.sub(r"[/%_]", r"/\g<0>", ref) + "%"
     begin_so: list[str] = list(connection.scalars(statement("runs.like"), {"pattern": pattern, "most": 9}))
     if ref in begin_so:
@@ -152,14 +153,13 @@ def find_line(connection: Connection, name: str) -> str:
     raise UnknownNameError("branch", name, map(line_text, known), "" if known else "(the store has no run yet)")
 
 
-def _latest_of(connection: Connection, name: str | None, own: bool) -> tuple[str, dict[str, Any]]:
+def _latest_of(connection: Connection, name: str | None, user: str) -> tuple[str, dict[str, Any]]:
     """Return whose runs `latest@NAME` is about, in words and as parameters; `latest` alone where it is None.
 
     Raises UnknownNameError.
     """
     if name is None:
-        user = user_of(connection) if own else ""
-        return (f"{user} has" if own else "the store has"), {**_ANY, "user": values.clean(user)}
+        return f"{user or 'the store'} has", {**_ANY, "user": values.clean(user)}
     if name == Purpose.NIGHTLY and name not in connection.scalars(statement("status.lines")).all():
         return "of nightly runs the store has", {**_ANY, "priority": Purpose.NIGHTLY}
     line = find_line(connection, name)
@@ -183,7 +183,7 @@ def _back(connection: Connection, ref: str, steps: int, whose: tuple[str, dict[s
 def find_run(connection: Connection, run_id: str) -> Row[Any]:
     """Return the row of a run with the facts of its fingerprint, by its id or what else means it."""
     run = connection.execute(statement("runs.run"), {"run": run_id}).first()
-    return find_run(connection, resolve_run(connection, run_id)) if run is None else run
+    return find_run(connection, resolve_run(connection, run_id, user_of(connection))) if run is None else run
 
 
 def _run_view(connection: Connection, run_id: str, job: int = 0) -> RunView:
