@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _QUIET = "/api/v1/progress"
 # Open connections and requests, beyond which a request gets 503.
 _CONNECTIONS = 512
+# Time for the first line and the headers of a request, and between two requests of a connection.
+HEADERS_S = 10.0
+_LONGEST_HEADERS = 1 << 15
 # Threads of queries and templates.
 _THREADS = 16
 # Time for responses in progress after Ctrl-C.
@@ -99,7 +102,8 @@ def settings(config: Config, host: str, *, demo: bool = False) -> uvicorn.Config
         logged(app),
         lifespan="off",
         loop="asyncio",
-        http="h11",
+        http=_connection(),
+        h11_max_incomplete_event_size=_LONGEST_HEADERS,
         ws="none",
         interface="asgi3",
         log_config=None,
@@ -112,6 +116,29 @@ def settings(config: Config, host: str, *, demo: bool = False) -> uvicorn.Config
         limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=_LAST_ANSWERS_S,
     )
+
+
+def _connection() -> type[asyncio.Protocol]:
+    """Return the protocol of a connection. uvicorn alone waits without end for a request whose headers never end."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+    class Connection(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._expect_request()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._expect_request()
+
+        def _expect_request(self) -> None:
+            self.loop.call_later(HEADERS_S, self._end_if_idle, self.cycle)
+
+        def _end_if_idle(self, last: RequestResponseCycle | None) -> None:
+            if self.cycle is last and not self.transport.is_closing():
+                self.transport.close()
+
+    return Connection
 
 
 def logged(app: ASGIApp) -> ASGIApp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -11,6 +12,7 @@ import pytest
 
 from farm.base.errors import UsageError
 from farm.serve import access
+from farm.serve.pages.all import PAGES
 from farm.serve.security import is_loopback, local_path
 from farm.store.accounts import Role
 
@@ -263,3 +265,26 @@ def test_other_machines_need_an_account(start: Start, filled: Filled) -> None:
     filled.store.accounts.add("ada", Role.VIEWER)
     with start("0.0.0.0") as server:  # noqa: S104 - what it believes
         assert server.get("/runs").status == 303
+
+
+def test_a_connection_whose_request_never_comes_is_closed(
+    start: Start, filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farm.serve.server.HEADERS_S", 0.5)
+    [runs] = [page for page in PAGES if page.path == "/runs"]
+    make = runs.make
+    monkeypatch.setattr(runs, "make", lambda store, query: (time.sleep(1.0), make(store, query))[1])
+    assert filled.live
+    with start() as server:
+        for before in (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as slow:
+                slow.sendall(before + b"GET / HTTP/1.1\r\nHost: 127.")
+                began = time.monotonic()
+                said = b"".join(iter(lambda place=slow: place.recv(65536), b""))
+                assert time.monotonic() - began < 15
+            assert said.count(b"HTTP/1.1 ") == said.count(b"HTTP/1.1 200") == bool(before)
+        # A page that takes longer is not cut off.
+        assert server.get("/runs").status == 200
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as endless:
+            endless.sendall(b"GET / HTTP/1.1\r\nCookie: " + b"x" * 60_000)
+            assert endless.recv(100).startswith(b"HTTP/1.1 400")
