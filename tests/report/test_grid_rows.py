@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farm.report.html.grid import cells_markup
+from farm.report.html.texts import cells_markup
 from farm.report.model.grid import events_of, may_be_flaky, nights_of, rows_of, standing_of
 from farm.report.model.status import Standing
 from farm.results.analysis.flakiness import Record, Reliability

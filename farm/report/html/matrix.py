@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from farm.report.model.summary import JobSummary, RunSummary
@@ -35,10 +37,7 @@ class Matrix(msgspec.Struct, frozen=True):
     @property
     def socs(self) -> tuple[tuple[str, int], ...]:
         """Return SoCs and the number of columns of each, in the order of the columns."""
-        spans: dict[str, int] = {}
-        for column in self.columns:
-            spans[column.soc] = spans.get(column.soc, 0) + 1
-        return tuple(spans.items())
+        return tuple(Counter(column.soc for column in self.columns).items())
 
 
 def matrices(summary: RunSummary) -> tuple[Matrix, ...]:

@@ -21,12 +21,11 @@ from farm.base.resources import data_folder
 from farm.base.text import one_line, visible
 from farm.builds.program.layers import LayerStep
 from farm.report.html.context import File, ReportContext, files_of
-from farm.report.html.grid import cells_markup, letter_markup
 from farm.report.html.matrix import matrices
-from farm.report.html.texts import plot_json, with_links
+from farm.report.html.texts import cells_markup, letter_markup, plot_json, with_links
 from farm.report.html.triage import Triage, triage
 from farm.report.model import format as fmt
-from farm.report.model.alerts import alert_change, is_confirmed
+from farm.report.model.alerts import alert_change, change_line, change_of, is_confirmed, remark_text, word_of
 from farm.report.model.chart import HEIGHT, WIDTH, distributions
 from farm.report.model.commits import commit_link, range_link, short, since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import cross_targets
@@ -42,7 +41,7 @@ from farm.report.model.profile_tables import (
     row_limit,
 )
 from farm.report.model.rerun import fetch_command, ways_again
-from farm.report.model.status import exit_meaning
+from farm.report.model.status import counts, ended_text, exit_meaning, progress_text, purpose_text, reasons_of
 from farm.report.model.summary import (
     GLYPHS,
     WORDS,
@@ -58,6 +57,7 @@ from farm.report.model.summary import (
 from farm.report.model.trends import SHOWN_STEPS, Trend, trends_of
 from farm.results.heap import no_heap
 from farm.results.profile.event_names import is_whole_call
+from farm.store.toolchains import line_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -285,7 +285,12 @@ def _environment() -> jinja2.Environment:
     words = (commit_link, range_link, short, standing_text, since_text, toolchain_text)
     environment.filters |= {word.__name__: word for word in words}
     environment.tests |= {"whole_call": is_whole_call, "infeasible": is_infeasible}
-    environment.globals |= {"Outcome": Outcome, "share": _share}
+    sentences = (
+        change_line, change_of, counts, ended_text, exit_meaning, line_text, progress_text, purpose_text, reasons_of,
+        remark_text, word_of,
+    )  # fmt: skip
+    environment.globals |= {one.__name__: one for one in sentences}
+    environment.globals |= {"Outcome": Outcome, "share": _share, "record_text": fmt.record, "clock": fmt.clock}
     return environment
 
 

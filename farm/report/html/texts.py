@@ -1,4 +1,4 @@
-"""Texts of a page that contain links, and facts for its scripts."""
+"""Markup that templates cannot make well: texts with links, cells of the grid, and facts for scripts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 _LINK = re.compile(r"https?://[^\s<>\"']+[^\s<>\"'.,;:!?)]|#[1-9]\d{0,8}\b")
 _HASH = "0" * 40
 _COMMIT = f"/commit/{_HASH}"
+LETTERS = {
+    "p": ("passed", "●", "passed"),
+    "f": ("failed", "✗", "failed"),
+    "k": ("known", "◇", "known issue"),
+    "i": ("infra", "△", "infra"),
+    "s": ("skipped", "○", "skipped"),
+    "n": ("not_run", "·", "not run"),
+    "\N{MIDDLE DOT}": ("nothing", "\N{NO-BREAK SPACE}", "no result"),
+}
+"""Class, shape and words of each letter of `farm.store.queries.grid.CELLS`."""
+
+_EQUAL = re.compile(r"(.)\1*")
 
 
 def with_links(text: str, commit_url: str = "") -> Markup:
@@ -41,3 +53,15 @@ def plot_json(plot: Plot) -> Markup:
     """Return a plot as JSON that is safe inside of a script element."""
     text = msgspec.json.encode(jsonable(msgspec.to_builtins(plot))).decode()
     return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - no tag can begin or end in it
+
+
+def cells_markup(cells: str) -> Markup:
+    """Return the cells of a row with a class for each run of equal letters."""
+    parts = (f"<i class={LETTERS[run[1]][0]}>{LETTERS[run[1]][1] * len(run[0])}</i>" for run in _EQUAL.finditer(cells))
+    return Markup("".join(parts))  # noqa: S704 - made of constants
+
+
+def letter_markup(letter: str) -> Markup:
+    """Return one letter as a shape with its words."""
+    name, shape, words = LETTERS[letter]
+    return Markup(f'<span class="v {name}">{shape}</span> {words}')  # noqa: S704 - made of constants

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from farm.report.model.summary import JobSummary, RunSummary
@@ -34,10 +36,7 @@ class FrameGrid(msgspec.Struct, frozen=True):
     @property
     def cores(self) -> tuple[tuple[int, int], ...]:
         """Return core selections and the number of columns of each, in the order of the columns."""
-        spans: dict[int, int] = {}
-        for column in self.columns:
-            spans[column.cores] = spans.get(column.cores, 0) + 1
-        return tuple(spans.items())
+        return tuple(Counter(column.cores for column in self.columns).items())
 
     @property
     def feasible(self) -> tuple[JobSummary, ...]:

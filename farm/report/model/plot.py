@@ -12,10 +12,10 @@ import msgspec
 from farm.devices.health import Event, HealthEvent
 from farm.report.model.alerts import change_line
 from farm.report.model.drift import health_check_p50
-from farm.results.analysis.change_points import LEAST_LEVEL, change_points
+from farm.report.model.trends import level_steps
 from farm.results.analysis.facts import changed_facts
 from farm.results.analysis.history import fact_text
-from farm.results.analysis.scale import GATES, scale_of
+from farm.results.analysis.scale import scale_of
 from farm.store.records import AlertRecord, HistoryPoint
 
 # Units of axes: the factor of a stored value, and the name of the unit.
@@ -189,11 +189,7 @@ def _series(job_id: str, kind: str, points: Sequence[HistoryPoint], factor: floa
 
 def _levels(points: Sequence[PlotPoint], metric: str, unit: str, factor: float) -> list[PlotLevel]:
     """Return the levels of a series with a change that matters."""
-    if len(points) < 2 * LEAST_LEVEL:
-        return []
-    scale = scale_of(metric, unit)
-    steps = change_points(scale, [one.value / factor for one in points])
-    cuts = [one.index for one in steps if abs(one.change) >= GATES[scale].change]
+    cuts = [place for place, _ in level_steps(scale_of(metric, unit), [one.value / factor for one in points])]
     if not cuts:
         return []
     parts = [points[begin:end] for begin, end in pairwise([0, *cuts, len(points)])]

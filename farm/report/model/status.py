@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +13,9 @@ from farm.report.model import format as fmt
 from farm.report.model.commits import line_name
 from farm.results.analysis.flakiness import Record, Reliability
 from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunStatus, UnfinishedRun
+
+if TYPE_CHECKING:
+    from farm.store.queries.browse import Progress
 
 _PASSED, _FAILED, _INFRA = "passed", "failed", "infra"
 
@@ -251,3 +255,12 @@ def exit_meaning(code: int | None, skipped: int = 0) -> str:
 def ago(time_ms: int, now_ms: int) -> str:
     """Return the age of a time: `3 min 05 s ago`, `12 days ago`."""
     return f"{fmt.age((now_ms - time_ms) / 1000)} ago"
+
+
+def progress_text(progress: Progress) -> str:
+    """Return the progress of a run in words: `12 of 40 jobs: 11 passed, 1 failed`."""
+    words = {"known": "known issues", "failed": "failed", "passed": "passed", "infra": "infra", "skipped": "skipped"}
+    parts = [f"{progress.counts[key]} {word}" for key, word in words.items() if progress.counts.get(key)]
+    parts += [f"{progress.skipped} skipped"] if progress.skipped else []
+    jobs = f"{progress.done} of {progress.planned} jobs"
+    return f"{jobs}: {', '.join(parts)}" if parts else jobs

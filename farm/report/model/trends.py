@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.report.model import format as fmt
-from farm.results.analysis.change_points import LEAST_LEVEL, change_points
 from farm.results.analysis.history import Point, split
 from farm.results.analysis.scale import GATES, Scale, change_text, scale_of, scaled
 
@@ -80,7 +79,7 @@ def _trend(series: TrendSeries, facts: Mapping[str, Mapping[str, str]]) -> Trend
         return None
     scale = scale_of(series.metric, series.unit)
     least, most = min(finite), max(finite)
-    steps = _steps(scale, values)
+    steps = level_steps(scale, values)
     events = _events(tuple((point.run_id, point.time_ms, point.fingerprint) for point in points), facts)
     happened = [(place, f"{_day(points[place])}: {text}") for place, text in events]
     changes = [(place, f"{_day(points[place])}: {change_text(scale, change)}") for place, change in steps] + happened
@@ -141,25 +140,24 @@ def _line(values: Sequence[float], least: float, most: float) -> str:
     return "".join(parts)
 
 
-def _steps(scale: Scale, values: Sequence[float]) -> list[tuple[int, float]]:
-    """Return the places where a level begins that matters, with the size of the change."""
-    if not _may_step(scale, values):
-        return []
-    found = change_points(scale, values)
-    return [(one.index, one.change) for one in found if abs(one.change) >= GATES[scale].change]
+def level_steps(scale: Scale, values: Sequence[float]) -> list[tuple[int, float]]:
+    """Return the places where a level begins that matters, with the size of the change.
 
+    Most of the thousands of series are noise or repeat exactly: the search for levels takes long and is left out there.
+    """
+    # With NumPy, which commands for a terminal do not need.
+    from farm.results.analysis.change_points import LEAST_LEVEL, change_points
 
-def _may_step(scale: Scale, values: Sequence[float]) -> bool:
-    """Return True if a search for levels may find one; most of the thousands of series are noise or repeat exactly.
-    exactly."""
     known = [float(number) for number in scaled(scale, values) if math.isfinite(number)]
     if len(known) < 2 * LEAST_LEVEL:
-        return False
+        return []
     means = [sum(known[at : at + LEAST_LEVEL]) / LEAST_LEVEL for at in range(len(known) - LEAST_LEVEL + 1)]
     jumps = sorted(abs(after - before) for before, after in pairwise(known))
     # The median difference of two normal values is 0.954 standard deviations.
     sigma = jumps[len(jumps) // 2] / 0.954
-    return max(means) - min(means) >= max(GATES[scale].change / 2, _LEAST_RANGE * sigma)
+    if max(means) - min(means) < max(GATES[scale].change / 2, _LEAST_RANGE * sigma):
+        return []
+    return [(one.index, one.change) for one in change_points(scale, values) if abs(one.change) >= GATES[scale].change]
 
 
 def _from_median(scale: Scale, values: Sequence[float]) -> float:

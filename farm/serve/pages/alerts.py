@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from farm.report.model import format as fmt
-from farm.report.model.alerts import by_range, change_line, change_of, remark_text, word_of
+from farm.report.model.alerts import by_range, change_line
 from farm.report.model.plot import Plot, plots_of
 from farm.serve.page import Facts, Text, one_of
 from farm.store.records import AlertRecord, AlertState, Remark, RemarkState
@@ -41,9 +41,8 @@ class AlertsFacts(Facts, frozen=True, kw_only=True):
     query: AlertsQuery
 
     def shown(self) -> dict[str, Any]:
-        """Return the ranges and the words of the page."""
-        words = {"change_of": change_of, "word_of": word_of, "remark_text": remark_text}
-        return {**words, "ranges": by_range(self.alerts)}
+        """Return the ranges of the page."""
+        return {"ranges": by_range(self.alerts)}
 
 
 class AlertQuery(msgspec.Struct, frozen=True):
@@ -69,9 +68,8 @@ class AlertFacts(Facts, frozen=True, kw_only=True):
     """Title and text of commands about the alert."""
 
     def shown(self) -> dict[str, Any]:
-        """Return the words of the page."""
-        words = {"change_of": change_of, "word_of": word_of, "remark_text": remark_text}
-        return {**words, "remark_states": tuple(RemarkState)}
+        """Return the choices of a form."""
+        return {"remark_states": tuple(RemarkState)}
 
 
 def alerts_page(store: Store, query: AlertsQuery) -> AlertsFacts:

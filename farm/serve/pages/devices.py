@@ -101,7 +101,7 @@ class DeviceFacts(Facts, frozen=True, kw_only=True):
 
 def devices_page(store: Store, query: DevicesQuery) -> DevicesFacts:
     """Return every device in the store, without contacting it."""
-    found = [*device_rows(store), *ended_rows(store)]
+    found = [*device_rows(store), *map(_row, _ended(store))]
     words = query.q.casefold().split()
     rows = [
         row
@@ -135,22 +135,19 @@ def _reservations(store: Store) -> list[Reservation]:
     ]
 
 
-def ended_rows(store: Store) -> list[DeviceRow]:
+def _ended(store: Store) -> list[Registered]:
     """Return the devices of runs that are not registered, such as virtual devices, which end with their run."""
     known = {one.serial for one in store.devices.all(forgotten=True)}
     return [
-        DeviceRow(
-            id=one.serial,
-            serial=one.serial,
-            soc=one.soc,
-            kind=one.kind,
-            state=ENDED,
-            health="",
-            last_seen_ms=one.last_ms,
-        )
+        Registered(one.serial, one.serial, soc=one.soc, kind=one.kind, state=ENDED, last_seen_ms=one.last_ms)
         for one in store.browse.met_devices()
         if one.serial not in known
     ]
+
+
+def _row(device: Registered, lease: Lease | None = None) -> DeviceRow:
+    row = remembered(device, lease)
+    return row if device.state != ENDED else msgspec.structs.replace(row, state=ENDED)
 
 
 def _find(store: Store, name: str) -> Registered:
@@ -158,29 +155,10 @@ def _find(store: Store, name: str) -> Registered:
     try:
         return resolve_device(store, name, forgotten=True)
     except UnknownNameError:
-        row = next((row for row in ended_rows(store) if row.serial == name), None)
-        if row is None:
-            raise
-    return Registered(
-        id=row.id,
-        serial=row.serial,
-        host="",
-        soc=row.soc,
-        kind=row.kind,
-        os="",
-        product="",
-        name="",
-        labels=(),
-        in_service=True,
-        service_note="",
-        service_user="",
-        health="",
-        health_reason="",
-        status=None,
-        state=ENDED,
-        last_seen_ms=row.last_seen_ms,
-        forgotten_ms=0,
-    )
+        for one in _ended(store):
+            if one.serial == name:
+                return one
+        raise
 
 
 def device_page(store: Store, query: DeviceQuery) -> DeviceFacts:
@@ -189,14 +167,13 @@ def device_page(store: Store, query: DeviceQuery) -> DeviceFacts:
     events = store.devices.health_events(known.id, _EVENTS)
     lease: Lease | None = next((lease for lease in store.leases.all() if lease.device == known.id), None)
     attempts = store.browse.on_device(known.serial, known.kind, _ATTEMPTS) if known.serial else []
-    now = remembered(known, lease)
     # The token of a lease is a secret: who has it can end the lease.
     held = lease is not None and bool(lease.token)
     return DeviceFacts(
         title=known.name or known.id,
         device=known,
         events=events,
-        now=now if known.state != ENDED else msgspec.structs.replace(now, state=ENDED),
+        now=_row(known, lease),
         attempts=attempts[: query.limit],
         looked_at=len(attempts),
         drift=drift_of(events, attempts),

@@ -59,8 +59,8 @@ class GridFacts(Facts, frozen=True, kw_only=True):
     line: str
 
     def shown(self) -> dict[str, Any]:
-        """Return the words of the page."""
-        return {"states": STATES, "record_text": fmt.record}
+        """Return the choices of the filter."""
+        return {"states": STATES}
 
 
 STATES = {

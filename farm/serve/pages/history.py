@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
-from farm.report.model import format as fmt
-from farm.report.model.alerts import change_of, word_of
 from farm.report.model.history import USUAL, tables
 from farm.report.model.plot import Plot, plots_of
 from farm.report.model.status_query import records_of, steps_of
@@ -20,7 +18,8 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 _MOST_CASES = 1000
-_MOST_ATTEMPTS = 12_000
+# More make a page of several megabytes, and take seconds.
+_MOST_ATTEMPTS = 3_000
 
 
 class HistoryQuery(msgspec.Struct, frozen=True):
@@ -86,9 +85,6 @@ class HistoryFacts(Facts, frozen=True, kw_only=True):
             "tables": tables(self.points, chosen or USUAL, self.fingerprints),
             "records": {(one.job_id, one.device_kind): one.record for one in self.reliability},
             "steps": self.alerts,
-            "record_text": fmt.record,
-            "change_of": change_of,
-            "word_of": word_of,
         }
 
 

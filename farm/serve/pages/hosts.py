@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -10,7 +10,7 @@ from farm.base.errors import UnknownNameError
 from farm.dispatch.pool.inventory import DeviceRow
 from farm.report.model import format as fmt
 from farm.serve.page import Facts, Text
-from farm.serve.pages.progress import device_rows, progress_text
+from farm.serve.pages.progress import device_rows
 from farm.store.cluster.records import Agent
 from farm.store.queries.browse import ListedRun, RunFilter
 
@@ -61,10 +61,6 @@ class HostFacts(Facts, frozen=True, kw_only=True):
     host: HostRow
     runs: list[ListedRun]
     """Newest runs that it started."""
-
-    def shown(self) -> dict[str, Any]:
-        """Return the words of the page."""
-        return {"progress_text": progress_text}
 
 
 def hosts_page(store: Store, query: HostsQuery) -> HostsFacts:

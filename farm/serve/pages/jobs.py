@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
-from farm.report.model.alerts import change_line
 from farm.report.model.cross_target import cross_targets
 from farm.report.model.plot import Plot, plots_of
 from farm.report.model.profile_tables import row_limit
@@ -15,7 +14,6 @@ from farm.report.model.summary import WORDS, summarize
 from farm.serve.page import Facts, Text
 from farm.store.queries.jobs import JobRun
 from farm.store.records import AlertRecord, HistoryPoint, JobFile
-from farm.store.toolchains import line_text
 from farm.store.view import RunView
 
 if TYPE_CHECKING:
@@ -68,8 +66,6 @@ class JobFacts(Facts, frozen=True, kw_only=True):
             "extras": (),
             "links": {},
             "row_limit": row_limit(1),
-            "line_text": line_text,
-            "change_line": change_line,
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
@@ -54,10 +54,6 @@ class NightFacts(StatusFacts, frozen=True, kw_only=True):
     night: str
     commits: list[RunCommit]
     """Commits since the nightly run before, newest first."""
-
-    def shown(self) -> dict[str, Any]:
-        """Return the values of the status page, and the clock."""
-        return {**super().shown(), "clock": fmt.clock}
 
 
 def nights_page(store: Store, query: NightsQuery) -> NightsFacts:

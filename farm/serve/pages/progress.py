@@ -8,11 +8,11 @@ import msgspec
 
 from farm.dispatch.pool.inventory import DeviceRow, remembered
 from farm.report.model import format as fmt
+from farm.report.model.status import progress_text
 from farm.serve.page import Facts
 
 if TYPE_CHECKING:
     from farm.policy.situation import Lease
-    from farm.store.queries.browse import Progress
     from farm.store.store import Store
 
 
@@ -74,15 +74,6 @@ def device_rows(store: Store) -> list[DeviceRow]:
     leases: dict[str, Lease] = {lease.device: lease for lease in store.leases.all()}
     rows = [remembered(one, leases.get(one.id)) for one in store.devices.all()]
     return sorted(rows, key=lambda row: (row.name or row.serial or row.id, row.id))
-
-
-def progress_text(progress: Progress) -> str:
-    """Return the progress of a run in words: `12 of 40 jobs: 11 passed, 1 failed`."""
-    words = {"known": "known issues", "failed": "failed", "passed": "passed", "infra": "infra", "skipped": "skipped"}
-    parts = [f"{progress.counts[key]} {word}" for key, word in words.items() if progress.counts.get(key)]
-    parts += [f"{progress.skipped} skipped"] if progress.skipped else []
-    jobs = f"{progress.done} of {progress.planned} jobs"
-    return f"{jobs}: {', '.join(parts)}" if parts else jobs
 
 
 def held(row: DeviceRow) -> str:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
-from farm.report.model.status import Standing, exit_meaning, purpose_text, standing
+from farm.report.model.status import Standing, standing
 from farm.serve.page import Facts, Text
-from farm.serve.pages.progress import progress_text
 from farm.store.queries.browse import ListedRun
 from farm.store.queries.jobs import RunJob
 from farm.store.records import AlertRecord, RunStatus
@@ -54,9 +53,8 @@ class RunFacts(Facts, frozen=True, kw_only=True):
     """True for a submitted run that has not ended."""
 
     def shown(self) -> dict[str, Any]:
-        """Return the words of the page."""
-        words = {"progress_text": progress_text, "exit_meaning": exit_meaning, "purpose_text": purpose_text}
-        return {**words, "outcomes": OUTCOMES}
+        """Return the choices of the filter."""
+        return {"outcomes": OUTCOMES}
 
 
 def run_page(store: Store, query: RunQuery) -> RunFacts:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from farm.serve.page import Facts, PageNumber, Text, one_of
-from farm.serve.pages.progress import progress_text
 from farm.store.queries.browse import STATES, Known, ListedRun, RunFile, RunFilter
 from farm.store.toolchains import line_text
 from farm.store.view import Purpose
@@ -48,7 +47,7 @@ class RunsFacts(Facts, frozen=True, kw_only=True):
 
     def shown(self) -> dict[str, Any]:
         """Return the choices of the filters."""
-        return {"states": STATES, "purposes": _PURPOSES, "progress_text": progress_text}
+        return {"states": STATES, "purposes": _PURPOSES}
 
 
 class FilesQuery(msgspec.Struct, frozen=True):

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
-from farm.report.model import format as fmt
-from farm.report.model.alerts import by_range, change_of, remark_text, word_of
-from farm.report.model.status import TITLES, Status, counts, ended_text, purpose_text, reasons_of, unsure_lines
+from farm.report.model.alerts import by_range
+from farm.report.model.status import TITLES, Status, counts, unsure_lines
 from farm.report.model.status_query import read_status
 from farm.serve.page import Facts, Text
-from farm.serve.pages.progress import progress_text
 from farm.store.queries.browse import Progress
 from farm.store.toolchains import line_text
 
@@ -28,7 +26,7 @@ class StatusQuery(msgspec.Struct, frozen=True):
     """Run instead of the newest nightly run."""
     branch: Text = ""
     own: bool = False
-    """The run is one of the user, as `farm status latest`."""
+    """`latest` is a run of the user, as in `farm status latest`."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="Rows of each list.")] = 20
 
 
@@ -61,15 +59,6 @@ class StatusFacts(Facts, frozen=True, kw_only=True):
             "ranges": [(good, bad, alerts[:limit], len(alerts)) for good, bad, alerts in ranges],
             "shown": sorted({line_text(one.run.toolchain.line if one.run.toolchain else "") for one in status.runs}),
             "unsure": unsure_lines(status),
-            "counts": counts,
-            "ended_text": ended_text,
-            "purpose_text": purpose_text,
-            "reasons_of": reasons_of,
-            "record_text": fmt.record,
-            "remark_text": remark_text,
-            "word_of": word_of,
-            "change_of": change_of,
-            "progress_text": progress_text,
         }
 
 

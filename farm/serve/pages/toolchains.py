@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
 from farm.base.errors import UnknownNameError
 from farm.report.model.commits import short
 from farm.serve.page import Facts, Text
-from farm.serve.pages.progress import progress_text
 from farm.store.queries.browse import ListedRun, RunFilter, UsedToolchain
 from farm.store.view import RunToolchain
 
@@ -52,10 +51,6 @@ class ToolchainFacts(Facts, frozen=True, kw_only=True):
     fingerprint: dict[str, str]
     """Fingerprint of its newest run."""
     runs: list[ListedRun]
-
-    def shown(self) -> dict[str, Any]:
-        """Return the words of the page."""
-        return {"progress_text": progress_text}
 
 
 def toolchains_page(store: Store, query: ToolchainsQuery) -> ToolchainsFacts:

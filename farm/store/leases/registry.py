@@ -53,26 +53,26 @@ class Registered(msgspec.Struct, frozen=True):
     id: str
     serial: str
     """Serial; empty, like the following facts, for a device that never answered."""
-    host: str
-    soc: str
-    kind: str
-    os: str
-    product: str
-    name: str
-    labels: tuple[str, ...]
-    in_service: bool
-    service_note: str
+    host: str = ""
+    soc: str = ""
+    kind: str = ""
+    os: str = ""
+    product: str = ""
+    name: str = ""
+    labels: tuple[str, ...] = ()
+    in_service: bool = True
+    service_note: str = ""
     """Reason for being out of service."""
-    service_user: str
+    service_user: str = ""
     """User who took it out of service, or put it back."""
-    health: str
+    health: str = ""
     """`healthy`, `suspect` or `quarantined`."""
-    health_reason: str
-    status: DeviceStatus | None
-    state: str
-    last_seen_ms: int
+    health_reason: str = ""
+    status: DeviceStatus | None = None
+    state: str = ""
+    last_seen_ms: int = 0
     """Time of the last answer, on the database's clock; 0 without one."""
-    forgotten_ms: int
+    forgotten_ms: int = 0
     """Time of `farm devices remove`, on the same clock; 0 for a device that answered since."""
 
     @property
