@@ -48,7 +48,7 @@ class Referee:
     def take(self, device: str) -> str:
         """Return "" for a free device, "taken over" from a dead process, or "double"."""
         path = self._folder / device
-        said = ""
+        output = ""
         while True:
             try:
                 file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
@@ -57,11 +57,11 @@ class Referee:
                     if _lives(int(path.read_text())):
                         return "double"
                 path.unlink(missing_ok=True)
-                said = "taken over"
+                output = "taken over"
             else:
                 os.write(file, str(os.getpid()).encode())
                 os.close(file)
-                return said
+                return output
 
     def idle_ms(self, device: str) -> float | None:
         """Return the seconds since the last owner released the device; None if that owner died."""
@@ -126,12 +126,12 @@ def compete(address: str, folder: Path, number: int, devices: int, start: Start,
             if lease is None:
                 return
             waited_ms = (time.monotonic() - asked) * 1000
-            said, idle_ms = referee.take(lease.device), referee.idle_ms(lease.device)
-            event: dict[str, Any] = {"said": said, "idle_ms": idle_ms, "waited_ms": waited_ms, "person": person}
+            output, idle_ms = referee.take(lease.device), referee.idle_ms(lease.device)
+            event: dict[str, Any] = {"result": output, "idle_ms": idle_ms, "waited_ms": waited_ms, "person": person}
             print(json.dumps(event), file=log)
             double = use(store, lease, referee, chance, until)
             if double:
-                print(json.dumps({"said": "double"}), file=log)
+                print(json.dumps({"result": "double"}), file=log)
             if person:
                 time.sleep(chance.random() * 2)
 
@@ -266,8 +266,8 @@ def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
     persons = sorted(event["waited_ms"] for event in grants if event["person"])
     return {
         "grants": len(grants),
-        "double": sum(event["said"] == "double" for event in events),
-        "taken_over": sum(event["said"] == "taken over" for event in events),
+        "double": sum(event["result"] == "double" for event in events),
+        "taken_over": sum(event["result"] == "taken over" for event in events),
         "p50_ms": round(statistics.median(idle)) if idle else None,
         "p99_ms": round(idle[int(0.99 * (len(idle) - 1))]) if idle else None,
         "person_grants": len(persons),

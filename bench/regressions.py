@@ -39,7 +39,7 @@ from farm.results.analysis.confirmation import (
 )
 from farm.results.analysis.families import P_MEMBER, common_step, families, member
 from farm.results.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
-from farm.results.analysis.nights import REPRESENTATIVES, Observation, judge_night
+from farm.results.analysis.run_judgement import REPRESENTATIVES, Observation, judge_run
 from farm.results.analysis.scale import GATES, Scale, Series
 from farm.results.analysis.sequential import (
     LEAST_PAIRS,
@@ -153,7 +153,7 @@ class Farm:
 
     def _night(self, night: int) -> list[Alert]:
         observations = [self._observation(series, night) for series in range(self.world.series)]
-        seen = judge_night(observations)
+        seen = judge_run(observations)
         programs = set()
         for shift in seen.shifts:
             answers = [self._compare(one, night, up=shift.change > 0) for one in shift.representatives]
@@ -162,7 +162,7 @@ class Farm:
             self.spent["hot nights told" if is_hot else "hot nights told wrongly"] += 1
         if programs:
             self.spent["devices whose programs were at fault"] += len(programs)
-            seen = judge_night(observations, programs=programs)
+            seen = judge_run(observations, programs=programs)
         self._family = len(seen.suspected)
         self.spent["suspected"] += self._family
         answers = self._measure_all(seen.suspected, [seen.judgements[one] for one in seen.suspected], night)

@@ -79,7 +79,7 @@ def measure(name: str, url: str, folder: Path, size: demo.Size, readers: int, se
             before_s = cpu_s(pid)
             grid_ms, grid_bytes = page(port, f"/grid?limit={size.cases}&nights={size.nights}")
             grid_cpu_ms = 1000 * (cpu_s(pid) - before_s) / _ASKED
-            job = quote(store.grid.jobs(store.grid.nights(None, 1), demo_filter())[0].job_id, safe="")
+            job = quote(store.grid.jobs(store.grid.nightly_runs(None, 1), demo_filter())[0].job_id, safe="")
             before_s = cpu_s(pid)
             job_ms, _ = page(port, f"/jobs/{job}")
             job_cpu_ms = 1000 * (cpu_s(pid) - before_s) / _ASKED

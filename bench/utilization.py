@@ -34,7 +34,7 @@ KEYS = (
     *("one_job_cpu_s", "one_job_devices_cpu_s", "one_job_cpu_ratio"),
 )
 # Number of devices of `own_ms_per_job`: it does not fill two cores yet.
-_TOLD_DEVICES = 8
+_SHOWN_DEVICES = 8
 
 
 def measure(devices: int, jobs_each: int, latency_ms: int) -> dict[str, float]:
@@ -92,9 +92,9 @@ def main() -> None:
     figures = {}
     for count in arguments.devices:
         figures[count] = measure(count, arguments.jobs, arguments.latency_ms)
-        told = ", ".join(f"{name} {value:.3g}" for name, value in figures[count].items())
-        print(f"{count:3} devices: {told}", flush=True)
-    costs = figures.get(_TOLD_DEVICES) or figures[arguments.devices[-1]]
+        text = ", ".join(f"{name} {value:.3g}" for name, value in figures[count].items())
+        print(f"{count:3} devices: {text}", flush=True)
+    costs = figures.get(_SHOWN_DEVICES) or figures[arguments.devices[-1]]
     values = (
         {str(count): round(one["share"], 3) for count, one in figures.items()},
         round(costs["own_ms_per_job"], 2),

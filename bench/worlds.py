@@ -369,7 +369,7 @@ def simulate(store: Store, name: str, seed: int, jobs: int, nights: int) -> Scor
 
 def _count_false(score: Score, plan: Plan, at: Mapping[str, int], seen: Seen) -> Seen:
     """Count alerts without a true change, and second ones of an excursion; return the first of each excursion."""
-    told: set[tuple[int, int]] = set()
+    counted: set[tuple[int, int]] = set()
     firsts: Seen = {}
     for (job, _), (night, alert) in sorted(seen.items(), key=lambda item: item[1][0]):
         begin = -1 if plan.one_alert else _begin(plan.levels[job], night)
@@ -381,8 +381,8 @@ def _count_false(score: Score, plan: Plan, at: Mapping[str, int], seen: Seen) ->
             is_real = float(row[until] - row[at[alert.last_good]]) > REAL
             if is_real and begin >= 0:
                 firsts.setdefault((job, begin), (night, alert))
-        score.false += not is_real or (job, begin) in told
-        told.add((job, begin))
+        score.false += not is_real or (job, begin) in counted
+        counted.add((job, begin))
     return firsts
 
 

@@ -2,7 +2,7 @@
 (() => {
   const grid = document.getElementById("grid");
   if (!grid) return;
-  const nights = grid.dataset.nights.split(" ");
+  const nightlyRuns = grid.dataset.nightlyRuns.split(" ");
   const days = grid.dataset.days.split(" ");
   const kinds = {
     p: ["passed", "", "passed"], f: ["failed", "✗", "failed"], k: ["known", "◇", "known issue"],
@@ -18,7 +18,7 @@
       const cell = document.createElement(kind ? "a" : "span");
       if (kind) {
         cell.className = kind[0];
-        cell.href = `${job}?night=${encodeURIComponent(nights[column])}`;
+        cell.href = `${job}?nightly_run=${encodeURIComponent(nightlyRuns[column])}`;
         cell.title = `${kind[2]}, ${days[column]}`;
         cell.setAttribute("aria-label", cell.title);
         cell.textContent = kind[1];

@@ -63,7 +63,7 @@
     if (bar) {
       bar.max = Math.max(run.planned, 1);
       bar.value = Math.min(run.done, run.planned);
-      put(row.querySelector(".js-told"), run.told);
+      put(row.querySelector(".js-progress-text"), run.text);
     }
     if (run.finished_ms !== null && bar) {
       const place = row.querySelector(".js-ended");

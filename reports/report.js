@@ -85,7 +85,7 @@
     const cells = body.rows[0].cells;
     return { body, order, cells, outcome: body.dataset.o, text: [0, 1, cells.length - 1].map((i) => cells[i].textContent).join(" ").toLowerCase() };
   });
-  const ranks = ["failed", "not_tested", "infra", "not_run", "known", "skipped", "passed"];
+  const ranks = ["failed", "infra", "outdated", "not_run", "skipped", "known", "passed"];
   const textColumns = { job: 0, device: heads.length - 1 };
   const collator = new Intl.Collator("en", { numeric: true });
   const state = { q: "", v: new Set(), s: "", j: "" };

@@ -152,8 +152,8 @@ def _keys(folder: Path, debian: Path, board: Path) -> None:
     for name, mode in (("root", 0o700), ("root/.ssh", 0o700), ("root/.ssh/authorized_keys", 0o600)):
         (board / name).chmod(mode)
     host_key = board / "etc/dropbear/host_key"
-    said = _emulated(debian, ["usr/bin/dropbearkey", "-t", "ed25519", "-f", str(host_key)]).decode()
-    [line] = [line for line in said.splitlines() if line.startswith("ssh-ed25519 ")]
+    output = _emulated(debian, ["usr/bin/dropbearkey", "-t", "ed25519", "-f", str(host_key)]).decode()
+    [line] = [line for line in output.splitlines() if line.startswith("ssh-ed25519 ")]
     (folder / "host_key.pub").write_text(f"{line}\n")
 
 

@@ -54,7 +54,7 @@ class Networks:
         """Pull the cable of a host: nothing arrives, and no connection gets an error."""
         _ip("link", "set", self._cable(host), "down")
 
-    def mend(self, host: str) -> None:
+    def restore(self, host: str) -> None:
         """Plug it in again."""
         _ip("link", "set", self._cable(host), "up")
 
@@ -117,7 +117,7 @@ class Relay:
         """Stop to carry bytes without closing: sent bytes are kept back, as with a pulled cable."""
         self._loop.call_soon_threadsafe(self._holds.clear)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Carry it again."""
         self._loop.call_soon_threadsafe(self._holds.set)
 

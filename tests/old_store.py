@@ -49,9 +49,9 @@ Rows = dict[str, list[dict[str, Any]]]
 Snapshot = dict[str, list[tuple[Any, ...]]]
 
 
-def make_old_store(address: str) -> Snapshot:
-    """Make a store of schema 0001 at `address`, and return all that it holds."""
-    with _connected(address) as connection:
+def make_old_store(address: str, newest: str = "0001") -> Snapshot:
+    """Make a store of schema 0001 at `address`, upgrade it to `newest`, and return all that it holds."""
+    with connected(address) as connection:
         config = Config()
         config.set_main_option("script_location", "farm.store:migrations")
         config.attributes["connection"] = connection
@@ -62,12 +62,13 @@ def make_old_store(address: str) -> Snapshot:
             statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})"  # noqa: S608
             connection.execute(text(statement), rows)
         _count_on(connection)
+        command.upgrade(config, newest)
     return snapshot(address)
 
 
 def snapshot(address: str, like: Snapshot | None = None) -> Snapshot:
     """Return all rows of all tables, numbers as their bits; of the tables and columns of `like` alone where given."""
-    with _connected(address) as connection:
+    with connected(address) as connection:
         tables = MetaData()
         tables.reflect(connection)
         found: Snapshot = {}
@@ -83,7 +84,7 @@ def snapshot(address: str, like: Snapshot | None = None) -> Snapshot:
 
 def revision(address: str) -> str:
     """Return the revision of the schema."""
-    with _connected(address) as connection:
+    with connected(address) as connection:
         return str(connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}")))  # noqa: S608
 
 
@@ -223,7 +224,8 @@ def _count_on(connection: Connection) -> None:
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[Connection]:
+def connected(address: str) -> Iterator[Connection]:
+    """Connect to a store without farm, in one transaction."""
     url = make_url(address if "://" in address else f"sqlite:///{address}")
     url = url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url
     engine = create_engine(url)

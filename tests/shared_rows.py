@@ -91,8 +91,8 @@ def facts(host: str, devices: int = 1, soc: str = SOC, **changes: object) -> Age
         AgentDevice(f"{host}-{n}", f"serial-{host}-{n}", soc, "virtual", "android", name=f"{host}.{n}")
         for n in range(devices)
     )
-    said = AgentFacts(host=host, pid=1, version="1", protocol=PROTOCOL, devices=there)
-    return msgspec.structs.replace(said, **changes)
+    output = AgentFacts(host=host, pid=1, version="1", protocol=PROTOCOL, devices=there)
+    return msgspec.structs.replace(output, **changes)
 
 
 def agent(store: Store, host: str = "h1", devices: int = 1, ttl_s: float = TTL_S, soc: str = SOC) -> AgentId:
@@ -112,5 +112,5 @@ def attempt(
 def result(held: HeldShard, one: ShardJob, verdict: Verdict = Verdict.PASSED, **changes: object) -> ShardResult:
     """Return a device's result of a job in its shard."""
     done = attempt(one.job, verdict, f"serial-{held.lease.device}")
-    said = ShardResult(held.id, held.lease.device, held.lease.fence, one.job.id, (done,))
-    return msgspec.structs.replace(said, **changes)
+    output = ShardResult(held.id, held.lease.device, held.lease.fence, one.job.id, (done,))
+    return msgspec.structs.replace(output, **changes)

@@ -32,10 +32,10 @@ OF_ONE = re.compile(rf"libQnn({_TITLES})|^k?({_TITLES})Backend$|^generate_({'|'.
 
 def names(tree: ast.AST) -> set[str]:
     """Return strings other than docstrings, attributes and imported names."""
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    output = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     found = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in output:
             found.add(node.value)
         elif isinstance(node, ast.Attribute):
             found.add(node.attr)

@@ -66,9 +66,9 @@ def test_what_a_suite_says_is_read_or_refused_by_name(tmp_path: Path) -> None:
     path.write_text(
         '{"cases": {"relu": ["aten.relu.default"]}, "without": {"op_rand": "no reference", "randn": "same"}}'
     )
-    said = suite_operators(tmp_path)
-    assert said.cases == {"relu": ("aten.relu.default",)}
-    assert said.without == {"rand": "no reference", "randn": "same"}
+    output = suite_operators(tmp_path)
+    assert output.cases == {"relu": ("aten.relu.default",)}
+    assert output.without == {"rand": "no reference", "randn": "same"}
     for text in ("[]", "{", '{"case": {}}', '{"cases": {"relu": "aten.relu"}}', "\xff"):
         path.write_bytes(text.encode("latin-1"))
         with pytest.raises(ConfigError, match=str(path)):

@@ -44,8 +44,8 @@ def test_what_builders_may_have_is_a_share_of_the_machine_or_what_the_file_says(
     path.write_text("[build]\nbuilders = 1\n")
     assert load_config(path).build_memory_mb > many.build_memory_mb
     path.write_text("[build]\nmemory_mb = 3000\nrecycle_mb = 2000\n")
-    told = load_config(path)
-    assert (told.build_memory_mb, told.build_recycle_mb) == (3000, 2000)
+    answer = load_config(path)
+    assert (answer.build_memory_mb, answer.build_recycle_mb) == (3000, 2000)
 
 
 ROOTS = {

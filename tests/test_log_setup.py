@@ -61,9 +61,9 @@ def test_the_journal_gets_the_priority(level: int, priority: int) -> None:
 
 def test_json_has_the_fields() -> None:
     form = JsonFormatter(agent="h1")
-    told = json.loads(form.format(record(logging.INFO, "it ended", run="r1", job="s/add[SM8650]", device="phone")))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", told.pop("time"))
-    assert told == {
+    answer = json.loads(form.format(record(logging.INFO, "it ended", run="r1", job="s/add[SM8650]", device="phone")))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", answer.pop("time"))
+    assert answer == {
         "level": "info", "logger": "farm.dispatch.cluster.test", "agent": "h1", "run": "r1", "job": "s/add[SM8650]",
         "device": "phone", "message": "it ended",
     }  # fmt: skip
@@ -175,7 +175,7 @@ def test_an_agent_logs_in_the_form_that_was_asked_for(
     )
     assert (done.exit_code, done.stdout) == (0, "")
     if form == "json":
-        told = json.loads(done.stderr)
-        assert (told["agent"], told["device"], told["level"]) == ("h1", "phone", "warning")
+        answer = json.loads(done.stderr)
+        assert (answer["agent"], answer["device"], answer["level"]) == ("h1", "phone", "warning")
     else:
         assert re.fullmatch(r"\d\d:\d\d:\d\d phone is not used for a while\n", done.stderr)

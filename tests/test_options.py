@@ -34,7 +34,7 @@ def test_options_go_to_the_compiler_or_to_the_runner_as_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "backend", "error", "said"),
+    ("text", "backend", "error", "message"),
     [
         ("htp_performance_mod=burst", "htp", UnknownNameError, "did you mean 'htp_performance_mode'"),
         ("htp_performance_mode=brust", "htp", UnknownNameError, "did you mean 'burst'"),
@@ -59,8 +59,8 @@ def test_options_go_to_the_compiler_or_to_the_runner_as_numbers() -> None:
         ("packed_cache_path=/w.packed", "xnnpack", UsageError, "expected the name of a file, as weights.packed"),
     ],
 )
-def test_what_cannot_be_is_said_with_what_can(text: str, backend: str, error: type[FarmError], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_what_cannot_be_is_said_with_what_can(text: str, backend: str, error: type[FarmError], message: str) -> None:
+    with pytest.raises(error, match=message):
         parse_options([text], backend)
 
 
@@ -126,7 +126,7 @@ def test_direct_mode_is_an_option_of_the_target_and_parts_bundles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "backend", "error", "said"),
+    ("texts", "backend", "error", "message"),
     [
         (["direct_mode=true"], "gpu", IllegalTargetError, "is for htp, lpai, not for the gpu backend"),
         (["direct_mode=true,false"], "htp", UsageError, "run direct_mode=true and =false apart"),
@@ -134,8 +134,10 @@ def test_direct_mode_is_an_option_of_the_target_and_parts_bundles() -> None:
         (["direct_mode=true", "lpai_fps=5"], "lpai", IllegalTargetError, "option lpai_fps is a flag of the runner"),
     ],
 )
-def test_what_direct_mode_cannot_is_refused(texts: list[str], backend: str, error: type[FarmError], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_what_direct_mode_cannot_is_refused(
+    texts: list[str], backend: str, error: type[FarmError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         parse_options(texts, backend)
 
 

@@ -19,8 +19,8 @@ print(json.dumps({chip.name: [int(chip), int(info.htp_info.htp_arch), info.htp_i
 
 
 def test_the_profiles_are_executorchs_own_table() -> None:
-    said = subprocess.run([sys.executable, "-c", _TABLE], capture_output=True, text=True, check=True, timeout=120)
-    table = json.loads(said.stdout.splitlines()[-1])
+    output = subprocess.run([sys.executable, "-c", _TABLE], capture_output=True, text=True, check=True, timeout=120)
+    table = json.loads(output.stdout.splitlines()[-1])
     ours = {soc.name: [soc.soc_id, soc.htp_arch, soc.vtcm_mb, soc.lpai_version] for soc in load_socs().values()}
     assert len(ours) == 21
     assert ours == table

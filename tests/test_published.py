@@ -109,24 +109,24 @@ def test_the_limits_are_those_of_the_wheels_test(cases: dict[str, Case]) -> None
     del theirs["gemma4-e2b"]
     assert len(cases) == 2 * len(theirs)
     for name, limits in theirs.items():
-        case, told = cases[slug(name)], cases[f"{slug(name)}_told"]
+        case, answer = cases[slug(name)], cases[f"{slug(name)}_told"]
         recipe = ARCHITECTURES[name].recipe
-        assert case.precisions == told.precisions == (recipe,)
+        assert case.precisions == answer.precisions == (recipe,)
         generate = generate_of(case)
         assert (generate.architecture, generate.mode) == (name, "kv")
         rates = {one.socs[0]: one.least_decode_rate for one in case.expect if one.socs}
         ours = {
             **rates, "pte_size": case.expect[0].most_pte_bytes,
-            "wikitext_ppl": told.expect[0].most_word_perplexity,
-            "hellaswag_acc_norm": (told.expect[0].least_accuracy or {}).get("acc_norm"),
+            "wikitext_ppl": answer.expect[0].most_word_perplexity,
+            "hellaswag_acc_norm": (answer.expect[0].least_accuracy or {}).get("acc_norm"),
             "sqnr": case.tolerances[recipe].fp32.sqnr_db if recipe in case.tolerances else None,
         }  # fmt: skip
         assert ours == limits, name
         assert {one.most_pte_bytes for one in case.expect} == {limits["pte_size"]}
         assert f"'--max_context_len', '{generate.context}'" in source
         assert generate.texts[0] in source
-        if generate_of(told).task:
-            assert f"'hellaswag', '--eval_limit', '{generate_of(told).documents}'" in source
+        if generate_of(answer).task:
+            assert f"'hellaswag', '--eval_limit', '{generate_of(answer).documents}'" in source
     # The suite `llm` has the rates of the two stories decoders; their sizes hold where weights are shared.
     suite = {case.name: case for case in load_suite(find_suites()["llm"]).cases}
     for name, size, rate in (("stories260k", 2_020_000, 1600), ("stories110m", 135_000_000, 220)):

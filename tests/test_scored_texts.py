@@ -63,7 +63,7 @@ def test_each_token_of_a_text_counts_once_and_the_last_window_has_all_that_fits_
     assert windows == [((0, 1, 2, 3), 1), ((3, 4, 5, 6), 1), ((6, 7, 8, 9), 1)]
     uneven = rolling_windows(range(9), (), 4)
     assert uneven == [((0, 1, 2, 3), 1), ((3, 4, 5, 6), 1), ((5, 6, 7, 8), 2)]
-    assert [token for row, told in uneven for token in row[told:]] == list(range(1, 9))
+    assert [token for row, answer in uneven for token in row[answer:]] == list(range(1, 9))
     # A token of the beginning makes the first one count.
     assert rolling_windows(range(3), (99,), 8) == [((99, 0, 1, 2), 1)]
     assert rolling_windows([7], (), 4) == []
@@ -124,7 +124,7 @@ def test_the_ways_to_say_what_a_question_is(
         (TASK + "metric_list: [{metric: f1}]", r"metric_list\[0\]: is 'f1'"),
         (TASK + "metric_list: [{metric: acc, aggregation: median}]", r"metric_list\[0\].aggregation"),
         (TASK.replace('doc_to_target: "{{a}}"', ""), "doc_to_target: is missing"),
-        (TASK + "include: task.yaml", "includes what includes it"),
+        (TASK + "include: task.yaml", "include each other in a circle"),
         ("- a list", "has no table"),
         ("a: [", "is no YAML"),
     ],

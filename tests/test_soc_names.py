@@ -179,8 +179,8 @@ def test_two_hosts_of_a_shared_farm_read_their_own_names(tmp_path: Path, new_sto
             configured(tmp_path, text)
             soc = read_soc({"ro.soc.model": "QCS6490"})
             device = msgspec.structs.replace(PHONE, serial=f"{host}-0", soc=soc, host=host)
-            told = described(device, None, load_socs()).facts
-            store.cluster.register(host, msgspec.structs.replace(facts(host), devices=(told,)), 60, user="farm")
+            answer = described(device, None, load_socs()).facts
+            store.cluster.register(host, msgspec.structs.replace(facts(host), devices=(answer,)), 60, user="farm")
         # The client's farm.toml has the name, or the profile's is asked for.
         configured(tmp_path, '[soc.QCS6490]\nlike = "QCM6490"\n')
         for asked in ("QCS6490", "QCM6490"):

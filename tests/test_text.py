@@ -43,11 +43,11 @@ def test_data_keeps_its_colours_as_text() -> None:
 
 
 def test_json_says_the_same_in_other_letters() -> None:
-    said = json_document({"name": HOSTILE, "größe": "≥ 20 dB 🙂", HOSTILE: [1.5]})
-    assert b"gr\xc3\xb6\xc3\x9fe" in said
-    assert b"\\udb40\\udc41" in said
-    assert said.decode().replace("\n", "") == visible(said.decode()).replace("\n", "")
-    assert json.loads(said) == {"name": HOSTILE, "größe": "≥ 20 dB 🙂", HOSTILE: [1.5]}
+    output = json_document({"name": HOSTILE, "größe": "≥ 20 dB 🙂", HOSTILE: [1.5]})
+    assert b"gr\xc3\xb6\xc3\x9fe" in output
+    assert b"\\udb40\\udc41" in output
+    assert output.decode().replace("\n", "") == visible(output.decode()).replace("\n", "")
+    assert json.loads(output) == {"name": HOSTILE, "größe": "≥ 20 dB 🙂", HOSTILE: [1.5]}
 
 
 def test_json_of_ascii_alone_is_no_exception() -> None:

@@ -71,18 +71,18 @@ def look(user: User, **env: str) -> tuple[str, str]:
 class TestFarmToml:
     def test_that_of_somebody_else_above_is_ignored_and_said_in_one_line(self, ada: User, bob: User) -> None:
         file = bob.write(ada.cwd.parent / "farm.toml", HOSTILE)
-        sdk, said = look(ada)
+        sdk, output = look(ada)
         assert sdk == "None"
-        assert said.count("\n") == 1
-        assert said.startswith(f"farm: {file} is ignored: it belongs to {bob.name}")
-        assert "--config" in said
-        assert "FARM_CONFIG" in said
+        assert output.count("\n") == 1
+        assert output.startswith(f"farm: {file} is ignored: it belongs to {bob.name}")
+        assert "--config" in output
+        assert "FARM_CONFIG" in output
 
     def test_a_nearer_one_of_somebody_else_hides_none_of_ones_own(self, ada: User, bob: User) -> None:
         place(ada.cwd / "farm.toml", OWN, ada.uid, ada.gid)
         place(ada.cwd / "sub" / "farm.toml", HOSTILE, bob.uid, bob.gid)
-        sdk, said = look(dataclasses.replace(ada, cwd=ada.cwd / "sub"))
-        assert (sdk, said.count("is ignored")) == ("/own/sdk", 1)
+        sdk, output = look(dataclasses.replace(ada, cwd=ada.cwd / "sub"))
+        assert (sdk, output.count("is ignored")) == ("/own/sdk", 1)
 
     def test_one_that_is_named_counts_whoever_owns_it(self, ada: User, bob: User) -> None:
         file = bob.write(ada.cwd.parent / "farm.toml", HOSTILE)
@@ -100,8 +100,8 @@ class TestFarmToml:
 
     def test_root_does_not_take_that_of_a_user(self, ada: User) -> None:
         place(ada.cwd / "farm.toml", HOSTILE, ada.uid, ada.gid)
-        sdk, said = look(dataclasses.replace(ada, uid=0, gid=0, shared_gid=0))
-        assert (sdk, f"is ignored: it belongs to {ada.name}" in said) == ("None", True)
+        sdk, output = look(dataclasses.replace(ada, uid=0, gid=0, shared_gid=0))
+        assert (sdk, f"is ignored: it belongs to {ada.name}" in output) == ("None", True)
 
     @pytest.mark.parametrize(
         ("mode", "group", "why"),
@@ -116,10 +116,10 @@ class TestFarmToml:
     def test_others_must_not_be_able_to_write_it(self, ada: User, mode: int, group: str, why: str) -> None:
         gid = ada.gid if group == "private" else ada.shared_gid
         place(ada.cwd / "farm.toml", OWN, ada.uid, gid, mode)
-        sdk, said = look(ada)
+        sdk, output = look(ada)
         assert sdk == ("None" if why else "/own/sdk")
-        assert why in said
-        assert bool(why) == bool(said)
+        assert why in output
+        assert bool(why) == bool(output)
 
     @pytest.mark.parametrize(
         ("mode", "group", "counts"),
@@ -136,19 +136,19 @@ class TestFarmToml:
         place(ada.cwd / "sub" / "farm.toml", OWN, ada.uid, ada.gid)
         os.chown(ada.cwd, ada.uid, ada.gid if group == "private" else ada.shared_gid)
         ada.cwd.chmod(mode)
-        sdk, said = look(dataclasses.replace(ada, cwd=ada.cwd / "sub"))
+        sdk, output = look(dataclasses.replace(ada, cwd=ada.cwd / "sub"))
         assert sdk == ("/own/sdk" if counts else "None")
-        assert (f"{ada.cwd} can be written by" in said) == (not counts)
+        assert (f"{ada.cwd} can be written by" in output) == (not counts)
 
     def test_nor_to_lead_to_another_by_a_link(self, ada: User, bob: User) -> None:
         own = place(ada.home / "configs" / "farm.toml", OWN, ada.uid, ada.gid)
         bob.run("ln", "-s", str(own), str(ada.cwd.parent / "farm.toml"))
-        sdk, said = look(ada)
-        assert (sdk, f"is ignored: it belongs to {bob.name}" in said) == ("None", True)
+        sdk, output = look(ada)
+        assert (sdk, f"is ignored: it belongs to {bob.name}" in output) == ("None", True)
         theirs = bob.write(bob.home / "farm.toml", HOSTILE)
         ada.run("ln", "-s", str(theirs), str(ada.cwd / "farm.toml"))
-        sdk, said = look(ada)
-        assert (sdk, f"is ignored: {theirs} belongs to {bob.name}" in said) == ("None", True)
+        sdk, output = look(ada)
+        assert (sdk, f"is ignored: {theirs} belongs to {bob.name}" in output) == ("None", True)
 
     def test_a_group_with_another_member_is_no_private_one(self, ada: User, bob: User) -> None:
         place(ada.cwd / "farm.toml", OWN, ada.uid, ada.gid, 0o664)
@@ -167,9 +167,9 @@ class TestFarmToml:
         folder.mkdir()
         os.chown(folder, ada.uid, ada.gid)
         place(folder / "farm.toml", HOSTILE, bob.uid, bob.gid)
-        _, said = look(dataclasses.replace(ada, cwd=folder))
-        assert said.count("\n") == 1
-        assert said.strip().isprintable()
+        _, output = look(dataclasses.replace(ada, cwd=folder))
+        assert output.count("\n") == 1
+        assert output.strip().isprintable()
 
 
 BUNDLE = "ab" * 32
@@ -234,9 +234,9 @@ class TestCache:
     def test_that_of_somebody_else_is_not_and_it_is_said_what_to_do(self, ada: User, bob: User) -> None:
         cache = bob.cwd / "cache"
         self.build(bob, cache)
-        said = self.look_up(ada, cache)
-        assert said.startswith(f"{cache / 'bundles'}/ab/{BUNDLE} is not used")
-        assert f": it belongs to {bob.name}: set FARM_CACHE_DIR to a folder that only you can write" in said
+        output = self.look_up(ada, cache)
+        assert output.startswith(f"{cache / 'bundles'}/ab/{BUNDLE} is not used")
+        assert f": it belongs to {bob.name}: set FARM_CACHE_DIR to a folder that only you can write" in output
 
     def test_that_of_root_is(self, ada: User, cache: Path) -> None:
         self.build(ada, cache)

@@ -155,10 +155,10 @@ def rows(text: str) -> list[str]:
 
 @pytest.mark.parametrize("title", SECTIONS)
 def test_everything_the_wheel_has_is_a_row(title: str) -> None:
-    told, has = rows(section(title)), SECTIONS[title]()
-    assert len(told) == len(set(told)), f"{title}: a name has two rows"
-    assert not has - set(told), f"ExecuTorch has news, docs/evidence/upstream.md '{title}' has no row for them"
-    assert not set(told) - has, f"docs/evidence/upstream.md '{title}' has rows that ExecuTorch has not any more"
+    answer, has = rows(section(title)), SECTIONS[title]()
+    assert len(answer) == len(set(answer)), f"{title}: a name has two rows"
+    assert not has - set(answer), f"ExecuTorch has news, docs/evidence/upstream.md '{title}' has no row for them"
+    assert not set(answer) - has, f"docs/evidence/upstream.md '{title}' has rows that ExecuTorch has not any more"
 
 
 def test_no_kind_of_option_is_overlooked() -> None:
@@ -178,9 +178,9 @@ _NOTHING = re.compile(
 
 def test_a_row_names_a_test_unless_farm_has_nothing_of_it() -> None:
     table = [re.split(r"(?<!\\)\|", line)[1:-1] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    told = [[cell.strip() for cell in row] for row in table if len(row) == 3 and row[2].strip() != "test"]
-    assert len(told) > 100
-    assert [row[0] for row in told if "tests/" not in row[2] and not _NOTHING.match(row[1])] == []
+    answer = [[cell.strip() for cell in row] for row in table if len(row) == 3 and row[2].strip() != "test"]
+    assert len(answer) > 100
+    assert [row[0] for row in answer if "tests/" not in row[2] and not _NOTHING.match(row[1])] == []
 
 
 def test_mutations_are_of_tests_of_the_page_and_each_has_its_place_and_its_effect() -> None:

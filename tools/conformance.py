@@ -102,10 +102,10 @@ def farm(*arguments: str, variables: dict[str, str] | None = None) -> dict[str, 
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         # Ended tests are in the store, also after a signal to farm.
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        said, _ = process.communicate()
-    if not said.strip():
+        output, _ = process.communicate()
+    if not output.strip():
         sys.exit(process.returncode or 1)
-    run: dict[str, Any] = json.loads(said)
+    run: dict[str, Any] = json.loads(output)
     return run
 
 

@@ -27,7 +27,7 @@ FarmError
     ├── AgentRefusedError      the shared farm does not take this agent: its name is taken, or its farm another
     ├── BundleError            a compiled bundle is damaged or is for another SoC
     └── StoreError             the database refuses: newer schema, read-only, full disk
-        ├── NoRightError       the login has no right to that: users act by the server
+        ├── NoRightError       the database login lacks a right: users act through 'farm serve'
         ├── RowRefusedError    a row that the database refuses; other rows are unaffected
         ├── ArtifactsError     the place where a shared farm keeps its files does not answer, or refuses
         │   └── ArtifactLostError  a missing or changed file; other files are unaffected
@@ -72,7 +72,7 @@ class ConfigError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """No `kind` is called `name`; the nearest of `known` is offered, or else the first of `shown`: `known`, sorted."""
+    """Unknown `name` of a `kind`: the message offers the nearest of `known`, else the first of `shown` or `known`."""
 
     def __init__(
         self, kind: str, name: str, known: Iterable[str], hint: str = "", shown: Sequence[str] | None = None
@@ -185,7 +185,7 @@ class UntrustedError(MissingToolError):
     def __init__(self, folder: Path, problem: str) -> None:
         self.folder, self.problem = folder, problem
         super().__init__(
-            f"{folder} is not used, as somebody else could have written what is in it: {problem}: set FARM_CACHE_DIR "
+            f"{folder} is not used, as another user could have written its files: {problem}: set FARM_CACHE_DIR "
             "to a folder that only you can write, or make this one so (docs/reference/configuration.md has the rule)"
         )
 
@@ -227,7 +227,7 @@ class AdbServerError(DeviceError):
 
 
 class LocalError(InfraError):
-    """This machine failed, no device: a full disk, no memory, a file that cannot be read or written.
+    """This machine failed, not a device: a full disk, no memory, a file that cannot be read or written.
 
     `cause` is a value of `farm.results.attempt.Cause`: `disk` or `local`. `is_general`: every job would meet it, not
     only the one whose files it is about.
@@ -267,7 +267,7 @@ class StoreError(InfraError):
 
 
 class NoRightError(StoreError):
-    """The login has no right to that in the store: users act by the server."""
+    """The database login lacks a right: users act through `farm serve`."""
 
     exit_code = ExitCode.REFUSED
 

@@ -190,7 +190,7 @@ def _sdks(asked: _Asked) -> Iterable[str]:
 
 
 def _lines(asked: _Asked) -> Iterable[str]:
-    return ["default", *asked.config.toolchains, *asked.stored("lines")]
+    return ["default", *asked.config.toolchains, *asked.stored("branches")]
 
 
 def _backends(_asked: _Asked) -> Iterable[str]:

@@ -214,11 +214,11 @@ def toolchain_option(text: str = "Toolchain that compiles") -> Decorator:
     )
 
 
-def line_option() -> Decorator:
+def branch_option() -> Decorator:
     """Return the option `--branch`: the branch whose runs a command reads."""
     values = "a toolchain of farm.toml, a version, or default"
     missing = "otherwise default, or the branch of the newest run if default has none"
-    return click.option("--branch", "line", metavar="BRANCH", help=f"Only runs of this branch: {values}; {missing}.")
+    return click.option("--branch", "branch", metavar="BRANCH", help=f"Only runs of this branch: {values}; {missing}.")
 
 
 def refuse_together(given: dict[str, Any], because: str) -> None:

@@ -22,7 +22,7 @@ QUERIES = {
     "serials": "SELECT serial FROM device_state ORDER BY last_seen_ms DESC LIMIT 500",
     "labels": "SELECT DISTINCT labels FROM device_state LIMIT 500",
     "metrics": "SELECT DISTINCT metric FROM series ORDER BY 1 LIMIT 500",
-    "lines": "SELECT DISTINCT run_line FROM run WHERE run_line <> '' ORDER BY 1 LIMIT 100",
+    "branches": "SELECT DISTINCT run_branch FROM run WHERE run_branch <> '' ORDER BY 1 LIMIT 100",
 }
 
 

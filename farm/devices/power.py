@@ -54,12 +54,12 @@ def cycle_power(device: Device, command: PowerCommand) -> str:
             # Children of the command would keep its streams open.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    said = f": {' '.join(printed.split())}" if printed.strip() else ""
+    detail = f": {' '.join(printed.split())}" if printed.strip() else ""
     if process.returncode is None or process.returncode == -signal.SIGKILL:
-        problem = f"its power command did not end in {command.timeout_s:g} s{said}"
+        problem = f"its power command did not end in {command.timeout_s:g} s{detail}"
         raise DeviceTimeoutError(device.serial, problem)
     if process.returncode:
-        raise DeviceError(device.serial, f"its power command ended with {ending(process.returncode)}{said}")
+        raise DeviceError(device.serial, f"its power command ended with {ending(process.returncode)}{detail}")
     return printed
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from farm.results.analysis.history import Point
-    from farm.results.analysis.nights import NightJudgement
+    from farm.results.analysis.run_judgement import RunJudgement
     from farm.store.queries.points import JobPast, SeriesPast
     from farm.store.store import Store
 
@@ -69,7 +69,7 @@ class HistoryComparison(msgspec.Struct, frozen=True):
     """All numbers of a run, and the suspected regressions among them."""
 
     compared: tuple[ComparedSeries, ...]
-    night: NightJudgement
+    judged: RunJudgement
     """Judgement of the run, with indices into `compared`."""
     alerts: Mapping[tuple[int, str], Sequence[AlertRecord]]
     """Alerts of other runs, by series and device kind."""
@@ -80,13 +80,13 @@ class HistoryComparison(msgspec.Struct, frozen=True):
 
     def summary_lines(self, *, confirm: bool = False) -> list[str]:
         """Return the lines for the user, none for a quiet run. `confirm` is true if numbers are measured again."""
-        lines = [shift.reason for shift in self.night.shifts]
-        exact, looks = len(self.night.exact), len(self.night.suspected)
+        lines = [shift.reason for shift in self.judged.shifts]
+        exact, looks = len(self.judged.exact), len(self.judged.suspected)
         if exact:
             what = "deterministic metric" if exact == 1 else "deterministic metrics"
             where = f"farm report {self.private}" if self.private else "farm alerts list"
             lines.append(f"{exact} {what} changed: '{where}' {'shows' if self.private else 'lists'} what got worse")
-        if flipping := [self.compared[index] for index in self.night.flipping]:
+        if flipping := [self.compared[index] for index in self.judged.flipping]:
             names = ", ".join(f"{one.series.series.metric} of {one.past.job_id}" for one in flipping[:_NAMED])
             more = f" and {len(flipping) - _NAMED} more" if len(flipping) > _NAMED else ""
             lines.append(f"not deterministic, one alert each: {names}{more}")
@@ -94,7 +94,7 @@ class HistoryComparison(msgspec.Struct, frozen=True):
             what = "number looks" if looks == 1 else "numbers look"
             again = f"farm perf confirm --run {self.private}" if self.private else "farm perf confirm"
             hint = "" if confirm else f": '{again}' measures again"
-            lines.append(f"{looks} {what} different from {'its line' if self.private else 'before'}{hint}")
+            lines.append(f"{looks} {what} different from {'its branch' if self.private else 'before'}{hint}")
         return lines
 
 
@@ -106,10 +106,10 @@ def is_judged(past: JobPast, one: SeriesPast) -> bool:
     return not is_of_host(one.series.metric, one.series.unit, past.runs[-1].device_kind)
 
 
-def known_alerts(store: Store, pasts: Iterable[JobPast], line: str) -> dict[tuple[int, str], list[AlertRecord]]:
-    """Return all alerts of jobs in a line, by series and device kind."""
+def known_alerts(store: Store, pasts: Iterable[JobPast], branch: str) -> dict[tuple[int, str], list[AlertRecord]]:
+    """Return all alerts of jobs on a branch, by series and device kind."""
     known: dict[tuple[int, str], list[AlertRecord]] = {}
-    for alert in store.alerts.of_jobs((past.job_id for past in pasts), line):
+    for alert in store.alerts.of_jobs((past.job_id for past in pasts), branch):
         known.setdefault((alert.series_id, alert.device_kind), []).append(alert)
     return known
 
@@ -117,18 +117,18 @@ def known_alerts(store: Store, pasts: Iterable[JobPast], line: str) -> dict[tupl
 def compare_with_history(store: Store, run_id: str, *, programs: Collection[tuple[str, str]] = ()) -> HistoryComparison:
     """Judge every number of a run against earlier runs of its branch, without a record.
 
-    A local run is judged as if it came after the runs of the branch; `programs` as in `judge_night`.
+    A local run is judged as if it came after the runs of the branch; `programs` as in `judge_run`.
     """
-    from farm.results.analysis.nights import Observation, judge_night
+    from farm.results.analysis.run_judgement import Observation, judge_run
     from farm.results.analysis.suspected import Finding
 
     pasts = store.history.pasts_of_run(run_id)
-    line, private = store.runs.line(run_id)
-    alerts = known_alerts(store, pasts, line)
+    branch, private = store.runs.branch(run_id)
+    alerts = known_alerts(store, pasts, branch)
     # Alerts of newer runs count as well: a run is judged again after a resume or a late import.
     known = {key: [one for one in found if one.run_id != run_id] for key, found in alerts.items()}
     compared = [one for past in pasts for one in compared_series(past, known)]
-    night = judge_night(
+    judged = judge_run(
         [
             Observation(
                 one.series.series,
@@ -144,13 +144,13 @@ def compare_with_history(store: Store, run_id: str, *, programs: Collection[tupl
     )
 
     def is_new(index: int) -> bool:
-        return night.judgements[index].finding not in compared[index].known_findings
+        return judged.judgements[index].finding not in compared[index].known_findings
 
-    night = msgspec.structs.replace(
-        night, suspected=tuple(filter(is_new, night.suspected)), exact=tuple(filter(is_new, night.exact))
+    judged = msgspec.structs.replace(
+        judged, suspected=tuple(filter(is_new, judged.suspected)), exact=tuple(filter(is_new, judged.exact))
     )
-    insufficient = sum(judgement.finding is Finding.INSUFFICIENT_DATA for judgement in night.judgements)
-    return HistoryComparison(tuple(compared), night, known, insufficient, run_id if private else "")
+    insufficient = sum(judgement.finding is Finding.INSUFFICIENT_DATA for judgement in judged.judgements)
+    return HistoryComparison(tuple(compared), judged, known, insufficient, run_id if private else "")
 
 
 def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]]) -> Iterator[ComparedSeries]:
@@ -215,7 +215,7 @@ def changed_programs(
             best[job] = min(best.get(job, (len(TIMES), 0)), (TIMES.index(metric), index))
     found: list[tuple[float, ComparedSeries]] = []
     for _, index in best.values():
-        one, judgement = comparison.compared[index], comparison.night.judgements[index]
+        one, judgement = comparison.compared[index], comparison.judged.judgements[index]
         # A step may be known that came with this run, or with one near it, as from a later run.
         is_known = len(one.points) - 1 in one.steps or Finding.REGRESSION in one.known_findings
         if may_hide_regression(one.series.series, judgement) and _is_new(one, measured) and not is_known:
@@ -235,8 +235,8 @@ def _is_new(one: ComparedSeries, measured: Mapping[tuple[int, str], Collection[s
 def found_alerts(comparison: HistoryComparison) -> list[NewAlert]:
     """Return the alerts to record: suspected changes, and exact numbers that changed. Pure."""
     return [
-        *(_alert(comparison, index, AlertState.EXACT) for index in comparison.night.exact),
-        *(_alert(comparison, index, AlertState.SUSPECTED) for index in comparison.night.suspected),
+        *(_alert(comparison, index, AlertState.EXACT) for index in comparison.judged.exact),
+        *(_alert(comparison, index, AlertState.SUSPECTED) for index in comparison.judged.suspected),
         *(
             _alert(comparison, index, AlertState.REFUTED)
             for index in range(len(comparison.compared))
@@ -250,7 +250,7 @@ def _returned(comparison: HistoryComparison, index: int) -> bool:
     from farm.results.analysis.scale import scaled
     from farm.results.analysis.suspected import Finding
 
-    one, judgement = comparison.compared[index], comparison.night.judgements[index]
+    one, judgement = comparison.compared[index], comparison.judged.judgements[index]
     alert = one.standing.alert
     if alert is None or alert.state != AlertState.UNKNOWN or judgement.finding is not Finding.UNCHANGED:
         return False
@@ -292,7 +292,7 @@ def _levelled(one: ComparedSeries) -> list[float]:
 def _alert(comparison: HistoryComparison, index: int, state: AlertState) -> NewAlert:
     from farm.results.analysis.scale import TURNS
 
-    one, judgement = comparison.compared[index], comparison.night.judgements[index]
+    one, judgement = comparison.compared[index], comparison.judged.judgements[index]
     exact = state is AlertState.EXACT
     good = one.points[-2 if exact else one.first]
     return NewAlert(

@@ -39,7 +39,7 @@ def hand_over(situation: Situation) -> dict[str, str]:
     return sharing.take_over()
 
 
-class _Line:
+class _Demand:
     """Waiter of one kind: the shards of a run for any device, one retry, or a process."""
 
     __slots__ = ("best", "given", "key", "left", "mask", "priority", "run", "share", "user")
@@ -85,8 +85,8 @@ class _Sharing:
         self._closed = 0
         """Free devices all of which are given, and that no path makes room on."""
         self._asking = self._mask(situation.asking)
-        self._lines = [*self._lines_of_orders(), *self._lines_of_requests()]
-        self._giving: list[_Line] = []
+        self._demands = [*self._demands_of_orders(), *self._demands_of_requests()]
+        self._giving: list[_Demand] = []
 
     def _mask(self, devices: Iterable[str]) -> int:
         return sum(self._bit.get(device, 0) for device in set(devices))
@@ -108,7 +108,7 @@ class _Sharing:
                 self._holdings[reserved_by] += 1
         return busy
 
-    def _lines_of_orders(self) -> Iterator[_Line]:
+    def _demands_of_orders(self) -> Iterator[_Demand]:
         known: dict[tuple[tuple[str, ...], ...], int] = {}
         for order in self._situation.orders:
             choice = order.devices, order.labels, order.kinds
@@ -121,30 +121,30 @@ class _Sharing:
             for n, (may, left, shard) in enumerate([*tries, (mask, order.ready, None)]):
                 if left > 0 and run.left > 0:
                     share = Share(order.user, order.run_id, shard)
-                    line = _Line((order.since_ms, order.run_id, n), order.priority, may, left, share)
-                    line.run = run
-                    yield line
+                    demand = _Demand((order.since_ms, order.run_id, n), order.priority, may, left, share)
+                    demand.run = run
+                    yield demand
 
-    def _lines_of_requests(self) -> Iterator[_Line]:
+    def _demands_of_requests(self) -> Iterator[_Demand]:
         for request in self._situation.requests:
             if request.count > 0:
                 best = tuple(self._bit[device] for device in request.devices if device in self._bit)
                 mask = sum(set(best)) & ~self._kept_from(request.user)
                 share = Share(request.user, request=request.id)
-                line = _Line((request.since_ms, request.id, 0), request.priority, mask, request.count, share)
-                line.best = best
-                yield line
+                demand = _Demand((request.since_ms, request.id, 0), request.priority, mask, request.count, share)
+                demand.best = best
+                yield demand
 
     def _kept_from(self, user: str) -> int:
         return sum(mask for other, mask in self._reserved.items() if other != user)
 
     def shares(self) -> dict[str, Share]:
         """Return the share of each assigned device."""
-        return {self._ids[n]: line.share for line in self._giving for n in bits(line.given)}
+        return {self._ids[n]: demand.share for demand in self._giving for n in bits(demand.given)}
 
     def fill(self) -> None:
         """Give the free devices away."""
-        self._serve_in_order(self._lines, self._place, lambda: not self._ungiven)
+        self._serve_in_order(self._demands, self._place, lambda: not self._ungiven)
 
     def take_over(self) -> dict[str, str]:
         """Return the devices that holders should hand over, with their new shares, after `fill`."""
@@ -153,112 +153,112 @@ class _Sharing:
         # Priority first, for all: who gets a device by it may then have no less than the one he would share with.
         before = self._holdings.copy()
 
-        def lower(line: _Line) -> tuple[list[Priority], Callable[[str], bool]]:
-            return [priority for priority in Priority if priority < line.priority], lambda _: True
+        def lower(demand: _Demand) -> tuple[list[Priority], Callable[[str], bool]]:
+            return [priority for priority in Priority if priority < demand.priority], lambda _: True
 
-        def has_more(line: _Line) -> tuple[list[Priority], Callable[[str], bool]]:
+        def has_more(demand: _Demand) -> tuple[list[Priority], Callable[[str], bool]]:
             # So too if those who are given something never come for it.
-            least, least_before = self._holdings[line.user] + 2, before[line.user] + 2
-            return [line.priority], lambda user: self._holdings[user] >= least and before[user] >= least_before
+            least, least_before = self._holdings[demand.user] + 2, before[demand.user] + 2
+            return [demand.priority], lambda user: self._holdings[user] >= least and before[user] >= least_before
 
-        def take(line: _Line, choice: Callable[[_Line], tuple[list[Priority], Callable[[str], bool]]]) -> bool:
-            bit = holders.take(line.mask & ~self._labels.exhausted(line.user), *choice(line))
+        def take(demand: _Demand, choice: Callable[[_Demand], tuple[list[Priority], Callable[[str], bool]]]) -> bool:
+            bit = holders.take(demand.mask & ~self._labels.exhausted(demand.user), *choice(demand))
             if not bit:
                 return False
-            taken[self._ids[bit.bit_length() - 1]] = line.user
-            self._labels.add(line.user, bit)
-            self._count(line)
-            holders.sort_in(line.user)
+            taken[self._ids[bit.bit_length() - 1]] = demand.user
+            self._labels.add(demand.user, bit)
+            self._count(demand)
+            holders.sort_in(demand.user)
             return True
 
         for choice in (lower, has_more):
-            left = [line for line in self._lines if line.left]
+            left = [demand for demand in self._demands if demand.left]
             self._serve_in_order(left, functools.partial(take, choice=choice), lambda: False)
         return taken
 
     def _serve_in_order(
-        self, lines: Iterable[_Line], serve: Callable[[_Line], bool], is_over: Callable[[], bool]
+        self, demands: Iterable[_Demand], serve: Callable[[_Demand], bool], is_over: Callable[[], bool]
     ) -> None:
         """Serve one unit at a time, of the first waiter at that moment; a waiter refused once is never served later."""
-        of_user: dict[tuple[int, str], list[_Line]] = {}
-        for line in lines:
-            of_user.setdefault((-line.priority, line.user), []).append(line)
+        of_user: dict[tuple[int, str], list[_Demand]] = {}
+        for demand in demands:
+            of_user.setdefault((-demand.priority, demand.user), []).append(demand)
         for waiting in of_user.values():
-            waiting.sort(key=lambda line: line.key, reverse=True)
+            waiting.sort(key=lambda demand: demand.key, reverse=True)
         heap = [(key[0], self._holdings[key[1]], waiting[-1].key, key[1]) for key, waiting in of_user.items()]
         heapq.heapify(heap)
         while heap and not is_over():
             urgency, had, key, user = heap[0]
             waiting = of_user[urgency, user]
             if had == self._holdings[user] and key == waiting[-1].key:
-                line = waiting[-1]
+                demand = waiting[-1]
                 quota = self._quotas.get(user)
                 if quota is not None and self._used[user] >= quota:
                     waiting.clear()
-                elif (line.run is not None and line.run.left <= 0) or not serve(line) or not line.left:
+                elif (demand.run is not None and demand.run.left <= 0) or not serve(demand) or not demand.left:
                     waiting.pop()
             if waiting:
                 heapq.heapreplace(heap, (urgency, self._holdings[user], waiting[-1].key, user))
             else:
                 heapq.heappop(heap)
 
-    def _count(self, line: _Line) -> None:
-        self._holdings[line.user] += 1
-        self._used[line.user] += 1
-        line.left -= 1
-        if line.run is not None:
-            line.run.left -= 1
+    def _count(self, demand: _Demand) -> None:
+        self._holdings[demand.user] += 1
+        self._used[demand.user] += 1
+        demand.left -= 1
+        if demand.run is not None:
+            demand.run.left -= 1
 
-    def _place(self, line: _Line) -> bool:
-        """Give a free device to a line, moving others that have one already where that makes room."""
-        may = line.mask & ~self._closed
+    def _place(self, demand: _Demand) -> bool:
+        """Give a free device to a demand, moving others that have one already where that makes room."""
+        may = demand.mask & ~self._closed
         if not may:
             return False
-        exhausted = self._labels.exhausted(line.user)
+        exhausted = self._labels.exhausted(demand.user)
         if room := may & self._ungiven & ~exhausted:
-            self._give(line, self._pick(line, room))
-        elif not self._make_room(line, may & ~exhausted):
+            self._give(demand, self._pick(demand, room))
+        elif not self._make_room(demand, may & ~exhausted):
             return False
-        self._count(line)
+        self._count(demand)
         return True
 
-    def _make_room(self, first: _Line, may: int) -> bool:
-        """Move lines along a chain of devices that ends at a free one, so that `first` gets a device."""
-        came: dict[int, tuple[_Line, int]] = {}
+    def _make_room(self, first: _Demand, may: int) -> bool:
+        """Move demands along a chain of devices that ends at a free one, so that `first` gets a device."""
+        came: dict[int, tuple[_Demand, int]] = {}
         seen, queue = 0, [(first, may)]
-        for line, reach in queue:
-            if line is not first and (room := reach & self._ungiven):
-                self._move_along(first, line, self._pick(line, room), came)
+        for demand, reach in queue:
+            if demand is not first and (room := reach & self._ungiven):
+                self._move_along(first, demand, self._pick(demand, room), came)
                 return True
             fresh = reach & ~seen & ~self._ungiven
             seen |= fresh
             for other in self._giving:
                 if other is not first and id(other) not in came and (there := other.given & fresh):
-                    came[id(other)] = (line, there & -there)
+                    came[id(other)] = (demand, there & -there)
                     queue.append((other, other.mask & ~self._labels.exhausted(other.user)))
         if not self._labels.are_limited:
             # All that can be reached is given to those who reach nothing else: so it stays.
             self._closed |= seen
         return False
 
-    def _move_along(self, first: _Line, line: _Line, bit: int, came: dict[int, tuple[_Line, int]]) -> None:
-        self._give(line, bit)
-        while line is not first:
-            before, bit = came[id(line)]
-            line.given &= ~bit
-            self._labels.remove(line.user, bit)
+    def _move_along(self, first: _Demand, demand: _Demand, bit: int, came: dict[int, tuple[_Demand, int]]) -> None:
+        self._give(demand, bit)
+        while demand is not first:
+            before, bit = came[id(demand)]
+            demand.given &= ~bit
+            self._labels.remove(demand.user, bit)
             self._give(before, bit)
-            line = before
+            demand = before
 
-    def _give(self, line: _Line, bit: int) -> None:
-        if not line.given and line not in self._giving:
-            self._giving.append(line)
-        line.given |= bit
+    def _give(self, demand: _Demand, bit: int) -> None:
+        if not demand.given and demand not in self._giving:
+            self._giving.append(demand)
+        demand.given |= bit
         self._ungiven &= ~bit
-        self._labels.add(line.user, bit)
+        self._labels.add(demand.user, bit)
 
-    def _pick(self, line: _Line, room: int) -> int:
-        for bit in line.best:
+    def _pick(self, demand: _Demand, room: int) -> int:
+        for bit in demand.best:
             if bit & room:
                 return bit
         sooner = room & self._asking or room

@@ -152,9 +152,9 @@ def results_before(store: Store, stored: StoredResult) -> Iterator[StoredResult]
     The runs are of the branch that the run belongs to, or is compared with; for a local run also the user's own.
     """
     seen = set()
-    line = stored.run.toolchain.line if stored.run.toolchain else ""
+    branch = stored.run.toolchain.branch if stored.run.toolchain else ""
     user = store.user if stored.run.toolchain and stored.run.toolchain.private else ""
-    points = store.history.points(stored.view.id, None, None, _ALL, line, local_runs_of=user)
+    points = store.history.points(stored.view.id, None, None, _ALL, branch, local_runs_of=user)
     for point in sorted(points, key=lambda point: (point.time_ms, point.run_id), reverse=True):
         if point.run_id in seen or point.device_kind != stored.kind:
             continue

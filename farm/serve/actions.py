@@ -195,10 +195,10 @@ def accept(context: Context, asked: AcceptLevel) -> Done:
     store = context.store
     run_id = store.runs.resolve(asked.run, own=False) if asked.run else None
     named = asked.branch or None
-    line = store.runs.line(run_id)[0] if run_id and named is None else store.status.line_to_show(named)
+    branch = store.runs.branch(run_id)[0] if run_id and named is None else store.status.branch_to_show(named)
     metrics = tuple(one.strip() for one in asked.metric.split(",") if one.strip())
     done = baseline.accept(
-        store, asked.job, asked.soc or None, metrics, run_id, user=context.user, note=asked.note, line=line
+        store, asked.job, asked.soc or None, metrics, run_id, user=context.user, note=asked.note, branch=branch
     )
     return Done("accepted: " + (", ".join(f"{one.job_id} {one.metric}" for one in done) or "no open regression"))
 

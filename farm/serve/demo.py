@@ -236,7 +236,7 @@ class _Demo:
                 "user_name": USER, "host": HOST, "fingerprint_hash": key, "started_ms": started_ms,
                 "finished_ms": started_ms + 5_400_000, "exit_code": int(failed), "priority": "nightly",
                 "run_kind": "suite", "run_device_kind": "hardware", "run_name": f"demo nightly/{soc}",
-                "run_night": name, "run_began": True, **toolchain_columns(toolchain),
+                "run_nightly": name, "run_began": True, **toolchain_columns(toolchain),
             })  # fmt: skip
             had += [{"run_id": run_id, "device_id": row, "runtime": None} for row, _ in self._usable(night, soc)]
             planned += found.planned
@@ -258,16 +258,16 @@ class _Demo:
         for place, part in enumerate(self._parts[self._size.socs.index(soc) :: len(self._size.socs)]):
             device_row, device = devices[place % len(devices)]
             run_job = self._next("run_job")
-            stale = None
+            skipped = None
             if place % 97 == 11 and night % 9 == 4:
                 why = SkipReason("no time was left: --budget 90m", started_ms - DAY_MS, "passed")
-                stale = msgspec.json.encode(why).decode()
+                skipped = msgspec.json.encode(why).decode()
             found.planned.append({
                 "id": run_job, "run_id": run_id, "job_id": part.id, "case_id": part.case_row, "position": place,
                 "build_seconds": 2.5, "cached": night % 7 != 0, "bundle_key": part.key,
-                "fallback_ops": None, "operators": None, "judged_by": "demo", "stale": stale, "program_hash": None,
+                "fallback_ops": None, "operators": None, "judged_by": "demo", "skipped": skipped, "program_hash": None,
             })  # fmt: skip
-            if stale:
+            if skipped:
                 continue
             began_ms = started_ms + 40_000 + place * 2_000
             for changes in self._endings(night, place, part, device.serial):
@@ -324,7 +324,7 @@ class _Demo:
         if night == self._size.nights * 3 // 4:
             subject = "Tile convolutions by height"
         return RunToolchain(
-            name="demo", line="main", commit=_commit(night), branch="main", subject=subject,
+            name="demo", branch="main", commit=_commit(night), git_branch="main", subject=subject,
             committed_ms=began_ms - 7_200_000, before=_commit(night - 1) if night else "",
             since=(RunCommit(_commit(night), subject),),
         )  # fmt: skip

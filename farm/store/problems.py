@@ -32,7 +32,7 @@ _PROBLEMS = {
     sqlite3.SQLITE_READONLY: f"cannot be written: {ELSEWHERE}",
     sqlite3.SQLITE_CANTOPEN: f"cannot be opened: may this user write in its folder? Else {ELSEWHERE}",
     sqlite3.SQLITE_PERM: f"cannot be opened by this user: {ELSEWHERE}",
-    sqlite3.SQLITE_BUSY: "another process holds it for too long: is one of them stopped, or the disk very slow?",
+    sqlite3.SQLITE_BUSY: "another process has locked it for too long: is that process stopped, or the disk very slow?",
 }
 # Result codes for which waiting does not help.
 _LOSSES = {
@@ -42,7 +42,7 @@ _LOSSES = {
 _NO_TABLES = f"its tables are gone: was it emptied, or made anew? Restore it from a backup, or {ELSEWHERE}"
 _NO_DATABASE = f"there is no such database, or none any more: create it, restore it from a backup, or {ELSEWHERE}"
 # A read-only connection cannot roll back the unfinished write of a killed process.
-_LEFT_HALF_DONE = "a process was killed as it made it: 'farm devices' completes it"
+_LEFT_HALF_DONE = "a process was killed while it made the store: 'farm devices' completes it"
 
 # SQLSTATE codes. For a refused connection the driver has no code, only the server's message.
 _UNDEFINED_TABLE, _INVALID_CATALOG, _NO_RIGHT = "42P01", "3D000", "42501"
@@ -54,7 +54,7 @@ _REMEDIES = (
     ),
     (
         re.compile("permission denied for (table|sequence|function|relation|view|type)|must be owner of"),
-        "this login may not: set FARM_SERVER and FARM_TOKEN to act by the server (docs/guides/three_hosts.md, 'Roles')",
+        "no right: set FARM_SERVER and FARM_TOKEN to act through the server (docs/guides/three_hosts.md, 'Roles')",
     ),
     (
         re.compile("permission denied for schema"),

@@ -57,7 +57,7 @@ class Pruning:
     def decide(self, rules: Rules) -> dict[str, KeepReason | None]:
         """Return the reason to keep each run, None for a removable run, newest first."""
         run = schema.run.c
-        facts = (run.id, run.started_ms, run.priority, run.run_line, run.run_private)
+        facts = (run.id, run.started_ms, run.priority, run.run_branch, run.run_private)
         query = select(*facts).order_by(run.started_ms.desc(), run.id.desc())
         with self._database.reading() as connection:
             now_ms = self._clock(connection)

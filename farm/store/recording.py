@@ -48,7 +48,7 @@ class Recording:
             **rows.run_kinds(record.command, facts),
             **toolchain_columns(record.toolchain),
             "run_name": values.clean(record.name, values.NAME_LIMIT),
-            "run_night": values.clean(record.night, values.SOC_LIMIT),
+            "run_nightly": values.clean(record.nightly_run, values.SOC_LIMIT),
         }
 
         def insert(connection: Connection) -> str:
@@ -178,7 +178,7 @@ def mark_skipped_rows(connection: Connection, run_id: str, skipped: Mapping[str,
         run_job_id, *_ = rows.find_planned(connection, run_id, job_id)
         kept = None if why is None else msgspec.structs.replace(why, reason=values.clean(why.reason))
         row = update(schema.run_job).where(schema.run_job.c.id == run_job_id)
-        connection.execute(row.values(stale=msgspec.to_builtins(kept)))
+        connection.execute(row.values(skipped=msgspec.to_builtins(kept)))
 
 
 def build_columns(

@@ -48,8 +48,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     toolchain: RunToolchain = RunToolchain()
     """Toolchain of its programs, and the branch that the run belongs to or is compared with."""
     name: str = ""
-    """Name given by the user, or NIGHT/CELL."""
-    night: str = ""
+    """Name given by the user, or NIGHTLY/CELL."""
+    nightly_run: str = ""
     """Id of the nightly run of which this run is a cell."""
 
 
@@ -332,7 +332,7 @@ class NewAlert(msgspec.Struct, frozen=True, kw_only=True):
     likely_cause: str = msgspec.field(default="", name="guilt")
 
 
-class AlertRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"line": "branch"}):
+class AlertRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded alert with its state, cause and newest remark."""
 
     id: int
@@ -367,7 +367,7 @@ class AlertRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"line": "br
     found_ms: int
     remark: Remark | None = None
     """Newest remark."""
-    line: str | msgspec.UnsetType = msgspec.UNSET
+    branch: str | msgspec.UnsetType = msgspec.UNSET
     """Branch of the run; unset for the default one."""
     private: bool | msgspec.UnsetType = msgspec.UNSET
     """True for a local run, which only its own user has to look at."""

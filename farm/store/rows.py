@@ -48,13 +48,13 @@ def run_kinds(command: str, facts: Mapping[str, str]) -> dict[str, str | None]:
 
 def require_run(connection: Connection, run_id: str) -> None:
     """Raise StoreLostError for a run that is not in the store."""
-    line_of_run(connection, run_id)
+    branch_of_run(connection, run_id)
 
 
-def line_of_run(connection: Connection, run_id: str) -> tuple[str, bool]:
+def branch_of_run(connection: Connection, run_id: str) -> tuple[str, bool]:
     """Return the branch that a run belongs to or is compared with, and True for a local run. Raises StoreLostError."""
     run = schema.run.c
-    found = connection.execute(select(run.run_line, run.run_private).where(run.id == run_id)).first()
+    found = connection.execute(select(run.run_branch, run.run_private).where(run.id == run_id)).first()
     if found is None:
         raise StoreLostError(f"run {run_id} is not in the store: begin_run makes one")
     return found[0], found[1]

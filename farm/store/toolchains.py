@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 COMMITS_LIMIT = 50
 """Most commits stored with a run; further ones are only counted."""
-DEFAULT_LINE = "default"
+DEFAULT_BRANCH = "default"
 """Name of the branch without a name, in texts that need one."""
 
 # Fields with a column of their own; the others are in `run_source`.
 _COLUMNS = {
     "name": "run_toolchain",
-    "line": "run_line",
+    "branch": "run_branch",
     "private": "run_private",
     "commit": "run_commit",
     "dirty": "run_dirty",
@@ -49,9 +49,9 @@ def bounded_toolchain(toolchain: RunToolchain) -> RunToolchain:
     return msgspec.structs.replace(
         toolchain,
         name=values.clean(toolchain.name, values.NAME_LIMIT),
-        line=values.clean(toolchain.line, values.NAME_LIMIT),
-        commit=values.clean(toolchain.commit, values.SOC_LIMIT),
         branch=values.clean(toolchain.branch, values.NAME_LIMIT),
+        commit=values.clean(toolchain.commit, values.SOC_LIMIT),
+        git_branch=values.clean(toolchain.git_branch, values.NAME_LIMIT),
         subject=values.clean(toolchain.subject, values.NAME_LIMIT),
         before=values.clean(toolchain.before, values.SOC_LIMIT),
         since=tuple(
@@ -70,11 +70,11 @@ def purpose_of(row: Row[Any]) -> Purpose:
     return Purpose.LOCAL if row.run_private else Purpose.MANUAL
 
 
-def of_line(line: str | None) -> dict[str, Any]:
+def of_branch(branch: str | None) -> dict[str, Any]:
     """Return the parameters of a statement for one branch; None for every run, local runs as well."""
-    return {"line": line or "", "any_line": int(line is None)}
+    return {"branch": branch or "", "any_branch": int(branch is None)}
 
 
-def line_text(line: str) -> str:
+def branch_text(branch: str) -> str:
     """Return the name of a branch for texts."""
-    return line or DEFAULT_LINE
+    return branch or DEFAULT_BRANCH

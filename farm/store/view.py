@@ -82,7 +82,7 @@ class RunToolchain(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str = ""
     """Name given by users; empty for the default."""
-    line: str = ""
+    branch: str = ""
     """Branch that the run belongs to, or that a local run is compared with; empty for the default."""
     private: bool = False
     """True for a local run: compared with the branch, but no part of its baseline, flakiness or status."""
@@ -90,7 +90,8 @@ class RunToolchain(msgspec.Struct, frozen=True, omit_defaults=True):
     """Full hash; empty without git."""
     dirty: bool = False
     """True if a file that takes part differs from the commit."""
-    branch: str = ""
+    git_branch: str = ""
+    """Branch of git; empty without git."""
     subject: str = ""
     """First line of the commit's message."""
     committed_ms: int = 0
@@ -105,9 +106,9 @@ class RunToolchain(msgspec.Struct, frozen=True, omit_defaults=True):
     """Address of a commit's page, with `{commit}` in it; untrusted text."""
 
     @property
-    def is_told(self) -> bool:
+    def is_named(self) -> bool:
         """True for a toolchain with facts beyond the default one."""
-        return bool(self.name or self.line or self.commit or self.dirty)
+        return bool(self.name or self.branch or self.commit or self.dirty)
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -159,13 +160,13 @@ class RunView(msgspec.Struct, frozen=True):
     """All conditions of the numbers, name to value: executorch, qnn, runner hash, device kind, ..."""
     devices: tuple[DeviceView, ...]
     jobs: tuple[JobView, ...]
-    schema: int = 2
+    schema: int = 3
     """Version of this layout, for readers of the JSON."""
     priority: str = "person"
     """Priority of the run: `person` or `nightly`."""
     toolchain: RunToolchain | msgspec.UnsetType = msgspec.UNSET
     """Toolchain of the run; unset for the default one without further facts."""
     name: str = ""
-    """Name given by the user, or NIGHT/CELL; empty without a name."""
+    """Name given by the user, or NIGHTLY/CELL; empty without a name."""
     purpose: str = Purpose.MANUAL
     """Value of `Purpose`."""

@@ -24,25 +24,25 @@ SAMPLES = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=3)
 
 
 def test_ten_pairs_confirm_8_percent_on_a_device_that_drifts() -> None:
-    said = confirm(Scale.RATIO, in_turns(1.08), up=True)
-    assert said.answer is Answer.CONFIRMED
-    assert said.p_value < 0.01
-    assert said.low < math.log(1.08) < said.high
-    assert said.pairs == 10
-    assert "in 10 pairs" in said.reason
+    output = confirm(Scale.RATIO, in_turns(1.08), up=True)
+    assert output.answer is Answer.CONFIRMED
+    assert output.p_value < 0.01
+    assert output.low < math.log(1.08) < output.high
+    assert output.pairs == 10
+    assert "in 10 pairs" in output.reason
 
 
 def test_ten_pairs_refute_a_change_that_is_none() -> None:
-    said = confirm(Scale.RATIO, in_turns(1.0, noise=0.01), up=True)
-    assert said.answer is Answer.REFUTED
-    assert said.high < math.log(1.02)
+    output = confirm(Scale.RATIO, in_turns(1.0, noise=0.01), up=True)
+    assert output.answer is Answer.REFUTED
+    assert output.high < math.log(1.02)
 
 
 def test_a_small_change_stays_unknown_however_certain_its_sign() -> None:
-    said = confirm(Scale.RATIO, in_turns(1.018, count=10, noise=0.01), up=True)
-    assert said.p_value < 0.01
-    assert said.low < math.log(1.02) < said.high
-    assert said.answer is Answer.UNKNOWN
+    output = confirm(Scale.RATIO, in_turns(1.018, count=10, noise=0.01), up=True)
+    assert output.p_value < 0.01
+    assert output.low < math.log(1.02) < output.high
+    assert output.answer is Answer.UNKNOWN
 
 
 def test_a_few_pairs_say_nothing() -> None:
@@ -110,9 +110,9 @@ def test_a_pair_that_cannot_be_compared_is_left_out() -> None:
 def test_no_samples_break_it(scale: Scale, pairs: list[tuple[list[float], list[float]]], up: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        said = confirm(scale, pairs, up=up)
-    assert 0.0 <= said.p_value <= 1.0
-    assert said.answer in Answer
+        output = confirm(scale, pairs, up=up)
+    assert 0.0 <= output.p_value <= 1.0
+    assert output.answer in Answer
 
 
 def test_changes_that_are_none_are_rarely_confirmed_and_real_ones_nearly_always() -> None:
@@ -155,9 +155,9 @@ def test_the_second_look_costs_its_price() -> None:
 
 def test_four_pairs_of_ten_that_are_infinite_confirm_nothing() -> None:
     lost = [([math.inf], [140.0])] * 4 + [([41.0], [41.0 - one / 100]) for one in (1, 2, -1, 3, 2, 4)]
-    said = confirm(Scale.DECIBEL, lost, up=False)
-    assert said.answer is not Answer.CONFIRMED
-    assert math.isfinite(said.change)
+    output = confirm(Scale.DECIBEL, lost, up=False)
+    assert output.answer is not Answer.CONFIRMED
+    assert math.isfinite(output.change)
 
 
 def ticking(takes: float, count: int, draw: np.random.Generator) -> list[float]:
@@ -171,9 +171,9 @@ def test_a_clock_that_is_coarser_than_the_step_is_averaged_over_many_inferences(
     inside, found = 0, 0
     for _ in range(40):
         pairs = [(ticking(5e4, 100, draw), ticking(5.4e4, 100, draw)) for _ in range(10)]
-        said = confirm(Scale.RATIO, pairs, up=True)
-        found += said.answer is Answer.CONFIRMED
-        inside += said.low <= math.log(1.08) <= said.high
+        output = confirm(Scale.RATIO, pairs, up=True)
+        found += output.answer is Answer.CONFIRMED
+        inside += output.low <= math.log(1.08) <= output.high
     assert found == 40
     assert inside >= 36
 
@@ -203,9 +203,9 @@ def test_a_coarse_clock_has_more_inferences_in_a_turn() -> None:
 def test_a_clock_that_is_too_coarse_is_said_to_be() -> None:
     draw = np.random.default_rng(0)
     pairs = [(ticking(5e4, 5, draw), ticking(5.15e4, 5, draw)) for _ in range(10)]
-    said = confirm(Scale.RATIO, pairs, up=True)
-    assert said.answer is Answer.UNKNOWN
-    assert "the clock ticks in steps of 20 %" in said.reason
+    output = confirm(Scale.RATIO, pairs, up=True)
+    assert output.answer is Answer.UNKNOWN
+    assert "the clock ticks in steps of 20 %" in output.reason
     fine = confirm(Scale.RATIO, in_turns(1.02, noise=0.05), up=True)
     assert "clock" not in fine.reason
 

@@ -31,8 +31,8 @@ def test_the_first_bad_run_is_named_with_few_old_runs(farm: Farm) -> None:
 
 
 def test_a_step_is_told_once_although_it_stays(farm: Farm) -> None:
-    told = [alert.series for alerts in farm.alerts.values() for alert in alerts]
-    assert len(told) - len(set(told)) <= 1
+    answer = [alert.series for alerts in farm.alerts.values() for alert in alerts]
+    assert len(answer) - len(set(answer)) <= 1
 
 
 def test_hot_nights_are_told_of_devices(farm: Farm) -> None:
@@ -47,10 +47,10 @@ def test_a_change_that_slows_everything_on_a_device_is_no_hot_night() -> None:
     world.slow_down(device=2, night=18, size=0.1)
     farm = Farm(world)
     farm.run()
-    told = {alert.series for night in (18, 19) for alert in farm.alerts[night]}
+    answer = {alert.series for night in (18, 19) for alert in farm.alerts[night]}
     hit = np.flatnonzero(world.device == 2)
     assert farm.spent["devices whose programs were at fault"] >= 1
-    assert len(told & set(hit.tolist())) >= 8
+    assert len(answer & set(hit.tolist())) >= 8
     first_bad = [alert.first_bad for night in (18, 19) for alert in farm.alerts[night] if alert.series in hit]
     assert first_bad.count(18) >= 8, "one cause: the same first bad run"
 

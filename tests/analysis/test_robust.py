@@ -180,5 +180,5 @@ def test_a_command_does_not_load_scipy() -> None:
     loads = "; ".join(f"import farm.results.analysis.{name}" for name in modules)
     shown = "print([m for m in sys.modules if m.startswith('scipy')])"
     program = f"{loads}; import sys; farm.results.analysis.robust.p_of_next(1, 8); {shown}"
-    said = run_program([sys.executable, "-c", program])
-    assert said.stdout.strip() == "[]"
+    output = run_program([sys.executable, "-c", program])
+    assert output.stdout.strip() == "[]"

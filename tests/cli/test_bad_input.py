@@ -225,7 +225,7 @@ def test_usual_addresses_of_servers_are_taken(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_missing_package_is_no_bug_of_farm(capsys: pytest.CaptureFixture[str]) -> None:
     assert main._fail_without(ModuleNotFoundError("no litestar", name="litestar.di")) == 6
-    said = capsys.readouterr().err
-    assert said == "farm: the Python package litestar is missing: install farm again, or call ./farmw\n"
+    output = capsys.readouterr().err
+    assert output == "farm: the Python package litestar is missing: install farm again, or call ./farmw\n"
     assert main._fail_without(ModuleNotFoundError("no such module", name="farm.base.nothing")) == 4
     assert "this is a bug in farm" in capsys.readouterr().err

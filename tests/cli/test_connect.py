@@ -166,9 +166,9 @@ def test_a_device_that_another_has_is_refused_with_who_and_what_to_do(
     )
     assert store.leases.poll(token, ttl_s=60)
     for command in (("devices", "adb", NAME, "--", "shell"), ("devices", "connect", NAME)):
-        said = refused(*command, code=4)
-        assert f"{NAME} is used by bob since " in said
-        assert "wait for it with --wait 10m" in said
+        output = refused(*command, code=4)
+        assert f"{NAME} is used by bob since " in output
+        assert "wait for it with --wait 10m" in output
     assert "no devices are reserved for you" in refused("devices", "connect")
 
 

@@ -106,10 +106,10 @@ def test_the_table_has_every_builder_and_what_is_known_of_it(home: FarmHome, sto
     assert "* rand: it has no reference" in page
 
     document = json.loads(of_run.stdout)
-    assert document["schema"] == 2
-    said = " ".join(done.stdout.split())
+    assert document["schema"] == 3
+    output = " ".join(done.stdout.split())
     count = len(document["aten"]["tested"])
-    assert f"2 of {count} ATen operators that ExecuTorch's own tests name are in a case; not" in said
+    assert f"2 of {count} ATen operators that ExecuTorch's own tests name are in a case; not" in output
     assert document["counts"]["passed"] == 1
     (relu,) = (row for row in document["builders"] if row["name"] == "relu")
     assert relu["operators"] == ["aten.relu.default"]

@@ -25,7 +25,7 @@ from farm.results.layers import diagnose
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["quantized_ops/conv2e[SM8650-htp-8a8w]"], "did you mean 'conv2d'?"),
         (["quantized_op/conv2d[SM8650-htp-8a8w]"], "did you mean 'quantized_ops'?"),
@@ -45,9 +45,9 @@ from farm.results.layers import diagnose
         (["quantized_ops/conv2d[SM8650-htp-8a8w]", "--csv-file", "/proc/x/y.csv"], "cannot write /proc/x/y.csv"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_exit_2(home: FarmHome, arguments: list[str], said: str) -> None:
+def test_what_cannot_be_is_one_line_and_exit_2(home: FarmHome, arguments: list[str], message: str) -> None:
     done = home.farm("debug", *arguments, "--virtual", code=2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not home.state.exists()
 
@@ -144,8 +144,8 @@ def test_a_metric_that_is_called_as_a_figure_of_farms_has_a_column_of_its_own() 
     figures = {"mse": "0.5", "sqnr_db": "3.0", "cosine": "0.9", "steps": "2.0", "problem": "x"}
     names = [*figures, "diverges", "mse_valid", "valid_mse"]
     scores = {name: Score(float(number), True) for number, name in enumerate(names)}
-    told = Gap(0.5, 3.0, 0.9, 2.0, "x", scores)
-    layer = Layer("a", "aten.add.Tensor", (), {LayerStep.COMPILER: told}, told)
+    answer = Gap(0.5, 3.0, 0.9, 2.0, "x", scores)
+    layer = Layer("a", "aten.add.Tensor", (), {LayerStep.COMPILER: answer}, answer)
     heads, row = csv.reader(io.StringIO(layers_csv([layer], diagnose([layer]))))
     assert len(set(heads)) == len(heads)
     line = dict(zip(heads, row, strict=True))
@@ -254,7 +254,7 @@ def test_csv_and_json_have_every_layer_and_figure() -> None:
     assert rows[2]["compiler_diverges"] == "True"
     assert rows[2]["inspector_sqnr_db"] == "39.0"
     assert rows[3]["compiler_mse"] == ""
-    told = json.loads(json_document({"schema": 1, **_data(outcome(device=True), 3)}))
-    assert (told["schema"], told["sample"], told["first"]["step"]) == (1, 3, "compiler")
-    assert told["layers"][1]["compiler"]["sqnr_db"] == "inf"
-    assert told["layers"][3]["device"] is None
+    answer = json.loads(json_document({"schema": 1, **_data(outcome(device=True), 3)}))
+    assert (answer["schema"], answer["sample"], answer["first"]["step"]) == (1, 3, "compiler")
+    assert answer["layers"][1]["compiler"]["sqnr_db"] == "inf"
+    assert answer["layers"][3]["device"] is None

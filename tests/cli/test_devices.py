@@ -221,14 +221,14 @@ def adb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, st
 def test_names_notes_and_watching_as_a_user_sees_them(home: FarmHome, adb: tuple[dict[str, str], Path]) -> None:
     env, root = adb
     assert home.farm("devices", env=env).stdout.startswith(f"{SERIAL}  SM8650  virtual  ready")
-    for words, said in (
+    for words, output in (
         (("name", SERIAL, "\x1b]0;x\x07"), "cannot be a name"),
         (("name", SERIAL, "SM8650"), "is an SoC"),
         (("label", SERIAL, "a b"), "cannot be a label"),
     ):
         refused = home.farm("devices", *words, env=env)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
-        assert said in refused.stderr
+        assert output in refused.stderr
         assert refused.stderr.rstrip("\n").isprintable()
     assert home.farm("devices", "name", SERIAL, "left", env=env).returncode == 0
     assert home.farm("devices", "disable", SERIAL, "--note", "\x1b[31mcracked", env=env).returncode == 0
@@ -269,8 +269,8 @@ def test_names_notes_and_watching_as_a_user_sees_them(home: FarmHome, adb: tuple
     with open_store(home.state / "farm.db") as store:
         [device] = store.devices.all()
         store.devices.record_health(HealthEvent(device.id, "gave_up", "quarantined", "it was gone"))
-    said = home.farm("devices", "unquarantine", "left", env=env).stdout
-    assert said == "left is suspect: released from quarantine: a health check has to pass first\n"
+    output = home.farm("devices", "unquarantine", "left", env=env).stdout
+    assert output == "left is suspect: released from quarantine: a health check has to pass first\n"
     assert "farm devices disable" in home.farm("devices", "quarantine", "left", env=env, code=2).stderr
     assert home.farm("devices", "remove", "left", "--yes", env=env).returncode == 0
     assert home.farm("devices", "enable", SERIAL, env=env).returncode == 2

@@ -86,7 +86,7 @@ def test_a_healthy_device_has_a_line_for_each_property(phone: Attached) -> None:
 
 @pytest.mark.whole
 @pytest.mark.parametrize(
-    ("fault", "name", "level", "said"),
+    ("fault", "name", "level", "message"),
     [
         (Fault("disk_full", after_bytes=1000), "free space", "error", "remove files"),
         (Fault("overheated"), "temperature", "warning", "at 60.0 C, limit 45.0 C"),
@@ -110,13 +110,13 @@ def test_a_healthy_device_has_a_line_for_each_property(phone: Attached) -> None:
     ],
     ids=lambda value: value.kind if isinstance(value, Fault) else "",
 )  # fmt: skip
-def test_a_missing_property_has_its_line(phone: Attached, fault: Fault, name: str, level: str, said: str) -> None:
+def test_a_missing_property_has_its_line(phone: Attached, fault: Fault, name: str, level: str, message: str) -> None:
     inject(phone.root(0), fault)
     warned = fault.kind in ("overheated", "low_battery")
     lines = check(phone, 0 if warned else 4)
     assert lines[name]["level"] == level
     line = f"{lines[name]['text']}: {lines[name]['next_step']}"
-    assert said in line
+    assert message in line
     # The health check fails with a fault that it meets, and has no line of its own for it.
     followers = {"health check", "push speed", "free space"} if fault.kind in ("disk_full", "slow_link") else set()
     followers |= {"health check"} if name in ("unsigned PD", "skel") else set()
@@ -230,7 +230,7 @@ def test_facts_of_a_system_are_read_from_hostile_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "level", "said"),
+    ("facts", "level", "message"),
     [
         (DSP, Level.WARNING, "did not get so far"),
         (msgspec.structs.replace(DSP, nodes=(), closed_nodes=("/dev/fastrpc-cdsp",)), Level.ERROR, "may not be opened"),
@@ -238,10 +238,10 @@ def test_facts_of_a_system_are_read_from_hostile_answers() -> None:
         (msgspec.structs.replace(DSP, fastrpc=()), Level.ERROR, "libcdsprpc.so"),
     ],
 )
-def test_a_phone_whose_dsp_cannot_be_reached_has_the_reason(facts: PlatformFacts, level: Level, said: str) -> None:
+def test_a_phone_whose_dsp_cannot_be_reached_has_the_reason(facts: PlatformFacts, level: Level, message: str) -> None:
     failed = HealthCheckResult("the runner is missing: build it", skipped=True)
     line = properties.domain(PHONE, facts, failed)
-    assert (line.level, said in line.text) == (level, True)
+    assert (line.level, message in line.text) == (level, True)
     passed = properties.domain(PHONE, facts, HealthCheckResult(latency_ns=LATENCIES))
     assert passed.level is Level.OK
 

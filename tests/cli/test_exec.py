@@ -31,17 +31,17 @@ VIRTUAL = ("--virtual", "1")
 def test_two_inferences_on_the_simulator_are_shown_compared_saved_and_recorded(home: FarmHome, models: Path) -> None:
     inputs = [str(models / f"conv_input_{n}.raw") for n in range(2)]
     expected = [word for n in range(2) for word in ("--expect", str(models / f"conv_quantized_{n}.raw"))]
-    told = home.json(
+    answer = home.json(
         "exec", str(models / "conv.pte"), *VIRTUAL, "--inputs", *inputs, *expected,
         "--output", "out", "--profile", "detailed", "--iterations", "2",
     )  # fmt: skip
-    assert (told["job"], told["inferences"], told["random_inputs"]) == ("exec/conv[SM8650-htp-ready]", 2, False)
-    [comparison] = told["attempt"]["comparisons"]
+    assert (answer["job"], answer["inferences"], answer["random_inputs"]) == ("exec/conv[SM8650-htp-ready]", 2, False)
+    [comparison] = answer["attempt"]["comparisons"]
     assert (comparison["output"], comparison["reference"]) == (0, "expected")
     assert comparison["sqnr_db"] > 35
-    assert "the program ran; the comparison has no limit and decides nothing" in told["attempt"]["notes"]
-    assert not any("nothing says" in note for note in told["attempt"]["notes"])
-    for sample, shown in enumerate(told["outputs"]):
+    assert "the program ran; the comparison has no limit and decides nothing" in answer["attempt"]["notes"]
+    assert not any("nothing says" in note for note in answer["attempt"]["notes"])
+    for sample, shown in enumerate(answer["outputs"]):
         raw = np.fromfile(home.cwd / "out" / f"output_{sample}_0.raw", np.float32)
         array = np.load(home.cwd / "out" / f"output_{sample}_0.npy")
         assert (array.shape, array.dtype) == ((1, 8, 16, 16), np.float32)
@@ -50,14 +50,14 @@ def test_two_inferences_on_the_simulator_are_shown_compared_saved_and_recorded(h
         assert shown["greatest"] == array.max()
         assert shown["first"] == array.ravel()[:8].tolist()
     assert b"ED00" in (home.cwd / "out" / "etdump.etdp").read_bytes()[:12]
-    latency = {one["metric"]: one for one in told["attempt"]["measurements"]}["latency"]
+    latency = {one["metric"]: one for one in answer["attempt"]["measurements"]}["latency"]
     assert len(latency["samples"]) == 4
-    assert any("convolution" in row["node"] for row in told["attempt"]["operators"])
+    assert any("convolution" in row["node"] for row in answer["attempt"]["operators"])
 
     with open_store(f"sqlite:///{home.state / 'farm.db'}", readonly=True) as store:
-        view = store.runs.view(told["run"])
-        kept = {one.kind for one in store.runs.artifacts(told["run"])}
-    assert (view.exit_code, [job.id for job in view.jobs]) == (0, [told["job"]])
+        view = store.runs.view(answer["run"])
+        kept = {one.kind for one in store.runs.artifacts(answer["run"])}
+    assert (view.exit_code, [job.id for job in view.jobs]) == (0, [answer["job"]])
     assert kept == {"etdump", "output:output_0_0.raw", "output:output_1_0.raw"}
     assert "exec/conv" in home.farm("history", "exec/conv").stdout
 
@@ -93,8 +93,8 @@ def test_channels_last_programs_take_and_give_arrays_in_c_order(
         "exec", str(models / f"{name}.pte"), "--soc", "SM8650", *VIRTUAL, "--output", "out", "--json",
         "--inputs", str(models / "last_input.npy"), "input.raw",
         "--expect", str(models / f"{expected}.npy"), "--expect", "wanted.raw", code=0)  # fmt: skip
-    told = json.loads(done.stdout)
-    [comparison] = told["attempt"]["comparisons"]
+    answer = json.loads(done.stdout)
+    [comparison] = answer["attempt"]["comparisons"]
     assert comparison["sqnr_db"] is None or comparison["sqnr_db"] > 60
     for sample in range(2):
         array = np.load(home.cwd / "out" / f"output_{sample}_0.npy")
@@ -113,7 +113,7 @@ def test_what_cannot_be_executed_is_exit_code_1_and_says_why(home: FarmHome, mod
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["conv.pte", "--soc", "SM8850"], "conv.pte is compiled for SM8650 (htp), not for SM8850 (htp)"),
         (["conv.pte", "--input-list", "gone.txt"], "gone.txt: No such file or directory"),
@@ -126,10 +126,10 @@ def test_what_cannot_be_executed_is_exit_code_1_and_says_why(home: FarmHome, mod
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_code_2(
-    home: FarmHome, models: Path, arguments: list[str], said: str
+    home: FarmHome, models: Path, arguments: list[str], message: str
 ) -> None:
     done = home.farm("exec", *arguments, *VIRTUAL, cwd=models, code=2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not home.state.exists()
 
@@ -314,18 +314,18 @@ def test_what_one_inference_leaves_the_next_one_takes(home: FarmHome, decoders: 
 def test_text_is_generated_shown_and_saved(home: FarmHome, decoders: Path) -> None:
     (home.cwd / "ids.json").write_text("[[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]")
     asked = ("exec", str(decoders / "hybrid.pte"), "--soc", "SM8650", *VIRTUAL, "--prompt", "ids.json", "--new", "6")
-    said = home.json(*asked, "--output", "out", timeout_s=300)
-    assert (said["job"], said["mode"], said["context"]) == ("exec/hybrid[SM8650-xnnpack-ready]", "hybrid", 32)
-    assert [(one["prompt_tokens"], len(one["tokens"]), one["ended"]) for one in said["generated"]] == [
+    output = home.json(*asked, "--output", "out", timeout_s=300)
+    assert (output["job"], output["mode"], output["context"]) == ("exec/hybrid[SM8650-xnnpack-ready]", "hybrid", 32)
+    assert [(one["prompt_tokens"], len(one["tokens"]), one["ended"]) for one in output["generated"]] == [
         (3, 6, "new"), (10, 6, "new"),
     ]  # fmt: skip
     saved = json.loads((home.cwd / "out" / "tokens.json").read_text())
-    assert saved == [one["tokens"] for one in said["generated"]]
-    for one in said["generated"]:
+    assert saved == [one["tokens"] for one in output["generated"]]
+    for one in output["generated"]:
         assert 0 < one["first_token_ms"] < one["total_ms"]
         assert one["decode_tokens_per_second"] > 0
         assert len(one["steps_ns"]) == 5
-    metrics = {one["metric"] for one in said["attempt"]["measurements"]}
+    metrics = {one["metric"] for one in output["attempt"]["measurements"]}
     assert {"first_token_time[3]", "first_token_time[10]", "prefill_rate", "decode_rate"} <= metrics
 
     # The token that came second ends the text, and a terminal shows it.
@@ -337,7 +337,7 @@ def test_text_is_generated_shown_and_saved(home: FarmHome, decoders: Path) -> No
     assert "tokens/s after it" in shown.stdout
 
     # The script that needs adb alone generates the same: its files are for this machine.
-    home.farm("jobs", "rerun", "exec/hybrid", "--run", said["run"], "--script", "script", code=0)
+    home.farm("jobs", "rerun", "exec/hybrid", "--run", output["run"], "--script", "script", code=0)
     device = home.cwd / "script" / "device"
     subprocess.run(["sh", device / "run.sh"], check=True, capture_output=True, timeout=120)
     assert (device / "exit_code").read_text() == "0\n"
@@ -394,11 +394,11 @@ def test_what_generates_no_text_and_prompts_that_do_not_fit_are_refused(
 
 def test_what_is_for_tensors_alone_or_for_text_alone_is_refused(home: FarmHome, decoders: Path) -> None:
     (home.cwd / "ids.json").write_text("[[1, 2]]")
-    for arguments, said in (
+    for arguments, output in (
         (("--prompt", "ids.json", "--seed", "1"), "--seed is for a program of tensors: leave it, or --prompt, out"),
         (("--prompt", "ids.json", "--profile", "basic"), "no profile is taken while text is generated"),
         (("--new", "3"), "--new is for generated text: it needs --prompt"),
     ):
         done = home.farm("exec", str(decoders / "hybrid.pte"), "--soc", "SM8650", *VIRTUAL, *arguments, code=2)
-        assert said in done.stderr
+        assert output in done.stderr
         assert done.stderr.count("\n") == 1

@@ -56,8 +56,10 @@ class Bare(torch.nn.Module):
 @pytest.mark.whole
 def test_a_module_is_compiled_for_each_soc_shows_its_fit_and_is_compared_with_fp32(home: FarmHome) -> None:
     (home.cwd / "net.py").write_text(NET)
-    told = home.json("exec", "net.py:Net", "--soc", "SM8650", "--soc", "SM8450", "--virtual", "1", "--iterations", "1")
-    programs: list[dict[str, Any]] = told["programs"]
+    answer = home.json(
+        "exec", "net.py:Net", "--soc", "SM8650", "--soc", "SM8450", "--virtual", "1", "--iterations", "1"
+    )
+    programs: list[dict[str, Any]] = answer["programs"]
     assert [one["job"] for one in programs] == [f"exec/net_net_8a8w[{soc}-htp-ready]" for soc in ("SM8650", "SM8450")]
     for one in programs:
         fit = {line["name"]: line for line in one["fit"]}

@@ -145,9 +145,9 @@ def test_what_cannot_be_is_said_in_the_last_line(
 
 
 def test_a_file_that_is_no_export_makes_no_store(home: FarmHome) -> None:
-    (home.cwd / "bad.jsonl").write_text('{"kind":"farm-export","layout":4,"farm":"9"}\n')
+    (home.cwd / "bad.jsonl").write_text('{"kind":"farm-export","layout":5,"farm":"9"}\n')
     done = home.farm("data", "import", "bad.jsonl", code=2)
-    expected = "bad.jsonl:1: is of a newer farm (layout 4, this one knows 3): update farm; nothing was imported"
+    expected = "bad.jsonl:1: is of a newer farm (layout 5, this one knows 4): update farm; nothing was imported"
     assert done.stderr == f"farm: {expected}\n"
     assert not home.state.exists()
 

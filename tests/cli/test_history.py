@@ -111,8 +111,8 @@ def test_a_metric_that_has_ended_names_what_is_measured_in_its_place(home: FarmH
         going_on = home.farm("history", "s/c", "--metric", "load_time")
         record(store, 1, USUAL, now)
     over = home.farm("history", "s/c", "--metric", "load_time", "--metric", "model_load_time")
-    said = "farm: load_time has ended: runners measure model_load_time in its place, without verification\n"
-    assert (going_on.stderr, over.stderr) == ("", said)
+    output = "farm: load_time has ended: runners measure model_load_time in its place, without verification\n"
+    assert (going_on.stderr, over.stderr) == ("", output)
 
 
 def test_a_metric_that_moved_has_a_line_of_blocks_and_one_that_did_not_has_none(home: FarmHome, store: Store) -> None:
@@ -244,8 +244,8 @@ def test_firmware_skel_and_a_changed_case_are_events_and_known_steps_are_told(ho
     for event in ("device build b1 -> b2", "skel changed", "another test under the same name"):
         assert event in done.stdout
     assert f"#1 latency slower since {nights[3]}: +50.0 % (" in done.stdout
-    told = json.loads(home.farm("history", "s/c", "--json").stdout)
-    assert [one["first_bad"] for one in told["alerts"]] == [nights[3]]
+    answer = json.loads(home.farm("history", "s/c", "--json").stdout)
+    assert [one["first_bad"] for one in answer["alerts"]] == [nights[3]]
 
 
 def test_asking_the_store_loads_nothing_that_takes_long(home: FarmHome, store: Store) -> None:

@@ -21,12 +21,12 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202
 def written(home: FarmHome, **changes: str) -> Path:
     """Write a suite whose texts are hostile, and return its folder."""
     facts = {"name": "mine", "description": EVIL, "module": "torch.nn:ReLU", "case": "relu", **changes}
-    said = {key: json.dumps(value) for key, value in facts.items()}
+    output = {key: json.dumps(value) for key, value in facts.items()}
     folder = home.cwd / "mine"
     folder.mkdir()
     (folder / "suite.toml").write_text(
-        f"[suite]\nname = {said['name']}\ndescription = {said['description']}\n\n"
-        f"[case.{said['case']}]\nmodule = {said['module']}\ninputs = [{{shape = [1, 3]}}]\n",
+        f"[suite]\nname = {output['name']}\ndescription = {output['description']}\n\n"
+        f"[case.{output['case']}]\nmodule = {output['module']}\ninputs = [{{shape = [1, 3]}}]\n",
         encoding="utf-8",
     )
     return folder

@@ -93,16 +93,16 @@ def nightly(store: Store, device: str) -> None:
 
 
 def test_a_device_is_reserved_used_and_given_back(ada: User, bob: User, store: Store) -> None:
-    said = ada.says("lease", "sm8650", "--for", "2h")
-    assert f"{FIRST} (SM8650, virtual) is yours until " in said
-    assert f"farm shell {FIRST}" in said
-    assert f"farm devices release {FIRST}" in said
+    output = ada.says("lease", "sm8650", "--for", "2h")
+    assert f"{FIRST} (SM8650, virtual) is yours until " in output
+    assert f"farm shell {FIRST}" in output
+    assert f"farm devices release {FIRST}" in output
     # The name of the device for the user's own adb, and its port.
-    assert re.search(rf"farm devices connect {FIRST} +your own adb on it: \S+, port \d+\n", said)
+    assert re.search(rf"farm devices connect {FIRST} +your own adb on it: \S+, port \d+\n", output)
 
-    said = bob.is_refused("lease", FIRST, "--no-wait", code=4)
-    assert f"{FIRST} is reserved for ada until " in said
-    assert "wait for it with --wait 10m" in said
+    output = bob.is_refused("lease", FIRST, "--no-wait", code=4)
+    assert f"{FIRST} is reserved for ada until " in output
+    assert "wait for it with --wait 10m" in output
     assert f"{FIRST} is reserved for ada" in bob.is_refused("shell", FIRST, "--", "true", code=4)
     assert "name a device or an SoC" in bob.is_refused("shell", "--", "true", code=2)
     second = json.loads(bob.says("lease", "SM8650", "--json"))
@@ -141,12 +141,12 @@ def test_several_are_given_back_by_name_or_all_at_once(ada: User, store: Store) 
 
 def test_who_has_it_is_said_and_a_person_who_waits_gets_it(ada: User, store: Store) -> None:
     nightly(store, FIRST)
-    said = ada.says("devices", "release", FIRST, "--force")
-    assert said == f"{FIRST} is given back; 'farm run' of ci stops using it after its running job\n"
+    shown = ada.says("devices", "release", FIRST, "--force")
+    assert shown == f"{FIRST} is given back; 'farm run' of ci stops using it after its running job\n"
     nightly(store, FIRST)
-    said = ada.is_refused("lease", FIRST, "--no-wait", code=4)
-    assert f"{FIRST} is used by ci since " in said
-    assert "for 'farm run' (process 7 on bench)" in said
+    shown = ada.is_refused("lease", FIRST, "--no-wait", code=4)
+    assert f"{FIRST} is used by ci since " in shown
+    assert "for 'farm run' (process 7 on bench)" in shown
     assert "give --force" in ada.is_refused("devices", "release", FIRST, code=2)
     waiting = ada.start("lease", FIRST, "--wait", "2m")
     assert waiting.stderr is not None
@@ -175,8 +175,8 @@ def test_what_others_wrote_does_not_reach_a_terminal(ada: User, store: Store) ->
         [FIRST], count=1, user="\x1b[31mci", host="\x07", pid=7, purpose="\x1b]0;x", priority=Priority.NIGHTLY, ttl_s=60
     )
     assert store.leases.poll(token, ttl_s=60)
-    said = ada.is_refused("lease", FIRST, "--no-wait", code=4) + ada.says("devices", "release", FIRST, "--force")
-    assert all(line.isprintable() for line in said.splitlines()), said
+    output = ada.is_refused("lease", FIRST, "--no-wait", code=4) + ada.says("devices", "release", FIRST, "--force")
+    assert all(line.isprintable() for line in output.splitlines()), output
 
 
 def test_what_cannot_be_leased_is_refused_with_what_to_do(ada: User, store: Store) -> None:
@@ -186,12 +186,12 @@ def test_what_cannot_be_leased_is_refused_with_what_to_do(ada: User, store: Stor
     assert done.returncode == 2
     assert "such as 90s, 10m, 1h30m or 2d" in done.stderr
     store.devices.set_service(FIRST, False, "cracked screen", "bob")
-    said = ada.is_refused("lease", FIRST, code=4)
-    assert f"{FIRST} is out of service (cracked screen): 'farm devices enable {FIRST}' puts it back" in said
+    output = ada.is_refused("lease", FIRST, code=4)
+    assert f"{FIRST} is out of service (cracked screen): 'farm devices enable {FIRST}' puts it back" in output
     store.devices.record_health(HealthEvent(SECOND, "health_check", "quarantined", "3 crashes in a row"))
-    said = ada.is_refused("lease", "SM8650", code=4)
-    assert f"{SECOND} is quarantined (3 crashes in a row): 'farm devices show {SECOND}'" in said
-    assert "cracked screen" in said
+    output = ada.is_refused("lease", "SM8650", code=4)
+    assert f"{SECOND} is quarantined (3 crashes in a row): 'farm devices show {SECOND}'" in output
+    assert "cracked screen" in output
 
 
 def test_a_shell_ends_when_its_lease_is_taken_away(ada: User, bob: User, store: Store) -> None:
@@ -227,10 +227,10 @@ def test_a_shell_whose_device_was_given_to_somebody_says_to_whom(ada: User, stor
 
 
 def read_until(terminal: int, pattern: str) -> None:
-    said = b""
-    while not re.search(pattern.encode(), said):
-        assert select.select([terminal], [], [], 60)[0], said
-        said += os.read(terminal, 4096)
+    output = b""
+    while not re.search(pattern.encode(), output):
+        assert select.select([terminal], [], [], 60)[0], output
+        output += os.read(terminal, 4096)
 
 
 def test_a_shell_in_a_terminal_is_one_on_the_device(ada: User, store: Store) -> None:

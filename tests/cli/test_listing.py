@@ -42,9 +42,9 @@ def test_every_help_text_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "80")
 
     def check(names: list[str], command: click.Command) -> None:
-        said = CliRunner().invoke(cli, [*names, "--help"], prog_name="farm")
-        assert said.exit_code == 0, names
-        assert [line for line in said.output.splitlines() if len(line) > 80] == [], names
+        output = CliRunner().invoke(cli, [*names, "--help"], prog_name="farm")
+        assert output.exit_code == 0, names
+        assert [line for line in output.output.splitlines() if len(line) > 80] == [], names
         if isinstance(command, click.Group):
             context = click.Context(command)
             for name in command.list_commands(context):

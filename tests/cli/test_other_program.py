@@ -38,10 +38,10 @@ def test_text_of_another_program_has_its_tokens_and_times_and_a_suite_of_its_own
 ) -> None:
     (home.cwd / "ids.json").write_text("[[1, 2, 3]]")
     asked = ("exec", str(decoders / "rounded.pte"), *VIRTUAL, "--prompt", "ids.json", "--new", "6")
-    said = home.json(*asked, *stub(home), timeout_s=300)
-    assert said["job"] == "qnn_llama_runner/rounded[SM8650-xnnpack-ready]"
-    assert [one["tokens"] for one in said["generated"]] == [[18, 21, 12, 15, 6, 9]]
-    measured = {one["metric"]: one["samples"] for one in said["attempt"]["measurements"]}
+    output = home.json(*asked, *stub(home), timeout_s=300)
+    assert output["job"] == "qnn_llama_runner/rounded[SM8650-xnnpack-ready]"
+    assert [one["tokens"] for one in output["generated"]] == [[18, 21, 12, 15, 6, 9]]
+    measured = {one["metric"]: one["samples"] for one in output["attempt"]["measurements"]}
     assert measured["prefill_rate"] == [150.0]
     assert measured["decode_rate"] == [62.5]
     assert measured["first_token_time[3]"] == [20e6]
@@ -55,7 +55,7 @@ def test_text_of_another_program_has_its_tokens_and_times_and_a_suite_of_its_own
 def test_another_program_that_did_nothing_or_says_what_cannot_be_has_failed(home: FarmHome, decoders: Path) -> None:
     (home.cwd / "ids.json").write_text("[[1, 2, 3]]")
     asked = ("exec", str(decoders / "rounded.pte"), *VIRTUAL, "--prompt", "ids.json", "--new", "6", "--timeout", "5")
-    for mode, said in (
+    for mode, output in (
         # The runner returns 0 after each failure too.
         ("silent", "it printed no PyTorchObserver line, and ended with 0: E 00:00:00.000002 executorch:runner.cpp"),
         ("short", "it wrote 7 bytes of logits, expected 384"),
@@ -63,7 +63,7 @@ def test_another_program_that_did_nothing_or_says_what_cannot_be_has_failed(home
         ("crash", "the runner ended with signal 6 (SIGABRT)"),
         ("hang", "the runner did not end within 5 s"),
     ):
-        assert said in " ".join(home.farm(*asked, *stub(home, mode=mode), timeout_s=300, code=1).stdout.split())
+        assert output in " ".join(home.farm(*asked, *stub(home, mode=mode), timeout_s=300, code=1).stdout.split())
 
 
 @pytest.mark.whole
@@ -74,7 +74,7 @@ def test_logits_of_another_program_are_judged_against_the_references_of_a_result
     manifest = generated_bundle.manifest
     assert manifest.generation is not None
     numbers = {one.name: one.outputs[0].number for one in read_pte(generated_bundle.model).methods if one.outputs}
-    told = {
+    answer = {
         "vocabulary": manifest.generation.vocabulary,
         "scale": numbers["get_logits_scale"],
         "zero_point": int(numbers["get_logits_zero_point"] or 0),
@@ -85,7 +85,7 @@ def test_logits_of_another_program_are_judged_against_the_references_of_a_result
         ],
     }
     asked = ("jobs", "rerun", "llm_tiny/llama[SM8650-htp-16a8w]")
-    now = home.json(*asked, *stub(home, **told), timeout_s=300)["now"]["attempt"]
+    now = home.json(*asked, *stub(home, **answer), timeout_s=300)["now"]["attempt"]
     assert now["job_id"] == "qnn_llama_runner/llama[SM8650-htp-16a8w]"
     by_reference = {one["reference"]: one["sqnr_db"] for one in now["comparisons"]}
     # The stub's logits equal the quantized module's to the bit: there is no noise.
@@ -95,7 +95,7 @@ def test_logits_of_another_program_are_judged_against_the_references_of_a_result
     facts = json.loads(home.farm("report", "latest", "--json").stdout)["fingerprint"]
     assert facts["program"].startswith("qnn_llama_runner qnn_llama_runner_stub:")
 
-    wrong = home.farm(*asked, *stub(home, **{**told, "mode": "wrong"}), timeout_s=300)
+    wrong = home.farm(*asked, *stub(home, **{**answer, "mode": "wrong"}), timeout_s=300)
     assert (wrong.returncode, "against quantized" in wrong.stdout) == (1, True), wrong.stdout + wrong.stderr
 
 
@@ -111,7 +111,7 @@ def test_times_that_cannot_be_are_refused() -> None:
 
     found = read(aggregate_sampling_time_ms=1)
     assert (found.load_ms, found.first_ms, found.decode_ms) == (80, 20, 80)
-    for other, said in (
+    for other, output in (
         ({"prompt_tokens": 4}, "has a prompt of 4 tokens, expected 3"),
         ({"generated_tokens": 6}, "6 tokens after the first, and 6 were asked for"),
         ({"generated_tokens": 10**30}, "is refused"),
@@ -121,7 +121,7 @@ def test_times_that_cannot_be_are_refused() -> None:
         ({"model_load_start_ms": 0, "model_load_end_ms": 10**6}, "claims 1000.1 s of work"),
         ({"inference_end_ms": "1180"}, "is refused"),
     ):
-        with pytest.raises(ObservedError, match=said):
+        with pytest.raises(ObservedError, match=output):
             read(**other)
     for text in ("PyTorchObserver {}", f"PyTorchObserver {'{' * 4000}}}", f"PyTorchObserver {{{'1' * 100_000}}}", "-"):
         with pytest.raises(ObservedError):
@@ -132,10 +132,10 @@ def test_a_program_for_another_machine_is_refused(farm_cache: Path, tmp_path: Pa
     wrong, tokenizer = tmp_path / "qnn_llama_runner", tmp_path / "tokenizer.json"
     tokenizer.write_text("{}")
     runtime = Runtime({}, "", "farm_runner", {}, "simulator")
-    for kind, machine, said in (("simulator", AARCH64, "needs x86-64"), ("android", X86_64, "needs AArch64")):
+    for kind, machine, output in (("simulator", AARCH64, "needs x86-64"), ("android", X86_64, "needs AArch64")):
         wrong.write_bytes(make_elf(machine))
         program = LlamaProgram(program=wrong, tokenizer=tokenizer)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=output):
             runtime_with(program, msgspec.structs.replace(runtime, kind=kind), farm_cache)
     found = runtime_with(program, runtime, farm_cache)
     assert (found.runner, set(found.files)) == ("qnn_llama_runner", {"qnn_llama_runner", "tokenizer/tokenizer.json"})

@@ -109,7 +109,7 @@ def test_a_trace_and_the_files_are_written(profiled: FarmHome) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "which JOB?"),
         (("smoke/conv3d",), "did you mean 'smoke/conv2d'"),
@@ -122,7 +122,9 @@ def test_a_trace_and_the_files_are_written(profiled: FarmHome) -> None:
         (("smoke/conv2d", "--depth", "2"), "--depth is for --by module"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_exit_code_2(profiled: FarmHome, arguments: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_is_one_line_and_exit_code_2(
+    profiled: FarmHome, arguments: tuple[str, ...], message: str
+) -> None:
     done = profiled.farm("jobs", "profile", *arguments, code=2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -121,7 +121,7 @@ def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, sto
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         ((), 2, "no rule says which runs to keep: give --keep 90d or --keep-runs 500"),
         (("--keep-nightly", "90d"), 2, "no rule says which runs to keep"),
@@ -130,9 +130,11 @@ def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, sto
         (("--keep", "9d"), 9, "there is no store yet"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_what_cannot_be_is_said_in_one_line(
+    home: FarmHome, arguments: tuple[str, ...], code: int, message: str
+) -> None:
     done = home.farm("runs", "prune", *arguments, code=code)
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

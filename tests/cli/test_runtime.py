@@ -185,9 +185,9 @@ def test_what_a_prefix_installs_is_found_and_what_is_missing_is_told(home: FarmH
     library.parent.mkdir(parents=True)
     library.write_bytes(_stub_elf(183))
     done = home.farm(*CHECK_ANDROID, env={**NO_NDK, "FARM_ANDROID_EXECUTORCH": str(prefix)}, code=6)
-    said = " ".join(done.stdout.split())
-    assert f"{library.parent} libqnn_executorch_backend.so" in said
-    assert "farm_runner: set ANDROID_NDK_ROOT to the folder" in said
+    output = " ".join(done.stdout.split())
+    assert f"{library.parent} libqnn_executorch_backend.so" in output
+    assert "farm_runner: set ANDROID_NDK_ROOT to the folder" in output
     refused = home.farm("setup", "runtime", "build", "--target", "android-arm64", env=NO_NDK)
     assert f"{home.cwd / 'ndk/build/cmake/android.toolchain.cmake'} is not there" in refused.stderr
 

@@ -134,7 +134,7 @@ def test_over_ssh_input_output_and_exit_code_are_handed_on(
     home: FarmHome, adb: dict[str, str], board: SshServer, tmp_path: Path
 ) -> None:
     board_toml(home, board, tmp_path / "keys")
-    for words, said in ((("--", "sh", "-c", "cat; exit 7"), b"exit 3\n"), ((), b"")):
+    for words, output in ((("--", "sh", "-c", "cat; exit 7"), b"exit 3\n"), ((), b"")):
         done = subprocess.run(
             [sys.executable, "-m", "farm.cli.main", "shell", "board-7", *words],
             env={**home.env, **adb},
@@ -144,7 +144,7 @@ def test_over_ssh_input_output_and_exit_code_are_handed_on(
             timeout=60,
             check=False,
         )
-        assert (done.returncode, done.stdout) == (7 if words else 3, said), done.stderr
+        assert (done.returncode, done.stdout) == (7 if words else 3, output), done.stderr
 
 
 def test_ssh_reads_no_configuration_and_believes_only_the_keys_that_are_named(tmp_path: Path) -> None:
@@ -155,8 +155,10 @@ def test_ssh_reads_no_configuration_and_believes_only_the_keys_that_are_named(tm
     program = shutil.which(argv[0])
     if program is None:
         pytest.skip("there is no ssh: install openssh-client")
-    told = subprocess.run([program, "-G", *argv[1 : argv.index("--") + 2]], capture_output=True, text=True, check=True)
-    settings = dict(line.split(" ", 1) for line in told.stdout.splitlines() if " " in line)
+    answer = subprocess.run(
+        [program, "-G", *argv[1 : argv.index("--") + 2]], capture_output=True, text=True, check=True
+    )
+    settings = dict(line.split(" ", 1) for line in answer.stdout.splitlines() if " " in line)
     assert (settings["forwardagent"], settings["forwardx11"]) == ("no", "no")
     assert settings["globalknownhostsfile"] == "/dev/null"
     assert settings["stricthostkeychecking"] in ("yes", "true")
@@ -174,11 +176,11 @@ class Terminal:
             os.execve(argv[0], argv, dict(env))  # noqa: S606
 
     def read_until(self, pattern: str) -> str:
-        said = b""
-        while not re.search(pattern.encode(), said):
-            assert select.select([self.number], [], [], 60)[0], said
-            said += os.read(self.number, 4096)
-        return said.decode()
+        output = b""
+        while not re.search(pattern.encode(), output):
+            assert select.select([self.number], [], [], 60)[0], output
+            output += os.read(self.number, 4096)
+        return output.decode()
 
     def close(self) -> int:
         """Wait for its end, reading on, and return the exit code."""
@@ -202,9 +204,9 @@ def test_an_interactive_shell_that_loses_its_lease_ends_and_leaves_the_terminal_
     os.write(terminal.number, b"stty -echo; sleep 600 & echo pid $!\n")
     there = int(terminal.read_until(r"pid \d+\r\n").rpartition("pid ")[2].split()[0])
     assert store.leases.release(store.leases.all()) is None
-    said = terminal.read_until(r"(?s)code \d+.* -?echo ")
+    output = terminal.read_until(r"(?s)code \d+.* -?echo ")
     terminal.close()
-    assert "was released and is free: the shell was ended" in said
-    assert "code 4" in said
-    assert " echo " in said
+    assert "was released and is free: the shell was ended" in output
+    assert "code 4" in output
+    assert " echo " in output
     until(lambda: not alive(there))

@@ -81,13 +81,13 @@ def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: Far
     assert [one["id"] for one in answer(home, "alerts", "list")["alerts"]] == [second]
     # A note alone opens nothing again.
     assert home.farm("alerts", "assign", str(first), "--note", "in 1.6").returncode == 0
-    said = answer(home, "alerts", "assign", str(first))["remarks"]
-    assert [one["state"] for one in said] == ["acknowledged", "fixed", "fixed"]
+    output = answer(home, "alerts", "assign", str(first))["remarks"]
+    assert [one["state"] for one in output] == ["acknowledged", "fixed", "fixed"]
     assert slow in home.farm("status").stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("alerts", "assign", "4711"), "4711"),
         (("alerts", "assign", "9" * 5000), "unknown alert '999"),
@@ -105,10 +105,10 @@ def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: Far
         (("perf", "baseline", "s/conv", "--metric", "speed"), "has no judged number speed"),
     ],
 )
-def test_bad_input_is_told_in_one_line(home: FarmHome, slow: str, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_told_in_one_line(home: FarmHome, slow: str, arguments: tuple[str, ...], message: str) -> None:
     assert slow
     done = home.farm(*arguments, code=2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

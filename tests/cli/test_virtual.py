@@ -53,9 +53,9 @@ def adb(server: AdbServer, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: AdbServer) -> None:
-    with up(home, server, "-n", "2") as said:
-        assert [line.split()[0] for line in said[:2]] == [SERIAL, "virtual-SM8650-1"]
-        assert f"adb -s product:{SERIAL} shell" in "\n".join(said)
+    with up(home, server, "-n", "2") as output:
+        assert [line.split()[0] for line in output[:2]] == [SERIAL, "virtual-SM8650-1"]
+        assert f"adb -s product:{SERIAL} shell" in "\n".join(output)
         shell = ("-s", f"product:{SERIAL}", "shell", "echo well")
         assert adb(server, *shell).stdout == "well\n"
 
@@ -109,16 +109,16 @@ def test_a_device_that_is_killed_is_named_with_how_it_ended(home: FarmHome, serv
             assert line
         (daemon,) = [pid for pid, command in processes_of(home).items() if "-m farm.devices.virtual" in command]
         os.kill(daemon, signal.SIGKILL)
-        said = process.stdout.read()
+        output = process.stdout.read()
         assert process.wait(timeout=60) == 4
-    assert said == f"farm: {SERIAL} is gone: it ended with signal 9\n"
+    assert output == f"farm: {SERIAL} is gone: it ended with signal 9\n"
     assert wait_for_no_process(home) == {}
 
 
 def test_with_a_server_of_their_own_and_random_faults(home: FarmHome, server: AdbServer) -> None:
     words = ("--own-server", "--fault-rate", "1", "--fault-kinds", "exit_code")
-    with up(home, server, *words) as said:
-        [port] = [line.rpartition("=")[2] for line in said if "ANDROID_ADB_SERVER_PORT" in line]
+    with up(home, server, *words) as output:
+        [port] = [line.rpartition("=")[2] for line in output if "ANDROID_ADB_SERVER_PORT" in line]
         assert adb(server, "devices").stdout.split("\n")[1] == ""
         command = [str(server.adb), "-P", port, "-s", f"product:{SERIAL}", "shell", "true"]
         assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode != 0
@@ -129,5 +129,5 @@ def test_faults_are_listed(home: FarmHome) -> None:
     listed = home.farm("virtual", "faults").stdout
     assert "drop_push" in listed
     assert max(map(len, listed.splitlines())) <= 80
-    told = json.loads(home.farm("virtual", "faults", "--json").stdout)
-    assert len(told["faults"]) == len(listed.splitlines())
+    answer = json.loads(home.farm("virtual", "faults", "--json").stdout)
+    assert len(answer["faults"]) == len(listed.splitlines())

@@ -139,7 +139,7 @@ def test_what_nobody_wants_any_more_is_stopped(farm: BuildFarm, host: RunningHos
     farm.await_builds(other.keys)
 
 
-def test_a_person_goes_before_a_night_and_users_take_turns(farm: BuildFarm) -> None:
+def test_a_person_goes_before_a_nightly_run_and_users_take_turns(farm: BuildFarm) -> None:
     night = farm.submit([made_job() for _ in range(3)], user="night", priority=Priority.NIGHTLY)
     ada = farm.submit([made_job() for _ in range(4)])
     bob = farm.submit([made_job() for _ in range(2)], user="bob")

@@ -169,11 +169,11 @@ def test_who_follows_is_told_that_the_database_is_away_and_sees_the_run_again(
             line.abort(always=True)
             assert process.stdout is not None
             lines = iter(process.stdout.readline, "")
-            told = "".join(itertools.takewhile(lambda one: "is shown again once the store answers" not in one, lines))
+            facts = "".join(itertools.takewhile(lambda one: "is shown again once the store answers" not in one, lines))
             line.abort(always=False)
             host.let()
             output = process.communicate(timeout=60)[0]
-    assert process.returncode == 0, told + output
+    assert process.returncode == 0, facts + output
     assert "the store answers again" in output
     assert "[4/4]" in output
 

@@ -247,7 +247,7 @@ def test_the_network_is_cut_to_the_artifacts(
             assert len(farm.hosts.ran(known)) == _JOBS, "what needs nothing new goes on"
             assert farm.ran_on(known, "host-1")
             assert not farm.ran_on(fresh, "host-1")
-            line.mend()
+            line.restore()
             # Devices of the host rest after they could not begin.
             assert farm.is_of_use("host-1")
             farm.require_right()
@@ -281,7 +281,7 @@ def test_the_network_is_cut_to_the_database(farm: Farm) -> None:
         sleep_ttl()
         count = len(farm.ran_on(run_id, "host-1"))
         assert all_the_time(lambda: len(farm.ran_on(run_id, "host-1")) == count, 1.0), "without a lease nothing begins"
-        cables.mend("host-1")
+        cables.restore("host-1")
         farm.until(lambda: sum(agent.alive for agent in farm.store.cluster.agents()) == _HOSTS, "the host is back")
         assert farm.is_of_use("host-1")
         farm.require_right()
@@ -300,7 +300,7 @@ def test_the_line_to_the_database_carries_nothing(farm: Farm) -> None:
         line.cut()
         farm.await_end(run_id)
         sleep_ttl()
-        line.mend()
+        line.restore()
         farm.until(lambda: sum(agent.alive for agent in farm.store.cluster.agents()) == _HOSTS, "the host is back")
         assert farm.is_of_use("host-1")
         farm.require_right()
@@ -387,9 +387,9 @@ def test_two_agents_of_one_name(running: tuple[Farm, str]) -> None:
     farm.hosts.start("host-9", 1, agent_name="host-1")
     second = farm.hosts.processes.pop("host-9")
     assert second.wait(30) == 11
-    said = farm.hosts.log("host-9")
-    assert "host-1" in said
-    assert "Traceback" not in said
+    output = farm.hosts.log("host-9")
+    assert "host-1" in output
+    assert "Traceback" not in output
     farm.await_end()
     farm.require_right()
     assert farm.executed_again(run_id) == [], "the first goes on"

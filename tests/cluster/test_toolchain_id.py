@@ -26,9 +26,9 @@ VERSIONS = {
 
 
 def build_host(name: str, versions: Mapping[str, str], *, alive: bool = True) -> Agent:
-    told = offered("default", versions)
+    answer = offered("default", versions)
     facts = AgentFacts(
-        host=name, pid=1, version="1.2", protocol=1, toolchains=tuple({one.id for one in told}), offered=told
+        host=name, pid=1, version="1.2", protocol=1, toolchains=tuple({one.id for one in answer}), offered=answer
     )
     return Agent(name, "farm", 0, 0, alive, facts)
 
@@ -68,10 +68,10 @@ def test_who_has_no_build_host_hears_what_is_different_on_those_there_are() -> N
 
 def test_another_farm_on_a_build_host_is_named_as_such() -> None:
     host = build_host("build-1", VERSIONS)
-    told = [
+    answer = [
         msgspec.structs.replace(one, id="0" * 64, facts=one.facts | {"recipe": "0" * 16}) for one in host.facts.offered
     ]
-    facts = msgspec.structs.replace(host.facts, toolchains=("0" * 64,), offered=tuple(told))
+    facts = msgspec.structs.replace(host.facts, toolchains=("0" * 64,), offered=tuple(answer))
     with pytest.raises(NoDeviceError, match=r"farm's recipe is another: farm 1\.2"):
         require_offered([msgspec.structs.replace(host, facts=facts)], VERSIONS, "xnnpack")
 

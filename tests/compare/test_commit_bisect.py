@@ -293,8 +293,8 @@ def test_what_cannot_be_asked_is_one_line_and_exit_2(checkout: Checkout, tmp_pat
         (JOB,): "name two runs with --good and --bad, or commits",
     }
     for arguments, expected in refusals.items():
-        code, said = farm(*arguments)
-        assert (code, expected in said) == (2, True), f"{arguments}: {code}: {said}"
+        code, output = farm(*arguments)
+        assert (code, expected in output) == (2, True), f"{arguments}: {code}: {output}"
 
 
 def test_the_toolchain_that_is_named_compiles_the_commits(
@@ -324,9 +324,9 @@ def test_a_checkout_that_is_not_built_is_named_itself(tmp_path: Path, monkeypatc
     folder = tmp_path / "executorch"
     make_repository(folder, {"exir/__init__.py": "", "backends/x.py": ""})
     commit(folder, "Two", {"exir/__init__.py": "pass\n"})
-    code, said = farm("--commits", "HEAD~1..HEAD", "--checkout", str(folder), "--virtual=1", JOB)
+    code, output = farm("--commits", "HEAD~1..HEAD", "--checkout", str(folder), "--virtual=1", JOB)
     expected = f"{folder}/backends/qualcomm/python has no PyQnnManagerAdaptor*.so: build it with {folder}/backends/"
-    assert (code, expected in said) == (MissingToolError.exit_code, True), said
+    assert (code, expected in output) == (MissingToolError.exit_code, True), output
 
     config = load_config()
     one = SideRequest(toolchain=str(folder), base="HEAD~1")
@@ -358,11 +358,11 @@ def test_a_commit_that_makes_outputs_wrong_is_found_in_a_real_checkout(tmp_path:
     commit(folder, "Docs", {"docs/index.md": "Build it.\n"})
     sha = commit(folder, "SiLU: simpler", {_SILU: wrong})
     commit(folder, "README", {"README.md": "ExecuTorch.\n"})
-    code, said = farm(
+    code, output = farm(
         "--commits", f"{first}..HEAD", "--checkout", str(folder), "--virtual=1", "--json",
         "quantized_ops/silu[SM8650-htp-8a8w]",
     )  # fmt: skip
-    answer = of_json(said)
+    answer = of_json(output)
     assert (code, answer["first_bad"]["sha"], answer["exact"]) == (3, sha, True)
     assert answer["symptom"]["stage"] == "numerics"
     assert answer["changed_files"] == [f"M\t{_SILU}"]

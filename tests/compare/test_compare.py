@@ -16,10 +16,10 @@ SMOKE = ("--suite", "smoke", "--soc", "SM8650")
 def test_options_of_the_runner_are_measured_on_one_program(home: FarmHome, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     options = ("--options", "", "--options", "htp_performance_mode=burst")
-    told = home.farm(
+    answer = home.farm(
         "perf", "compare", *SMOKE, "-k", "smoke/add", *options, "--virtual", "1", "--html", str(page), timeout_s=300
     )
-    assert told.returncode in (0, 3), told.stderr
+    assert answer.returncode in (0, 3), answer.stderr
     [folder] = (home.state / "compares").iterdir()
     data = json.loads((folder / "compare.json").read_bytes())
     [job] = data["jobs"]
@@ -46,16 +46,16 @@ def test_a_pull_request_is_stopped_by_a_pass_that_raises_and_by_nothing_else(hom
     arguments = ("perf", "compare", *SMOKE, "-k", "smoke/add or smoke/softmax", "--checkout", str(checkout), "--json")
     arguments += ("--programs-only", "--base")
 
-    told = home.farm(*arguments, "HEAD~1", timeout_s=500, code=0)
-    assert json.loads(told.stdout)["sentence"] == "B changes no program of these 2 jobs"
+    answer = home.farm(*arguments, "HEAD~1", timeout_s=500, code=0)
+    assert json.loads(answer.stdout)["sentence"] == "B changes no program of these 2 jobs"
 
     builder = checkout / "backends/qualcomm/builders/op_softmax.py"
     text = builder.read_text()
     assert text.count("def define_node(") == 1
     head, _, tail = text.partition("        input_node = ")
     builder.write_text(f'{head}        raise RuntimeError("planted")\n        input_node = {tail}')
-    told = home.farm(*arguments, "HEAD", timeout_s=500, code=3)
-    data = json.loads(told.stdout)
+    answer = home.farm(*arguments, "HEAD", timeout_s=500, code=3)
+    data = json.loads(answer.stdout)
     groups = {job["name"].partition("[")[0]: (job["group"], job["text"]) for job in data["jobs"]}
     assert groups["smoke/add"] == ("same", "")
     assert groups["smoke/softmax"][0] == "newly_failing"
@@ -64,5 +64,5 @@ def test_a_pull_request_is_stopped_by_a_pass_that_raises_and_by_nothing_else(hom
 
     # Taken back, nothing is compiled again.
     builder.write_text(text)
-    told = home.farm(*arguments, "HEAD", timeout_s=500, code=0)
-    assert "compiling" not in told.stderr
+    answer = home.farm(*arguments, "HEAD", timeout_s=500, code=0)
+    assert "compiling" not in answer.stderr

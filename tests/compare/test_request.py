@@ -136,7 +136,7 @@ def test_builders_are_shared_by_how_much_each_side_compiles(
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(home: FarmHome, arguments: tuple[str, ...], problem: str) -> None:
-    told = home.farm("perf", "compare", *arguments)
-    assert (told.returncode, told.stdout) == (2, "")
-    assert problem in told.stderr
-    assert len(told.stderr.splitlines()) == 1
+    answer = home.farm("perf", "compare", *arguments)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert problem in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1

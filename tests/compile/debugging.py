@@ -240,7 +240,7 @@ def main() -> None:
     simulator, again = bench.run(place, "simulator"), bench.run(place, "again")
     other = bench.run(place, "other", scale=-0.5)
     ours = compare_layers(program, written(simulator), written(again))
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "several": {
             "ours": plain(ours), "official": official(program, simulator), "first": first(ours),
             "notes": program.notes, "missing": missing_layers(ours), "rows": msgspec.to_builtins(ours),
@@ -250,11 +250,11 @@ def main() -> None:
     }  # fmt: skip
     program, place = bench.compile("Outlier")
     rows = compare_layers(program, written(bench.run(place, "simulator")), None)
-    told["outlier"] = {"first": first(rows), "ours": plain(rows), "notes": program.notes}
+    answer["outlier"] = {"first": first(rows), "ours": plain(rows), "notes": program.notes}
     program, place = bench.compile("Swapped", (2, 8))
     ran, wrong = bench.run(place, "simulator"), bench.run(place, "wrong", order=(1, 0, 2))
     rows = compare_layers(program, written(ran), None)
-    told["swapped"] = {
+    answer["swapped"] = {
         "ours": plain(rows), "official": official(program, ran), "rows": msgspec.to_builtins(rows),
         "graph": {node.name: node.inputs for node in program.nodes},
         "wrong order": first(compare_layers(program, written(wrong), None)),
@@ -262,22 +262,22 @@ def main() -> None:
     program, place = bench.compile("Between", (2, 8))
     ran = bench.run(place, "simulator")
     rows = compare_layers(program, written(ran), None)
-    told["between"] = {"rows": msgspec.to_builtins(rows), "missing": missing_layers(rows), "notes": program.notes}
+    answer["between"] = {"rows": msgspec.to_builtins(rows), "missing": missing_layers(rows), "notes": program.notes}
     for name in ("Raises", "Exits"):
-        told[name.lower()] = msgspec.to_builtins(Debugger().serve(bench.request(name, (2, 4))))
+        answer[name.lower()] = msgspec.to_builtins(Debugger().serve(bench.request(name, (2, 4))))
     others = folder / "others"
     others.mkdir(mode=0o777)
     others.chmod(0o777)
     (others / "anybodys.py").write_text("raise SystemExit('executed')")
     sys.path.insert(0, str(others))
     refused = ("anybodys:Cosine", "no_such_package.metrics:Cosine", ".metrics:Several", ".metrics:Nobody", "json:loads")
-    told["refused"] = {
+    answer["refused"] = {
         metric: msgspec.to_builtins(Debugger().serve(bench.request("Raises", (2, 4), metric))) for metric in refused
     }
     [fails] = bind_all([MetricClass(parse_metric(".metrics:Fails"), bench.case("Between"))], program.edge)
     debugger = Debugger(program._replace(metrics=[fails]))
-    told["refused"][".metrics:Fails"] = msgspec.to_builtins(debugger.serve(CompareRequest(written(ran))))
-    print(json.dumps(told))  # noqa: T201
+    answer["refused"][".metrics:Fails"] = msgspec.to_builtins(debugger.serve(CompareRequest(written(ran))))
+    print(json.dumps(answer))  # noqa: T201
 
 
 if __name__ == "__main__":

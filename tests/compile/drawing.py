@@ -67,13 +67,13 @@ def detector_error(case: Case) -> float:
 def main() -> None:
     cases = {case.name: case for case in load_suite(Path(data_folder("test_suites"), "models_small/suite.toml")).cases}
     with torch.no_grad():
-        said = {
+        output = {
             "models": {name: described(case) for name, case in cases.items()},
             "repeats": {name: repeats(cases[name]) for name in REPEATED},
             "decoder_error": decoder_error(cases["llama"]),
             "detector_error": detector_error(cases["detr"]),
         }
-    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.write(json.dumps(output) + "\n")
 
 
 main()

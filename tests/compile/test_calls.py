@@ -122,9 +122,9 @@ def test_outputs_have_the_paths_of_what_the_module_returns(
     ],
 )
 def test_what_is_no_tensor_is_refused_in_one_line(called: dict[str, Any], outputs: str, problem: str) -> None:
-    said = called["refused"][outputs]
-    assert re.search(rf"suite\.toml: case\.one\.module: {problem}", said)
-    assert "\n" not in said
+    output = called["refused"][outputs]
+    assert re.search(rf"suite\.toml: case\.one\.module: {problem}", output)
+    assert "\n" not in output
 
 
 def test_names_of_outputs_are_one_line_and_none_is_anothers(called: dict[str, Any]) -> None:

@@ -25,16 +25,16 @@ def line_of(text: str) -> int:
 @pytest.mark.parametrize(("module", "place"), [("Branch", ""), ("Inside", "module body, ")])
 def test_torch_cond_is_refused_with_its_line(refusals: dict[str, Any], module: str, place: str) -> None:
     line = line_of("torch.cond(")
-    said = f"torch.cond ({place}compile/made_control_flow.py:{line}) is control flow, which htp does not take: "
-    assert said in refusals[module]
+    output = f"torch.cond ({place}compile/made_control_flow.py:{line}) is control flow, which htp does not take: "
+    assert output in refusals[module]
     assert refusals[module].endswith(
         "compute both branches and choose one with torch.where, or run the case on xnnpack"
     )
 
 
 def test_a_loop_is_refused_with_its_line(refusals: dict[str, Any]) -> None:
-    said = f"torch.while_loop (compile/made_control_flow.py:{line_of('torch.while_loop(')})"
-    assert said in refusals["Loop"]
+    output = f"torch.while_loop (compile/made_control_flow.py:{line_of('torch.while_loop(')})"
+    assert output in refusals["Loop"]
     assert refusals["Loop"].endswith("write the iterations out, or run the case on xnnpack")
 
 

@@ -71,9 +71,9 @@ def test_weights_of_users_make_the_decoder_that_they_are_of(printed_json: Callab
     assert folders.pop("gemma") > 60
     assert len(folders) == 9
     assert min(folders.values()) > 110, folders
-    for name, said in (("no_tensors", "run code"), ("code", "run code"), ("other_names", "layers.0.attention.wq")):
+    for name, output in (("no_tensors", "run code"), ("code", "run code"), ("other_names", "layers.0.attention.wq")):
         assert "case.c.generate.weights: weights.pth" in found[name]
-        assert said in found[name]
+        assert output in found[name]
 
 
 @pytest.mark.whole

@@ -333,8 +333,8 @@ def test_every_job_has_its_own_answer_also_when_its_builder_could_not_be_looked_
     monkeypatch.setattr("farm.base.memory.resident_bytes", resident_bytes)
     requests = [builds.request(".ops:Tells", args=(n,), precision="fp32", backend="xnnpack") for n in range(4)]
     replies = builds.run(*requests, width=1)
-    said = {reply.key: reply.reason for reply in replies}
-    assert said == {request.key: f"ValueError: number {n}" for n, request in enumerate(requests)}
+    output = {reply.key: reply.reason for reply in replies}
+    assert output == {request.key: f"ValueError: number {n}" for n, request in enumerate(requests)}
 
 
 def _leaving(builds: Builds) -> list[BuildRequest]:

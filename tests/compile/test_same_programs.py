@@ -161,11 +161,11 @@ def test_a_bundle_from_before_has_its_program_hashed_when_it_is_asked_for(
 def test_two_sides_are_compared_job_by_job(programs: dict[str, bytes], tmp_path: Path) -> None:
     first, again, weight = (bundle(tmp_path / name, programs[name]) for name in ("first", "again", "weight"))
     found = compare_programs(
-        {"a": first, "b": first, "gone": first, "broken": first, "red": None, "mended": None},
-        {"a": again, "b": weight, "new": first, "broken": None, "red": None, "mended": again},
+        {"a": first, "b": first, "gone": first, "broken": first, "red": None, "fixed": None},
+        {"a": again, "b": weight, "new": first, "broken": None, "red": None, "fixed": again},
     )
     assert (found.same, found.changed) == (("a",), ("b",))
-    assert (found.newly_failing, found.newly_compiling, found.failing) == (("broken",), ("mended",), ("red",))
+    assert (found.newly_failing, found.newly_compiling, found.failing) == (("broken",), ("fixed",), ("red",))
     assert (found.only_first, found.only_second) == (("gone",), ("new",))
     assert not found.changes_nothing
     assert str(found) == (

@@ -81,11 +81,11 @@ def test_what_executorchs_own_script_exports_generates_as_its_quantized_module_d
     (home.cwd / "ids.json").write_text(json.dumps(prompts))
     asked = ("made/stories260k_hybrid_llama_qnn.pte", "--prompt", "ids.json", "--new", "24", "--virtual", "1")
     done = home.farm("exec", *asked, "--json", timeout_s=300, code=0)
-    told = json.loads(done.stdout)
-    assert (told["mode"], told["context"], told["vocabulary"]) == ("hybrid", 64, 320)
-    tokens = [one["tokens"] for one in told["generated"]]
+    facts = json.loads(done.stdout)
+    assert (facts["mode"], facts["context"], facts["vocabulary"]) == ("hybrid", 64, 320)
+    tokens = [one["tokens"] for one in facts["generated"]]
     assert [len(row) for row in tokens] == [24, 24]
     sequences = [[*prompt, *row] for prompt, row in zip(prompts, tokens, strict=True)]
     answer = python(SAYS, given=json.dumps(sequences))
-    for prompt, row, said in zip(prompts, tokens, json.loads(answer.splitlines()[-1]), strict=True):
-        assert row == said[len(prompt) - 1 : len(prompt) - 1 + len(row)]
+    for prompt, row, output in zip(prompts, tokens, json.loads(answer.splitlines()[-1]), strict=True):
+        assert row == output[len(prompt) - 1 : len(prompt) - 1 + len(row)]

@@ -56,8 +56,8 @@ def simulator(farm_cache: Path) -> Runtime:
 def outside_env(home: FarmHome) -> dict[str, str]:
     """Environment after `eval "$(farm setup runtime env --soc SM8650)"`, with the modules that upstream imports."""
     kept = {name: value for name, value in home.env.items() if not name.startswith("FARM_")}
-    said = home.farm("setup", "runtime", "env", "--soc", "SM8650", timeout_s=600, code=0)
-    exported = run_program(["/bin/sh", "-c", f"{said.stdout}\nexec env -0"], env=kept, timeout_s=60).stdout
+    output = home.farm("setup", "runtime", "env", "--soc", "SM8650", timeout_s=600, code=0)
+    exported = run_program(["/bin/sh", "-c", f"{output.stdout}\nexec env -0"], env=kept, timeout_s=60).stdout
     env = dict(line.split("=", 1) for line in exported.split("\0") if line)
     return {**env, "PYTHONPATH": str(HERE / "model_stubs")}
 

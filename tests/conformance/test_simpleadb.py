@@ -41,10 +41,10 @@ def test_it_pushes_executes_and_pulls(
     assert measured["libraries"] > 0
     assert all(min(job["push"], job["execute"], job["pull"]) > 0 for job in measured["jobs"])
 
-    said = json.loads((device.files / "qnn_executorch_test/result.json").read_text())
-    assert said["ok"], "it was our runner: upstream's writes no such file"
-    assert [len(inference["iterations_ns"]) for inference in said["inferences"]] == [3, 3]
-    assert said["outputs"] == [{"shape": [1, 8, 16, 16], "dtype": "float32", "nbytes": 8192}]
+    shown = json.loads((device.files / "qnn_executorch_test/result.json").read_text())
+    assert shown["ok"], "it was our runner: upstream's writes no such file"
+    assert [len(inference["iterations_ns"]) for inference in shown["inferences"]] == [3, 3]
+    assert shown["outputs"] == [{"shape": [1, 8, 16, 16], "dtype": "float32", "nbytes": 8192}]
 
     reference = np.load(tmp_path / "reference.npz")
     for job in ("0", "1"):

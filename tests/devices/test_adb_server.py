@@ -89,7 +89,7 @@ def test_a_cut_behind_a_forward_that_acknowledges_is_seen(tmp_path: Path, monkey
             line.cut()
             with pytest.raises(DeviceTimeoutError, match="did not open a stream in 1 s: is it hanging"):
                 running.result(30)
-            line.mend()
+            line.restore()
 
 
 def test_the_bundled_adb_is_found() -> None:

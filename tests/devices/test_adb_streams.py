@@ -40,10 +40,10 @@ class DeviceStub:
 
     def _send(self, says: Iterable[bytes], pause_s: float) -> None:
         with self._far, contextlib.suppress(OSError):
-            for said in says:
+            for output in says:
                 if self.enough.wait(pause_s) if pause_s else self.enough.is_set():
                     return
-                self._far.sendall(said)
+                self._far.sendall(output)
 
     def close(self) -> None:
         self.enough.set()

@@ -56,9 +56,11 @@ def test_what_a_device_says_is_bounded_and_cleaned(bench: Bench, properties: Pat
     assert device.product == "<script>"
 
 
-@pytest.mark.parametrize("said", [b"", b"ro.soc.model=\n", b"ro.soc.model=../../etc/passwd\n", b"ro.soc.model=A B\n"])
-def test_a_device_that_names_no_soc_cannot_be_used(bench: Bench, properties: Path, said: bytes) -> None:
-    properties.write_bytes(said)
+@pytest.mark.parametrize(
+    "message", [b"", b"ro.soc.model=\n", b"ro.soc.model=../../etc/passwd\n", b"ro.soc.model=A B\n"]
+)
+def test_a_device_that_names_no_soc_cannot_be_used(bench: Bench, properties: Path, message: bytes) -> None:
+    properties.write_bytes(message)
     found = scan(bench.server.port)
     assert [device.serial for device in found.devices] == ["virtual-SM8650-0"]
     assert [(one.serial, one.state) for one in found.unusable] == [("virtual-SM8750-0", "device")]
@@ -169,10 +171,10 @@ def scan_joined(bench: Bench) -> tuple[Device, ...]:
     return found.devices
 
 
-@pytest.mark.parametrize("said", ["2233fd19", "0123456789ABCDEF", "unknown", ""])
-def test_a_phone_is_known_by_its_serial_and_not_by_adbs_name(bench: Bench, properties: Path, said: str) -> None:
-    properties.write_text(f"ro.soc.model=SM8750\nro.serialno={said}\n")
+@pytest.mark.parametrize("message", ["2233fd19", "0123456789ABCDEF", "unknown", ""])
+def test_a_phone_is_known_by_its_serial_and_not_by_adbs_name(bench: Bench, properties: Path, message: str) -> None:
+    properties.write_text(f"ro.soc.model=SM8750\nro.serialno={message}\n")
     with of_an_arm(bench.root / "virtual-SM8750-0/system/bin"):
         near = bench.server.network_address("virtual-SM8750-0")
         device = identify(near, AdbAddress(bench.server.port, attached_at=near, name=near))
-    assert device.serial == ("2233fd19" if said == "2233fd19" else near)
+    assert device.serial == ("2233fd19" if message == "2233fd19" else near)

@@ -137,16 +137,16 @@ def test_what_cannot_be_reached_is_said_and_ends_nothing(look: Callable[[str], S
             '[[device]]\nserial = "virtual-SM8750-0"\nin_service = false\nnote = "its fan is loud"\n'
         )
     assert [one.serial for one in found.devices] == ["virtual-SM8650-0"]
-    said = unusable(found)
-    assert {state for state, _ in (said["direct"], said["tunnelled"], said["strange"])} == {"absent"}
-    assert "no adb server listens" in said["direct"][1]
-    assert "no tunnel to tunnelled" in said["tunnelled"][1]
-    assert "Connection refused" in said["tunnelled"][1]
-    assert f"no adb server answers at 127.0.0.2:{nobody}" in said["strange"][1]
-    assert said["board-7"] == ("mismatch", "is a QCS9100, and farm.toml expects a QCM6490")
-    assert said["virtual-SM8750-0"] == ("out", "out of service in farm.toml: its fan is loud")
+    output = unusable(found)
+    assert {state for state, _ in (output["direct"], output["tunnelled"], output["strange"])} == {"absent"}
+    assert "no adb server listens" in output["direct"][1]
+    assert "no tunnel to tunnelled" in output["tunnelled"][1]
+    assert "Connection refused" in output["tunnelled"][1]
+    assert f"no adb server answers at 127.0.0.2:{nobody}" in output["strange"][1]
+    assert output["board-7"] == ("mismatch", "is a QCS9100, and farm.toml expects a QCM6490")
+    assert output["virtual-SM8750-0"] == ("out", "out of service in farm.toml: its fan is loud")
     # The ssh device and the device to be attached have the same address.
-    assert "absent" in said[f"127.0.0.1:{nobody}"]
+    assert "absent" in output[f"127.0.0.1:{nobody}"]
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def test_this_machine_is_a_device_only_when_it_says_which(
     assert "take one of the two out of farm.toml" in reason
 
 
-@pytest.mark.parametrize("said", ["0123456789ABCDEF", "1234567890", "00000000", "unknown"])
-def test_a_serial_that_many_boards_have_is_none(look: Callable[[str], Scan], board: SshServer, said: str) -> None:
-    board.tree.set_property("ro.serialno", said)
+@pytest.mark.parametrize("message", ["0123456789ABCDEF", "1234567890", "00000000", "unknown"])
+def test_a_serial_that_many_boards_have_is_none(look: Callable[[str], Scan], board: SshServer, message: str) -> None:
+    board.tree.set_property("ro.serialno", message)
     try:
         found = look(f"[[device]]\n{login(board)}")
     finally:
@@ -350,7 +350,7 @@ def test_a_tunnel_ends_with_its_supervisor_and_refuses_what_sshd_refuses(board: 
 
 
 @pytest.mark.parametrize(
-    ("said", "soc"),
+    ("message", "soc"),
     [
         ({"ro.soc.model": "SM8650-AC", "machine": "other"}, "SM8650"),
         ({"machine": "QCS9100"}, "QCS9100"),
@@ -361,5 +361,5 @@ def test_a_tunnel_ends_with_its_supervisor_and_refuses_what_sshd_refuses(board: 
         ({}, ""),
     ],
 )
-def test_where_the_soc_is_read_from(said: dict[str, str], soc: str) -> None:
-    assert read_soc(said) == soc
+def test_where_the_soc_is_read_from(message: dict[str, str], soc: str) -> None:
+    assert read_soc(message) == soc

@@ -117,7 +117,7 @@ def test_farm_toml_names_the_command_of_a_device(bench: Bench, tmp_path: Path) -
         PowerCommand((str(tmp_path / "hub"), "-p", "3"), 20.0),
         PowerCommand(("uhubctl", "-a", "${HOME}{serial}"), 60.0),
     ]
-    for text, said in (
+    for text, output in (
         ('[[device]]\nlocal = true\npower = ["x"]\n', "device[0].power: this machine cannot cut its own power"),
         (
             '[[device]]\nserial = "A"\npower = ["x", "{serail}"]\n',
@@ -129,7 +129,7 @@ def test_farm_toml_names_the_command_of_a_device(bench: Bench, tmp_path: Path) -
         config.write_text(text)
         with pytest.raises(ConfigError) as caught:
             load_config(config)
-        assert said in str(caught.value)
+        assert output in str(caught.value)
 
 
 def test_a_command_that_is_not_there_is_refused_before_it_is_needed(tmp_path: Path) -> None:

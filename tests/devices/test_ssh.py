@@ -332,6 +332,6 @@ def test_a_cut_behind_a_forward_that_acknowledges_is_seen(server: SshServer, mon
         line.cut()
         with pytest.raises(DeviceGoneError, match="the connection ended before the program did, and now: no SSH"):
             process.receive(SECONDS)
-        line.mend()
+        line.restore()
         process.close()
         transport.close()

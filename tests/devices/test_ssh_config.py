@@ -120,7 +120,7 @@ def test_host_keys_are_checked_at_each_machine(lab: Lab, which: str) -> None:
     good = file.read_text()
     where = "board: " if which == "board" else "board: on the way, at bastion: "
     try:
-        for content, said in (
+        for content, output in (
             (
                 f"{name} {(server.folder / 'other_key.pub').read_text()}",
                 f"its host key is not the one that {file} has for",
@@ -131,7 +131,7 @@ def test_host_keys_are_checked_at_each_machine(lab: Lab, which: str) -> None:
             transport = SshTransport("board", lab.address())
             with pytest.raises(DeviceError) as caught:
                 transport.run(["true"], timeout_s=SECONDS)
-            assert str(caught.value).startswith(f"{where}{said}")
+            assert str(caught.value).startswith(f"{where}{output}")
             argv, environment = transport.shell_argv(["true"], terminal=False)
             done = subprocess.run(
                 argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
@@ -189,14 +189,14 @@ def test_a_bastion_that_is_gone_and_a_board_that_is_gone(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "said"),
+    ("host", "message"),
     [
         ("other", "other is reached by ProxyCommand, which farm does not run: use ProxyJump"),
         ("circle", "ProxyJump leads in a circle: circle -> round -> circle"),
     ],
 )
-def test_what_farm_cannot_do_is_refused(lab: Lab, host: str, said: str) -> None:
-    with pytest.raises(InfraError, match=said):
+def test_what_farm_cannot_do_is_refused(lab: Lab, host: str, message: str) -> None:
+    with pytest.raises(InfraError, match=message):
         ssh_address(lab.login(host))
 
 

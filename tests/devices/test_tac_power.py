@@ -105,8 +105,8 @@ def test_farm_toml_names_a_board_and_without_it_the_run_is_refused(tmp_path: Pat
     config.write_text('[[device]]\nserial = "R5CT1"\npower = "tac:NOT-HERE-1"\npower_timeout_s = 30\n')
     (device,) = load_config(config).devices
     assert device.power == (sys.executable, "-P", "-m", TAC_MODULE, "NOT-HERE-1")
-    said = r"device\[0\]\.power: there is no debug board NOT-HERE-1, no debug board is connected: connect it"
-    with pytest.raises(ConfigError, match=said):
+    output = r"device\[0\]\.power: there is no debug board NOT-HERE-1, no debug board is connected: connect it"
+    with pytest.raises(ConfigError, match=output):
         require_named(load_config(config))
     # The recovery ladder gets the same reason.
     with pytest.raises(DeviceError, match="its power command ended with exit code 1: .*there is no debug board"):

@@ -399,7 +399,7 @@ def test_the_note_of_a_quarantined_device_names_the_next_step(make: Callable[...
     bench.pool.retire(0, "it was gone")
     bench.pool.retire(1, "its worker died")
     assert bench.notes == [
-        f"{FIRST.called} is quarantined: it was gone; 'farm devices unquarantine {FIRST.called}' when it is mended",
+        f"{FIRST.called} is quarantined: it was gone; 'farm devices unquarantine {FIRST.called}' when it is repaired",
         f"{SECOND.called} is not used any more: its worker died",
     ]
 

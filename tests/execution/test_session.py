@@ -178,8 +178,8 @@ def test_the_heap_is_measured_several_times_in_as_many_processes_until_one_fails
 
 def test_the_dsp_finds_its_libraries_in_a_list_as_it_reads_it(session: DeviceSession) -> None:
     """FastRPC takes a list with colons, as the loader of the CPU's libraries reads it, for one folder."""
-    told = ["sh", "-c", 'printf "%s\\n" "$LD_LIBRARY_PATH" "$ADSP_LIBRARY_PATH"']
-    done = session.run_tool({"a": b"1"}, told, {}, timeout_s=30, max_bytes=10)
+    answer = ["sh", "-c", 'printf "%s\\n" "$LD_LIBRARY_PATH" "$ADSP_LIBRARY_PATH"']
+    done = session.run_tool({"a": b"1"}, answer, {}, timeout_s=30, max_bytes=10)
     cpu, dsp = done.stdout.decode().splitlines()
     own, runtime = cpu.split(":")
     assert runtime.endswith(str(session.runtime_folder))

@@ -24,13 +24,13 @@ from typing import Any
 NOW_MS = 1_795_381_200_000
 """2026-11-22 21:00 UTC: shortly after the newest run of the store began."""
 
-NIGHT = "20261120-2100"
+NIGHTLY_RUN = "20261120-2100"
 """Run with every outcome: passed, failed, infra, skipped, known issue, failed build, crash, flaky, attempts of two."""
 
 RUNS = {
     "without an end": "20261122-205800",
     "killed": "20261116-2000",
-    "stale jobs": "20261122-0100",
+    "skipped jobs": "20261122-0100",
     "both kinds of device": "20261122-0300",
     "farm pytest": "20261122-1300",
     "farm debug": "20261122-1400",
@@ -52,7 +52,7 @@ ASKED = [
     ["status"],
     ["status", RUNS["killed"]],
     ["status", "20261122-0800"],
-    *(["report", run] for run in (NIGHT, *RUNS.values())),
+    *(["report", run] for run in (NIGHTLY_RUN, *RUNS.values())),
     ["alerts", "list"],
     ["alerts", "assign", "1"],
     ["alerts", "assign", "quantized_ops/gelu"],
@@ -60,16 +60,16 @@ ASKED = [
     *(["devices", "show", device] for device in ("R5CX1", "R5CX2", "bench-8750", "sim")),
     ["jobs", "coverage", "--soc", "SM8650"],
     ["jobs", "coverage", "--soc", "SM8650", "--suite", "smoke"],
-    ["jobs", "coverage", "--soc", "SM8650", "--run", NIGHT],
+    ["jobs", "coverage", "--soc", "SM8650", "--run", NIGHTLY_RUN],
     ["perf", "baseline", "*"],
     ["perf", "baseline", "quantized_ops/conv2d", "--metric", "latency"],
     ["diff", "latest~1"],
-    ["diff", "20261116-2100", NIGHT],
-    ["diff", "20261119-2100", NIGHT],
+    ["diff", "20261116-2100", NIGHTLY_RUN],
+    ["diff", "20261119-2100", NIGHTLY_RUN],
     ["diff", "20261122-0700", "20261122-0800"],
     ["jobs", "profile", "smoke"],
     ["jobs", "profile", "quantized_ops/conv2d"],
-    ["jobs", "profile", "*", "--diff", "20261116-2100", NIGHT],
+    ["jobs", "profile", "*", "--diff", "20261116-2100", NIGHTLY_RUN],
     ["history", "quantized_ops/conv2d", "--limit", "2"],
     ["history", "*/c*", "--metric", "pte_size", "--soc", "SM8650", "--limit", "1"],
     ["history", "quantized_ops/*", "--soc", "SM8750", "--limit", "4"],
@@ -85,11 +85,11 @@ ASKED = [
 ]
 CSV = [["data", "sql", "--csv", query] for query in (_VERDICTS, _SAMPLES, _NOTHING)]
 EXPORTED = {
-    "ctrf": (NIGHT, RUNS["farm exec"], RUNS["farm pytest"]),
-    "junit": (NIGHT, RUNS["farm debug"], RUNS["farm exec"]),
-    "hud": (NIGHT, RUNS["both kinds of device"], RUNS["farm pytest"]),
-    "trace": (NIGHT, RUNS["detailed profile"]),
-    "jsonl": (NIGHT, RUNS["farm debug"]),
+    "ctrf": (NIGHTLY_RUN, RUNS["farm exec"], RUNS["farm pytest"]),
+    "junit": (NIGHTLY_RUN, RUNS["farm debug"], RUNS["farm exec"]),
+    "hud": (NIGHTLY_RUN, RUNS["both kinds of device"], RUNS["farm pytest"]),
+    "trace": (NIGHTLY_RUN, RUNS["detailed profile"]),
+    "jsonl": (NIGHTLY_RUN, RUNS["farm debug"]),
 }
 ALL = ["data", "export", "--all", "--unfinished"]
 _NOTE = ["--note", "seen"]
@@ -114,21 +114,21 @@ WRITTEN = [
 IMPORTED = [
     ["data", "import", "all.jsonl"],
     ["history", "quantized_ops/conv2d", "--limit", "2"],
-    ["report", NIGHT],
+    ["report", NIGHTLY_RUN],
     ["status"],
 ]
 """Commands for a store that is empty before."""
 
 PAGES = [
     "/",
-    f"/?run={NIGHT}",
+    f"/?run={NIGHTLY_RUN}",
     "/runs?limit=9",
     "/runs?user=nightly&soc=SM8650&state=failed",
-    f"/runs/{NIGHT}",
+    f"/runs/{NIGHTLY_RUN}",
     "/runs/latest",
     "/runs/20261122-195600/files",
-    f"/diff?a=20261116-2100&b={NIGHT}",
-    f"/diff?a=20261116-2100&b={NIGHT}&q=softmax",
+    f"/diff?a=20261116-2100&b={NIGHTLY_RUN}",
+    f"/diff?a=20261116-2100&b={NIGHTLY_RUN}&q=softmax",
     "/devices",
     "/devices?health=quarantined",
     "/devices/R5CX2",

@@ -29,7 +29,7 @@ def test_two_option_sets_all_the_way(home: FarmHome, stub_sdk: StubSdk) -> None:
     done = run(home, stub_sdk.root, "--option", "lpai_fps=5,10", "--option", "core_selection=1", "--json")
     assert done.returncode == 1, done.stderr
     view = json.loads(done.stdout)
-    assert (view["fingerprint"]["qnn_product"], view["summary"]["stub"], view["toolchain"]["line"]) == ("stub",) * 3
+    assert (view["fingerprint"]["qnn_product"], view["summary"]["stub"], view["toolchain"]["branch"]) == ("stub",) * 3
     assert "STUB: " in done.stderr
     page = (home.state / "runs" / view["id"] / "report.html").read_text()
     assert "<strong>STUB.</strong>" in page
@@ -79,12 +79,12 @@ def test_every_command_with_a_toolchain_names_the_stub(home: FarmHome, stub_sdk:
     done = home.farm(
         "setup", "toolchain", "show", "default", "--json", env={"QNN_SDK_ROOT": str(stub_sdk.root)}, timeout_s=300
     )
-    assert json.loads(done.stdout)["line"] == "stub"
+    assert json.loads(done.stdout)["branch"] == "stub"
     assert "STUB: QNN's libraries are a stub (stub); no number is a measurement of Qualcomm's products" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("soc", "words", "said"),
+    ("soc", "words", "message"),
     [
         ("SM8650", (), "SM8650 has no lpai backend: legal are "),
         ("SM8850", ("--precision", "fp16"), "the lpai backend does not run fp16: legal are 8a8w, "),
@@ -97,11 +97,11 @@ def test_every_command_with_a_toolchain_names_the_stub(home: FarmHome, stub_sdk:
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
-    home: FarmHome, stub_sdk: StubSdk, soc: str, words: tuple[str, ...], said: str
+    home: FarmHome, stub_sdk: StubSdk, soc: str, words: tuple[str, ...], message: str
 ) -> None:
     done = run(home, stub_sdk.root, *words, soc=soc)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (home.state / "runs").exists()
 
@@ -120,7 +120,7 @@ def _without_skel(sdk: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "code", "said"),
+    ("spoil", "code", "message"),
     [
         (_without_library, 6, r"libQnnLpai\.so"),
         (_with_unsigned_skel, 2, r"signed/libQnnLpaiSkel\.so.*not signed"),
@@ -128,7 +128,7 @@ def _without_skel(sdk: Path) -> None:
     ],
 )
 def test_an_sdk_that_lacks_something_is_refused(
-    home: FarmHome, stub_sdk: StubSdk, tmp_path: Path, spoil: Callable[[Path], None], code: int, said: str
+    home: FarmHome, stub_sdk: StubSdk, tmp_path: Path, spoil: Callable[[Path], None], code: int, message: str
 ) -> None:
     sdk = tmp_path / "spoilt-stub-sdk"
     shutil.copytree(stub_sdk.root, sdk, symlinks=True)
@@ -136,7 +136,7 @@ def test_an_sdk_that_lacks_something_is_refused(
     done = run(home, sdk)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     [line] = [line for line in done.stderr.splitlines() if "libQnnLpai" in line]
-    assert re.search(said, line), line
+    assert re.search(message, line), line
     assert wait_for_no_process(home) == {}
 
 

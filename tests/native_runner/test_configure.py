@@ -64,6 +64,6 @@ def test_a_loader_that_does_not_copy_its_options_is_refused(configure: Configure
     assert older != header
     done = configure(older)
     assert done.returncode != 0
-    said = " ".join(done.stderr.split())
-    assert "Module::load of this ExecuTorch does not copy the options of backends" in said
-    assert "use ExecuTorch 1.5 or newer" in said
+    output = " ".join(done.stderr.split())
+    assert "Module::load of this ExecuTorch does not copy the options of backends" in output
+    assert "use ExecuTorch 1.5 or newer" in output

@@ -191,8 +191,8 @@ def test_runtime_options_of_lpai_reach_the_backend(conv: Any, preload: Callable[
     stub = preload("process_options_stub")
     ran = conv.run(*(f"--lpai_{name}={value}" for name, value in options.items()), env=stub)
     assert ran.code == 0, ran.stderr
-    said = re.findall(r"^stub: (.*)$", ran.stderr, re.MULTILINE)
-    assert said == [*(f"qnn_runtime_lpai_{name}={value}" for name, value in options.items()), "loads"]
+    output = re.findall(r"^stub: (.*)$", ran.stderr, re.MULTILINE)
+    assert output == [*(f"qnn_runtime_lpai_{name}={value}" for name, value in options.items()), "loads"]
     assert re.findall(r"^stub: (.*)$", conv.run(env=stub).stderr, re.MULTILINE) == ["loads"]
 
 

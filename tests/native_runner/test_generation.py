@@ -167,17 +167,17 @@ def test_guesses_that_are_right_save_calls_and_change_no_token(bare: Any, decode
 def test_a_stop_token_ends_the_text(bare: Any, decoders: Path) -> None:
     stub = _put(bare, decoders, "hybrid")
     prompt = _prompt(5)
-    said = stub.says(prompt, 8)
+    output = stub.says(prompt, 8)
     _list(bare, [prompt])
-    ran = bare.run("--generate=8", f"--stop=99,{said[3]}")
+    ran = bare.run("--generate=8", f"--stop=99,{output[3]}")
     assert ran.result is not None, ran.stderr
     (one,) = ran.result["generated"]
-    assert one["tokens"] == said[: said.index(said[3]) + 1]
+    assert one["tokens"] == output[: output.index(output[3]) + 1]
     assert one["ended"] == "stop"
-    first = bare.run("--generate=8", f"--stop={said[0]}")
+    first = bare.run("--generate=8", f"--stop={output[0]}")
     assert first.result is not None
     (one,) = first.result["generated"]
-    assert (one["tokens"], one["steps_ns"]) == (said[:1], [])
+    assert (one["tokens"], one["steps_ns"]) == (output[:1], [])
     assert first.result["inferences"][0]["iterations_ns"] == [one["total_ns"]]
 
 
@@ -299,14 +299,14 @@ def test_no_token_is_lost_when_it_ends_early(bare: Any, decoders: Path, number: 
         assert process.poll() is None
         process.send_signal(number)
         code = process.wait()
-    said = [int(line.split()[1]) for line in tokens.read_text().rstrip("\n").splitlines()]
-    assert said[:12] == stub.says(_prompt(4), 12)
+    output = [int(line.split()[1]) for line in tokens.read_text().rstrip("\n").splitlines()]
+    assert output[:12] == stub.says(_prompt(4), 12)
     ran = bare.ended(code)
     if number == signal.SIGSEGV:
         assert (code, ran.result) == (-number, None)
     else:
         assert (code, ran.error["message"]) == (11, "ended by SIGTERM")
-        assert abs(sum(len(one["tokens"]) for one in ran.result["generated"]) - len(said)) <= 1
+        assert abs(sum(len(one["tokens"]) for one in ran.result["generated"]) - len(output)) <= 1
 
 
 def test_a_disk_that_fills_ends_it_with_all_that_was_said(bare: Any, decoders: Path, tmp_path: Path) -> None:

@@ -121,11 +121,11 @@ def test_names_and_texts_at_their_limits_arrive_whole_and_longer_ones_are_refuse
         f"the option name '{'k' * 64}' has 64 characters",
         "the option k has a text of 256 bytes",
     )
-    said = probe("limits")
-    assert said[:4] == [
+    output = probe("limits")
+    assert output[:4] == [
         added, f"{name}, ExecuTorch takes 63", added, f"{text}, ExecuTorch takes 255: use a shorter path",
     ]  # fmt: skip
-    assert said[4:] == ["1 options", f"text {'k' * 63}={'v' * 255}", "loaded"] * 2
+    assert output[4:] == ["1 options", f"text {'k' * 63}={'v' * 255}", "loaded"] * 2
 
 
 @pytest.mark.parametrize("excess", [0, 1])

@@ -69,7 +69,7 @@ class Bench:
         cell = CellResult(name="cell", socs=("SM8650",), suites=("smoke",), backend="htp", virtual=True,
                           run_id=self.run_id)  # fmt: skip
         end_s = None if left_s is None else time.monotonic() + left_s
-        found = debug_failures(self.config, self.request, most, self.folder / "night", cell, end_s)
+        found = debug_failures(self.config, self.request, most, self.folder / "nightly", cell, end_s)
         return list(found)
 
     def stub(self, _config: Config, job: Job, *, virtual: bool, **_: Any) -> DebugOutcome:
@@ -99,8 +99,8 @@ def test_only_new_failures_by_numerics_are_debugged(bench: Bench) -> None:
     assert found.layer == "two"
     assert found.reason.startswith("first divergence: two (aten.relu.default), likely cause: compiler: SQNR 4.0 dB")
     assert found.reason.endswith("; in module block.act")
-    assert "two" in (bench.folder / "night" / found.picture).read_text()
-    assert "<html" in (bench.folder / "night" / found.report).read_text()
+    assert "two" in (bench.folder / "nightly" / found.picture).read_text()
+    assert "<html" in (bench.folder / "nightly" / found.report).read_text()
 
 
 def test_what_is_beyond_the_number_or_the_time_has_one_line(bench: Bench) -> None:

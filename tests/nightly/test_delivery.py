@@ -31,16 +31,16 @@ def test_a_webhook_that_fails_at_first_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "requests", "said"),
+    ("answers", "requests", "message"),
     [([500] * 9, 4, "answers 500 Internal Server Error, 4 times"), ([404], 1, "answers 404 Not Found")],
 )
 def test_a_webhook_that_goes_on_failing_is_told_without_its_secrets(
-    answers: list[int], requests: int, said: str
+    answers: list[int], requests: int, message: str
 ) -> None:
     with web_server(answers) as hook, pytest.raises(NotifyError) as caught:
         post(hook.url("/T0/SECRET"), "{}", "SECRET", lambda _: None)
     assert len(hook.requests) == requests
-    assert str(caught.value) == f"http://{LOOPBACK}:{hook.port}: {said}"
+    assert str(caught.value) == f"http://{LOOPBACK}:{hook.port}: {message}"
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
@@ -122,7 +122,7 @@ def test_a_certificate_has_to_be_one_that_is_trusted(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("http://hooks.example.com/SECRET", "http://hooks.example.com: .*use https"),
         ("https://user:SECRET@hooks.example.com/", "https://hooks.example.com: .*has a user"),
@@ -132,8 +132,8 @@ def test_a_certificate_has_to_be_one_that_is_trusted(tmp_path: Path, monkeypatch
         ("https://[SECRET/", "is none"),
     ],
 )
-def test_an_address_that_cannot_be_is_refused_without_showing_it(url: str, said: str) -> None:
-    with pytest.raises(NotifyError, match=said) as caught:
+def test_an_address_that_cannot_be_is_refused_without_showing_it(url: str, message: str) -> None:
+    with pytest.raises(NotifyError, match=message) as caught:
         post(url, "{}", wait=lambda _: None)
     assert "SECRET" not in str(caught.value)
     assert "SECRET" not in origin(url)
@@ -156,12 +156,12 @@ def test_mail_goes_over_starttls_with_user_and_password(tmp_path: Path, monkeypa
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with mail_server(tls=certificate, password="hunter2") as box:
         mail = mail_to(box.port)
-        send(mail, message(mail, "a night", "text", "<p>html"), "farm", "hunter2")
+        send(mail, message(mail, "a nightly run", "text", "<p>html"), "farm", "hunter2")
         with pytest.raises(NotifyError, match=r"does not accept user and password \(SMTP 535\)") as caught:
-            send(mail, message(mail, "a night", "text", "html"), "farm", "SECRET")
+            send(mail, message(mail, "a nightly run", "text", "html"), "farm", "SECRET")
         assert "SECRET" not in str(caught.value)
     [sent] = box.mails
-    assert sent["Subject"] == "a night"
+    assert sent["Subject"] == "a nightly run"
     assert box.envelopes == [("farm@example.com", ["a@example.com", "b@example.com"])]
     assert [part.get_content_type() for part in sent.walk()][1:] == ["text/plain", "text/html"]
 

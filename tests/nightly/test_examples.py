@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SYSTEMD = EXAMPLES / "systemd"
 
 
-def test_the_night_can_be_run(home: FarmHome) -> None:
+def test_the_nightly_run_can_be_run(home: FarmHome) -> None:
     done = home.farm("nightly", "--check", str(EXAMPLES / "nightly.toml"), code=0)
     assert "850 jobs" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
@@ -43,10 +43,10 @@ def test_the_workflow_is_one_that_may_only_read() -> None:
 
 
 def test_reports_stay_where_the_next_checkout_does_not_clean() -> None:
-    night = tomllib.loads((EXAMPLES / "nightly.toml").read_text())
+    nightly_run = tomllib.loads((EXAMPLES / "nightly.toml").read_text())
     [job] = yaml.safe_load((EXAMPLES / "github" / "nightly.yml").read_text())["jobs"].values()
     steps = {step.get("uses", "run").partition("@")[0]: step for step in job["steps"]}
-    left = [Path(night["nightly"]["report_dir"]), Path(night["export"]["folder"])]
+    left = [Path(nightly_run["nightly"]["report_dir"]), Path(nightly_run["export"]["folder"])]
     left += map(Path, (steps["run"]["env"]["FARM_STATE_DIR"], steps["run"]["env"]["FARM_CACHE_DIR"]))
     # A folder beside the file would be in the checkout, where `git clean -ffdx` keeps committed files only.
     assert all(path.expanduser().is_absolute() for path in left)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from farm.dispatch.nightly.record import JobNote
-from farm.dispatch.nightly.render import night_annotations, night_markdown
+from farm.dispatch.nightly.render import nightly_annotations, nightly_markdown
 from farm.dispatch.nightly.templates import SAMPLE
 from farm.report.formats.github import add_summary, escaped, run_markdown
 from farm.results.attempt import Attempt, Stage, Verdict
@@ -32,7 +32,7 @@ def test_no_text_of_a_device_mentions_people_or_issues_on_a_forge(text: str) -> 
 
 
 def test_the_summary_tells_every_run_and_what_is_new() -> None:
-    text = night_markdown(SAMPLE)
+    text = nightly_markdown(SAMPLE)
     assert "#### New failures: 1" in text
     assert "#### Regressions: 1" in text
     assert text.count("| run | verdict | jobs | trouble |") == 1
@@ -67,14 +67,14 @@ def test_a_single_run_is_summed_up_as_well() -> None:
 
 
 def test_annotations_are_escaped_few_and_only_for_github(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = JobNote("smoke/a,b::c[SM8650-htp-8a8w]", "100% wrong\n::error::injected")
+    answer = JobNote("smoke/a,b::c[SM8650-htp-8a8w]", "100% wrong\n::error::injected")
     twelve = msgspec.structs.replace(
-        SAMPLE, cells=(msgspec.structs.replace(SAMPLE.cells[0], new_failures=(told,) * 12),)
+        SAMPLE, cells=(msgspec.structs.replace(SAMPLE.cells[0], new_failures=(answer,) * 12),)
     )
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    assert night_annotations(twelve) == []
+    assert nightly_annotations(twelve) == []
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    lines = night_annotations(twelve)
+    lines = nightly_annotations(twelve)
     assert [line.partition(" ")[0] for line in lines] == ["::error"] * 10 + ["::warning"]
     assert lines[0] == (
         "::error title=new failure%3A smoke/a%2Cb%3A%3Ac[SM8650-htp-8a8w]::100%25 wrong ::error::injected"

@@ -61,7 +61,7 @@ SMALL = 'virtual = 1\nkeyword = "good"'
 
 
 @dataclass
-class Night:
+class NightlyRun:
     """Finished nightly run with its notices and files."""
 
     home: FarmHome
@@ -73,8 +73,8 @@ class Night:
 
     @property
     def told(self) -> dict[str, Any]:
-        night: dict[str, Any] = json.loads(self.done.stdout)["night"]
-        return night
+        nightly_run: dict[str, Any] = json.loads(self.done.stdout)["nightly_run"]
+        return nightly_run
 
 
 @pytest.fixture
@@ -105,9 +105,9 @@ def attempts(home: FarmHome) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
+def nightly_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NightlyRun]:
     """Two cells with a failure in a single cell; webhooks that fail at first and always, and mail."""
-    folder = tmp_path_factory.mktemp("night")
+    folder = tmp_path_factory.mktemp("nightly")
     home = make_stub_home(folder / "stub")
     certificate = make_certificate(folder)
     summary = folder / "summary.md"
@@ -154,109 +154,118 @@ password_env = "MAIL_PASSWORD"
         }
         pull = f"{forge.address}/lab/net/pull/3"
         done = home.farm("nightly", "nightly.toml", "--pull-request", pull, "--json", env=env, timeout_s=300)
-        yield Night(home, done, hook, box, summary, forge)
+        yield NightlyRun(home, done, hook, box, summary, forge)
 
 
-def test_every_cell_is_a_nightly_run_in_the_store(night: Night) -> None:
-    assert night.done.returncode == 1, night.done.stderr
-    cells = night.told["cells"]
+def test_every_cell_is_a_nightly_run_in_the_store(nightly_run: NightlyRun) -> None:
+    assert nightly_run.done.returncode == 1, nightly_run.done.stderr
+    cells = nightly_run.told["cells"]
     assert [(cell["name"], cell["code"], cell["counts"]) for cell in cells] == [
         ("all", 1, {"passed": 1, "failed": 1}),
         ("good", 0, {"passed": 1}),
     ]
-    assert night.told["code"] == 1
+    assert nightly_run.told["code"] == 1
     [failure] = cells[0]["new_failures"]
     assert failure["job_id"] == "mine/no_signal[SM8650-xnnpack-fp32]"
-    runs = [one["run"] for one in json.loads(night.home.farm("status", "--json").stdout)["status"]["runs"]]
+    runs = [one["run"] for one in json.loads(nightly_run.home.farm("status", "--json").stdout)["status"]["runs"]]
     assert [run["run_id"] for run in runs] == [cell["run_id"] for cell in cells], "the failure is in the first cell"
     assert {run["purpose"] for run in runs} == {"nightly"}
     assert [run["name"].partition("/")[2] for run in runs] == ["all", "good"]
-    assert wait_for_no_process(night.home) == {}
+    assert wait_for_no_process(nightly_run.home) == {}
 
 
-def test_the_pull_request_gets_a_status_and_a_comment(night: Night) -> None:
-    [(commit, status)] = night.forge.statuses
+def test_the_pull_request_gets_a_status_and_a_comment(nightly_run: NightlyRun) -> None:
+    [(commit, status)] = nightly_run.forge.statuses
     assert (commit, status["state"]) == (HEAD, "failure")
-    [body] = night.forge.bodies()
+    [body] = nightly_run.forge.bodies()
     assert "#### Newly failing: 1" in body
-    run_id = night.told["cells"][0]["run_id"]
+    run_id = nightly_run.told["cells"][0]["run_id"]
     assert f"    farm jobs rerun 'mine/no_signal[SM8650-xnnpack-fp32]' --run {run_id}" in body
-    assert "posted to lab/net#3" in night.done.stderr
+    assert "posted to lab/net#3" in nightly_run.done.stderr
 
 
-def test_the_pages_lead_to_the_runs_and_the_exports_have_stable_names(night: Night) -> None:
-    reports = night.home.cwd / "reports"
-    folder = reports / night.told["id"]
+def test_the_pages_lead_to_the_runs_and_the_exports_have_stable_names(nightly_run: NightlyRun) -> None:
+    reports = nightly_run.home.cwd / "reports"
+    folder = reports / nightly_run.told["id"]
     for page, link in ((reports / "index.html", f"{folder.name}/all.html"), (folder / "index.html", "all.html")):
         text = page.read_text()
         assert f'href="{link}"' in text
         assert "mine/no_signal[SM8650-xnnpack-fp32]" in text
         assert "VIRTUAL DEVICES" in text
     assert "no_signal" in (folder / "all.html").read_text()
-    names = {path.name for path in (night.home.cwd / "exports").iterdir()}
+    names = {path.name for path in (nightly_run.home.cwd / "exports").iterdir()}
     assert names == {
         f"{cell}.{suffix}" for cell in ("all", "good")
         for suffix in ("jsonl", "junit.xml", "ctrf.json", "hud.json", "trace.json")
     }  # fmt: skip
-    junit = ElementTree.parse(night.home.cwd / "exports" / "all.junit.xml").getroot()  # noqa: S314 - our own
+    junit = ElementTree.parse(nightly_run.home.cwd / "exports" / "all.junit.xml").getroot()  # noqa: S314 - our own
     assert junit.get("failures") == "1"
 
 
-def test_a_webhook_that_failed_at_first_was_told_and_one_that_went_on_is_said_loudly(night: Night) -> None:
-    assert [path for path, _, _ in night.hook.requests] == ["/hooksecret"] * 3
-    assert night.hook.requests[-1][1]["Authorization"] == "Bearer tokensecret"
-    text = json.loads(night.hook.bodies[-1])["text"]
+def test_a_webhook_that_failed_at_first_was_told_and_one_that_went_on_is_said_loudly(nightly_run: NightlyRun) -> None:
+    assert [path for path, _, _ in nightly_run.hook.requests] == ["/hooksecret"] * 3
+    assert nightly_run.hook.requests[-1][1]["Authorization"] == "Bearer tokensecret"
+    text = json.loads(nightly_run.hook.bodies[-1])["text"]
     assert "FAILED" in text
     assert "mine/no\\_signal" in text or "mine/no_signal" in text
     assert "https://ci.example.com/night" in text
-    assert [one["ok"] for one in night.told["deliveries"]] == [True, False, True]
-    assert "NOT NOTIFIED: webhook 2 (http://127.0.0.1:" in night.done.stderr
-    assert "answers 404 Not Found" in night.done.stderr
-    assert "NOT SENT" in (night.home.cwd / "reports" / "index.html").read_text()
+    assert [one["ok"] for one in nightly_run.told["deliveries"]] == [True, False, True]
+    assert "NOT NOTIFIED: webhook 2 (http://127.0.0.1:" in nightly_run.done.stderr
+    assert "answers 404 Not Found" in nightly_run.done.stderr
+    assert "NOT SENT" in (nightly_run.home.cwd / "reports" / "index.html").read_text()
 
 
-def test_mail_came_in_text_and_html(night: Night) -> None:
-    [mail] = night.box.mails
+def test_mail_came_in_text_and_html(nightly_run: NightlyRun) -> None:
+    [mail] = nightly_run.box.mails
     assert mail["Subject"].replace("\n", "").startswith("[farm] try: failed: 1 new failure, ")
     text, html = (part.get_payload(decode=True).decode() for part in mail.get_payload())  # type: ignore[union-attr]
     assert "NEW FAILURES: 1" in text
     assert "<code>mine/no_signal[SM8650-xnnpack-fp32]</code>" in html
 
 
-def test_github_has_a_summary_and_an_annotation(night: Night) -> None:
-    text = night.summary.read_text()
+def test_github_has_a_summary_and_an_annotation(nightly_run: NightlyRun) -> None:
+    text = nightly_run.summary.read_text()
     assert "#### New failures: 1" in text
     assert "| all | FAILED &#40;virtual&#41; |" in text
-    assert "::error title=new failure%3A mine/no_signal[SM8650-xnnpack-fp32]::" in night.done.stderr
+    assert "::error title=new failure%3A mine/no_signal[SM8650-xnnpack-fp32]::" in nightly_run.done.stderr
 
 
-def test_secrets_are_nowhere(night: Night) -> None:
+def test_secrets_are_nowhere(nightly_run: NightlyRun) -> None:
     secrets = [*SECRETS.values(), "brokensecret"]
-    said = [night.done.stdout, night.done.stderr, night.summary.read_text()]
-    files = [path for folder in (night.home.state, night.home.cwd) for path in folder.rglob("*") if path.is_file()]
+    said = [nightly_run.done.stdout, nightly_run.done.stderr, nightly_run.summary.read_text()]
+    files = [
+        path
+        for folder in (nightly_run.home.state, nightly_run.home.cwd)
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
     assert len(files) > 20
     assert not [one for one in said for secret in secrets if secret in one]
     assert [path.name for path in files for secret in secrets if secret.encode() in path.read_bytes()] == ["broken-url"]
 
 
-def test_the_same_night_again_is_no_news_and_the_one_before_is_on_its_page(night: Night, tmp_path: Path) -> None:
+def test_the_same_nightly_run_again_is_no_news_and_the_one_before_is_on_its_page(
+    nightly_run: NightlyRun, tmp_path: Path
+) -> None:
     # A copy: other tests read the pages of the first nightly run.
-    home = replace(night.home, state=tmp_path / "state", cwd=tmp_path / "cwd")
-    shutil.copytree(night.home.state, home.state)
-    shutil.copytree(night.home.cwd, home.cwd)
-    before = len(night.hook.requests)
-    env = {**SECRETS, "HOOK_URL": night.hook.url(), "MAIL_USER": "farm", "no_proxy": "*"}
+    home = replace(nightly_run.home, state=tmp_path / "state", cwd=tmp_path / "cwd")
+    shutil.copytree(nightly_run.home.state, home.state)
+    shutil.copytree(nightly_run.home.cwd, home.cwd)
+    before = len(nightly_run.hook.requests)
+    env = {**SECRETS, "HOOK_URL": nightly_run.hook.url(), "MAIL_USER": "farm", "no_proxy": "*"}
     done = home.farm("nightly", "nightly.toml", env=env, timeout_s=300, code=1)
-    assert len(night.hook.requests) == before
+    assert len(nightly_run.hook.requests) == before
     assert "STILL FAILING: 1" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if not line.startswith("report: ")), done.stdout
-    assert f"{night.told['id']}/index.html" in (home.cwd / "reports" / "index.html").read_text()
+    assert f"{nightly_run.told['id']}/index.html" in (home.cwd / "reports" / "index.html").read_text()
     assert "ok mine/good" not in done.stderr, "without a terminal, what passes is not worth a line"
 
 
-def test_check_says_what_would_be_run_and_for_how_long_and_runs_nothing(night: Night, home: FarmHome) -> None:
-    file = str(night.home.cwd / "nightly.toml")
-    known = night.home.farm("nightly", "--check", file, code=0)
+def test_check_says_what_would_be_run_and_for_how_long_and_runs_nothing(
+    nightly_run: NightlyRun, home: FarmHome
+) -> None:
+    file = str(nightly_run.home.cwd / "nightly.toml")
+    known = nightly_run.home.farm("nightly", "--check", file, code=0)
     assert "jobs: 3" in known.stdout
     assert "2 jobs on virtual devices, 2 of each SoC; about" in known.stdout
     assert "a notification cannot be sent: [[notify.webhook]] 1: the environment variable HOOK_URL" in known.stderr
@@ -301,7 +310,7 @@ def test_a_night_waits_politely_for_a_device_that_somebody_has(home: FarmHome, t
     write(home, CELL.format(name="shared", more='keyword = "good"'))
     with attach(home, tmp_path, ["SM8650"]) as attached:
         assert attached.farm("lease", "virtual-SM8650-0", "--for", "10m", user="ann").returncode == 0
-        with attached.running("nightly", "nightly.toml", user="night") as process:
+        with attached.running("nightly", "nightly.toml", user="nightly") as process:
             assert process.stdout is not None
             said = next(line for line in process.stdout if "waiting for a SM8650" in line)
             assert "is with ann" in said
@@ -312,11 +321,11 @@ def test_a_night_waits_politely_for_a_device_that_somebody_has(home: FarmHome, t
         assert "waiting" not in said, "it is said once"
         text = (home.cwd / "nightly.toml").read_text().replace('budget = "2h"', 'wait = "0s"')
         (home.cwd / "nightly.toml").write_text(text)
-        assert attached.farm("nightly", "nightly.toml", user="night").returncode == 0, "it was free"
+        assert attached.farm("nightly", "nightly.toml", user="nightly").returncode == 0, "it was free"
         # The next lease is not given back in time.
         (home.cwd / "nightly.toml").write_text(text.replace('"0s"', '"2s"'))
         assert attached.farm("lease", "virtual-SM8650-0", "--for", "10m", user="ann").returncode == 0
-        done = attached.farm("nightly", "nightly.toml", user="night")
+        done = attached.farm("nightly", "nightly.toml", user="nightly")
         assert done.returncode == 4, done.stderr
         assert "no SM8650 became free within 2.0 s" in done.stdout
         assert attempts(home) == ["passed", "passed"]
@@ -325,9 +334,9 @@ def test_a_night_waits_politely_for_a_device_that_somebody_has(home: FarmHome, t
 def test_ctrl_c_finishes_the_running_job_and_reports_and_resume_goes_on(home: FarmHome) -> None:
     write(home, CELL.format(name="long", more="virtual = 1"), CELL.format(name="good", more=SMALL), latency_ms=2000)
     with home.running("nightly", "nightly.toml") as process:
-        until(lambda: list((home.state / "nightly" / "try").glob("*.json")), "a night")
+        until(lambda: list((home.state / "nightly" / "try").glob("*.json")), "a nightly run")
         second = home.farm("nightly", "nightly.toml", code=2)
-        assert f"the night 'try' is running already (process {process.pid})" in second.stderr
+        assert f"the nightly run 'try' is running already (process {process.pid})" in second.stderr
         until(lambda: attempts(home), "a first job")
         os.kill(process.pid, signal.SIGINT)
         said = process.communicate(timeout=120)[0]
@@ -339,10 +348,10 @@ def test_ctrl_c_finishes_the_running_job_and_reports_and_resume_goes_on(home: Fa
     assert first["cells"][1]["code"] in (None, 130)
     assert wait_for_no_process(home) == {}
     done = home.farm("nightly", "nightly.toml", "--resume", "--json", timeout_s=300, code=1)
-    night = json.loads(done.stdout)["night"]
-    assert night["id"] == first["id"]
-    assert [cell["code"] for cell in night["cells"]] == [1, 0]
-    assert night["cells"][0]["run_id"] == first["cells"][0]["run_id"]
+    nightly_run = json.loads(done.stdout)["nightly_run"]
+    assert nightly_run["id"] == first["id"]
+    assert [cell["code"] for cell in nightly_run["cells"]] == [1, 0]
+    assert nightly_run["cells"][0]["run_id"] == first["cells"][0]["run_id"]
     assert len(attempts(home)) == 3
     assert "is finished" in home.farm("nightly", "nightly.toml", "--resume", code=2).stderr
 
@@ -356,8 +365,8 @@ def test_a_night_that_was_killed_goes_on_with_what_is_missing(home: FarmHome) ->
     assert wait_for_no_process(home) == {}
     killed = state_of(home)
     assert (killed["code"], killed["cells"][0]["code"]) == (None, 0)
-    night = home.json("nightly", "nightly.toml", "--resume", timeout_s=300)["night"]
-    assert [cell["run_id"] for cell in night["cells"]] == [cell["run_id"] for cell in killed["cells"]]
+    nightly_run = home.json("nightly", "nightly.toml", "--resume", timeout_s=300)["nightly_run"]
+    assert [cell["run_id"] for cell in nightly_run["cells"]] == [cell["run_id"] for cell in killed["cells"]]
     assert attempts(home) == ["passed", "passed"]
 
 
@@ -366,7 +375,7 @@ def test_a_budget_that_is_over_leaves_cells_out_and_says_so(home: FarmHome) -> N
     text = (home.cwd / "nightly.toml").read_text().replace('budget = "2h"', 'budget = "0.5s"')
     (home.cwd / "nightly.toml").write_text(text)
     done = home.farm("nightly", "nightly.toml", timeout_s=300, code=5)
-    assert "the budget of the night was over before it could begin" in done.stdout
+    assert "the budget of the nightly run was over before it could begin" in done.stdout
 
 
 def test_nothing_selected_is_its_own_exit_code(home: FarmHome) -> None:

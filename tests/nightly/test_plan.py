@@ -69,14 +69,14 @@ def test_toolchains_are_an_axis_and_those_of_a_path_are_beside_the_file(tmp_path
     ]
     assert [cell.request.toolchain for cell in cells[::2]] == ["default", "main", "1.4.1", f"{tmp_path}/et"]
     assert "--toolchain 1.4.1 " in cells[4].request.command
-    said = refused(HEAD + RUN + 'toolchains = ["man", "1.2.0", "./gone"]\n', tmp_path, config)
-    assert "toolchains: unknown toolchain 'man': did you mean 'main'?" in said
-    assert "ExecuTorch 1.2.0 is too old" in said
-    assert f"{tmp_path}/gone is not there" in said
+    output = refused(HEAD + RUN + 'toolchains = ["man", "1.2.0", "./gone"]\n', tmp_path, config)
+    assert "toolchains: unknown toolchain 'man': did you mean 'main'?" in output
+    assert "ExecuTorch 1.2.0 is too old" in output
+    assert f"{tmp_path}/gone is not there" in output
 
 
 def test_every_problem_is_named_at_once_with_its_table(tmp_path: Path, config: Config) -> None:
-    said = refused(
+    output = refused(
         '[nightly]\nname = "a/b"\nbudget = "10 parsecs"\nkeep = 0\nreport_url = "https://u:hunter2@host/"\n'
         '[[run]]\nsocs = ["SM8651"]\nsuites = ["smok"]\nbackends = ["htpx"]\nprecisions = ["8a9w"]\nshare = 0\n'
         '[[run]]\nname = "second"\nsocs = ["SM8650"]\nsuites = ["smoke"]\nbackend = "htp"\n'
@@ -107,8 +107,8 @@ def test_every_problem_is_named_at_once_with_its_table(tmp_path: Path, config: C
         "[notify]: unknown table 'post'",
         "the file: unknown table 'extra': did you mean 'export'?",
     ):
-        assert problem in said, problem
-    assert "hunter2" not in said
+        assert problem in output, problem
+    assert "hunter2" not in output
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_every_problem_is_named_at_once_with_its_table(tmp_path: Path, config: C
     ],
 )
 def test_what_cannot_be_is_said(tmp_path: Path, config: Config, text: str, problem: str) -> None:
-    said = refused(text, tmp_path, config)
-    assert problem in said
-    assert "SECRET" not in said
+    output = refused(text, tmp_path, config)
+    assert problem in output
+    assert "SECRET" not in output
 
 
 def test_broken_toml_is_named_with_its_line(tmp_path: Path, config: Config) -> None:
@@ -150,7 +150,7 @@ def test_broken_toml_is_named_with_its_line(tmp_path: Path, config: Config) -> N
 
 
 def test_paths_are_beside_the_file(tmp_path: Path, config: Config) -> None:
-    (tmp_path / "hook.j2").write_text('{"said": {{ night.verdict | tojson }} }')
+    (tmp_path / "hook.j2").write_text('{"said": {{ nightly_run.verdict | tojson }} }')
     plan = plan_of(
         HEAD + 'report_dir = "pages"\n' + RUN + '[export]\nfolder = "out"\nformats = ["junit"]\n'
         '[[notify.webhook]]\nurl_file = "url"\ntemplate = "hook.j2"\n',
@@ -162,7 +162,7 @@ def test_paths_are_beside_the_file(tmp_path: Path, config: Config) -> None:
     assert plan.webhooks[0].template == str(tmp_path / "hook.j2")
 
 
-def test_a_night_is_the_same_as_long_as_what_it_runs_is(tmp_path: Path, config: Config) -> None:
+def test_a_nightly_run_is_the_same_as_long_as_what_it_runs_is(tmp_path: Path, config: Config) -> None:
     first = plan_of(HEAD + RUN, tmp_path, config)
     assert plan_of(HEAD + 'budget = "1h"\n' + RUN, tmp_path, config).digest == first.digest
     assert plan_of(HEAD + RUN + "iterations = 4\n", tmp_path, config).digest != first.digest

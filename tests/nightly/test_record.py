@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from farm.dispatch.nightly.check import CellForecast, matrix_lines
-from farm.dispatch.nightly.record import CellResult, Findings, JobNote, cell_code, has_changed, night_code
-from farm.dispatch.nightly.render import night_lines
+from farm.dispatch.nightly.record import CellResult, Findings, JobNote, cell_code, has_changed, nightly_code
+from farm.dispatch.nightly.render import nightly_lines
 from farm.dispatch.nightly.templates import SAMPLE
 
 CELL = CellResult(name="c", socs=("SM8650",), suites=("smoke",), backend="htp", virtual=False)
@@ -29,8 +29,8 @@ CELL = CellResult(name="c", socs=("SM8650",), suites=("smoke",), backend="htp", 
 def test_the_worst_cell_decides_whatever_the_order(codes: list[int | None], code: int) -> None:
     for order in itertools.permutations(codes):
         cells = tuple(msgspec.structs.replace(CELL, code=one) for one in order)
-        assert night_code(cells, interrupted=False) == code
-        assert night_code(cells, interrupted=True) == 130
+        assert nightly_code(cells, interrupted=False) == code
+        assert nightly_code(cells, interrupted=True) == 130
 
 
 def test_regressions_are_found_where_nothing_failed() -> None:
@@ -39,7 +39,7 @@ def test_regressions_are_found_where_nothing_failed() -> None:
     assert [cell_code(code, Findings()) for code in (0, 1, 2, 4, 5)] == [0, 1, 4, 4, 5]
 
 
-def test_a_night_has_changed_when_something_else_is_wrong() -> None:
+def test_a_nightly_run_has_changed_when_something_else_is_wrong() -> None:
     good = msgspec.structs.replace(SAMPLE, code=0, cells=())
     other = msgspec.structs.replace(
         SAMPLE, cells=(msgspec.structs.replace(SAMPLE.cells[0], new_failures=(JobNote("smoke/else", ""),)),)
@@ -63,7 +63,7 @@ def test_the_summary_is_as_wide_as_the_terminal_and_no_line_is_a_command_of_gith
     cell = msgspec.structs.replace(
         SAMPLE.cells[0], name="n" * 80, new_failures=(hostile,) * 12, infra=(hostile,), problem="::error:: " * 30
     )
-    lines = night_lines(msgspec.structs.replace(SAMPLE, cells=(cell,)), 80)
+    lines = nightly_lines(msgspec.structs.replace(SAMPLE, cells=(cell,)), 80)
     assert all(len(line) <= 80 for line in lines), max(lines, key=len)
     assert not any(line.lstrip().startswith("::") for line in lines)
     assert "\x1b" not in "".join(lines)
@@ -74,7 +74,7 @@ def test_the_matrix_says_how_long_and_what_is_missing() -> None:
     row = CellForecast(name="c", socs=("SM8650",), suites=("smoke",), backend="htp", jobs=8, virtual=0, expected_s=90.0,
               command="farm run", problem="no SDK")  # fmt: skip
     text = "\n".join(matrix_lines("n", [row, msgspec.structs.replace(row, virtual=2, expected_s=None)], 3600.0))
-    assert "night n: runs: 2, jobs: 16, within 1 h 00 min" in text
+    assert "nightly run n: runs: 2, jobs: 16, within 1 h 00 min" in text
     assert "8 jobs on attached devices; about 1 min 30 s on one device a SoC" in text
     assert "8 jobs on virtual devices, 2 of each SoC; no past to tell how long" in text
     assert "CANNOT RUN HERE: no SDK" in text

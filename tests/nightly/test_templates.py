@@ -10,7 +10,7 @@ import pytest
 
 from farm.base.errors import UsageError
 from farm.dispatch.nightly.record import JobNote
-from farm.dispatch.nightly.render import render_night
+from farm.dispatch.nightly.render import render_nightly_run
 from farm.dispatch.nightly.tables import MailTable
 from farm.dispatch.nightly.templates import SAMPLE, check_template, context, render, subject
 from farm.dispatch.notify.mail import message
@@ -37,23 +37,23 @@ class Tags(HTMLParser):
         self.seen.add(tag)
 
 
-def test_the_generic_template_is_all_of_the_night_as_json() -> None:
-    told = json.loads(render("json", "json", NIGHT))
-    assert told == context(NIGHT)
-    assert told["schema"] == 1
-    assert (told["verdict"], told["exit_code"]) == ("failed", 1)
-    assert [run["name"] for run in told["runs"]] == ["smoke-htp", "smoke-gpu"]
-    assert "\x1b" not in told["new_failures"][0]["said"]
-    assert "\n" not in told["new_failures"][0]["said"]
+def test_the_generic_template_is_all_of_the_nightly_run_as_json() -> None:
+    answer = json.loads(render("json", "json", NIGHT))
+    assert answer == context(NIGHT)
+    assert answer["schema"] == 2
+    assert (answer["verdict"], answer["exit_code"]) == ("failed", 1)
+    assert [run["name"] for run in answer["runs"]] == ["smoke-htp", "smoke-gpu"]
+    assert "\x1b" not in answer["new_failures"][0]["reason"]
+    assert "\n" not in answer["new_failures"][0]["reason"]
 
 
 def test_slack_gets_text_that_mentions_nobody() -> None:
-    told = json.loads(render("slack", "json", NIGHT))
-    assert list(told) == ["text"]
-    assert "FAILED" in told["text"]
-    assert "<" not in told["text"]
-    assert "&lt;!channel&gt;" in told["text"]
-    assert "{{ 7 * 7 }}" in told["text"], "what a device says is no template"
+    answer = json.loads(render("slack", "json", NIGHT))
+    assert list(answer) == ["text"]
+    assert "FAILED" in answer["text"]
+    assert "<" not in answer["text"]
+    assert "&lt;!channel&gt;" in answer["text"]
+    assert "{{ 7 * 7 }}" in answer["text"], "what a device says is no template"
 
 
 def test_mail_has_text_and_html_in_which_nothing_of_a_device_is_markup() -> None:
@@ -71,8 +71,8 @@ def test_mail_has_text_and_html_in_which_nothing_of_a_device_is_markup() -> None
     assert "\n" not in subject(NIGHT)
 
 
-def test_the_page_of_a_night_has_no_markup_of_a_device() -> None:
-    page = render_night(NIGHT, [msgspec.structs.replace(SAMPLE, id="20260228-020000-000000")], "x/", "")
+def test_the_page_of_a_nightly_run_has_no_markup_of_a_device() -> None:
+    page = render_nightly_run(NIGHT, [msgspec.structs.replace(SAMPLE, id="20260228-020000-000000")], "x/", "")
     assert "<script>alert" not in page
     assert 'href="x/smoke-htp.html"' in page
     assert 'href="20260228-020000-000000/index.html"' in page
@@ -83,16 +83,16 @@ def test_a_template_of_ones_own_is_tried_before_anything_runs(tmp_path: Path) ->
         (tmp_path / "t.j2").write_text(text)
         return "; ".join(check_template(str(tmp_path / "t.j2"), form))
 
-    assert problems('{"n": {{ night.new_failures | length }}, "who": {{ night.name | tojson }} }') == ""
-    assert "does not give JSON" in problems('{"n": {{ night.name }} }')
-    assert "has no attribute 'nam'" in problems("{{ night.nam.x | tojson }}")
+    assert problems('{"n": {{ nightly_run.new_failures | length }}, "who": {{ nightly_run.name | tojson }} }') == ""
+    assert "does not give JSON" in problems('{"n": {{ nightly_run.name }} }')
+    assert "has no attribute 'nam'" in problems("{{ nightly_run.nam.x | tojson }}")
     assert "line 2" in problems('{"n":\n{% if %}}')
     assert "t.j2" in problems("{{ 1 / 0 }}")
     for attack in (
         "{{ ''.__class__.__mro__ }}",
-        "{{ night.__class__.__init__.__globals__ }}",
+        "{{ nightly_run.__class__.__init__.__globals__ }}",
         "{% include '/etc/passwd' %}",
-        "{{ night.update({'x': 1}) }}",
+        "{{ nightly_run.update({'x': 1}) }}",
         "{{ range(10 ** 9) | list }}",
     ):
         assert problems(attack, "text"), attack

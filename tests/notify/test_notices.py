@@ -93,10 +93,10 @@ def test_everybody_hears_of_a_quarantine_once(tmp_path: Path, store: Store, monk
         [(path, headers, body)] = slack.requests
         [mail] = box.mails
     assert {"LAB_HOOK", "LAB_TOKEN"} & os.environ.keys() == set(), "no child process inherits them"
-    told = json.loads(plain.bodies[-1])
-    assert (told["event"], told["device"]["id"], told["test"]) == ("device_quarantined", "R5CT1", False)
-    assert told["reason"] == 'its health check fails: "no answer" <!channel> for 10 s'
-    assert told["run"] == "20260301-020000-0a1b2c"
+    answer = json.loads(plain.bodies[-1])
+    assert (answer["event"], answer["device"]["id"], answer["test"]) == ("device_quarantined", "R5CT1", False)
+    assert answer["reason"] == 'its health check fails: "no answer" <!channel> for 10 s'
+    assert answer["run"] == "20260301-020000-0a1b2c"
     assert (path, headers["Authorization"]) == ("/T0/hooksecret", "Bearer tokensecret")
     assert "&lt;!channel&gt;" in json.loads(body)["text"]
     assert mail["Subject"].startswith("[farm] R5CT1 is quarantined: its health check fails")
@@ -152,7 +152,7 @@ def test_plain_http_is_for_an_address_that_is_no_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[[notify.webhook]]\n", "notify.webhook[0]: expected url or url_env or url_file, one of them"),
         ('[[notify.webhook]]\nurl = "http://h"\nurl_env = "U"\n', "one of them"),
@@ -165,10 +165,10 @@ def test_plain_http_is_for_an_address_that_is_no_secret() -> None:
         ('[notify.mail]\nhost = "h"\nfrom = "a@b"\nto = ["c@d"]\npassword_env = "P"\n', "go together"),
     ],
 )
-def test_what_cannot_be_is_refused_without_showing_it(tmp_path: Path, text: str, said: str) -> None:
+def test_what_cannot_be_is_refused_without_showing_it(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_of(tmp_path, text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "SECRET" not in str(caught.value)
 
 
@@ -183,8 +183,8 @@ def test_farm_notify_shows_and_tries_receivers(home: FarmHome) -> None:
         assert hook.requests == []
         tried = home.farm("lab", "notify", "--test", env=env)
         assert (tried.returncode, tried.stdout) == (0, f"sent: webhook 1 (http://{LOOPBACK}:{hook.port})\n")
-        told: dict[str, Any] = json.loads(hook.bodies[0])
-        assert (told["test"], told["device"]["id"]) == (True, "no-device")
+        answer: dict[str, Any] = json.loads(hook.bodies[0])
+        assert (answer["test"], answer["device"]["id"]) == (True, "no-device")
     assert (
         "MISSING: [[notify.webhook]] 1: the environment variable LAB_HOOK" in home.farm("lab", "notify", code=2).stdout
     )

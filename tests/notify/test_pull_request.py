@@ -82,8 +82,8 @@ def test_an_unexpected_answer_loses_no_exit_code_of_a_run(
 ) -> None:
     forge.add("of me", forge.me).update(answer)
     post_review(pull, lambda: REVIEW)
-    assert f"posted to {pull.place}" in (said := capsys.readouterr().err) or "an unexpected answer" in said
-    assert TOKEN not in said
+    assert f"posted to {pull.place}" in (output := capsys.readouterr().err) or "an unexpected answer" in output
+    assert TOKEN not in output
 
 
 def test_every_name_of_a_run_has_its_own_comment(forge: ForgeServer, pull: PullRequest) -> None:

@@ -212,9 +212,9 @@ def test_a_plain_pass_is_left_as_it_is() -> None:
 
 def test_a_known_issue_covers_nothing_that_is_not_the_codes_fault() -> None:
     known = msgspec.structs.replace(attempt(Cause.CRASH), known_issue="it crashes")
-    said = [tried(known)]
-    assert as_recorded(known, said, classify(said, others=1)).known_issue == ""
-    assert as_recorded(known, said, classify(said, others=0)).known_issue == "it crashes"
+    output = [tried(known)]
+    assert as_recorded(known, output, classify(output, others=1)).known_issue == ""
+    assert as_recorded(known, output, classify(output, others=0)).known_issue == "it crashes"
 
 
 def test_numbers_from_damaged_files_are_nobodys_failure() -> None:

@@ -33,7 +33,7 @@ def test_two_users_share_and_the_shorter_run_ends_first() -> None:
     assert found["run1"] == Expected(0.0, 900.0)
 
 
-def test_a_night_waits_for_a_person_and_runs_of_one_user_for_each_other() -> None:
+def test_a_nightly_run_waits_for_a_person_and_runs_of_one_user_for_each_other() -> None:
     runs = [work(1, "ci", 8, priority=NIGHTLY), work(2, "ada", 80), work(3, "ada", 8)]
     found = expect(runs, {"SM8650": 8})
     assert found["run2"] == Expected(0.0, 600.0)

@@ -295,7 +295,7 @@ def test_quotas_count_what_a_user_has_anywhere_but_not_what_is_only_reserved() -
     assert len(share_out(msgspec.structs.replace(world, leases=leases))) == 2
 
 
-def test_a_night_hands_over_to_a_person_what_runs_shards_before_a_process_that_may_not_look() -> None:
+def test_a_nightly_run_hands_over_to_a_person_what_runs_shards_before_a_process_that_may_not_look() -> None:
     leases = [held("d1", "ci", NIGHTLY), held("d2", "ci", NIGHTLY)]
     world = situation(devices(2), [order(1, "ada")], leases=leases, running=["d2"])
     assert hand_over(world) == {"d2": "ada"}

@@ -61,11 +61,11 @@ def test_flows_of_other_backends_are_told_from_ours() -> None:
 
 def test_a_failure_has_upstreams_kind_and_the_error_behind_it() -> None:
     error = RuntimeError("\n  op is not supported\nmore")
-    told = result_of(item_of(StubFlow("qualcomm"), [record(StubResult.LOWER_FAIL, error)]))
-    assert told is not None
-    assert told.reason == "kind 4: RuntimeError: op is not supported"
-    assert (told.stage, told.cause) == (Stage.BUILD, Cause.COMPILE)
-    assert told.notes == ("on the CPU: aten::median 1",)
+    answer = result_of(item_of(StubFlow("qualcomm"), [record(StubResult.LOWER_FAIL, error)]))
+    assert answer is not None
+    assert answer.reason == "kind 4: RuntimeError: op is not supported"
+    assert (answer.stage, answer.cause) == (Stage.BUILD, Cause.COMPILE)
+    assert answer.notes == ("on the CPU: aten::median 1",)
 
 
 def test_wrong_numbers_have_their_sqnr_and_an_undelegated_program_says_so() -> None:
@@ -86,9 +86,9 @@ def test_the_suite_is_collected_from_its_own_root(tmp_path: Path, named: str) ->
     (suite / "operators").mkdir(parents=True)
     (suite / "conftest.py").touch()
     (suite / "operators/test_add.py").touch()
-    told = rooted_arguments([str(suite / named)], tmp_path)
-    assert told[told.index("--rootdir") + 1] == str(suite.parent)
-    assert "python_files" not in " ".join(told)
+    answer = rooted_arguments([str(suite / named)], tmp_path)
+    assert answer[answer.index("--rootdir") + 1] == str(suite.parent)
+    assert "python_files" not in " ".join(answer)
     assert rooted_arguments([str(suite), "--device", "x"], tmp_path), "the suite has no option of that name"
 
 

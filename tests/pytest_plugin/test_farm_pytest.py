@@ -175,9 +175,9 @@ def test_third(): pass
         until(lambda: (home.cwd / "reached").exists() or process.poll() is not None, "the second test")
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=120)
 
-    assert process.returncode == 130, said
+    assert process.returncode == 130, output
     run = latest(home)
     assert run.exit_code == 130
     assert [len(job.attempts) for job in run.jobs] == [1, 0, 0]
@@ -240,24 +240,24 @@ def test_what_a_module_cannot_import_failed(home: FarmHome) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["-k", "nothing"], 5, "pytest collected no test"),
         pytest.param(["--no-such-option"], 2, "pytest could not begin", marks=pytest.mark.whole),
     ],
 )
-def test_nothing_is_recorded_without_a_test(home: FarmHome, arguments: list[str], code: int, said: str) -> None:
+def test_nothing_is_recorded_without_a_test(home: FarmHome, arguments: list[str], code: int, message: str) -> None:
     lay_out(home.cwd, "def test_one(): pass\n")
 
     done = home.farm("pytest", "--soc", "SM8650", "--virtual", "1", "--", *arguments, timeout_s=300, env=ALONE)
 
-    assert (done.returncode, done.stderr.splitlines()[-1][: len(f"farm: {said}")]) == (code, f"farm: {said}")
+    assert (done.returncode, done.stderr.splitlines()[-1][: len(f"farm: {message}")]) == (code, f"farm: {message}")
     with open_store(home.state / "farm.db") as store:
         assert store.runs.latest_id() is None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--soc", "SM8650", "--virtual", "2", "--", "--tx=ssh=a"], "--tx=ssh=a: workers run on this machine"),
         (["--soc", "SM8650", "--virtual", "2", "--", "--pdb"], "needs a terminal"),
@@ -266,11 +266,11 @@ def test_nothing_is_recorded_without_a_test(home: FarmHome, arguments: list[str]
         (["--toolchain", "1.5.0", "--", "--collect-only"], "leave --toolchain out"),
     ],
 )
-def test_refusals(home: FarmHome, arguments: list[str], said: str) -> None:
+def test_refusals(home: FarmHome, arguments: list[str], message: str) -> None:
     done = home.farm("pytest", *arguments)
 
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert not home.state.exists()
 
 

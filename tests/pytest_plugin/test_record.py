@@ -37,8 +37,8 @@ def test_every_failure_but_one_of_the_farm_is_the_test_s() -> None:
 
 
 def test_what_broke_and_was_caught_is_no_failure() -> None:
-    told = DeviceFacts("SM-1", 3, infra="SM-1: it was gone for a moment")
-    assert judged(report("setup"), report("call"), report("teardown"), told=told).verdict is Verdict.PASSED
+    answer = DeviceFacts("SM-1", 3, infra="SM-1: it was gone for a moment")
+    assert judged(report("setup"), report("call"), report("teardown"), told=answer).verdict is Verdict.PASSED
 
 
 def test_a_failure_while_putting_away_counts() -> None:
@@ -69,8 +69,8 @@ def test_hostile_text_is_cleaned() -> None:
 
 def test_numbers_come_through_whole() -> None:
     measured = Measurement("sqnr", "dB", Direction.HIGHER, (math.inf, 1.5))
-    told = DeviceFacts("SM-1", 0, stage=Stage.LOAD, measurements=(measured,))
-    assert judged(report("setup"), report("call"), report("teardown"), told=told).measurements == (measured,)
+    answer = DeviceFacts("SM-1", 0, stage=Stage.LOAD, measurements=(measured,))
+    assert judged(report("setup"), report("call"), report("teardown"), told=answer).measurements == (measured,)
 
 
 def judged(*reports: pytest.TestReport, told: DeviceFacts | None = None) -> Attempt:

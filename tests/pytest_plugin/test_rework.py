@@ -140,10 +140,10 @@ def test_what_farm_fills_in_is_not_for_the_user_to_say(tmp_path: Path, named: st
 def test_what_the_user_roots_stays_so(tmp_path: Path) -> None:
     framework = lay_out(tmp_path)
     relative = "executorch/backends/qualcomm/tests/rework/htp/op/v68/test.py::test_runner"
-    told = rooted_arguments([relative, "--rootdir", "/x", "--import-mode=append"], tmp_path)
-    assert "--rootdir" not in told
-    assert "--import-mode" not in told
-    assert told[told.index("--confcutdir") + 1] == str(framework)
+    answer = rooted_arguments([relative, "--rootdir", "/x", "--import-mode=append"], tmp_path)
+    assert "--rootdir" not in answer
+    assert "--import-mode" not in answer
+    assert answer[answer.index("--confcutdir") + 1] == str(framework)
 
 
 def test_tests_of_one_tree_are_not_run_with_the_code_of_another(tmp_path: Path) -> None:

@@ -185,14 +185,14 @@ def test_tests_end_where_no_device_is_left() -> None:
 
 
 def test_a_worker_with_other_tests_gets_none() -> None:
-    said: list[pytest.CollectReport] = []
-    hook = SimpleNamespace(pytest_collectreport=lambda report: said.append(report))
+    output: list[pytest.CollectReport] = []
+    hook = SimpleNamespace(pytest_collectreport=lambda report: output.append(report))
     config: Any = SimpleNamespace(getoption={"dist": "load", "tx": ["popen"] * 2}.get, hook=hook)
     sched, nodes = GroupScheduling(config), [NodeStub(), NodeStub()]
     for node, tests in zip(nodes, (TESTS, TESTS[1:]), strict=True):
         sched.add_node(node)
         sched.add_node_collection(node, tests)
     sched.schedule()
-    assert [one.failed for one in said] == [True]
+    assert [one.failed for one in output] == [True]
     assert nodes[1].shutting_down
     assert run_all(sched, nodes[0]) == list(range(len(TESTS)))

@@ -17,7 +17,7 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
 import farm
-from farm.dispatch.nightly.render import render_night
+from farm.dispatch.nightly.render import render_nightly_run
 from farm.dispatch.nightly.templates import SAMPLE
 from farm.report.html.compare import render_compare
 from farm.report.html.page import render_diff
@@ -55,7 +55,9 @@ def pages(
     write_html(known, found["known"], context(known))
     made = {
         "compare": render_compare(everything()),
-        "night": render_night(SAMPLE, [msgspec.structs.replace(SAMPLE, id="20260228-020000-000000")], "x/", ""),
+        "nightly_run": render_nightly_run(
+            SAMPLE, [msgspec.structs.replace(SAMPLE, id="20260228-020000-000000")], "x/", ""
+        ),
         "diff": render_diff(diff_runs(example_run, inside_run), virtual=True),
     }
     for name, html in made.items():
@@ -188,8 +190,8 @@ def test_the_verdict_filter_and_reset(open_page: Open) -> None:
 def test_a_failure_says_where_else_it_fails_and_leads_there(open_page: Open, width: int) -> None:
     browser = open_page("example", width=width)
     card = browser.find_element(By.XPATH, "//details[.//code[text()='quantized_ops/group_norm[SM8650-htp-8a8w]']]")
-    told = card.find_element(By.CSS_SELECTOR, ".elsewhere-line").text
-    assert told.endswith("Fails on V69, V75, passes on V79; passes here in 16a8w")
+    answer = card.find_element(By.CSS_SELECTOR, ".elsewhere-line").text
+    assert answer.endswith("Fails on V69, V75, passes on V79; passes here in 16a8w")
     table = card.find_element(By.CSS_SELECTOR, "table.elsewhere")
     assert table.is_displayed()
     verdicts = [row.text for row in table.find_elements(By.CSS_SELECTOR, "tbody .v")]
@@ -439,5 +441,5 @@ def test_every_page_that_is_a_file_is_looked_at(pages: dict[str, Path]) -> None:
     of_pages = {one.name.partition(".")[0] for one in templates.glob("*.j2") if '{% extends "' in one.read_text()}
     # tests/serve/test_browser.py looks at these pages.
     served = {page.facts.template.partition(".")[0] for page in PAGES if page.path != "/diff"}
-    assert of_pages - served - {"page", "login", "error", "done"} == {"run", "compare", "night", "diff"}
-    assert {"example", "compare", "night", "diff"} <= pages.keys()
+    assert of_pages - served - {"page", "login", "error", "done"} == {"run", "compare", "nightly_run", "diff"}
+    assert {"example", "compare", "nightly_run", "diff"} <= pages.keys()

@@ -16,7 +16,7 @@ from farm.store.view import RunCommit, RunToolchain, RunView
 OLD, NEW = "a" * 40, "b" * 40
 URL = "https://github.com/pytorch/executorch/commit/{commit}"
 MAIN = RunToolchain(
-    "main", "main", commit=NEW, branch="main", subject="Fix <b>pad</b>", before=OLD,
+    "main", "main", commit=NEW, git_branch="main", subject="Fix <b>pad</b>", before=OLD,
     since=(RunCommit(NEW, "Fix <b>pad</b>"), RunCommit("c" * 40, "Add \x1b[31msoftmax")), more=3, commit_url=URL,
 )  # fmt: skip
 

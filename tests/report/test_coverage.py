@@ -66,8 +66,8 @@ def result(of: Job, verdict: Verdict = Verdict.PASSED, **more: Any) -> JobResult
 
 
 def one_item(of: Job, found: JobResult | None, version: str = "1", **declared: tuple[str, ...]) -> CoveredJob:
-    said = {("torch.nn:ReLU", case): operators for case, operators in declared.items()}
-    (made,) = items_of([listed(of)], {} if found is None else {of.id: found}, {of.id: version}, said)
+    output = {("torch.nn:ReLU", case): operators for case, operators in declared.items()}
+    (made,) = items_of([listed(of)], {} if found is None else {of.id: found}, {of.id: version}, output)
     return made
 
 
@@ -92,7 +92,7 @@ def test_an_operator_that_no_job_is_about_passes_where_one_of_them_does() -> Non
 
 
 def test_a_cell_has_the_worst_of_its_jobs_and_how_many_are_so() -> None:
-    order = [Outcome.PASSED, Outcome.KNOWN, Outcome.NOT_RUN, Outcome.NOT_TESTED, Outcome.INFRA, Outcome.FAILED]
+    order = [Outcome.PASSED, Outcome.KNOWN, Outcome.NOT_RUN, Outcome.OUTDATED, Outcome.INFRA, Outcome.FAILED]
     items = []
     for n, state in enumerate(order):
         items.append(item(f"relu{n}", state, RELU))
@@ -131,12 +131,12 @@ def test_operators_are_the_jobs_own_else_of_other_precisions_else_as_the_suite_s
             "does not compile: needs V73",
         ),
         (result(job("a"), Verdict.INFRA, stage=Stage.PUSH, reason="cable"), "1", Outcome.INFRA, "cable"),
-        (result(job("a")), "2", Outcome.NOT_TESTED, "passed, but the case has changed since"),
-        (result(job("a"), newer_run="r2"), "1", Outcome.NOT_TESTED, "passed, but a newer run did not come to it"),
+        (result(job("a")), "2", Outcome.OUTDATED, "passed, but the case has changed since"),
+        (result(job("a"), newer_run="r2"), "1", Outcome.OUTDATED, "passed, but a newer run did not come to it"),
         (
             result(job("a"), Verdict.FAILED, known="so", newer_run="r2"),
             "1",
-            Outcome.NOT_TESTED,
+            Outcome.OUTDATED,
             "was a known issue, but a newer run did not come to it",
         ),
     ],
@@ -219,12 +219,12 @@ def test_operators_without_a_case_are_said_with_what_is_known_of_them() -> None:
         made_of_others=(MadeOfOthers("relu6", ("hardtanh", "add"), ("hardtanh", "add")),),
         untested=("erf",),
     )
-    said = "1 of 3 ATen operators that ExecuTorch's own tests name are in a case, 1 are made of others there: below; "
+    output = "1 of 3 ATen operators that ExecuTorch's own tests name are in a case, 1 are made of others there: below; "
     plain = " ".join(" ".join(line.plain for line in coverage_lines(found, [], 80)).split())
-    assert f"{said}not erf" in plain
+    assert f"{output}not erf" in plain
     assert "relu6: hardtanh, add, in cases hardtanh, add" in plain
     page = coverage_markdown(found, [], "farm jobs coverage").splitlines()
-    assert f"* {said}not erf" in page
+    assert f"* {output}not erf" in page
     assert "* relu6: hardtanh, add, in cases hardtanh, add" in page
 
 
@@ -234,7 +234,7 @@ def test_where_results_are_from_names_tools_kinds_and_days() -> None:
         item("b", Outcome.PASSED, RELU, run_id="r2", time_ms=NIGHT - 3 * 86_400_000, kind="hardware"),
         item("c", Outcome.NOT_RUN, RELU),
     ]
-    (said,) = facts(items, [{"executorch": "1.5.1", "qnn": "2.51"}, {"executorch": "1.6", "qnn": "2.51"}])
-    assert said.startswith("2 results of 2 runs, on hardware and on VIRTUAL devices, Qualcomm's HTP simulator, ")
-    assert "ExecuTorch 1.5.1, 1.6, QNN 2.51, 2026-11-1" in said
+    (output,) = facts(items, [{"executorch": "1.5.1", "qnn": "2.51"}, {"executorch": "1.6", "qnn": "2.51"}])
+    assert output.startswith("2 results of 2 runs, on hardware and on VIRTUAL devices, Qualcomm's HTP simulator, ")
+    assert "ExecuTorch 1.5.1, 1.6, QNN 2.51, 2026-11-1" in output
     assert facts(items[2:], []) == ["no result yet"]

@@ -95,7 +95,7 @@ def test_a_job_that_is_gone_is_missing_and_comes_last() -> None:
 def test_a_skipped_job_is_missing_and_says_why() -> None:
     skipped = job("a", skipped=SkipReason("no time was left"))
     one = only(diff(run(job("a", attempt())), run(skipped)))
-    assert (one.group, one.after) == (DiffGroup.MISSING, "not_tested")
+    assert (one.group, one.after) == (DiffGroup.MISSING, "skipped")
     assert "no time was left" in one.reason
 
 

@@ -69,8 +69,8 @@ def test_a_grid_has_every_setting_and_tells_infeasible_from_trouble(run_of: Call
     assert "core_selection 2" in section
     assert section.count(">stub<") == 2, "of the section and of the table"
     assert "Which settings are infeasible is a rule of the stub" in section
-    said = " ".join(render_summary(view).split())
-    assert "frame rates: 2 feasible, 1 infeasible, 1 not known: lpai_cases/block[SM8850-lpai-8a8w]" in said
+    output = " ".join(render_summary(view).split())
+    assert "frame rates: 2 feasible, 1 infeasible, 1 not known: lpai_cases/block[SM8850-lpai-8a8w]" in output
 
 
 def test_a_run_without_a_sweep_has_no_grid(run_of: Callable[..., RunView]) -> None:

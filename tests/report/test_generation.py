@@ -194,7 +194,7 @@ def test_how_near_it_came_is_that_of_the_worst_prompt_and_output() -> None:
 
 def test_a_text_and_a_task_that_were_told_stand_beside_those_of_references() -> None:
     lower, higher = Direction.LOWER, Direction.HIGHER
-    told = (
+    answer = (
         Measurement("perplexity[0]", "tokens", lower, (261.4,)),
         Measurement("perplexity_quantized[0]", "tokens", lower, (261.5,)),
         Measurement("greedy_share[0]", "1", higher, (0.01,)),
@@ -210,7 +210,7 @@ def test_a_text_and_a_task_that_were_told_stand_beside_those_of_references() -> 
     )
     job = story("llama", "R5CT-1")
     [attempt] = job.attempts
-    view = run_of(msgspec.structs.replace(job, attempts=(msgspec.structs.replace(attempt, measurements=told),)))
+    view = run_of(msgspec.structs.replace(job, attempts=(msgspec.structs.replace(attempt, measurements=answer),)))
     text = " ".join(render_summary(view, 100).split())
     expected = "perplexity 261.4 (the quantized module 261.5); acc 3 (the quantized module 4, FP32 2) of 8 right"
     assert expected in text

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from farm.report.html.texts import cells_markup
-from farm.report.model.grid import events_of, may_be_flaky, nights_of, rows_of, standing_of
+from farm.report.model.grid import events_of, may_be_flaky, nightly_runs_of, rows_of, standing_of
 from farm.report.model.status import Standing
 from farm.results.analysis.flakiness import Record, Reliability
-from farm.store.queries.grid import GridJob, Night, NightRun
+from farm.store.queries.grid import GridJob, NightlyCell, NightlyRun
 
 
 def job(case: str, cells: str) -> GridJob:
@@ -40,12 +40,12 @@ def test_the_most_urgent_rows_come_first_and_flaky_ones_before_others() -> None:
 
 
 def test_a_night_has_counts_new_failures_and_changed_tools() -> None:
-    def night(name: str, qnn: str, ended: int | None = 9) -> Night:
-        run = NightRun(f"{name}-run", name, "hardware", 5, ended, 0, "f")
-        return Night(name, (run,), {"qnn": qnn, "commit": name})
+    def nightly_run(name: str, qnn: str, ended: int | None = 9) -> NightlyRun:
+        run = NightlyCell(f"{name}-run", name, "hardware", 5, ended, 0, "f")
+        return NightlyRun(name, (run,), {"qnn": qnn, "commit": name})
 
     jobs = [job("a", "fp"), job("b", "ff"), job("c", "·k")]
-    newest, older = nights_of([night("n2", "2.51", None), night("n1", "2.50")], jobs)
+    newest, older = nightly_runs_of([nightly_run("n2", "2.51", None), nightly_run("n1", "2.50")], jobs)
     assert (newest.counts, newest.new, newest.events, newest.finished_ms) == ({"f": 2}, 1, ["qnn 2.50 -> 2.51"], None)
     assert (older.counts, older.new, older.events, older.finished_ms) == ({"f": 1, "k": 1, "p": 1}, 1, [], 9)
     assert events_of({"a": "1"}, {"a": "1"}) == []

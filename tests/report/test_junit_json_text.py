@@ -81,7 +81,7 @@ def test_json_keeps_infinity_apart_from_does_not_apply(run_of: Callable[..., Run
 
 def test_json_carries_the_counts_and_its_version(example_run: RunView) -> None:
     document = json.loads(render_json(example_run))
-    assert document["schema"] == 2
+    assert document["schema"] == 3
     assert document["summary"]["counts"]["failed"] == 2
     assert document["summary"]["outcomes"]["quantized_ops/sdpa[SM8750-htp-8a8w]"] == "infra"
 
@@ -136,7 +136,7 @@ def test_details_of_a_success_leave_room_for_the_rest(run_of: Callable[..., RunV
     assert lines[-1].endswith(" lines more in the report")
 
 
-def test_the_terminal_summary_of_a_bad_night_stays_short(large_run: RunView) -> None:
+def test_the_terminal_summary_of_a_bad_nightly_run_stays_short(large_run: RunView) -> None:
     text = render_summary(large_run, 80)
     assert "and 40 more FAILED" in text
     assert len(text.splitlines()) < 40

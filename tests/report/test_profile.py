@@ -43,9 +43,9 @@ def test_ranges_that_overlap_are_not_told_apart() -> None:
     (near,) = changes([node("a", 100)], [node("a", 115)])
     (far,) = changes([node("a", 100)], [node("a", 150)])
     (zero,) = changes([node("a", 0)], [node("a", 7)])
-    assert (near.told_apart, near.ratio) == (False, 1.15)
-    assert (far.told_apart, far.ratio) == (True, 1.5)
-    assert (zero.told_apart, zero.ratio) == (True, None)
+    assert (near.is_distinct, near.ratio) == (False, 1.15)
+    assert (far.is_distinct, far.ratio) == (True, 1.5)
+    assert (zero.is_distinct, zero.ratio) == (True, None)
 
 
 LONG = node("quantized_decomposed_quantize_per_tensor_default:OpId_" + "1" * 60, 9e12)

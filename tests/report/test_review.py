@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from report_context import alert
 
-from farm.dispatch.nightly.render import night_review
+from farm.dispatch.nightly.render import nightly_review
 from farm.dispatch.nightly.templates import SAMPLE
 from farm.report.formats.review import (
     FAILING_BEFORE,
@@ -65,7 +65,7 @@ def test_infra_alone_is_not_held_against_a_commit() -> None:
 
 
 def test_a_nightly_run_names_commands_for_its_findings() -> None:
-    review = night_review(SAMPLE)
+    review = nightly_review(SAMPLE)
     assert review.state == "failed"
     assert review.sections[NEW]
     assert review.commands[0].startswith("farm jobs rerun ")

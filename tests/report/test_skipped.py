@@ -56,7 +56,7 @@ def test_a_run_with_skipped_jobs_is_not_green(
     view: RunView, run_of: Callable[..., RunView], make_attempts: Attempts
 ) -> None:
     summary = summarize(view)
-    assert summary.tone is Tone.NOT_TESTED
+    assert summary.tone is Tone.SKIPPED
     assert summary.attention == 1
     assert (
         summary.verdict_line == "1 passed, 0 failed, 0 known issues, 0 infra, 1 SKIPPED - 1 of 2 jobs needs attention"
@@ -69,7 +69,7 @@ def test_a_job_that_was_run_after_all_is_not_skipped(view: RunView, make_attempt
     attempts = make_attempts(Verdict.PASSED)
     jobs = tuple(msgspec.structs.replace(job, attempts=attempts, decisive_attempt=1) for job in view.jobs)
     summary = summarize(msgspec.structs.replace(view, jobs=jobs))
-    assert summary.counts[Outcome.NOT_TESTED] == 0
+    assert summary.counts[Outcome.SKIPPED] == 0
     assert summary.tone is Tone.PASSED
 
 
@@ -83,15 +83,15 @@ def test_the_terminal_names_it(view: RunView) -> None:
 def test_the_page_shows_it_first_and_in_the_matrix(view: RunView) -> None:
     html = render_html(view)
     top = html[html.index("<header") : html.index("</header>")]
-    assert 'class="top not_tested"' in top
+    assert 'class="top skipped"' in top
     assert "1 job was skipped" in top
     assert "0</strong>: nothing that ran failed, skipped jobs aside" in top
     section = html[html.index('<section id="skipped"') :]
     assert f"last run 3 days before, passed; {NO_TIME}" in section[: section.index("</section>")]
     matrix = html[html.index('<section id="matrix"') : html.index('<section id="jobs"')]
-    assert '<td class="not_tested">' in matrix
-    assert "◷ SKIPPED" in matrix
-    assert 'data-o="not_tested"' in html[html.index('<section id="jobs"') :]
+    assert '<td class="skipped late">' in matrix
+    assert "○ SKIPPED" in matrix
+    assert 'data-o="skipped"' in html[html.index('<section id="jobs"') :]
 
 
 def test_a_page_without_skipped_jobs_does_not_speak_of_them(
@@ -116,8 +116,8 @@ def test_json_has_it_as_data(view: RunView) -> None:
         "reason": NO_TIME, "last_ms": view.started_ms - 3 * DAY_MS, "last_outcome": "passed", "last_run_id": "r",
     }  # fmt: skip
     assert document["jobs"][0]["skipped"] is None
-    assert document["summary"]["counts"]["not_tested"] == 1
-    assert document["summary"]["outcomes"][view.jobs[-1].id] == "not_tested"
+    assert document["summary"]["counts"]["skipped"] == 1
+    assert document["summary"]["outcomes"][view.jobs[-1].id] == "skipped"
     assert parse_json(render_json(view)) == view
 
 

@@ -78,10 +78,10 @@ def test_the_text_has_what_needs_a_look_first_and_fits_80_columns() -> None:
     assert "unfinished: the-run" not in text
 
 
-@pytest.mark.parametrize(("line", "called"), [("", "the default branch"), ("nightly-qnn", "branch nightly-qnn")])
-def test_a_job_that_is_new_to_a_line_is_said_to_be_new_to_that_line(line: str, called: str) -> None:
-    told = msgspec.structs.replace(run(job("failed")), toolchain=RunToolchain(line=line))
-    lines = status_lines(status_of([run_standing(told)], [], []), NOW, limit=10)
+@pytest.mark.parametrize(("branch", "called"), [("", "the default branch"), ("nightly-qnn", "branch nightly-qnn")])
+def test_a_job_that_is_new_to_a_line_is_said_to_be_new_to_that_line(branch: str, called: str) -> None:
+    answer = msgspec.structs.replace(run(job("failed")), toolchain=RunToolchain(branch=branch))
+    lines = status_lines(status_of([run_standing(answer)], [], []), NOW, limit=10)
     assert f"    never had a verdict in {called} before" in lines
 
 

@@ -35,8 +35,8 @@ def test_failures_are_new_where_the_job_did_not_fail_before(example_run: RunView
 def test_a_job_that_is_new_to_a_line_is_said_to_be_new_to_that_line(example_run: RunView) -> None:
     jobs = status(example_run)
     known = msgspec.structs.replace(jobs, jobs=tuple(msgspec.structs.replace(job, before=None) for job in jobs.jobs))
-    said = triage(summarize(example_run), ReportContext(status=known)).standings
-    assert set(said.values()) == {"never had a verdict in the default branch before"}
+    output = triage(summarize(example_run), ReportContext(status=known)).standings
+    assert set(output.values()) == {"never had a verdict in the default branch before"}
 
 
 def test_without_a_store_no_failure_is_called_new(example_run: RunView) -> None:

@@ -57,16 +57,16 @@ def test_sums_of_logarithms_choose_and_characters_divide() -> None:
     # 1/2 * 1/8 for eight characters, and 1/8 for three: the tokens before them do not count.
     rows[1][:3] = [(-9, -9), (half, half), (eighth, half)]
     rows[2][:2] = [(-9, -9), (eighth, half)]
-    told = logarithms_of(GENERATION, rows)
-    assert [len(one) for one in told.logarithms] == [3, 2, 1]
-    assert [list(one) for one in told.greedy] == [[True, False, True], [True, False], [False]]
-    found = perplexity(LIKELIHOODS, told)
+    answer = logarithms_of(GENERATION, rows)
+    assert [len(one) for one in answer.logarithms] == [3, 2, 1]
+    assert [list(one) for one in answer.greedy] == [[True, False, True], [True, False], [False]]
+    found = perplexity(LIKELIHOODS, answer)
     assert found == pytest.approx((2 * 8 * 2) ** (1 / 3), rel=1e-6)
-    assert word_perplexity(LIKELIHOODS, told) == pytest.approx((2 * 8 * 2) ** (1 / 2), rel=1e-6)
-    assert word_perplexity(msgspec.structs.replace(LIKELIHOODS, words=0), told) is None
+    assert word_perplexity(LIKELIHOODS, answer) == pytest.approx((2 * 8 * 2) ** (1 / 2), rel=1e-6)
+    assert word_perplexity(msgspec.structs.replace(LIKELIHOODS, words=0), answer) is None
     # -2.77 against -2.08; for each character -0.35 against -0.69.
-    assert answers(LIKELIHOODS, told).chosen == {"acc": (1,), "acc_norm": (0,)}
-    assert answers(LIKELIHOODS, told).right == {"acc": 1, "acc_norm": 0}
+    assert answers(LIKELIHOODS, answer).chosen == {"acc": (1,), "acc_norm": (0,)}
+    assert answers(LIKELIHOODS, answer).right == {"acc": 1, "acc_norm": 0}
 
 
 def test_the_first_of_equal_choices_is_chosen_and_what_is_no_number_never() -> None:
@@ -154,10 +154,10 @@ def test_perplexity_and_accuracy_are_measured_of_the_device_and_of_both_referenc
     attempt = ran.judge()
     assert (attempt.verdict, attempt.reason) == ("passed", "")
     found = numbers(attempt)
-    told = logarithms_of(GENERATION, made())
-    assert found["perplexity[0]"] == found["perplexity_fp32[0]"] == (perplexity(LIKELIHOODS, told),)
+    answer = logarithms_of(GENERATION, made())
+    assert found["perplexity[0]"] == found["perplexity_fp32[0]"] == (perplexity(LIKELIHOODS, answer),)
     assert found["perplexity_ratio_quantized[0]"] == (1.0,)
-    right = answers(LIKELIHOODS, told).right
+    right = answers(LIKELIHOODS, answer).right
     assert found["accuracy[acc]"] == found["accuracy_quantized[acc]"] == (float(right["acc"]),)
     assert (found["questions"], found["other_choices_quantized[0]"], found["lost_answers_fp32[0]"]) == (
         (1.0,), (0.0,), (0.0,),

@@ -185,12 +185,12 @@ def test_how_a_new_bundle_differs_from_the_cached_one(
 def test_a_run_with_rebuild_runs_what_it_compiled_and_says_what_differs(compiled: Compiled) -> None:
     home, scale = compiled.home, compiled.scale
     same, other = scale.read_text(), str(float(scale.read_text()) + 1)
-    for value, told in ((same, "1 the same, 0 different"), (other, "0 the same, 1 different")):
+    for value, answer in ((same, "1 the same, 0 different"), (other, "0 the same, 1 different")):
         scale.write_text(value)
         code, [job], notes = _asked(home, "--virtual", "1", "--rebuild", "-k", "scaled")
         assert code == 0, notes
         assert job["attempts"][-1]["verdict"] == "passed"
-        assert told in notes
+        assert answer in notes
     # A failed compile keeps the cached bundle, and reports that.
     scale.write_text("three")
     code, [job], notes = _asked(home, "--virtual", "1", "--rebuild", "-k", "scaled")

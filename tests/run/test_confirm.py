@@ -60,24 +60,24 @@ def test_a_slower_compiler_is_confirmed_and_its_program_is_the_cause(
     planted: Planted, again: str, twice: str, store: Store
 ) -> None:
     before = store.history.points(JOB)
-    told = planted.json("perf", "confirm", "planted/*", code=3)
-    assert (told["job"], told["good"]["run"], told["new"]["run"]) == (JOB, again, twice)
-    assert told["differences"].pop("torchao") == ["0.18.0", "0.18.12"]
+    answer = planted.json("perf", "confirm", "planted/*", code=3)
+    assert (answer["job"], answer["good"]["run"], answer["new"]["run"]) == (JOB, again, twice)
+    assert answer["differences"].pop("torchao") == ["0.18.0", "0.18.12"]
     # Python imports the hook that plants the layers at its start.
-    assert set(told["differences"]) == {"packages_content"}
-    [one] = told["metrics"]
-    said = one["confirmation"]
-    assert (one["metric"], said["answer"]) == ("htp_cycles", "confirmed")
+    assert set(answer["differences"]) == {"packages_content"}
+    [one] = answer["metrics"]
+    output = one["confirmation"]
+    assert (one["metric"], output["answer"]) == ("htp_cycles", "confirmed")
     # A second ten pairs are measured if the first ten give no answer, on a very busy machine.
-    assert said["pairs"] in (10, 20)
-    assert 0.3 < said["low"] < said["change"] < said["high"]
+    assert output["pairs"] in (10, 20)
+    assert 0.3 < output["low"] < output["change"] < output["high"]
     inferences = [(len(was), len(now)) for was, now in one["pairs"]]
     # The number of inferences in added pairs follows from the noise of the first pairs.
-    assert len(inferences) == said["pairs"]
+    assert len(inferences) == output["pairs"]
     assert inferences[:10] == [(5, 5)] * 10
     assert all(was == now >= 5 for was, now in inferences)
-    assert (told["attribution"]["guilt"], told["attribution"]["axes"]) == ("axis", ["program"])
-    roles = [turn["role"] for turn in told["turns"] if turn["pair"] >= 0]
+    assert (answer["attribution"]["guilt"], answer["attribution"]["axes"]) == ("axis", ["program"])
+    roles = [turn["role"] for turn in answer["turns"] if turn["pair"] >= 0]
     assert roles[:8] == ["good", "new", "new", "good"] * 2
     assert store.history.points(JOB) == before
     assert store.leases.all() == []
@@ -90,7 +90,7 @@ MANY = ("--pairs", "16", "--inferences", "20")
 
 @pytest.mark.whole
 def test_what_cannot_be_compared_is_refused(planted: Planted, good: str, twice: str) -> None:
-    for arguments, said in (
+    for arguments, output in (
         (["planted/layer"], "did you mean 'planted/layers'"),
         ([JOB, "--good", twice, "--bad", good], f"run {twice} is newer than run {good}"),
         ([JOB, "--bad", good], "has no result before run"),
@@ -98,8 +98,8 @@ def test_what_cannot_be_compared_is_refused(planted: Planted, good: str, twice: 
         ([JOB, "--metric", "pte_size"], "is deterministic"),
     ):
         done = planted.home.farm("perf", "confirm", *arguments)
-        code = 7 if said.startswith("has no result") else 2
-        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+        code = 7 if output.startswith("has no result") else 2
+        assert (done.returncode, output in done.stderr) == (code, True), done.stderr
         assert len(done.stderr.splitlines()) == 1
     done = planted.home.farm("perf", "confirm", JOB, "--device", "nobody")
     assert done.returncode in (2, 4)
@@ -148,9 +148,9 @@ def test_the_first_bad_run_is_found_and_what_changed_with_it(
 @pytest.mark.usefixtures("twice")
 @pytest.mark.whole
 def test_where_there_is_no_step_none_is_looked_for(planted: Planted, good: str, again: str) -> None:
-    told = planted.json("perf", "bisect", JOB, "--good", good, "--bad", again, *MANY, code=0)
-    assert (told["found"], told["probes"], told["first_bad"]) == (False, [], None)
-    assert [one["run"] for one in told["runs"]] == [good, again]
+    answer = planted.json("perf", "bisect", JOB, "--good", good, "--bad", again, *MANY, code=0)
+    assert (answer["found"], answer["probes"], answer["first_bad"]) == (False, [], None)
+    assert [one["run"] for one in answer["runs"]] == [good, again]
     assert "is both ends" in planted.home.farm("perf", "bisect", JOB, "--good", good, "--bad", good, code=2).stderr
 
 
@@ -216,10 +216,10 @@ class TestAxes:
         record = json.loads((folder / "runtime.json").read_text())
         record["runtime"] |= {"versions": older, "digest": "feedface" * 8}
         (folder / "runtime.json").write_text(json.dumps(record))
-        told = dataclasses.replace(planted, home=home).json(*asked, code=None)
-        said = told["attribution"]
-        assert (told["same_bundle"], said["differing"], list(said["alone"])) == (True, ["runtime"], ["runtime"])
-        assert len({turn["runtime"] for turn in told["turns"]}) >= 2
+        facts = dataclasses.replace(planted, home=home).json(*asked, code=None)
+        output = facts["attribution"]
+        assert (facts["same_bundle"], output["differing"], list(output["alone"])) == (True, ["runtime"], ["runtime"])
+        assert len({turn["runtime"] for turn in facts["turns"]}) >= 2
 
 
 def _versions(record: Path) -> list[dict[str, str]]:
@@ -235,9 +235,9 @@ def test_trouble_of_the_device_costs_a_pair_at_most(planted: Planted, again: str
         done = attached.farm("perf", "confirm", JOB, "--good", again, "--bad", twice, "--device", serial, "--json")
         assert done.returncode == 3, done.stderr
         assert "once more: " in done.stderr
-        told = json.loads(done.stdout)
-        assert told["metrics"][0]["confirmation"]["pairs"] >= 9
-        assert any(turn["failure"] for turn in told["turns"])
+        answer = json.loads(done.stdout)
+        assert answer["metrics"][0]["confirmation"]["pairs"] >= 9
+        assert any(turn["failure"] for turn in answer["turns"])
 
 
 @pytest.mark.soak
@@ -247,13 +247,13 @@ def test_eight_per_cent_are_confirmed_with_their_size(planted: Planted, good: st
     # Pairs made too noisy by other work give no answer; a real change is never refuted.
     for _ in range(2):
         [one] = planted.json(*asked, code=None)["metrics"]
-        said = one["confirmation"]
-        assert said["answer"] != "refuted"
-        if said["answer"] == "confirmed":
+        output = one["confirmation"]
+        assert output["answer"] != "refuted"
+        if output["answer"] == "confirmed":
             break
     else:
         pytest.skip("other work on this machine leaves it unknown, twice")
     # The cost of one layer more than twelve, and its range, depend on the machine: bench/regressions.py has known
     # sizes.
-    assert GATES[Scale.RATIO].confirmed < said["change"] < math.log(1.5)
-    assert said["low"] <= said["change"] <= said["high"]
+    assert GATES[Scale.RATIO].confirmed < output["change"] < math.log(1.5)
+    assert output["low"] <= output["change"] <= output["high"]

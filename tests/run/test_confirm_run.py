@@ -34,7 +34,7 @@ def test_a_nightly_run_whose_program_grew_exits_with_3(home: FarmHome) -> None:
     )
     assert first.returncode == 0, first.stderr
     assert second.returncode == 3, second.stderr
-    [cell] = json.loads(second.stdout)["night"]["cells"]
+    [cell] = json.loads(second.stdout)["nightly_run"]["cells"]
     assert [one["job_id"] for one in cell["findings"]["regressions"]] == [JOB]
-    assert "pte_size worse" in cell["findings"]["regressions"][0]["said"]
+    assert "pte_size worse" in cell["findings"]["regressions"][0]["reason"]
     assert cell["code"] == 3

@@ -91,8 +91,8 @@ class StubBench:
 
     def problems(self, good: StubSide, new: StubSide, *, since: int) -> tuple[str, ...]:
         del since
-        told = {"good": good.failure, "new": new.failure}
-        return tuple(f"{role}: {failure}" for role, failure in told.items() if failure)
+        answer = {"good": good.failure, "new": new.failure}
+        return tuple(f"{role}: {failure}" for role, failure in answer.items() if failure)
 
     def _samples(self, side: StubSide, count: int) -> tuple[float, ...]:
         return tuple(1e6 * side.factor * np.exp(self.noise * self._random.standard_normal(count)))
@@ -138,9 +138,9 @@ def test_a_bundle_that_was_compiled_anew_to_another_program_is_no_proof_that_it_
 
 def test_ten_pairs_are_enough_where_they_tell() -> None:
     stub = StubBench({"a": StubSide(1.0), "b": StubSide(1.08)})
-    said = confirm_keys(stub, "a", "b")
-    assert (said.answer, stub.pairs) == (Answer.CONFIRMED, 20), "ten, and ten in new processes"
-    assert said.low < math.log(1.08) < said.high
+    output = confirm_keys(stub, "a", "b")
+    assert (output.answer, stub.pairs) == (Answer.CONFIRMED, 20), "ten, and ten in new processes"
+    assert output.low < math.log(1.08) < output.high
     assert confirm_keys(stub, "a", "a").answer is Answer.REFUTED
     assert confirm_keys(stub, "b", "a").answer is Answer.REFUTED
     assert stub.pairs == 40
@@ -158,11 +158,11 @@ def test_what_is_clearly_not_so_is_not_measured_any_longer() -> None:
 
 def test_luck_that_stays_with_a_process_is_not_confirmed() -> None:
     stub = StubBench({"a": StubSide(1.0), "b": StubSide(1.0, luck=1.06)})
-    said = confirm_keys(stub, "a", "b")
-    assert said.answer is Answer.REFUTED
-    assert "in one process, but" in said.reason
-    assert "in new ones" in said.reason
-    assert abs(said.change) < 0.01
+    output = confirm_keys(stub, "a", "b")
+    assert output.answer is Answer.REFUTED
+    assert "in one process, but" in output.reason
+    assert "in new ones" in output.reason
+    assert abs(output.change) < 0.01
     assert stub.asked == [(0, 10, False, False), (0, 10, False, True)]
 
 
@@ -175,8 +175,8 @@ def test_bad_luck_of_the_good_program_hides_nothing_for_long() -> None:
 
 def test_what_is_unknown_is_measured_once_more_and_all_pairs_count() -> None:
     stub = StubBench({"a": StubSide(1.0), "b": StubSide(1.03)}, noise=0.2, seed=3)
-    said = confirm_keys(stub, "a", "b", pairs=6)
-    assert (said.answer, said.pairs, stub.pairs) == (Answer.UNKNOWN, 12, 12)
+    output = confirm_keys(stub, "a", "b", pairs=6)
+    assert (output.answer, output.pairs, stub.pairs) == (Answer.UNKNOWN, 12, 12)
 
 
 def test_a_side_that_fails_is_told_and_not_asked_again() -> None:
@@ -193,17 +193,17 @@ class TestFirstBad:
     def find(
         self, runs: list[StoredResult | None], stub: StubBench, values: list[float] | None = None
     ) -> tuple[Bracket, list[Probe]]:
-        told: list[Probe] = []
+        answer: list[Probe] = []
         values = values or [1e6] * 4 + [1.08e6] * (len(runs) - 4)
         bracket = Bracket(0, len(runs) - 1)
         change = math.log(1.08)
-        return first_bad(bench_of(stub), CYCLES, runs, values, bracket, change, on_probe=told.append), told
+        return first_bad(bench_of(stub), CYCLES, runs, values, bracket, change, on_probe=answer.append), answer
 
     def test_it_is_found_with_few_measurements(self) -> None:
         stub = StubBench({key: StubSide(factor) for key, factor in self.FACTORS.items()})
-        bracket, told = self.find([past(n, key) for n, key in enumerate(self.KEYS)], stub)
+        bracket, answer = self.find([past(n, key) for n, key in enumerate(self.KEYS)], stub)
         assert (bracket.good, bracket.bad, bracket.exact) == (3, 4, True)
-        assert [begin for begin, *_ in stub.asked].count(0) == len([one for one in told if one.confirmation]) == 2
+        assert [begin for begin, *_ in stub.asked].count(0) == len([one for one in answer if one.confirmation]) == 2
         assert all(fresh for *_, fresh in stub.asked), "luck of a process would name another run"
 
     def test_equal_outputs_that_are_not_any_more_are_found_by_halves(self) -> None:
@@ -216,16 +216,16 @@ class TestFirstBad:
 
     def test_a_bundle_that_is_known_is_not_measured(self) -> None:
         stub = StubBench({"a": StubSide(1.0), "e": StubSide(1.08)})
-        bracket, told = self.find([past(n, "aaaaeeee"[n]) for n in range(8)], stub)
+        bracket, answer = self.find([past(n, "aaaaeeee"[n]) for n in range(8)], stub)
         assert (bracket.good, bracket.bad, stub.measured) == (3, 4, [])
-        assert {probe.reason for probe in told} == {"the same bundle as one that is known"}
+        assert {probe.reason for probe in answer} == {"the same bundle as one that is known"}
 
     def test_a_bundle_that_is_gone_leaves_a_range(self) -> None:
         stub = StubBench({key: StubSide(self.FACTORS[key]) for key in "abe"})
         runs = [past(n, key) if n != 3 else None for n, key in enumerate(self.KEYS)]
-        bracket, told = self.find(runs, stub)
+        bracket, answer = self.find(runs, stub)
         assert (bracket.good, bracket.bad, bracket.open) == (2, 6, {3, 4, 5})
-        reasons = {probe.number: probe.reason for probe in told}
+        reasons = {probe.number: probe.reason for probe in answer}
         assert reasons[3] == "its bundle is gone"
         assert "the bundle d is not in the cache any more" in reasons[4]
 
@@ -233,9 +233,9 @@ class TestFirstBad:
         keys = [f"k{number}" for number in range(40)]
         ends = {"k0": StubSide(1.0), "k39": StubSide(1.08)}
         stub = StubBench({key: StubSide(1.08, "execute: it crashed") for key in keys} | ends)
-        bracket, told = self.find([past(n, key) for n, key in enumerate(keys)], stub, [1e6] * 40)
+        bracket, answer = self.find([past(n, key) for n, key in enumerate(keys)], stub, [1e6] * 40)
         assert not bracket.exact
-        assert len([probe for probe in told if probe.confirmation]) == MOST_PROBES
+        assert len([probe for probe in answer if probe.confirmation]) == MOST_PROBES
 
     def test_without_the_good_bundle_there_is_nothing_to_compare_with(self) -> None:
         with pytest.raises(UsageError, match="the good run's bundle is gone"):
@@ -251,34 +251,34 @@ class TestFactors:
             refused or {},
         )
         stub = StubBench({})
-        said = swap_factors(bench_of(stub), Claim(CYCLES, True), swaps)
-        return said, stub
+        output = swap_factors(bench_of(stub), Claim(CYCLES, True), swaps)
+        return output, stub
 
     def test_the_cause_is_named_with_its_size(self) -> None:
-        said, stub = self.swap(1.1, {Factor.PROGRAM: 1.0, Factor.RUNTIME: 1.1})
-        assert (said.explanation.kind, said.explanation.causes) == (AttributionKind.FACTOR, (Factor.RUNTIME,))
-        assert said.alone[Factor.RUNTIME].low < math.log(1.1) < said.alone[Factor.RUNTIME].high
+        output, stub = self.swap(1.1, {Factor.PROGRAM: 1.0, Factor.RUNTIME: 1.1})
+        assert (output.explanation.kind, output.explanation.causes) == (AttributionKind.FACTOR, (Factor.RUNTIME,))
+        assert output.alone[Factor.RUNTIME].low < math.log(1.1) < output.alone[Factor.RUNTIME].high
         assert len(stub.measured) == 3
 
     def test_one_factor_alone_is_the_whole_and_measured_once(self) -> None:
-        said, stub = self.swap(1.1, {Factor.SDK: 1.1})
-        assert (said.explanation.causes, len(stub.measured)) == ((Factor.SDK,), 1)
+        output, stub = self.swap(1.1, {Factor.SDK: 1.1})
+        assert (output.explanation.causes, len(stub.measured)) == ((Factor.SDK,), 1)
 
     def test_what_could_not_be_swapped_may_be_at_fault(self) -> None:
-        said, _ = self.swap(1.1, {Factor.PROGRAM: 1.0, Factor.RUNTIME: 1.0}, {Factor.SDK: "it is gone"})
-        assert said.explanation.kind is AttributionKind.UNEXPLAINED
-        assert said.differing == (Factor.PROGRAM, Factor.RUNTIME, Factor.SDK)
-        assert said.not_swapped == {Factor.SDK: "it is gone"}
+        output, _ = self.swap(1.1, {Factor.PROGRAM: 1.0, Factor.RUNTIME: 1.0}, {Factor.SDK: "it is gone"})
+        assert output.explanation.kind is AttributionKind.UNEXPLAINED
+        assert output.differing == (Factor.PROGRAM, Factor.RUNTIME, Factor.SDK)
+        assert output.not_swapped == {Factor.SDK: "it is gone"}
 
 
 def test_only_numbers_of_one_test_on_one_kind_are_compared() -> None:
     require_comparable(past(1, "a"), past(2, "b"))
-    for good, new, said in (
+    for good, new, output in (
         (past(2, "a"), past(1, "b"), "run run-02 is newer than run run-01"),
         (past(1, "a", kind="hardware"), past(2, "b"), "was on a hardware device and run run-02 on a virtual one"),
         (past(1, "a", version="v0"), past(2, "b"), r"another test in run run-02 .* \(version v0, now v1\)"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=output):
             require_comparable(good, new)
 
 

@@ -104,10 +104,10 @@ def test_one_method_of_a_program_is_debugged_with_what_it_takes(tmp_path: Path) 
 
 @pytest.mark.whole
 def test_the_layers_of_a_method_are_compared(home: FarmHome) -> None:
-    said = home.json("debug", "features/methods_inputs[SM8650-htp-8a8w]", "--virtual", timeout_s=300)
-    operators = {layer["operator"] for layer in said["layers"]}
+    output = home.json("debug", "features/methods_inputs[SM8650-htp-8a8w]", "--virtual", timeout_s=300)
+    operators = {layer["operator"] for layer in output["layers"]}
     assert any("relu" in one for one in operators), "of down alone, which ends in one"
-    assert "farm debug: compiled to keep every tensor, the method down alone" in said["notes"]
+    assert "farm debug: compiled to keep every tensor, the method down alone" in output["notes"]
 
 
 @pytest.mark.whole
@@ -198,8 +198,8 @@ def opened_by_upstream(outcome: DebugOutcome, cache: Path, folder: Path) -> dict
     paths = {kind: str(store.path(sha256)) for kind, sha256 in outcome.files.items()}
     parts = {part: (paths[f"{part}-etdump"], paths[f"{part}-outputs"]) for part in outcome.devices}
     (script := folder / "opens.py").write_text(OPENS)
-    told = run_script(script, paths["etrecord"], json.dumps(parts), cache=cache, folder=folder)
-    return dict(json.loads(told.splitlines()[-1]))
+    answer = run_script(script, paths["etrecord"], json.dumps(parts), cache=cache, folder=folder)
+    return dict(json.loads(answer.splitlines()[-1]))
 
 
 @pytest.mark.whole
@@ -251,12 +251,12 @@ def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[DebugRepl
         monkeypatch.setattr(CompilerStub, "reply", reply)
         config = load_config()
         job = job_to_debug(config, f"{suite}/broken[SM8650-htp-8a8w]")
-        said = reply.reason
+        output = reply.reason
         try:
             code = debug(config, DebugRequest(job=job, virtual=True)).exit_code
         except UsageError as error:
-            code, said = error.exit_code, str(error)
-        assert reply.reason in said
+            code, output = error.exit_code, str(error)
+        assert reply.reason in output
         with open_store(config.store_url, readonly=True) as store:
             return code, store.runs.view(store.runs.resolve("latest", unbegun=True))
 

@@ -263,7 +263,7 @@ def test_pairs_have_no_more_inferences_than_the_runner_can_be_asked_for(
         load_config(folder=tmp_path), RunRequest(socs=("SM8650",), suites=("smoke",), options=("direct_mode=true",))
     )
     side, run = Side(job, Bundle(tmp_path, many)), RunStub()
-    said = LogLines()
+    output = LogLines()
     nothing: Any = None
     runtime = Runtime({}, "d", "direct_runner", {}, "android", False, {}, one_shot=True)
 
@@ -281,7 +281,7 @@ def test_pairs_have_no_more_inferences_than_the_runner_can_be_asked_for(
         with pytest.raises(InfraError, match="no device here"):
             bench._run(side, runtime, inferences, full=False, fresh=False)
     assert [(one.warm_up, one.iterations) for one in run.asked] == [(1, 4)] * 3
-    assert said == [f"{job.id}: 4 inferences a turn, not 100: direct_runner writes the outputs of each"]
+    assert output == [f"{job.id}: 4 inferences a turn, not 100: direct_runner writes the outputs of each"]
     # The named number is the least for the ends of `farm perf confirm` and `farm perf bisect`, and for each turn.
     require_bundles(bench.config, nothing, bench_of(4), [nothing])
     refusal = "ask for at most 5, with --inferences and 1 to warm up"

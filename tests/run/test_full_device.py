@@ -59,7 +59,7 @@ def test_it_is_neither_rebooted_nor_in_quarantine_and_what_is_farms_is_freed(sma
     film = fill(small)
     (small.home.cwd / "farm.toml").write_text("[health]\ndisk_wait_s = 1.0\n")
     done = small.farm(*RUN, timeout_s=300, code=4)
-    assert "its storage is full, which is for whoever filled it to mend" in done.stderr
+    assert "its storage is full: the user who filled it has to free space" in done.stderr
     assert "reboot" not in done.stderr
     assert boot_id(small) == before
     [row] = small.json("devices")["devices"]
@@ -85,7 +85,7 @@ def test_it_goes_on_as_soon_as_there_is_room_again(small: Attached) -> None:
     with small.running(*RUN) as process:
         until(lambda: has_begun_to_wait(small), "a wait for room")
         film.unlink()
-        said = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, said
+        output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
     [row] = small.json("devices")["devices"]
     assert row["health"] == "healthy"

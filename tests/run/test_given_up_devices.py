@@ -50,8 +50,8 @@ def test_power_revives_a_device_and_a_quarantine_is_announced_once(pair: Attache
         with pair.home.running(*RUN, "--device", "left", env=env) as revived:
             # At the same time: most of either is the pauses between the steps.
             ended = [pair.home.farm(*RUN, "--device", other, *review, env=env, timeout_s=300)]
-            said = revived.communicate(timeout=300)[0]
-        assert revived.returncode == 0, said
+            output = revived.communicate(timeout=300)[0]
+        assert revived.returncode == 0, output
         [event] = [one for one in pair.json("devices", "show", "left")["events"] if "power" in one["reason"]]
         assert event["reason"] == (
             f"power cycle: it answers again; the command printed: cycled {pair.devices[0].serial}"
@@ -62,9 +62,9 @@ def test_power_revives_a_device_and_a_quarantine_is_announced_once(pair: Attache
         for given_up in ended:
             assert given_up.returncode == 4, given_up.stdout
             assert "SECRET" not in given_up.stderr
-        told = [json.loads(body) for body in hook.bodies]
-        assert [one["device"]["serial"] for one in told] == [other], "once for the quarantine, and not for each run"
-        assert told[0]["run"] in pair.json("devices", "show", other)["events"][-1]["detail"]["run"]
+        answer = [json.loads(body) for body in hook.bodies]
+        assert [one["device"]["serial"] for one in answer] == [other], "once for the quarantine, and not for each run"
+        assert answer[0]["run"] in pair.json("devices", "show", other)["events"][-1]["detail"]["run"]
     shown = pair.farm("devices", "show", other).stdout
     assert "sent: webhook 1 (http://127.0.0.1" in shown
     everything = [file.read_bytes() for file in pair.home.state.rglob("*") if file.is_file()]

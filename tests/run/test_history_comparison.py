@@ -33,8 +33,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def known(store: Store, world: World, number: int) -> list[AlertRecord]:
     """Return the confirmed and exact alerts of a job."""
-    told = (AlertState.CONFIRMED, AlertState.EXACT)
-    return [one for one in store.alerts.of_jobs([world.jobs[number].id]) if one.state in told]
+    answer = (AlertState.CONFIRMED, AlertState.EXACT)
+    return [one for one in store.alerts.of_jobs([world.jobs[number].id]) if one.state in answer]
 
 
 def test_forty_nights_give_one_alert_for_each_step_and_none_for_a_quiet_series(store: Store) -> None:
@@ -137,14 +137,14 @@ def test_what_is_confirmed_stays_so_where_the_device_goes_before_it_is_known_sin
             raise DeviceGoneError("phone", "no device")
 
     world.before_pairs = gone
-    said = LogLines()
+    output = LogLines()
     found = world.confirm(slow)
     states = {one.job_id: one.state for one in found.alerts}
     assert sorted(states.values()) == ["confirmed", "suspected"]
     assert found.not_measured == len(found.problems) == 1
     [step] = store.alerts.open()
     assert (step.last_good, step.first_bad) == (world.nights[0], slow)
-    assert [line for line in said if "since when" in line]
+    assert [line for line in output if "since when" in line]
     # The other job is measured when the device is back.
     world.before_pairs = lambda _: None
     assert {one.state for one in world.confirm(slow).alerts} == {"confirmed"}
@@ -156,18 +156,18 @@ def test_ctrl_c_keeps_what_is_known(store: Store) -> None:
         record_comparison(store, world.night())
     slow = world.night({0: 1.3, 1: 1.2}, noise=0.0)
 
-    said: list[str] = []
+    output: list[str] = []
 
     def interrupt(text: str) -> None:
-        said.append(text)
-        if len(said) == 3:
+        output.append(text)
+        if len(output) == 3:
             raise KeyboardInterrupt
 
     begin_logging(RecordHandler(interrupt))
     with pytest.raises(KeyboardInterrupt):
         world.confirm(slow)
     [known_by_then] = store.alerts.open()
-    assert known_by_then.job_id in said[1]
+    assert known_by_then.job_id in output[1]
     assert sorted(one.state for one in store.alerts.of_run(slow)) == ["confirmed", "suspected"]
 
 
@@ -182,11 +182,11 @@ def test_two_who_measure_the_same_do_not_overwrite_each_other(store: Store) -> N
             world.confirm(slow)
 
     world.before_pairs = somebody
-    said = LogLines()
+    output = LogLines()
     world.confirm(slow)
     [one] = store.alerts.of_run(slow)
     assert one.state == "confirmed"
-    assert [line for line in said if "theirs stays" in line]
+    assert [line for line in output if "theirs stays" in line]
 
 
 def test_a_program_that_was_there_before_is_refuted_unless_the_one_before_it_is_gone(store: Store) -> None:
@@ -197,10 +197,10 @@ def test_a_program_that_was_there_before_is_refuted_unless_the_one_before_it_is_
     world.gone.add("old")
     # A noisy nightly run of both programs; one is newer than the level.
     found = world.confirm(world.night(keys={0: "same", 1: "new"}, all_by=1.3))
-    said = {one.job_id: (one.state, one.reason) for one in found.alerts}
-    assert said[world.jobs[0].id][0] == "refuted"
-    assert "the program is that of" in said[world.jobs[0].id][1]
-    assert said[world.jobs[1].id] == ("unknown", "no bundle of the runs before is there any more")
+    output = {one.job_id: (one.state, one.reason) for one in found.alerts}
+    assert output[world.jobs[0].id][0] == "refuted"
+    assert "the program is that of" in output[world.jobs[0].id][1]
+    assert output[world.jobs[1].id] == ("unknown", "no bundle of the runs before is there any more")
     assert world.pairs == 0
     # A user accepts the change without a measurement: it is a level from now on.
     [unknown] = [one for one in found.alerts if one.state == "unknown"]
@@ -387,7 +387,7 @@ def test_a_program_that_is_slower_in_a_lucky_night_is_found_the_same_night(store
     assert world.confirm(world.nights[-1]).changed == 0
     # The slower program measures as before, by luck.
     lucky = world.night({0: 1.08}, all_by=1 / 1.08, noise=0.0)
-    assert not record_comparison(store, lucky).night.suspected
+    assert not record_comparison(store, lucky).judged.suspected
     found = world.confirm(lucky)
     assert (found.changed, found.changed_not_measured) == (1, 0)
     [step] = found.regressions
@@ -512,18 +512,18 @@ def test_a_program_that_cannot_be_measured_is_not_said_to_wait_for_a_device(stor
         raise UsageError("its suite is not here")
 
     world.require_job = require
-    said = LogLines()
+    output = LogLines()
     found = world.confirm(slow)
     assert (found.changed, found.changed_not_measured) == (0, 0)
-    assert said[-1] == "programs that changed and cannot be measured: 1: its suite is not here"
+    assert output[-1] == "programs that changed and cannot be measured: 1: its suite is not here"
 
 
 def test_the_alerts_of_a_ramp_add_up_to_the_ramp(store: Store) -> None:
     world = World(store, jobs=3, seed=4)
     for night in range(34):
         world.confirm(world.night(dict.fromkeys(range(3), 1.015 ** min(max(night - 11, 0), 12))))
-    told = [sum(one.change for one in known(store, world, job)) for job in range(3)]
-    assert sum(told) / 3 == pytest.approx(12 * math.log(1.015), rel=0.12)
+    answer = [sum(one.change for one in known(store, world, job)) for job in range(3)]
+    assert sum(answer) / 3 == pytest.approx(12 * math.log(1.015), rel=0.12)
 
 
 def test_changed_programs_are_measured_in_the_order_of_their_suspicion(store: Store) -> None:
@@ -534,8 +534,8 @@ def test_changed_programs_are_measured_in_the_order_of_their_suspicion(store: St
         world.night({0: 1.03 if is_last else 1.0, 1: 0.98 if is_last else 1.0}, noise=0.06, jobs=jobs)
     comparison = compare_with_history(store, world.nights[-1])
     findings = {
-        one.past.job_id: told.finding
-        for one, told in zip(comparison.compared, comparison.night.judgements, strict=True)
+        one.past.job_id: answer.finding
+        for one, answer in zip(comparison.compared, comparison.judged.judgements, strict=True)
     }
     slower, faster, young = (job.id for job in world.jobs)
     assert findings == {slower: Finding.UNCHANGED, faster: Finding.UNCHANGED, young: Finding.INSUFFICIENT_DATA}

@@ -43,13 +43,13 @@ def test_what_a_program_generated_becomes_a_suite_that_requires_it(home: FarmHom
     )  # fmt: skip
     assert (home.cwd / "kept_decoder" / case.pte).read_bytes() == (decoders / "hybrid.pte").read_bytes()
 
-    for words, said in (
+    for words, output in (
         (("--as-suite", "kept_decoder"), "kept_decoder is there already"),
         (("--as-suite", "Kept-2"), "'Kept-2' is to be a suite's name"),
         (("--as-suite", "kept_2", "--compiled"), "leave --to and --compiled out"),
         ((), "name a folder: --to for the program, or --as-suite for a suite of it"),
     ):
-        assert said in home.farm("jobs", "bundle", "exec/hybrid", *words, code=2).stderr
+        assert output in home.farm("jobs", "bundle", "exec/hybrid", *words, code=2).stderr
 
 
 @pytest.mark.whole

@@ -234,7 +234,7 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
             was_there = stays(home, victim, delay)
             finished = attempts(home)
             killed = was_there and kill(home, victim)
-            said = process.communicate(timeout=240)[0]
+            output = process.communicate(timeout=240)[0]
         if killed:
             break
         # The run had ended before the kill: the next run is killed earlier.
@@ -243,17 +243,17 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
     else:
         pytest.fail(f"the {victim} was never there at its moment")
     # A process that starts as the controller dies finds its pipe closed before any code of farm is in it.
-    assert "Traceback" not in said.replace(STILLBORN, ""), said
+    assert "Traceback" not in output.replace(STILLBORN, ""), output
     assert wait_for_no_process(home) == {}
     assert attempts(home)[: len(finished)] == finished
     # A run killed before its beginning cannot be resumed, and its remains do not disturb the next run.
     again = ("run", "--resume", "latest") if has_begun(home) else command
     resumed = home.farm(*again, "--json", timeout_s=240)
-    assert resumed.returncode == 0, said + resumed.stderr
+    assert resumed.returncode == 0, output + resumed.stderr
     got = results(json.loads(resumed.stdout))
     if victim == "builder":
         assert got.pop("new")["verdict"] == "passed"
-    assert got == work.results, said
+    assert got == work.results, output
     assert {verdict for _, verdict in attempts(home)} <= {"passed", "infra"}
     assert wait_for_no_process(home) == {}
 
@@ -266,9 +266,9 @@ def test_a_run_ends_when_what_made_its_workers_is_killed_in_the_middle(stubbed: 
         until(lambda: len(attempts(home)) >= 2, "two attempts")
         assert kill(home, "fork server")
         finished = attempts(home)
-        said = process.communicate(timeout=120)[0]
+        output = process.communicate(timeout=120)[0]
     assert len(finished) < len(LATENCIES_MS), "nothing was left to do"
-    assert process.returncode == 0, said
+    assert process.returncode == 0, output
     assert {verdict for _, verdict in attempts(home)} == {"passed"}
     assert len(attempts(home)) == len(LATENCIES_MS)
     assert wait_for_no_process(home) == {}

@@ -29,13 +29,15 @@ def _overwrite(path: Path) -> None:
 
 @pytest.mark.whole
 @pytest.mark.parametrize(
-    ("act", "said"),
+    ("act", "message"),
     [
         pytest.param(lambda path: path.unlink(), "was deleted or moved away while it was in use", id="deleted"),
         pytest.param(_overwrite, "was overwritten or cut off while it was in use", id="overwritten"),
     ],
 )
-def test_a_run_whose_store_is_lost_stops_and_says_so(tmp_path: Path, act: Callable[[Path], object], said: str) -> None:
+def test_a_run_whose_store_is_lost_stops_and_says_so(
+    tmp_path: Path, act: Callable[[Path], object], message: str
+) -> None:
     home = make_stub_home(tmp_path / "stub")
     write_stub_suite(home, "mine", {f"case{number}": 600 for number in range(8)})
     path = home.state / "farm.db"
@@ -47,7 +49,7 @@ def test_a_run_whose_store_is_lost_stops_and_says_so(tmp_path: Path, act: Callab
         there = path.exists()
         output = process.communicate(timeout=240)[0]
     assert process.returncode == 4, output
-    assert f"the run stops: the store: {path}: {said}" in output
+    assert f"the run stops: the store: {path}: {message}" in output
     assert "Traceback" not in output
     # The jobs that were left are not tried one after the other.
     assert output.count(" ok ") < 8

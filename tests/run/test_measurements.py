@@ -52,7 +52,7 @@ def test_a_detailed_profile_is_kept_with_every_node_and_its_etdump(home: FarmHom
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--option", "htp_performance_mode=fast"), "unknown value of option htp_performance_mode 'fast'"),
         (("--option", "lpai_fps=5"), "option lpai_fps is for lpai, not for the htp backend"),
@@ -65,11 +65,11 @@ def test_a_detailed_profile_is_kept_with_every_node_and_its_etdump(home: FarmHom
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_runs(
-    home: FarmHome, arguments: tuple[str, ...], said: str
+    home: FarmHome, arguments: tuple[str, ...], message: str
 ) -> None:
     done = home.farm(*RUN, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.whole

@@ -92,16 +92,16 @@ def store(done: FarmHome, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 def test_a_result_is_run_again_from_its_bundle_and_both_are_recorded(done: FarmHome, store: Store) -> None:
-    told = json.loads((done.cwd / "repro.json").read_text())
-    assert (told["job"], told["then"]["attempt_number"], told["now"]["exit_code"]) == (JOB, 1, 0)
-    assert told["bundle"] == told["now"]["attempt"]["bundle_key"] == told["then"]["attempt"]["bundle_key"]
-    assert (told["then"]["kind"], told["now"]["kind"]) == ("virtual", "virtual")
-    figures = {row["name"]: row for row in told["rows"]}
+    answer = json.loads((done.cwd / "repro.json").read_text())
+    assert (answer["job"], answer["then"]["attempt_number"], answer["now"]["exit_code"]) == (JOB, 1, 0)
+    assert answer["bundle"] == answer["now"]["attempt"]["bundle_key"] == answer["then"]["attempt"]["bundle_key"]
+    assert (answer["then"]["kind"], answer["now"]["kind"]) == ("virtual", "virtual")
+    figures = {row["name"]: row for row in answer["rows"]}
     assert figures["sqnr_fp32[0]"]["then"] == figures["sqnr_fp32[0]"]["now"] > 20
     assert {"latency", "htp_cycles", "pte_size"} <= figures.keys()
-    assert told["outputs"] == "none of then was kept: the figures tell"
-    assert not {"executorch", "qnn", "native_runner", "device_kind"} & told["differences"].keys()
-    then, now = store.runs.view(told["then"]["run"]), store.runs.view(told["now"]["run"])
+    assert answer["outputs"] == "none of then was kept: the figures tell"
+    assert not {"executorch", "qnn", "native_runner", "device_kind"} & answer["differences"].keys()
+    then, now = store.runs.view(answer["then"]["run"]), store.runs.view(answer["now"]["run"])
     assert now.fingerprint["repro"] == then.id
     assert now.command.startswith("farm jobs rerun")
     assert [job.id for job in now.jobs] == [JOB]
@@ -112,14 +112,14 @@ def test_a_result_is_run_again_from_its_bundle_and_both_are_recorded(done: FarmH
 def test_it_runs_on_the_very_device_that_it_ran_on_and_shows_both(
     done: FarmHome, bench: Attached, store: Store
 ) -> None:
-    told = json.loads((done.cwd / "repro.json").read_text())
-    then = told["then"]["run"]
+    answer = json.loads((done.cwd / "repro.json").read_text())
+    then = answer["then"]["run"]
     again = bench.farm("jobs", "rerun", JOB, "--run", then, "--device", "same")
     assert again.returncode == 0, again.stderr
     serial = bench.devices[1].serial
     assert f"{JOB}: run {then}, attempt 1 of 1, on {serial} (virtual)" in again.stderr
     lines = again.stdout.splitlines()
-    assert lines[:2] == [JOB, f"the same bundle, {told['bundle'][:12]}"]
+    assert lines[:2] == [JOB, f"the same bundle, {answer['bundle'][:12]}"]
     assert ["device", serial, serial] in [line.split() for line in lines]
     assert any(line.startswith("sqnr_fp32[0]") and line.endswith("=") for line in lines)
     assert not any(line.startswith("differs:") for line in lines)
@@ -159,17 +159,19 @@ class TestWithoutItsBundle:
     ) -> None:
         assert isinstance(past.view.program, str)
         was = msgspec.structs.replace(past, view=msgspec.structs.replace(past.view, program="0" * 64))
-        said = self.look(was, farm_cache, {})
-        assert said.startswith(f"what run {past.run.id} executed of {JOB} is gone: its bundle was compiled anew since")
-        assert f"(000000000000 -> {past.view.program[:12]})" in said
+        output = self.look(was, farm_cache, {})
+        assert output.startswith(
+            f"what run {past.run.id} executed of {JOB} is gone: its bundle was compiled anew since"
+        )
+        assert f"(000000000000 -> {past.view.program[:12]})" in output
 
     def test_another_version_is_named(self, past: StoredResult, tmp_path: Path) -> None:
         facts = past.run.fingerprint
         versions = {name: facts[name] for name in ("executorch", "torch", "torchao", "qnn")}
-        said = self.look(past, tmp_path, {**versions, "executorch": "9.9"})
-        assert f"bundle {past.attempt.bundle_key[:12]} of {JOB} is not in the cache any more" in said
-        assert f"executorch was {facts['executorch']} and is 9.9" in said
-        assert said.count(" was ") == 1
+        output = self.look(past, tmp_path, {**versions, "executorch": "9.9"})
+        assert f"bundle {past.attempt.bundle_key[:12]} of {JOB} is not in the cache any more" in output
+        assert f"executorch was {facts['executorch']} and is 9.9" in output
+        assert output.count(" was ") == 1
 
     def test_changed_code_is_named(self, past: StoredResult, tmp_path: Path) -> None:
         config = load_config()

@@ -303,11 +303,11 @@ def test_ctrl_c_reports_what_there_is_and_leaves_nothing(stub_home: StubHome, sl
     os.killpg(slow_run.pid, signal.SIGINT)
     assert slow_run.wait(120) == 130
     assert slow_run.stdout is not None
-    said = slow_run.stdout.read()
-    assert "1 passed" in said
-    assert "Traceback" not in said
-    assert "farm: finishing the running jobs; Ctrl-C again stops at once" in said
-    assert "executes the missing jobs" in said.splitlines()[-1]
+    output = slow_run.stdout.read()
+    assert "1 passed" in output
+    assert "Traceback" not in output
+    assert "farm: finishing the running jobs; Ctrl-C again stops at once" in output
+    assert "executes the missing jobs" in output.splitlines()[-1]
     assert wait_for_no_process(stub_home) == {}
     with tables(stub_home) as connection:
         assert connection.execute("select exit_code from run").fetchall() == [(130,)]

@@ -263,7 +263,7 @@ def test_selecting_by_what_was_run_before(stub_home: StubHome) -> None:
     left_out = home.farm(*mine, "--ff", "--budget", "0.001s", "--json", timeout_s=300)
     view = json.loads(left_out.stdout)
     assert left_out.returncode == view["exit_code"] == 5
-    assert view["summary"]["counts"]["not_tested"] == 2
+    assert view["summary"]["counts"]["skipped"] == 2
     for job, outcome in zip(view["jobs"], ("passed", "failed"), strict=True):
         assert job["attempts"] == []
         assert "budget" in job["skipped"]["reason"]
@@ -293,9 +293,9 @@ def test_what_has_not_begun_when_the_time_is_over_is_skipped(stub_home: StubHome
     assert done.returncode == view["exit_code"] == 0, done.stderr
     assert view["summary"]["outcomes"] == {
         "mine/good[SM8650-htp-8a8w]": "passed",
-        "mine/slow[SM8650-htp-8a8w]": "not_tested",
+        "mine/slow[SM8650-htp-8a8w]": "skipped",
     }
-    assert view["summary"]["tone"] == "not_tested"
+    assert view["summary"]["tone"] == "skipped"
     assert "1 passed, 0 failed, 0 known issues, 0 infra, 1 SKIPPED" in view["summary"]["verdict_line"]
 
 

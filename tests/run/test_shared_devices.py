@@ -216,9 +216,9 @@ def test_a_person_gets_a_device_from_a_nightly_run_which_goes_on_with_it_later(s
         assert hers.returncode == 0, hers.stderr
         end_ms = time.time_ns() // 1_000_000
         assert single.farm("devices", "release", user="ann").returncode == 0
-        said = nightly.communicate(timeout=240)[0]
-        assert nightly.returncode == 0, said
-    assert "is given to another user, who waits for it" in said
+        output = nightly.communicate(timeout=240)[0]
+        assert nightly.returncode == 0, output
+    assert "is given to another user, who waits for it" in output
     done = attempts_of(single.home, "night")
     assert [verdict for verdict, _ in done] == ["passed"] * ALL_JOBS
     assert [started_ms for _, started_ms in done if begin_ms <= started_ms <= end_ms] == []
@@ -236,8 +236,8 @@ def test_whoever_has_reserved_a_device_may_use_it_and_others_wait(single: Attach
         assert single.farm(*RUN, user="ann").returncode == 0
         assert waiting.poll() is None
         assert single.farm("devices", "release", user="ann").returncode == 0
-        said = waiting.communicate(timeout=120)[0]
-        assert waiting.returncode == 0, said
+        output = waiting.communicate(timeout=120)[0]
+        assert waiting.returncode == 0, output
 
 
 @pytest.mark.whole

@@ -95,10 +95,10 @@ def test_a_toolchain_that_is_gone_is_said_and_nobody_elses_program_started(
     for run in (begin(RunToolchain("gone", "gone")), begin(RunToolchain(str(theirs), private=True))):
         with pytest.raises(UsageError):
             selected(config, run)
-        said = LogLines()
+        output = LogLines()
         assert config_to_run_again(config, run, "") is config
-        assert len(said) == 1
-        assert f"the toolchain of run {run.id} cannot be used" in said[0]
+        assert len(output) == 1
+        assert f"the toolchain of run {run.id} cannot be used" in output[0]
         with pytest.raises(FarmError):
             config_to_run_again(config, run, "nope")
     assert not (tmp_path / "started").exists()
@@ -107,15 +107,15 @@ def test_a_toolchain_that_is_gone_is_said_and_nobody_elses_program_started(
 def test_a_night_measures_with_the_toolchain_of_its_run_or_not_at_all(
     config: Config, begin: Callable[..., RunView], measured: list[tuple[str, float | None]]
 ) -> None:
-    said = LogLines()
+    output = LogLines()
     confirm_suspected(config, begin(request=asked("main")).id, 60.0)
     confirm_suspected(config, begin(RunToolchain(), request=asked("")).id, None)
-    assert (measured, said) == ([("main", 60.0), ("", None)], [])
+    assert (measured, output) == ([("main", 60.0), ("", None)], [])
     run = begin(RunToolchain("gone", "gone"))
     confirm_suspected(config, run.id, 60.0)
     assert measured[2:] == [("", 0.0)]
-    assert len(said) == 1
-    assert f"suspected changes of run {run.id} are not measured" in said[0]
+    assert len(output) == 1
+    assert f"suspected changes of run {run.id} are not measured" in output[0]
 
 
 def test_suspected_changes_of_a_run_are_measured_with_its_toolchain_or_the_one_named(
@@ -136,9 +136,9 @@ def test_suspected_changes_of_a_run_are_measured_with_its_toolchain_or_the_one_n
     assert farm("--toolchain", "main")[0] == 0
     assert farm("--run", gone.id, "--toolchain", "default")[0] == 0
     assert [name for name, _ in measured] == ["main", "", "other", "main", ""]
-    code, said = farm("--run", gone.id)
-    assert (code, f"the toolchain of run {gone.id} cannot be used: unknown toolchain" in said) == (2, True)
-    assert "--toolchain measures with another one" in said
+    code, output = farm("--run", gone.id)
+    assert (code, f"the toolchain of run {gone.id} cannot be used: unknown toolchain" in output) == (2, True)
+    assert "--toolchain measures with another one" in output
     assert len(measured) == 5
 
 

@@ -307,9 +307,9 @@ def test_android_starts_cmake_with_the_ndk_and_the_prefix(tmp_path: Path, stub_n
     package = stub_prefix / "lib" / "cmake" / "ExecuTorch"
     with pytest.raises(InfraError) as raised:
         build_native(tmp_path / "cache", "android-arm64", android=AndroidKit(stub_ndk, stub_prefix))
-    said = " ".join(str(raised.value).split())
-    assert "stub NDK: ABI=arm64-v8a API=android-30" in said
-    assert f"ET={package}" in said
+    output = " ".join(str(raised.value).split())
+    assert "stub NDK: ABI=arm64-v8a API=android-30" in output
+    assert f"ET={package}" in output
     assert [path.suffix for path in (tmp_path / "cache" / "native").iterdir()] == [".lock"]
 
 

@@ -41,10 +41,10 @@ def _only(config: Config) -> Signing:
 
 
 def _sign(config: Config, hexagon: Path, one: Signing, *, timeout_s: float = 60.0) -> tuple[SignRecord, list[str]]:
-    said: list[str] = []
+    output: list[str] = []
     tool = find_elfsigner(hexagon)
-    record = sign(config, one, tool=tool, python=Path(sys.executable), show=said.append, timeout_s=timeout_s)
-    return record, said
+    record = sign(config, one, tool=tool, python=Path(sys.executable), show=output.append, timeout_s=timeout_s)
+    return record, output
 
 
 def _stage(config: Config) -> Runtime:
@@ -61,7 +61,7 @@ def test_it_is_signed_recorded_and_staged(config: Config, hexagon: Path, monkeyp
     shutil.rmtree(one.signed.parent)
     assert _only(config).reason == "missing"
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    record, said = _sign(config, hexagon, one)
+    record, output = _sign(config, hexagon, one)
     assert read_elf(one.signed).signed
     assert read_elf(one.signed).flags == read_elf(one.unsigned).flags
     assert (record.who, record.host, record.how) == (getpass.getuser(), platform.node(), "signed")
@@ -75,10 +75,10 @@ def test_it_is_signed_recorded_and_staged(config: Config, hexagon: Path, monkeyp
     assert _only(config).reason == ""
     assert _stage(config).files["libQnnLpaiSkel.so"] == one.signed
     # The output of the tool is shown in its order, with control characters made harmless.
-    assert any("Agree? [y/n]:" in line for line in said)
-    assert "a bell \N{SYMBOL FOR BELL} and red" in said
-    assert said[-1].startswith("Signing complete!")
-    (names,) = [line for line in said if line.startswith("environment:")]
+    assert any("Agree? [y/n]:" in line for line in output)
+    assert "a bell \N{SYMBOL FOR BELL} and red" in output
+    assert output[-1].startswith("Signing complete!")
+    (names,) = [line for line in output if line.startswith("environment:")]
     assert "MY_SIGNING_TOKEN" not in names
     assert "HEXAGON_SDK_ROOT" in names
 
@@ -126,8 +126,8 @@ def test_a_signing_that_fails_says_why_and_leaves_the_earlier_file(
 
 def test_a_tool_that_asks_twice_is_answered_twice(config: Config, hexagon: Path) -> None:
     make_hexagon_sdk(hexagon, "asks twice")
-    _, said = _sign(config, hexagon, _only(config))
-    assert sum("Agree?" in line for line in said) == 2
+    _, output = _sign(config, hexagon, _only(config))
+    assert sum("Agree?" in line for line in output) == 2
 
 
 def test_what_has_changed_since_is_refused_until_it_is_signed_again(config: Config, hexagon: Path) -> None:

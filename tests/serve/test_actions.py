@@ -112,10 +112,10 @@ def test_a_device_is_leased_now_or_later_and_released(start: Start, filled: Fill
         assert act(server, "lease", {"device": "SM8650"}, bob).json["device"] == "R5CX1"
         assert [one.reserved_for for one in filled.store.leases.all()] == ["bob"]
         assert act(server, "release", {"device": "R5CX1"}, bob).status == 200
-    said = home.farm("lab", "audit").stdout
-    assert "needs the role operator" in said
+    output = home.farm("lab", "audit").stdout
+    assert "needs the role operator" in output
     assert [one["user"] for one in home.json("lab", "audit", "--user", "root")["actions"]] == ["root"]
-    assert ada not in said + str(filled.store.accounts.audit(100))
+    assert ada not in output + str(filled.store.accounts.audit(100))
 
 
 def test_a_form_needs_its_field_and_leads_back(start: Start, filled: Filled) -> None:
@@ -166,7 +166,7 @@ def test_pages_have_the_forms_of_the_role_of_a_signed_in_user_alone(start: Start
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "said"),
+    ("name", "asked", "message"),
     [
         ("run", {"suite": "/etc", "soc": "SM8650"}, "expected names"),
         ("run", {"suite": "--resume=x", "soc": "SM8650"}, "expected names"),
@@ -182,12 +182,12 @@ def test_pages_have_the_forms_of_the_role_of_a_signed_in_user_alone(start: Start
         ("cancel", {"run": "latest"}, "share a store on PostgreSQL"),
     ],
 )
-def test_what_cannot_be_is_said(start: Start, filled: Filled, name: str, asked: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_is_said(start: Start, filled: Filled, name: str, asked: dict[str, Any], message: str) -> None:
     token = filled.store.accounts.add("root", Role.OPERATOR)
     with start() as server:
         answer = act(server, name, asked, token)
     assert answer.status in (400, 404, 409), answer.text
-    assert said in answer.json["error"]
+    assert message in answer.json["error"]
 
 
 def test_a_run_is_a_command_in_the_name_of_the_account(start: Start, filled: Filled, started: list[list[str]]) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 JOB = "quantized_ops%2Fsoftmax%5BSM8650-htp-8a8w%5D"
 PAGES = ("", "runs", "diff?a=latest~2&b=latest~1", "devices", "devices/pixel-left", "history?job=quantized_ops/conv2d",
-         "runs/latest~1/files", "runs/latest~1", "nowhere", "grid", "nights", "nights/{night}",
+         "runs/latest~1/files", "runs/latest~1", "nowhere", "grid", "nightly", "nightly/{nightly_run}",
          f"jobs/{JOB}?run=latest~1", "suites", "suites/quantized_ops", "hosts", "hosts/bench", "toolchains",
          "toolchains/-", "alerts", "alerts/1", "queue")  # fmt: skip
 VIEWS = (("light", 1366), ("dark", 1366), ("light", 400), ("dark", 400))
@@ -66,7 +66,7 @@ def test_access_for_everybody_and_nothing_of_a_page_is_where_it_should_not_be(
 ) -> None:
     found, misplaced = {}, {}
     for path in PAGES:
-        show(browser, f"{server_of_unchanged.url}/{path.format(night=unchanged.runs[3])}")
+        show(browser, f"{server_of_unchanged.url}/{path.format(nightly_run=unchanged.runs[3])}")
         for scheme, width in VIEWS:
             chromium.see(browser, scheme=scheme, width=width, height=768)
             found[path, scheme, width] = chromium.violations(browser)
@@ -164,7 +164,7 @@ def test_the_grid_is_used_by_keys_alone(browser: WebDriver, server_of_unchanged:
     # The tab key stops once in each row.
     assert len(browser.find_elements(By.CSS_SELECTOR, 'tbody .cells > a[tabindex="0"]')) == 8
     cell.send_keys(Keys.ENTER)
-    wait(browser, lambda b: f"?night={unchanged.runs[3]}" in b.current_url)
+    wait(browser, lambda b: f"?nightly_run={unchanged.runs[3]}" in b.current_url)
     assert "✗ failed" in find(browser, "h1").text
     assert complaints(browser) == []
 
@@ -274,11 +274,11 @@ def press(browser: WebDriver, name: str, /, **fields: str) -> str:
             place.send_keys(text)
     form.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
     wait(browser, lambda b: b.current_url.endswith(f"/actions/{name}"))
-    said: str = find(browser, "main").text
+    output: str = find(browser, "main").text
     for link in browser.find_elements(By.LINK_TEXT, "Back"):
         link.send_keys(Keys.ENTER)
         wait(browser, lambda b: "/actions/" not in b.current_url)
-    return said
+    return output
 
 
 def test_a_device_is_leased_later_given_back_and_taken_out_of_service_on_its_page(
@@ -292,8 +292,8 @@ def test_a_device_is_leased_later_given_back_and_taken_out_of_service_on_its_pag
     later = datetime.now().astimezone().replace(second=0, microsecond=0) + timedelta(days=1)
     with start() as server:
         sign_in(browser, server, token, "/devices/pixel-left")
-        said = press(browser, "lease", seconds="4 hours", from_time=f"{later:%Y-%m-%dT%H:%M}")
-        assert "pixel-left (SM8650, hardware) is yours from" in said
+        output = press(browser, "lease", seconds="4 hours", from_time=f"{later:%Y-%m-%dT%H:%M}")
+        assert "pixel-left (SM8650, hardware) is yours from" in output
         [lease] = store.leases.upcoming()
         assert (lease.reserved_for, lease.reserved_from_ms) == ("root", round(later.timestamp() * 1000))
         assert lease.reserved_until_ms - lease.reserved_from_ms == 4 * 3_600_000

@@ -83,8 +83,8 @@ def test_a_laptop_leases_releases_and_starts_a_run(
     started: list[list[str]] = []
     monkeypatch.setattr(actions, "_start", lambda _, words: started.append(words) or actions.Done("started"))
     state, filled = laptop
-    said = home.farm("lease", "pixel-left", "--for", "10m", env=state, code=0).stdout
-    assert said.startswith("pixel-left (SM8650, hardware) is yours until ")
+    output = home.farm("lease", "pixel-left", "--for", "10m", env=state, code=0).stdout
+    assert output.startswith("pixel-left (SM8650, hardware) is yours until ")
     assert [one.reserved_for for one in filled.store.leases.all()] == ["ada"]
     assert home.farm("devices", "release", "pixel-left", env=state, code=0).stdout == "pixel-left is given back\n"
     run = ("run", "--soc", "SM8650", "--suite", "smoke")
@@ -96,7 +96,7 @@ def test_a_laptop_leases_releases_and_starts_a_run(
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "said"),
+    ("change", "code", "message"),
     [
         ({"FARM_TOKEN": "wrong"}, 2, "this is no token of an account: $FARM_TOKEN names"),
         ({"FARM_TOKEN": ""}, 2, "$FARM_TOKEN names"),
@@ -106,10 +106,10 @@ def test_a_laptop_leases_releases_and_starts_a_run(
     ],
 )
 def test_a_server_that_does_not_help_is_one_line(
-    home: FarmHome, laptop: tuple[dict[str, str], Filled], change: dict[str, str], code: int, said: str
+    home: FarmHome, laptop: tuple[dict[str, str], Filled], change: dict[str, str], code: int, message: str
 ) -> None:
     done = home.farm("runs", "list", env={**laptop[0], **change}, code=code)
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert laptop[0]["FARM_TOKEN"] not in done.stderr
 

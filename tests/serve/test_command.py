@@ -22,14 +22,14 @@ def test_it_says_where_answers_and_ends_with_ctrl_c_while_somebody_is_connected(
     token = home.farm("lab", "accounts", "--add", "ada").stdout.strip()
     with home.running("serve", "--port", "0", "--json") as process:
         assert process.stdout is not None
-        said = json.loads(process.stdout.readline())
-        assert said["url"].startswith("http://127.0.0.1:")
+        output = json.loads(process.stdout.readline())
+        assert output["url"].startswith("http://127.0.0.1:")
         request = urllib.request.Request(  # noqa: S310 - http
-            f"{said['url']}runs", headers={"Authorization": f"Bearer {token}", "Accept": "application/json"}
+            f"{output['url']}runs", headers={"Authorization": f"Bearer {token}", "Accept": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
             assert json.load(answer)["total"] == 5
-        port = int(said["url"].rstrip("/").rpartition(":")[2])
+        port = int(output["url"].rstrip("/").rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as idle:
             idle.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
             process.send_signal(signal.SIGINT)
@@ -66,13 +66,13 @@ def test_ctrl_c_does_not_wait_for_a_page_that_takes_long(home: FarmHome, filled:
             asking.sendall(b"GET /runs HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert process.stdout.readline() == "begun\n"
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
+            _, output = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 130
-    assert "Traceback" not in said
-    assert "GET /runs 503" in said
+    assert "Traceback" not in output
+    assert "GET /runs 503" in output
 
 
 def test_sigterm_ends_it_too(home: FarmHome) -> None:

@@ -29,7 +29,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Store]:
 
 def test_the_demo_has_what_a_farm_has(stores: list[Store]) -> None:
     store = stores[0]
-    nights = store.grid.nights(None, 100)
+    nights = store.grid.nightly_runs(None, 100)
     jobs = store.grid.jobs(nights, JobFilter())
     assert (len(nights), len(jobs), len({job.soc for job in jobs})) == (12, 360, 4)
     letters = "".join(job.cells for job in jobs)
@@ -39,12 +39,12 @@ def test_the_demo_has_what_a_farm_has(stores: list[Store]) -> None:
     assert {job.case.rpartition("_")[0] for job in new} >= {"layer_norm"}
     mixed = [job.job_id for job in jobs if "fp" in job.cells]
     assert {"flaky", "newly flaky"} & {
-        one.reliability for one in store.history.reliability(mixed, "hardware", line="main").values()
+        one.reliability for one in store.history.reliability(mixed, "hardware", branch="main").values()
     }
     assert {one.metric for one in store.alerts.open()} == {"latency"}
     assert {device.health for device in store.devices.all()} == {"healthy", "quarantined"}
     worse = store.alerts.open()[0].job_id
-    [past] = store.history.pasts_of_jobs(worse, line="main")
+    [past] = store.history.pasts_of_jobs(worse, branch="main")
     latency = next(one for one in past.series if one.series.metric == "latency").values
     before = SMALL.nights * 3 // 4 - 1
     assert 1.1 < latency[-1] / latency[before] < 1.3

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 JOB = quote("quantized_ops/softmax[SM8650-htp-8a8w]", safe="")
 PAGES = ("/", "/runs", "/runs/latest", "/runs/latest~1/files", "/diff", "/devices", "/devices/pixel-left",
-         "/history?job=quantized_ops", "/history", "/grid", "/grid?q=softmax&state=new_failure", "/nights",
+         "/history?job=quantized_ops", "/history", "/grid", "/grid?q=softmax&state=new_failure", "/nightly",
          f"/jobs/{JOB}", f"/jobs/{JOB}?run=latest~1", "/suites", "/suites/quantized_ops", "/hosts", "/hosts/bench",
          "/toolchains", "/toolchains/-", "/alerts", "/alerts?state=all", "/alerts/1", "/queue")  # fmt: skip
 
@@ -57,9 +57,9 @@ def test_the_status_tells_what_farm_status_tells(server_of_unchanged: Server, un
     assert f"/diff?a={unchanged.runs[2]}&amp;b={unchanged.runs[3]}" in page
     assert unchanged.live in page
     assert "1 of 8 jobs: 1 passed" in page
-    told = server_of_unchanged.json("/")
-    assert told["status"]["runs"][0]["run"]["run_id"] == unchanged.runs[-1]
-    assert told["status"]["runs"][0]["jobs"]["quantized_ops/softmax[SM8650-htp-8a8w]"] == "new_failure"
+    answer = server_of_unchanged.json("/")
+    assert answer["status"]["runs"][0]["run"]["run_id"] == unchanged.runs[-1]
+    assert answer["status"]["runs"][0]["jobs"]["quantized_ops/softmax[SM8650-htp-8a8w]"] == "new_failure"
 
 
 def test_json_is_what_the_command_says(server: Server, filled: Filled, home: FarmHome, config: Config) -> None:
@@ -106,7 +106,7 @@ def test_how_far_a_run_is(server_of_unchanged: Server) -> None:
 def test_the_progress_of_runs_and_the_state_of_devices_are_polled(server: Server, filled: Filled) -> None:
     first = server.get("/api/v1/progress")
     (run,) = (run for run in first.json["runs"] if run["run_id"] == filled.live)
-    assert (run["done"], run["told"]) == (1, "1 of 8 jobs: 1 passed")
+    assert (run["done"], run["text"]) == (1, "1 of 8 jobs: 1 passed")
     assert {device["id"]: device["state"] for device in first.json["devices"]} == {
         "R5CX1": "idle", "R5CX2": "quarantined", "R5CX3": "out",
     }  # fmt: skip
@@ -131,12 +131,12 @@ def test_a_device_shows_its_drift_its_events_and_what_ran(server_of_unchanged: S
     assert "+20.0 %" in page
     assert "health check in ms of 1 series with 6 values" in page
     assert unchanged.runs[0] in page
-    told = server_of_unchanged.json("/devices/R5CX1")
-    assert told["drift"]["health_check_ratio"] == pytest.approx(1.2)
-    assert told["drift"]["jobs"] == 3
-    assert len(told["events"]) == 6
-    assert told["attempts"][0]["run_id"] == unchanged.live
-    assert "token" not in json.dumps(told)
+    answer = server_of_unchanged.json("/devices/R5CX1")
+    assert answer["drift"]["health_check_ratio"] == pytest.approx(1.2)
+    assert answer["drift"]["jobs"] == 3
+    assert len(answer["events"]) == 6
+    assert answer["attempts"][0]["run_id"] == unchanged.live
+    assert "token" not in json.dumps(answer)
 
 
 def test_devices_are_filtered(server_of_unchanged: Server) -> None:
@@ -154,14 +154,14 @@ def test_who_waits_for_a_device_is_told_to_the_eye_and_to_programs(server: Serve
         ["R5CX1"], count=1, user="<b>eve", host="bench", pid=1, purpose="farm lease", priority=Priority.PERSON, ttl_s=60
     )
     try:
-        page, told = server.get("/devices").text, server.json("/devices")
+        page, answer = server.get("/devices").text, server.json("/devices")
     finally:
         filled.store.leases.withdraw(token)
     assert '<th scope="row">&lt;b&gt;eve</th><td>pixel-left</td>' in page
-    assert [(one["user"], one["devices"], one["purpose"]) for one in told["waiting"]] == [
+    assert [(one["user"], one["devices"], one["purpose"]) for one in answer["waiting"]] == [
         ("<b>eve", ["R5CX1"], "farm lease")
     ]
-    assert token not in page + json.dumps(told)
+    assert token not in page + json.dumps(answer)
 
 
 def test_history_has_a_plot_of_what_moved_and_a_table(server_of_unchanged: Server) -> None:
@@ -203,7 +203,7 @@ def test_files_are_served_by_hash_and_only_those_that_the_store_knows(
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "said"),
+    ("path", "status", "message"),
     [
         ("/nowhere", 404, "Not found"),
         ("/runs/20991231-9", 404, "unknown run '20991231-9'"),
@@ -225,11 +225,11 @@ def test_files_are_served_by_hash_and_only_those_that_the_store_knows(
     ],
 )
 def test_what_cannot_be_is_said_as_a_page_and_as_json(
-    server_of_unchanged: Server, path: str, status: int, said: str
+    server_of_unchanged: Server, path: str, status: int, message: str
 ) -> None:
     page = server_of_unchanged.get(path)
     assert page.status == status
-    assert said in page.text.replace("&#39;", "'")
+    assert message in page.text.replace("&#39;", "'")
     assert "<script>" not in page.text
     answer = server_of_unchanged.get(path, Accept="application/json")
     assert answer.status == status
@@ -251,9 +251,11 @@ def test_the_api_is_described(server_of_unchanged: Server) -> None:
     assert (limit["schema"]["minimum"], limit["schema"]["maximum"]) == (1, 100)
 
 
-def test_a_cell_of_the_grid_leads_to_the_job_of_that_night(server_of_unchanged: Server, unchanged: Filled) -> None:
+def test_a_cell_of_the_grid_leads_to_the_job_of_that_nightly_run(
+    server_of_unchanged: Server, unchanged: Filled
+) -> None:
     facts = server_of_unchanged.json("/grid")
-    newest, before, oldest = facts["nights"]
+    newest, before, oldest = facts["nightly_runs"]
     assert (newest["id"], newest["new"], newest["counts"]) == (unchanged.runs[3], 2, {"f": 2, "i": 2, "p": 4})
     assert oldest["id"] == unchanged.runs[1]
     assert [row["cells"] for row in facts["rows"]] == ["fpp"] * 2 + ["ipp"] * 2 + ["ppp"] * 4
@@ -262,10 +264,10 @@ def test_a_cell_of_the_grid_leads_to_the_job_of_that_night(server_of_unchanged: 
     page = server_of_unchanged.get("/grid").text
     assert f'<tr data-c="fpp"><th scope="row"><a href="/jobs/{JOB}">softmax</a>' in page
     assert "2 new failures, 0 still failing of 8 jobs" in page
-    for night, outcome in ((newest, "failed"), (before, "passed")):
-        job = server_of_unchanged.json(f"/jobs/{JOB}?night={night['id']}")
-        assert (job["run"]["id"], job["outcome"]) == (night["id"], outcome)
-    assert server_of_unchanged.get(f"/jobs/{JOB}?night=of-nobody").status == 404
+    for nightly_run, outcome in ((newest, "failed"), (before, "passed")):
+        job = server_of_unchanged.json(f"/jobs/{JOB}?nightly_run={nightly_run['id']}")
+        assert (job["run"]["id"], job["outcome"]) == (nightly_run["id"], outcome)
+    assert server_of_unchanged.get(f"/jobs/{JOB}?nightly_run=of-nobody").status == 404
 
 
 def test_the_grid_is_filtered_by_its_address(server_of_unchanged: Server) -> None:
@@ -281,19 +283,21 @@ def test_the_grid_is_filtered_by_its_address(server_of_unchanged: Server) -> Non
     page = server_of_unchanged.get("/grid?soc=SM8650&nights=2").text
     assert '<option value="SM8650" selected>' in page
     assert 'href="/grid?soc=SM8650&amp;nights=2&amp;state=new_failure"' in page
-    assert [night["counts"]["p"] for night in server_of_unchanged.json("/grid?nights=2")["nights"]] == [4, 8]
+    assert [
+        nightly_run["counts"]["p"] for nightly_run in server_of_unchanged.json("/grid?nights=2")["nightly_runs"]
+    ] == [4, 8]
 
 
 def test_a_job_shows_its_run_its_files_its_commands_and_its_history(
     server_of_unchanged: Server, unchanged: Filled
 ) -> None:
     run = unchanged.runs[3]
-    told = server_of_unchanged.json(f"/jobs/{JOB}?run={run}")
-    assert told["title"] == f"failed: quantized_ops/softmax[SM8650-htp-8a8w] in {run}"
-    assert [one["outcome"] for one in told["runs"]] == ["not_run", "failed", "passed", "passed", "passed"]
-    assert [(one["kind"], one["size"]) for one in told["files"]] == [("etdump", 9)]
-    assert [plot["metric"] for plot in told["plots"]] == ["latency"]
-    assert told["commands"][-1][1] == "farm history 'quantized_ops/softmax[SM8650-htp-8a8w]'"
+    answer = server_of_unchanged.json(f"/jobs/{JOB}?run={run}")
+    assert answer["title"] == f"failed: quantized_ops/softmax[SM8650-htp-8a8w] in {run}"
+    assert [one["outcome"] for one in answer["runs"]] == ["not_run", "failed", "passed", "passed", "passed"]
+    assert [(one["kind"], one["size"]) for one in answer["files"]] == [("etdump", 9)]
+    assert [plot["metric"] for plot in answer["plots"]] == ["latency"]
+    assert answer["commands"][-1][1] == "farm history 'quantized_ops/softmax[SM8650-htp-8a8w]'"
     page = server_of_unchanged.get(f"/jobs/{JOB}?run={run}").text
     assert f"farm jobs rerun &#39;quantized_ops/softmax[SM8650-htp-8a8w]&#39; --run {run}" in page
     assert f'href="/runs/{run}"' in page
@@ -339,25 +343,25 @@ def test_a_virtual_device_is_known_after_its_run(server: Server, filled: Filled)
     filled.record(filled.jobs[2], virtual)
     [row] = [row for row in server.json("/devices")["devices"] if row["id"] == virtual.serial]
     assert (row["state"], row["kind"], row["soc"]) == ("ended", "virtual", "SM8650")
-    told = server.json("/devices/farm-virtual-1")
-    assert [one["job_id"] for one in told["attempts"]] == [filled.jobs[2].id]
+    answer = server.json("/devices/farm-virtual-1")
+    assert [one["job_id"] for one in answer["attempts"]] == [filled.jobs[2].id]
     assert "farm-virtual-1" in server.get("/devices?state=ended").text
 
 
 def test_a_toolchain_has_its_runs(server_of_unchanged: Server, unchanged: Filled) -> None:
     [one] = server_of_unchanged.json("/toolchains")["toolchains"]
     assert (one["hash"], one["runs"], one["passed"], one["failed"]) == ("", 5, 3, 1)
-    told = server_of_unchanged.json("/toolchains/-")
-    assert [run["run_id"] for run in told["runs"]] == [unchanged.live, *reversed(unchanged.runs)]
+    answer = server_of_unchanged.json("/toolchains/-")
+    assert [run["run_id"] for run in answer["runs"]] == [unchanged.live, *reversed(unchanged.runs)]
     assert server_of_unchanged.get("/toolchains/abc").status == 404
 
 
 def test_an_alert_has_its_chart_remarks_and_commands(server_of_unchanged: Server, unchanged: Filled) -> None:
-    told = server_of_unchanged.json("/alerts/1")
-    assert told["alert"]["first_bad"] == unchanged.runs[3]
-    assert [one["id"] for one in told["plots"][0]["alerts"]] == [1]
-    assert ["Accept the new level", "farm alerts accept 1 --note REASON"] in told["commands"]
-    assert told["remarks"][0]["owner"] == "grace"
+    answer = server_of_unchanged.json("/alerts/1")
+    assert answer["alert"]["first_bad"] == unchanged.runs[3]
+    assert [one["id"] for one in answer["plots"][0]["alerts"]] == [1]
+    assert ["Accept the new level", "farm alerts accept 1 --note REASON"] in answer["commands"]
+    assert answer["remarks"][0]["owner"] == "grace"
     assert server_of_unchanged.json("/alerts?state=refuted")["alerts"] == []
     assert server_of_unchanged.get("/alerts?state=green").status == 400
 

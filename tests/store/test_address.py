@@ -82,8 +82,8 @@ def test_a_store_over_tls_with_the_server_checked(server: Server) -> None:
 @pytest.mark.parametrize("readonly", [False, True])
 def test_a_server_that_is_none_that_is_trusted_gets_no_password(server: Server, tmp_path: Path, readonly: bool) -> None:
     other = make_certificate(tmp_path)
-    said = refusal(server.url(sslmode="verify-full", sslrootcert=other), readonly=readonly)
-    assert "certificate verify failed" in said
+    output = refusal(server.url(sslmode="verify-full", sslrootcert=other), readonly=readonly)
+    assert "certificate verify failed" in output
     # Another name than the certificate has.
     url = server.verified.replace(LOOPBACK, "localhost")
     assert 'does not match host name "localhost"' in refusal(url, readonly=readonly)
@@ -107,18 +107,18 @@ def test_passwords_come_from_a_file_and_are_never_shown(
     open_store(without, readonly=readonly).close()
     monkeypatch.delenv("PGPASSFILE")
     wrong = PASSWORD.replace("3", "4")
-    said = refusal(server.url(password=wrong.replace("/", "%2F").replace(" ", "%20")), readonly=readonly)
-    assert "password authentication failed" in said
-    assert wrong not in said
-    assert said.count("password authentication failed") == 1
+    output = refusal(server.url(password=wrong.replace("/", "%2F").replace(" ", "%20")), readonly=readonly)
+    assert "password authentication failed" in output
+    assert wrong not in output
+    assert output.count("password authentication failed") == 1
     # libpq reads the password from the query as well.
-    said = refusal(f"{without}?password={wrong.replace(' ', '%20')}", readonly=readonly)
-    assert wrong not in said
-    assert "password=***" in said
+    output = refusal(f"{without}?password={wrong.replace(' ', '%20')}", readonly=readonly)
+    assert wrong not in output
+    assert "password=***" in output
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"sslmode": "verify-ful"}, "unknown sslmode 'verify-ful': did you mean 'verify-full'?"),
         ({"sslmode": "verify-full", "sslrootcert": "/nowhere/ca.pem"}, "sslrootcert: there is no file /nowhere/ca.pem"),
@@ -126,8 +126,8 @@ def test_passwords_come_from_a_file_and_are_never_shown(
         ({"passfile": "/nowhere/pass"}, "passfile: there is no file /nowhere/pass"),
     ],
 )
-def test_what_is_named_for_tls_is_used_or_refused(options: dict[str, str], said: str) -> None:
-    assert said in refusal(Server(1, None).url(**options))  # type: ignore[arg-type]
+def test_what_is_named_for_tls_is_used_or_refused(options: dict[str, str], message: str) -> None:
+    assert message in refusal(Server(1, None).url(**options))  # type: ignore[arg-type]
 
 
 def test_paths_in_an_address_are_beside_the_file_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def told(alerts: list[AlertRecord]) -> dict[str, tuple[str, str]]:
 def test_a_quiet_night_says_nothing_and_a_slow_one_names_runs(store: Store, make: Make) -> None:
     job = make.job("conv")
     quiet = nights(store, make, job)
-    assert record_comparison(store, quiet[-1]).night.suspected == ()
+    assert record_comparison(store, quiet[-1]).judged.suspected == ()
     assert store.alerts.of_run(quiet[-1]) == []
     slow = run(store, make, 1, job, latency(1.12e6), size(1000), sqnr(40.0))
     record_comparison(store, slow)
@@ -211,7 +211,7 @@ def test_a_declared_step_is_the_new_level(store: Store, make: Make) -> None:
     same = run(store, make, 2, job, latency(1.5e6))
     record_comparison(store, same)
     assert store.alerts.of_run(same) == []
-    assert comparison.night.suspected
+    assert comparison.judged.suspected
 
 
 def test_an_attempt_that_the_farm_lost_has_no_part_in_it(store: Store, make: Make) -> None:
@@ -235,11 +235,11 @@ def test_equal_outputs_that_are_not_any_more_are_a_step_of_infinite_size(store: 
     new = NewAlert(**{**{name: getattr(confirmed(alert), name) for name in NewAlert.__struct_fields__},
                       "change": -math.inf, "low": -math.inf, "high": -math.inf})  # fmt: skip
     assert store.alerts.answer(alert.id, new, device="phone", pairs=[(math.inf, 60.0)])
-    [told] = store.alerts.open()
-    assert (told.low, told.high) == (-math.inf, -math.inf)
+    [answer] = store.alerts.open()
+    assert (answer.low, answer.high) == (-math.inf, -math.inf)
     # A second process measured the alert too, and comes later.
     assert not store.alerts.answer(alert.id, confirmed(alert), device="phone", pairs=None)
-    assert store.alerts.open() == [told]
+    assert store.alerts.open() == [answer]
     same = run(store, make, 8, job, sqnr(61.0))
     assert record_comparison(store, same).insufficient == 1
     # Numbers before the step belong to another level.

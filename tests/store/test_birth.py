@@ -120,13 +120,13 @@ def test_postgresql(new_database: Callable[[str], str], step: int) -> None:
 
 
 def _is_none_or_whole(address: str) -> None:
-    said = ""
+    output = ""
     try:
         with open_store(address, readonly=True) as store:
             assert store.runs.latest_id() is None
     except StoreError as error:
-        said = str(error)
-    assert not said or f"there is no store yet: '{FIRST_RUN}' makes one" in said
+        output = str(error)
+    assert not output or f"there is no store yet: '{FIRST_RUN}' makes one" in output
 
 
 def test_what_was_killed_within_a_step_is_completed(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert Path(f"{path}-journal").exists()
-    with pytest.raises(StoreError, match="a process was killed as it made it: 'farm devices' completes it"):
+    with pytest.raises(StoreError, match="a process was killed while it made the store: 'farm devices' completes it"):
         open_store(path, readonly=True)
     open_store(path).close()
     open_store(path, readonly=True).close()

@@ -121,11 +121,11 @@ def test_processes_that_claim_and_wait_at_once_have_nothing_twice(
     argv += [[*common, _PERSON, _TESTS, address, str(tmp_path), *devices] for _ in range(2)]
     processes = [subprocess.Popen(one, stderr=subprocess.PIPE, text=True) for one in argv]
     try:
-        said = [process.communicate(timeout=120)[1] for process in processes]
+        output = [process.communicate(timeout=120)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [(process.returncode, words) for process, words in zip(processes, said, strict=True)] == [(0, "")] * 8
+    assert [(process.returncode, words) for process, words in zip(processes, output, strict=True)] == [(0, "")] * 8
 
     assert list(tmp_path.iterdir()) == []
     for run_id in runs:
@@ -316,7 +316,7 @@ def test_a_run_that_is_cancelled_meanwhile_begins_nothing(store: Store) -> None:
     assert {each.why for each in shards_of(store, run_id)} == {"cancelled by ada", "cancelled"}
 
 
-def test_a_person_goes_before_a_night_and_the_second_user_gets_his_part(store: Store) -> None:
+def test_a_person_goes_before_a_nightly_run_and_the_second_user_gets_his_part(store: Store) -> None:
     submit(store, shards(8), "ci", Priority.NIGHTLY)
     one = agent(store, devices=3)
     held = store.cluster.claim(one, SOC, ["h1-0", "h1-1", "h1-2"], ttl_s=TTL_S)

@@ -64,11 +64,11 @@ def test_writers_at_once_lose_nothing(sqlite_store: Store, make: type[Make], tmp
     writers = [
         _writer(str(tmp_path / "farm.db"), run_id, f"w{n}", make.attempt(job), 200) for n, job in enumerate(jobs)
     ]
-    said = [writer.communicate()[0].splitlines() for writer in writers]
+    output = [writer.communicate()[0].splitlines() for writer in writers]
 
     assert [writer.returncode for writer in writers] == [0] * 4
-    assert [len(lines) for lines in said] == [200] * 4
-    assert sorted(_recorded(sqlite_store, run_id)) == sorted(itertools.chain(*said))
+    assert [len(lines) for lines in output] == [200] * 4
+    assert sorted(_recorded(sqlite_store, run_id)) == sorted(itertools.chain(*output))
     numbers = [m for job in sqlite_store.runs.view(run_id).jobs for a in job.attempts for m in a.measurements]
     assert numbers == [make.latency(1.0, 2.0, 3.0)] * 800
 
@@ -78,21 +78,21 @@ def test_a_killed_writer_loses_nothing_that_it_said_was_recorded(
 ) -> None:
     job = make.job()
     run_id = make.begin(sqlite_store, job)
-    said: list[str] = []
+    output: list[str] = []
     for name in ("first", "second", "third"):
         writer = _writer(str(tmp_path / "farm.db"), run_id, name, make.attempt(job, log="x" * 5_000))
         assert writer.stdout
-        said += itertools.islice(writer.stdout, 25)
+        output += itertools.islice(writer.stdout, 25)
         os.kill(writer.pid, signal.SIGKILL)
         # Lines printed between the last line read and the kill count as well.
-        said += [line for line in writer.stdout if line.endswith("\n")]
+        output += [line for line in writer.stdout if line.endswith("\n")]
         writer.wait()
         writer.stdout.close()
 
         recorded = _recorded(sqlite_store, run_id)
-        assert set(map(str.strip, said)) <= set(recorded)
+        assert set(map(str.strip, output)) <= set(recorded)
         # Each writer may have committed one more attempt than it could print.
-        assert len(recorded) <= len(said) + len({line.split()[0] for line in said})
+        assert len(recorded) <= len(output) + len({line.split()[0] for line in output})
     view = sqlite_store.runs.view(run_id)
     assert (view.finished_ms, view.exit_code) == (None, None)
     assert all(attempt.measurements for attempt in view.jobs[0].attempts)

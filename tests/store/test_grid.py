@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 DAY = 86_400_000
 
 
-def night(store: Store, make: Make, days_ago: int, name: str, line: str = "", **verdicts: str) -> str:
+def nightly_run(store: Store, make: Make, days_ago: int, name: str, branch: str = "", **verdicts: str) -> str:
     """Record a nightly run; a verdict is a word, `known` or `skipped`."""
     record = RunRecord(
         "farm run", "ada", "bench", {"qnn": f"2.{50 - days_ago}", "device_kind": "virtual"}, now_ms() - days_ago * DAY,
-        priority="nightly", night=name, toolchain=RunToolchain(line=line),
+        priority="nightly", nightly_run=name, toolchain=RunToolchain(branch=branch),
     )  # fmt: skip
     run_id = store.begin_run(record)
     jobs = {case: make.job(case) for case in verdicts}
@@ -39,31 +39,31 @@ def night(store: Store, make: Make, days_ago: int, name: str, line: str = "", **
     return run_id
 
 
-def test_each_night_is_a_column_and_the_newest_run_of_a_job_counts(store: Store, make: Make) -> None:
-    night(store, make, 2, "n1", add="passed", relu="passed", conv="infra", pad="skipped")
-    first = night(store, make, 1, "n2", add="failed", relu="known", conv="", pad="skipped")
-    second = night(store, make, 1, "n2", add="passed")
-    night(store, make, 1, "other", line="release", add="passed")
-    nights = store.grid.nights("", 10)
-    assert [one.id for one in nights] == ["n2", "n1"]
-    assert [run.run_id for run in nights[0].runs] == [first, second]
-    assert nights[1].facts["qnn"] == "2.48"
-    cells = {job.case: job.cells for job in store.grid.jobs(nights, JobFilter())}
+def test_each_nightly_run_is_a_column_and_the_newest_run_of_a_job_counts(store: Store, make: Make) -> None:
+    nightly_run(store, make, 2, "n1", add="passed", relu="passed", conv="infra", pad="skipped")
+    first = nightly_run(store, make, 1, "n2", add="failed", relu="known", conv="", pad="skipped")
+    second = nightly_run(store, make, 1, "n2", add="passed")
+    nightly_run(store, make, 1, "other", branch="release", add="passed")
+    nightly_runs = store.grid.nightly_runs("", 10)
+    assert [one.id for one in nightly_runs] == ["n2", "n1"]
+    assert [run.run_id for run in nightly_runs[0].runs] == [first, second]
+    assert nightly_runs[1].facts["qnn"] == "2.48"
+    cells = {job.case: job.cells for job in store.grid.jobs(nightly_runs, JobFilter())}
     assert cells == {"add": "pp", "relu": "kp", "conv": "ni", "pad": "ss"}
-    assert [one.id for one in store.grid.nights("", 1)] == ["n2"]
-    assert [one.id for one in store.grid.nights(None, 10)] == ["other", "n2", "n1"]
-    assert [one.id for one in store.grid.nights("", 10, before_ms=nights[0].started_ms)] == ["n1"]
-    found = store.grid.night("n2")
-    assert found == nights[0]
-    assert store.grid.night("n' OR 1=1 --\0") is None
+    assert [one.id for one in store.grid.nightly_runs("", 1)] == ["n2"]
+    assert [one.id for one in store.grid.nightly_runs(None, 10)] == ["other", "n2", "n1"]
+    assert [one.id for one in store.grid.nightly_runs("", 10, before_ms=nightly_runs[0].started_ms)] == ["n1"]
+    found = store.grid.nightly_run("n2")
+    assert found == nightly_runs[0]
+    assert store.grid.nightly_run("n' OR 1=1 --\0") is None
 
 
 def test_jobs_are_filtered_by_target_and_by_words(store: Store, make: Make) -> None:
-    night(store, make, 1, "n1", add="passed", conv_1="passed", conv12="failed")
-    nights = store.grid.nights("", 10)
+    nightly_run(store, make, 1, "n1", add="passed", conv_1="passed", conv12="failed")
+    nightly_runs = store.grid.nightly_runs("", 10)
 
     def cases(**wanted: str) -> list[str]:
-        return [job.case for job in store.grid.jobs(nights, JobFilter(**wanted))]
+        return [job.case for job in store.grid.jobs(nightly_runs, JobFilter(**wanted))]
 
     assert cases() == ["add", "conv12", "conv_1"]
     assert cases(text="CONV") == ["conv12", "conv_1"]

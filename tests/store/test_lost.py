@@ -100,14 +100,14 @@ def test_a_loss_is_noticed_by_the_next_attempt(path: Path, recorder: Recorder, h
     if checkpointed:
         _checkpoint(path)
         recorder.record()
-    act, said = LOSSES[how]
+    act, output = LOSSES[how]
     act(path)
     before = path.exists()
     for _ in range(2):
         with pytest.raises(StoreLostError) as caught:
             recorder.record()
         assert str(caught.value).startswith(f"{path}: ")
-        assert said in str(caught.value) or "is not a database" in str(caught.value) or "damaged" in str(caught.value)
+        assert output in str(caught.value) or "is not a database" in str(caught.value) or "damaged" in str(caught.value)
         assert "\n" not in str(caught.value)
     # A missing store is not created again by the process that lost it.
     assert path.exists() == before
@@ -216,13 +216,13 @@ def test_a_database_that_is_dropped_is_noticed(postgresql_cluster: str, make: ty
                         if how == "emptied"
                         else b"TRUNCATE run CASCADE"
                     )
-            said = {
+            output = {
                 "dropped": "there is no such database, or none any more",
                 "dropped and made anew": "its tables are gone",
                 "emptied": "its tables are gone",
                 "its run deleted": "has no job",
             }[how]
-            with pytest.raises(StoreLostError, match=said) as caught:
+            with pytest.raises(StoreLostError, match=output) as caught:
                 recorder.record()
             assert "\n" not in str(caught.value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import shutil
 import signal
@@ -16,14 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from old_store import INF, INTEGERS, JOBS, RUNS, SAMPLES, make_old_store, old_rows, revision, snapshot
-from sqlalchemy import Engine, event
+from old_store import INF, INTEGERS, JOBS, RUNS, SAMPLES, connected, make_old_store, old_rows, revision, snapshot
+from sqlalchemy import Engine, event, text
 
 from farm.base.errors import StoreError
 from farm.results.measurements import counted
 from farm.store.queries.browse import RunFilter
 from farm.store.schema import REVISION
 from farm.store.store import open_store
+from farm.store.view import RunToolchain, SkipReason
 
 if TYPE_CHECKING:
     from conftest import Make
@@ -109,6 +111,27 @@ def test_recorded_runs_keep_their_purpose_and_what_never_began_is_known(tmp_path
         )
 
 
+def test_branches_nightly_runs_and_skipped_jobs_stay_under_their_new_names(empty_address: str) -> None:
+    make_old_store(empty_address, "0017")
+    source = {"branch": "fix-pad", "subject": "Fix pad"}
+    with connected(empty_address) as old:
+        old.execute(
+            text("UPDATE run SET run_line = 'main', run_night = :night, run_source = :source WHERE id = :run"),
+            {"night": RUNS[0], "source": json.dumps(source), "run": RUNS[1]},
+        )
+        skipped = {"reason": "no time", "last_ms": 5, "last_outcome": "passed", "last_run_id": RUNS[0]}
+        old.execute(text("UPDATE run_job SET stale = :why WHERE job_id = 1"), {"why": json.dumps(skipped)})
+        old.execute(text("INSERT INTO night_start VALUES ('ci', 5, 'ended', 'bench', 't', 6, 7, 0, '')"))
+    with open_store(empty_address) as store:
+        view = store.runs.view(RUNS[1])
+        assert view.toolchain == RunToolchain(branch="main", git_branch="fix-pad", subject="Fix pad")
+        [job] = [job for job in view.jobs if job.skipped]
+        assert job.skipped == SkipReason(**skipped)
+    with connected(empty_address) as new:
+        assert new.execute(text("SELECT run_nightly FROM run WHERE id = :run"), {"run": RUNS[1]}).scalar() == RUNS[0]
+        assert new.execute(text("SELECT name, due_ms, exit_code FROM nightly_start")).all() == [("ci", 5, 0)]
+
+
 def test_a_counter_of_which_neither_way_is_better_goes_on_in_its_series(tmp_path: Path, make: type[Make]) -> None:
     address = str(tmp_path / "farm.db")
     make_old_store(address)
@@ -130,7 +153,7 @@ def test_a_counter_of_which_neither_way_is_better_goes_on_in_its_series(tmp_path
 # Kills itself before its nth statement that changes something, or before it commits (0).
 _KILLED = """
 import os, signal, sys
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
 from farm.store.store import open_store
 
 address, last = sys.argv[1], int(sys.argv[2])
@@ -234,9 +257,9 @@ def test_a_full_disk_leaves_the_old_store(tmp_path: Path, left: int) -> None:
     argv = ["sh", "-c", script, "sh", str(tmp_path), sys.executable, _FULL, _ROOT, str(left)]
     done = subprocess.run([unshare, "-rm", *argv], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    said, intact, finished = done.stdout.splitlines()
-    assert "the disk" in said
-    assert "full" in said
+    output, intact, finished = done.stdout.splitlines()
+    assert "the disk" in output
+    assert "full" in output
     assert (intact, finished) == ("0001 True", f"{REVISION} True")
 
 
@@ -265,8 +288,8 @@ def test_processes_that_open_an_old_store_at_once_all_work(empty_address: str) -
         assert process.stdin
         process.stdin.close()
         process.stdin = None
-    said = [process.communicate()[0] for process in processes]
-    assert said == [f"{len(old_rows()['attempt'])}\n"] * 3
+    output = [process.communicate()[0] for process in processes]
+    assert output == [f"{len(old_rows()['attempt'])}\n"] * 3
     assert revision(empty_address) == REVISION
     with open_store(empty_address, readonly=True) as store:
         assert sum(store.runs.view(store.runs.resolve(f"latest~{n}", own=False)).user == "bob" for n in range(6)) == 3

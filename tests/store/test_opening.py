@@ -272,8 +272,8 @@ def test_a_full_disk_is_said_so_and_loses_nothing(tmp_path: Path) -> None:
     script = 'mount -t tmpfs -o size=1500k none "$1" && exec "$2" -c "$3" "$1/farm.db" "$4"'
     argv = ["sh", "-c", script, "sh", str(tmp_path), sys.executable, _FILL, str(Path(__file__).parents[2])]
     done = run_program([unshare, "-rm", *argv])
-    said, intact = done.stdout.splitlines()
-    assert "the disk is full: make room" in said
+    output, intact = done.stdout.splitlines()
+    assert "the disk is full: make room" in output
     assert intact == "True True"
 
 

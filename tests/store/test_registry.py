@@ -100,7 +100,7 @@ def test_names_are_told_apart(store: Store, make: type[Make]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "labels", "said"),
+    ("name", "labels", "message"),
     [
         ("\x1b]0;x\x07", [], "cannot be a name"),
         ("two words", [], "cannot be a name"),
@@ -114,11 +114,11 @@ def test_names_are_told_apart(store: Store, make: type[Make]) -> None:
     ],
 )
 def test_a_name_is_one_and_means_one_device(
-    store: Store, make: type[Make], name: str, labels: list[str], said: str
+    store: Store, make: type[Make], name: str, labels: list[str], message: str
 ) -> None:
     second = msgspec.structs.replace(make.device("phone-2"), soc="SM9999")
     store.devices.see([Seen(make.device("phone-1"), "device", None), Seen(second, "device", None)])
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         store.devices.set_name("phone-1", name, labels)
     assert [one.name for one in store.devices.all()] == ["", ""]
     store.devices.set_name("phone-1", "phone-1", ["a", "a"])

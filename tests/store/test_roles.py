@@ -190,7 +190,7 @@ def test_the_server_acts_for_users_and_writes_no_result(lab: Lab, stores: dict[s
     ):  # fmt: skip
         with refused():
             lab.sql("web", f"UPDATE {change}")
-    for table in ("attempt", "artifact", "measurement", "agent", "night_start", "quota"):
+    for table in ("attempt", "artifact", "measurement", "agent", "nightly_start", "quota"):
         with refused():
             lab.sql("web", f"INSERT INTO {table} SELECT * FROM {table} WHERE false")
     for attack in ("SET ROLE farm_agent", "SET ROLE lab", "CREATE TABLE public.run2 (a int)",
@@ -475,7 +475,7 @@ def test_an_upgrade_by_the_owner_gives_the_rights_of_today(lab: Lab) -> None:
     open_store(lab.address("lab", "old")).close()
     rights = lab.sql("lab", """
         SELECT has_column_privilege('gone_agent', 'run_job', 'decisive_verdict', 'UPDATE'),
-               has_column_privilege('gone_agent', 'run_job', 'stale', 'UPDATE'),
+               has_column_privilege('gone_agent', 'run_job', 'skipped', 'UPDATE'),
                has_column_privilege('gone_agent', 'run_order', 'user_name', 'UPDATE'),
                has_column_privilege('gone_developer', 'shard', 'lacking', 'UPDATE'),
                has_any_column_privilege('gone_developer', 'run', 'INSERT, UPDATE'),

@@ -159,7 +159,6 @@ def test_names_of_outputs_go_into_another_store(sqlite_store: Store, make: type[
     sqlite_store.record_attempt(run_id, make.attempt(job, comparisons=(make.comparison(name="[1].0"), written)))
     sqlite_store.finish_run(run_id, 0)
     data = exported(sqlite_store)
-    assert json.loads(data.splitlines()[0])["layout"] == 3
     with open_store(tmp_path / "other.db") as other:
         imported(other, tmp_path, data)
         [attempt] = other.runs.view(run_id).jobs[0].attempts
@@ -175,7 +174,7 @@ def test_a_sample_of_an_export_is_json_that_any_tool_reads(sqlite_store: Store, 
 
     lines = [json.loads(line, parse_constant=refuse) for line in exported(sqlite_store).splitlines()]
 
-    assert (lines[0]["kind"], lines[0]["layout"]) == ("farm-export", 1)
+    assert (lines[0]["kind"], lines[0]["layout"]) == ("farm-export", 4)
     kinds = [line["kind"] for line in lines[1:]]
     assert kinds == ["run", *["job"] * 3, *["attempt"] * 4, "run", *["job"] * 2, "attempt"]
     assert [line["id"] for line in lines if line["kind"] == "run"] == run_ids
@@ -338,7 +337,7 @@ def drop(line: int) -> Callable[[list[dict[str, Any]]], None]:
 @pytest.mark.parametrize(
     ("edit", "line", "problem"),
     [
-        (change(1, "layout", to=4), 1, r"of a newer farm \(layout 4, this one knows 3\): update farm"),
+        (change(1, "layout", to=5), 1, r"of a newer farm \(layout 5, this one knows 4\): update farm"),
         (change(1, "layout", to=0), 1, "Expected `int` >= 1"),
         (change(1, "kind", to="pizza"), 1, "Invalid value 'pizza'"),
         (drop(1), 1, "is no export of farm"),
@@ -363,7 +362,7 @@ def drop(line: int) -> Callable[[list[dict[str, Any]]], None]:
         (change(3, "bundle_key", to="../../x"), 3, "matching regex"),
         (change(4, "build_seconds", to=-1.0), 4, "Expected `float` >= 0"),
         (change(4, "operators", "aten.relu.default", to=2**31), 4, "Expected `int` <="),
-        (change(5, "stale", "reason", to=None), 5, "Expected `str`, got `null`"),
+        (change(5, "skipped", "reason", to=None), 5, "Expected `str`, got `null`"),
         (change(6, "job", to="quantized_ops/gone[SM8650-htp-8a8w]"), 6, "which is no job of run"),
         (change(6, "device", to=4), 6, "names device 4, and run .* has 4, from 0"),
         (change(6, "device", to=-1), 6, "Expected `int` >= 0"),

@@ -73,8 +73,8 @@ class World:
     def plant(self, *specs: dict[str, Any], user: User | None = None) -> list[str]:
         """Let Bob, or `user`, write runs with Ada's name, and return their ids."""
         hers = [{"user": self.ada.name, **spec} for spec in specs]
-        told = (user or self.bob).python(str(PLANT), json.dumps(hers), env={"FARM_STORE": self.url})
-        ids: list[str] = json.loads(told)
+        answer = (user or self.bob).python(str(PLANT), json.dumps(hers), env={"FARM_STORE": self.url})
+        ids: list[str] = json.loads(answer)
         return ids
 
     def age(self) -> None:
@@ -201,7 +201,7 @@ class TestWhatAUserCannotDo:
             assert (precious / "thesis.txt").read_text() == "years of work"
 
     @pytest.mark.whole
-    def test_make_a_night_remove_a_folder(self, world: World, precious: Path) -> None:
+    def test_make_a_nightly_run_remove_a_folder(self, world: World, precious: Path) -> None:
         before = [{"key": str(precious), "days": 20 - n, "kind": "hardware"} for n in range(12)]
         world.plant(*before, {"key": "d" * 64, "level": 9, "kind": "hardware"})
         done = world.farm("perf", "confirm", "--run", "latest")

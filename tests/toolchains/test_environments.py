@@ -78,8 +78,8 @@ def test_two_commands_at_once_make_it_once(index: Path, tmp_path: Path) -> None:
     make_executorch_wheel(index, RELEASE)
     both = [_making(tmp_path / "cache") for _ in range(2)]
     lines = [process.communicate(timeout=120)[0].splitlines() for process in both]
-    assert len({said[-1] for said in lines}) == 1
-    assert sorted(len(said) for said in lines) == [1, 2], "one of them makes it, and says so"
+    assert len({output[-1] for output in lines}) == 1
+    assert sorted(len(output) for output in lines) == [1, 2], "one of them makes it, and says so"
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.whole)])

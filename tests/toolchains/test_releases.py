@@ -26,7 +26,7 @@ def test_farm_compiles_through_another_environment_without_torch_of_its_own(home
     assert [alone.farm(*wanted, *more).returncode for more in ((), ("--toolchain", sys.executable))] == [6, 0]
     # The runner is built against the C++ of that environment, which the shared cache has.
     answer = alone.json("setup", "toolchain", "check", sys.executable, timeout_s=300)
-    assert [(trial["backend"], trial["ok"]) for trial in answer["trials"]] == [("htp", True), ("xnnpack", True)]
+    assert [(check["backend"], check["ok"]) for check in answer["checks"]] == [("htp", True), ("xnnpack", True)]
 
 
 @pytest.mark.whole

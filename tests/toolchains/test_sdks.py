@@ -170,8 +170,8 @@ class TestArchive:
         files = sdk_files() | {name: content or b""}
         if content is None:
             del files[name]
-        said = self._refused(tmp_path, zipped(files))
-        assert re.search(problem, said), said
+        output = self._refused(tmp_path, zipped(files))
+        assert re.search(problem, output), output
 
 
 class TestLicence:

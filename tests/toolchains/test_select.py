@@ -18,7 +18,7 @@ from farm.base.config.toolchains import release_of
 from farm.base.errors import ConfigError, FarmError, MissingToolError, UnknownNameError, UsageError
 from farm.builds.toolchains.generations import generation_of, newer_than_known, variables_of
 from farm.builds.toolchains.interpreters import inspect, process_environment
-from farm.builds.toolchains.prepare import is_private, line_of
+from farm.builds.toolchains.prepare import branch_of, is_private
 from farm.builds.toolchains.select import import_environment, look_into, select, toolchain_of, use_toolchain
 from farm.cli.main import cli
 
@@ -39,16 +39,16 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 def test_a_name_of_farm_toml_comes_first_then_a_path_then_a_release(config: Config, tmp_path: Path) -> None:
     main = toolchain_of(config, "main")
-    assert (main.checkout, line_of(config, main), is_private(main)) == (tmp_path / "et", "main", False)
+    assert (main.checkout, branch_of(config, main), is_private(main)) == (tmp_path / "et", "main", False)
     release = toolchain_of(config, "1.5.0")
-    assert (release.version, line_of(config, release), is_private(release)) == ("1.5.0", "1.5.0", False)
+    assert (release.version, branch_of(config, release), is_private(release)) == ("1.5.0", "1.5.0", False)
     tree = toolchain_of(config, str(make_source_tree(tmp_path / "et", "1.6.0a0", built=True)))
-    assert (tree.checkout, line_of(config, tree), is_private(tree)) == (tmp_path / "et", "", True)
+    assert (tree.checkout, branch_of(config, tree), is_private(tree)) == (tmp_path / "et", "", True)
     python = make_environment(tmp_path / "env", ALL)
     assert toolchain_of(config, str(python)).python == toolchain_of(config, str(tmp_path / "env")).python == python
     assert use_toolchain(config, "") is use_toolchain(config, "default") is config
     default = config.toolchain
-    assert (line_of(config, default), is_private(default)) == ("", False)
+    assert (branch_of(config, default), is_private(default)) == ("", False)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A stub of a QNN SDK by its product name: part of the fingerprint, and a line of its own."""
+"""A stub of a QNN SDK by its product name: part of the fingerprint, and a branch of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farm.base.config.settings import load_config
 from farm.base.config.toolchains import ToolchainConfig
 from farm.builds.bundles.key import stub_of
 from farm.builds.runtime.qnn_sdk import sdk_product, sdk_version
-from farm.builds.toolchains.prepare import line_of
+from farm.builds.toolchains.prepare import branch_of
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
 from farm.dispatch.request.recording import run_record
 from farm.store.store import open_store
@@ -52,25 +52,25 @@ def test_runs_over_a_stub_have_a_line_of_their_own(sdk: Path, tmp_path: Path, mo
     monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
     config = load_config(folder=tmp_path)
     main = ToolchainConfig(name="main", named=True)
-    assert (line_of(config), line_of(config, main)) == ("", "main")
+    assert (branch_of(config), branch_of(config, main)) == ("", "main")
     (sdk / "sdk.yaml").write_text("product: stub\nversion: 2.51.0.1\n")
     config = msgspec.structs.replace(config, sdk_root=sdk)
-    assert (line_of(config), line_of(config, main)) == ("stub", "main stub")
+    assert (branch_of(config), branch_of(config, main)) == ("stub", "main stub")
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "line"),
+    ("then", "now", "branch"),
     [("main", "", "main"), ("main", "stub", "stub"), ("stub", "", ""), ("main stub", "stub", "main stub")],
 )
 def test_a_program_that_is_run_again_over_a_stub_is_not_compared_with_the_line_of_qualcomms_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, now: str, line: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, now: str, branch: str
 ) -> None:
     monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
     config = load_config(folder=tmp_path)
-    tools = Toolchain({"executorch": "1.5.1"}, Compiler("", {}), "runner", line=now)
+    tools = Toolchain({"executorch": "1.5.1"}, Compiler("", {}), "runner", branch=now)
     with open_store(config.store_url) as store:
-        again = RunToolchain(name="main", line=then)
+        again = RunToolchain(name="main", branch=then)
         record = run_record(
             config, store, tools, command="farm jobs rerun", facts={}, purpose=Purpose.LOCAL, again=again
         )
-    assert (record.toolchain.line, record.toolchain.private) == (line, True)
+    assert (record.toolchain.branch, record.toolchain.private) == (branch, True)

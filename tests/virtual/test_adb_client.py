@@ -108,18 +108,18 @@ def test_links_that_lead_out_are_refused(device: Attached, tmp_path: Path) -> No
 
 def converse(terminal: int, typed: bytes) -> bytes:
     """Type a line at the first prompt, and return the output until the other end hangs up."""
-    said = b""
+    output = b""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.1)[0]:
             try:
-                said += os.read(terminal, 4096)
+                output += os.read(terminal, 4096)
             except OSError:
-                return said
-            if typed and b"$ " in said:
+                return output
+            if typed and b"$ " in output:
                 os.write(terminal, typed)
                 typed = b""
-    raise AssertionError(f"no end after {said!r}")
+    raise AssertionError(f"no end after {output!r}")
 
 
 def test_a_terminal(any_device: Attached) -> None:
@@ -129,12 +129,12 @@ def test_a_terminal(any_device: Attached) -> None:
     ) as shell:
         os.close(theirs)
         try:
-            said = converse(ours, b"tty; exit 5\n")
+            output = converse(ours, b"tty; exit 5\n")
             assert shell.wait(timeout=30) == 5
         finally:
             shell.kill()
     os.close(ours)
-    assert b"/dev/pts/" in said
+    assert b"/dev/pts/" in output
 
 
 @pytest.mark.parametrize("way", ["shell", "exec-out"])

@@ -175,9 +175,9 @@ def test_by_hand_it_prints_one_line_and_ends_when_told(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "farm.devices.virtual", "--root", str(tmp_path), "--soc", "SM8750"]
     with Started(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as daemon:
         assert daemon.stdout is not None
-        said = json.loads(daemon.stdout.readline())
-        assert said["serial"] == "virtual-SM8750-0"
-        with socket.create_connection(("127.0.0.1", said["port"])) as connection:
+        output = json.loads(daemon.stdout.readline())
+        assert output["serial"] == "virtual-SM8750-0"
+        with socket.create_connection(("127.0.0.1", output["port"])) as connection:
             connection.settimeout(30)
             connection.sendall(CONNECT)
             assert connection.recv(4) == b"CNXN"
@@ -186,7 +186,7 @@ def test_by_hand_it_prints_one_line_and_ends_when_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--soc", "SM865O"], "did you mean 'SM8650'"),
         (["--soc", "../SM8650"], "unknown SoC"),
@@ -194,11 +194,11 @@ def test_by_hand_it_prints_one_line_and_ends_when_told(tmp_path: Path) -> None:
         (["--soc", "SM8650", "--port", "99999"], "port"),
     ],
 )
-def test_bad_arguments_are_one_line(tmp_path: Path, words: list[str], said: str) -> None:
+def test_bad_arguments_are_one_line(tmp_path: Path, words: list[str], message: str) -> None:
     argv = [sys.executable, "-m", "farm.devices.virtual", "--root", str(tmp_path / "x"), *words]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 

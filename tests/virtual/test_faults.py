@@ -87,7 +87,7 @@ def test_every_kind_is_described_and_has_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"kind": "explode"}, "explode"),
         ({"kind": "stall", "seconds": -1}, "seconds"),
@@ -96,8 +96,8 @@ def test_every_kind_is_described_and_has_its_place() -> None:
         ({"kind": "exit_code", "match": "("}, "regular expression"),
     ],
 )
-def test_what_cannot_be_is_refused(fields: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Fault(**fields)  # type: ignore[arg-type]
 
 
@@ -134,8 +134,8 @@ def test_what_struck_is_told_in_order_and_hidden_from_the_device(phone: Attached
     codes = [phone.adb("shell", f"echo {word}", check=False).returncode for word in ("first", "second", "first")]
     assert codes == [4, 5, 4]
     assert phone.adb("shell", "echo first").returncode == 0
-    told = fired(phone.root)[before:]
-    assert [(fault["kind"], fault["operation"], fault["subject"]) for fault in told] == [
+    answer = fired(phone.root)[before:]
+    assert [(fault["kind"], fault["operation"], fault["subject"]) for fault in answer] == [
         ("exit_code", "shell", f"echo {word}") for word in ("first", "second", "first")
     ]
     assert b"faults" not in phone.adb("ls", "/").stdout
@@ -372,10 +372,10 @@ def test_a_runner_dies_before_its_answer(phone: Attached, fault: Fault, code: in
 
 def test_a_runner_hangs(phone: Attached, transport: AdbTransport) -> None:
     with contextlib.closing(transport.start(["sh", "-c", f"echo $$; {RUNNER}", "runner", "--serve"])) as process:
-        said = b""
-        while said.count(b"\n") < 2:
-            said += process.receive(30).stdout
-        pid = int(said.split()[0])
+        output = b""
+        while output.count(b"\n") < 2:
+            output += process.receive(30).stdout
+        pid = int(output.split()[0])
         inject(phone.root, Fault("hang_runner"))
         process.send(b"1\n")
         until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "T")

@@ -53,7 +53,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     started_ms: int
     """Epoch, milliseconds."""
     priority: str
-    line: str = ""
+    branch: str = ""
     private: bool = False
     """True for a run outside its branch's history."""
 
@@ -63,7 +63,7 @@ class KeepReason(StrEnum):
 
     AGE = "age"
     NEWEST = "newest"
-    """Among the newest runs of its line that `keep_runs` asks for."""
+    """Among the newest runs of its branch that `keep_runs` asks for."""
     RESULTS = "results"
     """The run has a result that is among the newest of its job."""
     GOING_ON = "going on"
@@ -90,7 +90,7 @@ def decide(
     newer: Counter[tuple[str, bool]] = Counter()
     for run in runs:
         # Local runs are counted apart, so that they push no nightly run out.
-        group = ("", True) if run.private else (run.line, False)
+        group = ("", True) if run.private else (run.branch, False)
         number, newer[group] = newer[group], newer[group] + 1
         keep_ms = nightly_ms if run.priority == "nightly" else rules.keep_ms
         if keep_ms is not None and run.started_ms > now_ms - keep_ms:

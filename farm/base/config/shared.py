@@ -36,7 +36,7 @@ _PREFIX = re.compile(r"[\w./=-]*")
 _ENDPOINT = re.compile(r"https?://[\w.-]+(:\d{1,5})?/?|https?://\[[0-9A-Fa-f:.]+\](:\d{1,5})?/?")
 
 
-class NightTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NightlyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Entry of `[agent] nights` as written."""
 
     file: str
@@ -58,12 +58,12 @@ class AgentTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name of the host in the farm; default: the host's own name."""
     build: bool = False
     """True if the host compiles for others, with the toolchains of this file."""
-    nights: tuple[NightTable, ...] = ()
+    nights: tuple[NightlyTable, ...] = ()
     """Nightly runs that the agent starts."""
 
 
-class NightConfig(msgspec.Struct, frozen=True):
-    """A night that the agent of this host starts, unless another has started it."""
+class NightlyConfig(msgspec.Struct, frozen=True):
+    """Nightly run that the agent of this host starts, unless another has started it."""
 
     file: Path
     """Absolute path of its nightly.toml."""
@@ -84,7 +84,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     """Name of the host in the farm; empty for its own name."""
     build: bool = False
     """True if it compiles for others, with the toolchains of this file."""
-    nights: tuple[NightConfig, ...] = ()
+    nights: tuple[NightlyConfig, ...] = ()
 
 
 class ArtifactsAddress(msgspec.Struct, frozen=True):
@@ -115,11 +115,11 @@ def read_agent(file: Path | str, table: AgentTable, beside: BesideFile) -> Agent
     if table.name and not NAME.fullmatch(table.name):
         problem = f"{table.name!r}: expected letters, digits, '.', '_', '-', at most 64"
         raise ConfigError(file, "agent.name", problem)
-    nights = tuple(_night(file, f"agent.nights[{n}]", one, beside) for n, one in enumerate(table.nights))
+    nights = tuple(_nightly(file, f"agent.nights[{n}]", one, beside) for n, one in enumerate(table.nights))
     return AgentConfig(table.name, table.build, nights)
 
 
-def _night(file: Path | str, key: str, table: NightTable, beside: BesideFile) -> NightConfig:
+def _nightly(file: Path | str, key: str, table: NightlyTable, beside: BesideFile) -> NightlyConfig:
     path = beside(table.file)
     at = _CLOCK.fullmatch(table.at)
     late_s = in_seconds(table.late, DAY_S)
@@ -138,7 +138,7 @@ def _night(file: Path | str, key: str, table: NightTable, beside: BesideFile) ->
         problem = f"is {table.timezone!r}, expected a name such as 'UTC' or 'Europe/Berlin'"
         raise ConfigError(file, f"{key}.timezone", problem) from None
     days = tuple(sorted({DAYS.index(day) for day in table.days or DAYS}))
-    return NightConfig(path, int(at[1]), int(at[2]), table.timezone, days, late_s)
+    return NightlyConfig(path, int(at[1]), int(at[2]), table.timezone, days, late_s)
 
 
 def read_artifacts(text: str, beside: BesideFile) -> ArtifactsAddress:

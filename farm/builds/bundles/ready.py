@@ -142,9 +142,9 @@ def write_names(method: Method) -> tuple[str, ...]:
 
 def features_of(method: Method) -> tuple[str, ...]:
     """Return the features of a method that its file records: names of `farm.suites.features.Features`."""
-    said = ("online_prepare", "shared_buffer", "dump_intermediate_outputs", "use_weight_sharing")
+    options_set = ("online_prepare", "shared_buffer", "dump_intermediate_outputs", "use_weight_sharing")
     options = [delegate.qnn for delegate in method.delegates if delegate.qnn is not None]
-    return tuple(name for name in said if any(getattr(one, name) for one in options))
+    return tuple(name for name in options_set if any(getattr(one, name) for one in options))
 
 
 def is_dynamic(method: Method) -> bool:

@@ -79,10 +79,10 @@ def _read(lines: Iterable[str]) -> tuple[QnnError | None, list[QnnError]]:
     """Return the error that ended the compilation, and the refusals of nodes before it."""
     refused: list[QnnError] = []
     first: QnnError | None = None
-    said = unreadable = ""
+    cause = unreadable = ""
     for line in lines:
         if _BUILDS.search(line):
-            first, said = None, ""
+            first, cause = None, ""
             continue
         if found := _UNREADABLE.search(line):
             unreadable = found["text"]
@@ -91,10 +91,10 @@ def _read(lines: Iterable[str]) -> tuple[QnnError | None, list[QnnError]]:
             continue
         text = _TAIL.sub("", _NO_INDEX.sub("", error["text"]))
         if node := _REFUSED.search(text):
-            refused.append(QnnError(said or text, node["node"]))
-            first, said = None, ""
+            refused.append(QnnError(cause or text, node["node"]))
+            first, cause = None, ""
         elif not _FOLLOWS.search(text):
-            said = said or text
+            cause = cause or text
             # Some errors name their node in a line below.
             first = (
                 QnnError(text, _node_of(text)) if first is None else first._replace(node=first.node or _node_of(text))

@@ -16,7 +16,7 @@ _OPTIONS = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps",
 
 
 def pip_install(python: Path, requirements: Sequence[str], folder: Path | None = None) -> str:
-    """Install for `python`, into `folder` or its environment, without requirements of requirements.
+    """Install `requirements` without their dependencies for the interpreter `python`, in `folder` or its environment.
 
     Return the reason of a failure in one line, empty after success. farm's own pip is used or, without one, the pip of
     `python`.

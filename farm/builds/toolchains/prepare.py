@@ -27,7 +27,7 @@ from farm.builds.toolchains.interpreters import InterpreterFacts, own_facts
 from farm.builds.toolchains.probe import PACKAGES
 from farm.builds.toolchains.sdks import resolve_qnn
 from farm.builds.toolchains.select import import_environment, look_into
-from farm.builds.toolchains.toolchain import STUB_LINE, Compiler, Toolchain
+from farm.builds.toolchains.toolchain import STUB_BRANCH, Compiler, Toolchain
 
 if TYPE_CHECKING:
     from farm.base.config.settings import Config
@@ -77,7 +77,7 @@ def prepare(config: Config, *, virtual: bool = False) -> Toolchain:
         native.key,
         runner_of="" if executorch.own else f"executorch {executorch.version}",
         name=selected.name,
-        line=line_of(config),
+        branch=branch_of(config),
         private=is_private(selected) or source.dirty,
         source=source,
         qnn_product=product,
@@ -94,7 +94,7 @@ def compiler_environment(config: Config, toolchain: ToolchainConfig, facts: Inte
     return env | own | variables_of(versions, facts.folder("executorch"))
 
 
-def line_of(config: Config, toolchain: ToolchainConfig | None = None) -> str:
+def branch_of(config: Config, toolchain: ToolchainConfig | None = None) -> str:
     """Return the branch of runs with a toolchain; a path on the command line has no branch of its own, "".
 
     Without `toolchain` it is the selected toolchain. Runs over a stub of QNN have their own branch.
@@ -103,8 +103,8 @@ def line_of(config: Config, toolchain: ToolchainConfig | None = None) -> str:
     if toolchain is not None and toolchain.qnn:
         with contextlib.suppress(FarmError):
             sdk_root = resolve_qnn(config, toolchain.qnn)
-    line = selected.name if selected.named or selected.version else ""
-    return f"{line} {STUB_LINE}".strip() if stub_of({QNN_PRODUCT: sdk_product(sdk_root)}) else line
+    branch = selected.name if selected.named or selected.version else ""
+    return f"{branch} {STUB_BRANCH}".strip() if stub_of({QNN_PRODUCT: sdk_product(sdk_root)}) else branch
 
 
 def is_private(toolchain: ToolchainConfig) -> bool:

@@ -40,7 +40,7 @@ def _package(name: str, path: list[str]) -> dict[str, object] | None:
         return None
     folders = [os.path.abspath(folder) for folder in spec.submodule_search_locations]  # noqa: PTH100
     if name == "executorch" and spec.origin:
-        # ExecuTorch is a namespace: the import runs farm's own line with the place of a checkout (handover.py).
+        # ExecuTorch is a namespace package: the folders of a checkout are known after an import alone.
         import executorch
 
         folders = [os.path.abspath(folder) for folder in executorch.__path__]  # noqa: PTH100
@@ -71,8 +71,8 @@ def _version(name: str, folders: list[str]) -> str:
                 return distribution.version
         except (importlib.metadata.PackageNotFoundError, ValueError):
             pass
-        if said := _VERSION.search(_read(f"{folder}/version.py")):
-            return said[1]
+        if match := _VERSION.search(_read(f"{folder}/version.py")):
+            return match[1]
     return ""
 
 

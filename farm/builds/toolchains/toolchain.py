@@ -7,7 +7,7 @@ import msgspec
 from farm.builds.bundles.key import QNN_PRODUCT, facts_of
 from farm.builds.bundles.trace import DevelopedRoot
 
-STUB_LINE = "stub"
+STUB_BRANCH = "stub"
 """Last word of the branch of runs over a stub of QNN."""
 
 
@@ -57,7 +57,7 @@ class Toolchain(msgspec.Struct, frozen=True):
     """ExecuTorch of the runner, `executorch 1.5.1`, if it is not the toolchain's own; else empty."""
     name: str = ""
     """Name in farm.toml and options; empty for the default."""
-    line: str = ""
+    branch: str = ""
     """Branch of the toolchain's nightly runs; empty for the default."""
     private: bool = False
     """True for a dirty or private checkout, whose runs are compared with the branch and never belong to it."""

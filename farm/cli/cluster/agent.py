@@ -95,14 +95,14 @@ def _begin_log(name: str, form: str) -> None:
 @json_option()
 def list_agents(config_file: Path | None, *, as_json: bool) -> None:
     """List the hosts of the farm, their devices and the users of these, and the last nightly runs they started."""
-    from farm.dispatch.cluster.nights import night_lines
+    from farm.dispatch.cluster.nightly_starter import nightly_lines
     from farm.report.terminal.layout import LEAST_WIDTH
 
     _require_shared(load_config(config_file))
     with opened(config_file, existing=True) as (_, store):
         agents = store.cluster.agents()
         leases = {lease.device: lease for lease in store.leases.all()}
-        nights = store.cluster.nights.recent(_NIGHTS)
+        nightly_runs = store.cluster.nightly_runs.recent(_NIGHTS)
     answer = [
         {
             "name": agent.name,
@@ -115,8 +115,8 @@ def list_agents(config_file: Path | None, *, as_json: bool) -> None:
         }
         for agent in agents
     ]
-    lines = [*agent_lines(agents, leases, max(LEAST_WIDTH, width())), *night_lines(nights)]
-    show({"agents": answer, "nights": nights}, lines, as_json=as_json)
+    lines = [*agent_lines(agents, leases, max(LEAST_WIDTH, width())), *nightly_lines(nightly_runs)]
+    show({"schema": 2, "agents": answer, "nightly_runs": nightly_runs}, lines, as_json=as_json)
 
 
 @command.command("drain", short_help="Finish the running jobs of a host, then end.")

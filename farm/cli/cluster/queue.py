@@ -79,7 +79,7 @@ def _cells(run: QueuedRun, now_ms: int) -> list[str]:
         str(run.lacking),
         begins,
         ends,
-        f"{user}, night" if run.priority == "nightly" else user,
+        f"{user}, nightly run" if run.priority == "nightly" else user,
     ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.base.backends.registry import DEFAULT_BACKEND
-from farm.cli.options import OUTPUT_FILE, json_option, line_option, soc_option
+from farm.cli.options import OUTPUT_FILE, branch_option, json_option, soc_option
 from farm.cli.output import echo, echo_coloured, opened, print_json, width, write_file
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _LEAST_WIDTH, _MOST_WIDTH = 60, 100
               help="Suite, repeatable; otherwise quantized_ops and fp_ops, or the suites of the runs.")  # fmt: skip
 @click.option("--run", "runs", metavar="RUN", multiple=True,
               help="Run, repeatable; otherwise the newest result of every job, of any run.")  # fmt: skip
-@line_option()
+@branch_option()
 @click.option("--markdown", type=OUTPUT_FILE, help="Write a page with the table here.")
 @json_option("Print every cell as JSON instead of a table.")
 def command(
@@ -36,7 +36,7 @@ def command(
     backend: str,
     suites: tuple[str, ...],
     runs: tuple[str, ...],
-    line: str | None,
+    branch: str | None,
     markdown: Path | None,
     config_file: Path | None,
     *,
@@ -53,13 +53,14 @@ def command(
     from farm.report.terminal.run import rendered
 
     with opened(config_file, readonly=True) as (config, store):
-        table, about = read_coverage(store, config.suite_folders, soc, backend, suites, runs, line)
+        table, about = read_coverage(store, config.suite_folders, soc, backend, suites, runs, branch)
     if markdown is not None:
         write_file(
-            markdown, coverage_markdown(table, about, _command(soc or table.soc, backend, suites, runs, line, markdown))
+            markdown,
+            coverage_markdown(table, about, _command(soc or table.soc, backend, suites, runs, branch, markdown)),
         )
     if as_json:
-        print_json({"schema": 2, **_as_json(table, about)})
+        print_json({"schema": 3, **_as_json(table, about)})
         return
     columns = max(_LEAST_WIDTH, min(_MOST_WIDTH, width()))
     echo_coloured(rendered(coverage_lines(table, about, columns), columns, color=sys.stdout.isatty()))
@@ -68,14 +69,14 @@ def command(
 
 
 def _command(
-    soc: str, backend: str, suites: Iterable[str], runs: Iterable[str], line: str | None, markdown: Path
+    soc: str, backend: str, suites: Iterable[str], runs: Iterable[str], branch: str | None, markdown: Path
 ) -> str:
     words = ["farm", "jobs", "coverage", "--soc", soc]
     words += ["--backend", backend] if backend != DEFAULT_BACKEND else []
     for option, values in (("--suite", suites), ("--run", runs)):
         for value in values:
             words += [option, value]
-    words += [] if line is None else ["--branch", line]
+    words += [] if branch is None else ["--branch", branch]
     return shlex.join([*words, "--markdown", str(markdown)])
 
 

@@ -10,7 +10,7 @@ import click
 
 from farm.base.errors import UsageError
 from farm.base.text import one_line
-from farm.cli.options import json_option, limit_option, line_option, soc_option
+from farm.cli.options import branch_option, json_option, limit_option, soc_option
 from farm.cli.output import echo, notice, opened, print_json, reading, show, width
 from farm.report.model.format import plural
 from farm.report.terminal.layout import LEAST_WIDTH, fitted
@@ -31,7 +31,7 @@ _MOST_JOBS = 200
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", metavar="METRIC", multiple=True,
               help="Metric to show, repeatable; otherwise the usual ones.")  # fmt: skip
-@line_option()
+@branch_option()
 @click.option("--local/--no-local", default=True, help="Include your local runs, with a mark.")
 @limit_option("Newest attempts of a job.")
 @json_option("Print every metric as JSON instead of a table.")
@@ -39,7 +39,7 @@ def history_command(
     job: str,
     soc: str | None,
     metrics: tuple[str, ...],
-    line: str | None,
+    branch: str | None,
     limit: int,
     config_file: Path | None,
     *,
@@ -63,8 +63,8 @@ def history_command(
     from farm.serve.pages.history import HistoryQuery, history_page
 
     query = HistoryQuery(
-        job=job, soc=soc or "", metric=",".join(metrics), branch=line or "", limit=limit, jobs=_MOST_JOBS, local=local,
-        charts=False,
+        job=job, soc=soc or "", metric=",".join(metrics), branch=branch or "", limit=limit, jobs=_MOST_JOBS,
+        local=local, charts=False,
     )  # fmt: skip
     with reading(config_file) as reader:
         first = reader.read(history_page, query)
@@ -74,7 +74,7 @@ def history_command(
     steps = [one for part in parts for one in part.alerts]
     records = {(one.job_id, one.device_kind): one.record for part in parts for one in part.reliability}
     facts = {key: values for part in parts for key, values in part.fingerprints.items()}
-    shown, url = first.line, first.commit_url
+    shown, url = first.branch, first.commit_url
     if as_json:
         print_json(history_answer(points, records, steps, shown))
         return
@@ -95,10 +95,10 @@ def history_command(
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
 @click.option("--metric", "metrics", metavar="METRIC", multiple=True, help="Only this metric; repeatable.")
-@line_option()
+@branch_option()
 @json_option("Print it as JSON.")
 def baseline_command(
-    job: str, soc: str | None, metrics: tuple[str, ...], line: str | None, config_file: Path | None, *, as_json: bool
+    job: str, soc: str | None, metrics: tuple[str, ...], branch: str | None, config_file: Path | None, *, as_json: bool
 ) -> None:
     """Show the baselines for the next run of JOB.
 
@@ -108,7 +108,7 @@ def baseline_command(
     from farm.numbers.regressions.baseline import levels
 
     with opened(config_file, readonly=True) as (_, store):
-        found = levels(store, job, soc, metrics, store.status.line_to_show(line))
+        found = levels(store, job, soc, metrics, store.status.branch_to_show(branch))
     if not found and not as_json:
         _require(job, metrics)
         notice(f"{job}: no number with a baseline yet; 'farm history {shlex.quote(job)}' shows all numbers")
@@ -135,7 +135,7 @@ def _levels(found: Sequence[Level]) -> Iterator[str]:
               help="Only this metric, repeatable; needs no suspected regression.")  # fmt: skip
 @click.option("--run", "ref", metavar="RUN", help="Level of this run; otherwise of the newest run of each job.")
 @click.option("--note", required=True, metavar="TEXT", help="Reason why the level is right.")
-@line_option()
+@branch_option()
 @json_option("Print the accepted levels as JSON.")
 def accept_command(
     job: str,
@@ -143,7 +143,7 @@ def accept_command(
     metrics: tuple[str, ...],
     ref: str | None,
     note: str,
-    line: str | None,
+    branch: str | None,
     config_file: Path | None,
     *,
     as_json: bool,
@@ -161,8 +161,8 @@ def accept_command(
     with opened(config_file, existing=True) as (_, store):
         run_id = None if ref is None else store.runs.resolve(ref)
         # A named run determines its branch.
-        chosen = store.runs.line(run_id)[0] if run_id and line is None else store.status.line_to_show(line)
-        done = baseline.accept(store, job, soc, metrics, run_id, user=store.user, note=note, line=chosen)
+        chosen = store.runs.branch(run_id)[0] if run_id and branch is None else store.status.branch_to_show(branch)
+        done = baseline.accept(store, job, soc, metrics, run_id, user=store.user, note=note, branch=chosen)
     if as_json:
         print_json({"accepted": done})
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import json_option, limit_option, line_option
+from farm.cli.options import branch_option, json_option, limit_option
 from farm.cli.output import echo, opened, print_json, reading, show, width
 from farm.report.terminal.layout import LEAST_WIDTH, fitted, titled, wrapped
 
@@ -23,10 +23,10 @@ _STATES = ("open", "acknowledged", "accepted", "fixed")
 
 @click.command("status")
 @click.argument("run", required=False)
-@line_option()
+@branch_option()
 @limit_option("Most jobs of a kind.", 10)
 @json_option("Print every job as JSON.")
-def status_command(run: str | None, line: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
+def status_command(run: str | None, branch: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
     """Show the status: new failures, regressions, not tested, infra trouble.
 
     Then follow fixed, newly flaky and healed jobs, and devices that are not fit.
@@ -43,22 +43,22 @@ def status_command(run: str | None, line: str | None, limit: int, config_file: P
     from farm.serve.pages.status import StatusQuery, status_page
 
     with reading(config_file) as reader:
-        status = reader.read(status_page, StatusQuery(run=run or "", branch=line or "", own=True)).status
+        status = reader.read(status_page, StatusQuery(run=run or "", branch=branch or "", own=True)).status
     now_ms = time.time_ns() // 1_000_000
     show({"schema": 3, "status": status}, status_lines(status, now_ms, limit, width()), as_json=as_json)
 
 
 @click.command("list")
-@line_option()
+@branch_option()
 @limit_option("Most alerts, and most jobs of a run.", 10)
 @json_option("Print it as JSON.")
-def list_command(line: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
+def list_command(branch: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
     """List open regressions and failing jobs, with their remarks.
 
     Accepted and fixed alerts are left out.
     """
     with opened(config_file, readonly=True) as (_, store):
-        _list(store, line, limit, as_json=as_json)
+        _list(store, branch, limit, as_json=as_json)
 
 
 @click.command("assign")
@@ -103,8 +103,8 @@ def _list(store: Store, asked: str | None, limit: int, *, as_json: bool) -> None
     from farm.report.model.status_query import read_status
     from farm.report.terminal.status import alert_lines
 
-    status = read_status(store, line=asked)
-    alerts, line = status.regressions, status.line or ""
+    status = read_status(store, branch=asked)
+    alerts, branch = status.regressions, status.branch or ""
     red = status.jobs(Standing.NEW_FAILURE, Standing.STILL_FAILING)
     found = store.alerts.remarks([f"job:{job.job_id}" for _, job in red])
     remarks = {job.job_id: found.get(f"job:{job.job_id}", []) for _, job in red}
@@ -114,9 +114,11 @@ def _list(store: Store, asked: str | None, limit: int, *, as_json: bool) -> None
             for one, job in red
         ]
         runs = [one.run.run_id for one in status.runs]
-        print_json({"schema": 3, "alerts": alerts, "runs": runs, "jobs": jobs, **({"branch": line} if line else {})})
+        print_json(
+            {"schema": 3, "alerts": alerts, "runs": runs, "jobs": jobs, **({"branch": branch} if branch else {})}
+        )
         return
-    lines = [f"branch {line}"] if line else []
+    lines = [f"branch {branch}"] if branch else []
     lines += [f"REGRESSIONS: {len(alerts)}", *alert_lines(alerts, limit)] if alerts else []
     for one in status.runs:
         jobs_lines = [

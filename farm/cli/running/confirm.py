@@ -127,16 +127,16 @@ def _confirm_run(
     as_json: bool,
 ) -> int:
     from farm.base.interrupts import InterruptHandler
-    from farm.builds.toolchains.prepare import line_of
+    from farm.builds.toolchains.prepare import branch_of
     from farm.builds.toolchains.select import toolchain_of
     from farm.dispatch.request.resume import config_of_run
     from farm.numbers.regressions.confirm_run import confirm_run
 
     with opened(config_file, existing=True) as (config, store):
-        line = line_of(config, toolchain_of(config, toolchain)) if toolchain else store.status.line_to_show(None)
-        run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show(line, own=not toolchain)
+        branch = branch_of(config, toolchain_of(config, toolchain)) if toolchain else store.status.branch_to_show(None)
+        run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show(branch, own=not toolchain)
         if run_id is None:
-            where = f"branch {line}" if line else "the store"
+            where = f"branch {branch}" if branch else "the store"
             raise UsageError(f"{where} has no run yet: '{FIRST_RUN}' makes one")
         try:
             selected = config_of_run(config, store.runs.view(run_id), toolchain)

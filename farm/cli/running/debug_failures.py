@@ -109,7 +109,7 @@ def _debugged(
         problem = str(error)
     except OSError as error:
         problem = f"{error.filename or 'the system'}: {error.strerror or error}"
-    except Exception as error:  # noqa: BLE001 - a bug that one job meets does not end the night
+    except Exception as error:  # noqa: BLE001 - a bug that one job meets does not end the nightly run
         traceback.print_exc()
         problem = f"this is a bug in farm: {type(error).__name__}: {error}"
     else:
@@ -145,7 +145,7 @@ def _debug(config: Config, job: Job, *, virtual: bool, until_s: float, wait_s: f
         until_s=until_s,
         wait_until_s=min(until_s, time.monotonic() + wait_s),
     )
-    # The night shows its own line of the job.
+    # The nightly run shows its own line of the job.
     with only_warnings():
         return debug(config, request)
 

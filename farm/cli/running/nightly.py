@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from farm.dispatch.nightly.record import Night
+    from farm.dispatch.nightly.record import NightlyRun
     from farm.dispatch.progress import ProgressListener
 
 
@@ -56,7 +56,7 @@ def command(
         notice(f"a notification cannot be sent: {lacking}")
     if check:
         rows = matrix(config, plan, jobs)
-        answer = {"night": plan.name, "budget_s": plan.budget_s, "runs": rows}
+        answer = {"schema": 2, "nightly_run": plan.name, "budget_s": plan.budget_s, "runs": rows}
         show(answer, matrix_lines(plan.name, rows, plan.budget_s, width()), as_json=as_json)
         if any(row.problem for row in rows):
             return ExitCode.MISSING_TOOL
@@ -65,27 +65,27 @@ def command(
     from farm.cli.running.confirm_suspected import confirm_suspected
     from farm.cli.running.debug_failures import debug_failures
     from farm.cli.running.reviews import find_pull_request, post_review
-    from farm.dispatch.nightly.night import CellWork, run_night
-    from farm.dispatch.nightly.render import night_review
+    from farm.dispatch.nightly.nightly_run import CellWork, run_nightly
+    from farm.dispatch.nightly.render import nightly_review
 
     pull = find_pull_request(pull_request)
     work = CellWork(config, plan, confirm_suspected, debug_failures)
-    night = run_night(config, plan, credentials, _front, work, resume=resume)
-    _show_night(night, as_json=as_json)
-    post_review(pull, lambda: night_review(night))
-    assert night.code is not None  # noqa: S101 - it has ended
-    return night.code
+    nightly_run = run_nightly(config, plan, credentials, _front, work, resume=resume)
+    _show_nightly_run(nightly_run, as_json=as_json)
+    post_review(pull, lambda: nightly_review(nightly_run))
+    assert nightly_run.code is not None  # noqa: S101 - it has ended
+    return nightly_run.code
 
 
-def _show_night(night: Night, *, as_json: bool) -> None:
-    from farm.dispatch.nightly.render import night_annotations, night_lines, night_markdown
+def _show_nightly_run(nightly_run: NightlyRun, *, as_json: bool) -> None:
+    from farm.dispatch.nightly.render import nightly_annotations, nightly_lines, nightly_markdown
     from farm.report.formats.github import add_summary
 
-    add_summary(lambda: night_markdown(night))
+    add_summary(lambda: nightly_markdown(nightly_run))
     # GitHub reads standard error as well as standard output, which may be JSON.
-    for line in night_annotations(night):
+    for line in nightly_annotations(nightly_run):
         echo(line, err=True)
-    show({"night": night}, night_lines(night, width()), as_json=as_json)
+    show({"schema": 2, "nightly_run": nightly_run}, nightly_lines(nightly_run, width()), as_json=as_json)
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def _compare(config_file: Path | None, job: str, runs: tuple[str, str], limit: i
         reason = found[0].refused if found else f"{before[0].run_id} and {after[0].run_id} profiled different jobs"
         raise UsageError(f"nothing to compare: {reason}")
     if as_json:
-        print_json({"jobs": found})
+        print_json({"schema": 2, "jobs": found})
         return
     for number, one in enumerate(found):
         lines = [*([""] if number else []), *_heading(one)]

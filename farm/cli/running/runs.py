@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.cli.options import json_option, limit_option, line_option, yes_option
+from farm.cli.options import branch_option, json_option, limit_option, yes_option
 from farm.cli.output import opened, reading, require_consent, show, width
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ _HEAD = ("run", "purpose", "age", "user", "exit", "jobs", "name")
     type=click.Choice(["local", "nightly", "manual"]),
     help="Only runs with this purpose: local is a local run, manual a run of an older farm.",
 )
-@line_option()
+@branch_option()
 @limit_option("Most runs.")
 @json_option()
 def list_command(
-    user: str, purpose: str | None, line: str | None, limit: int, config_file: Path | None, *, as_json: bool
+    user: str, purpose: str | None, branch: str | None, limit: int, config_file: Path | None, *, as_json: bool
 ) -> None:
     """List the runs, newest first: name, purpose and result.
 
@@ -40,7 +40,7 @@ def list_command(
     from farm.serve.pages.runs import RunsQuery, runs_page
 
     with reading(config_file) as reader:
-        facts = reader.read(runs_page, RunsQuery(user=user, purpose=purpose or "", branch=line or "", limit=limit))
+        facts = reader.read(runs_page, RunsQuery(user=user, purpose=purpose or "", branch=branch or "", limit=limit))
     runs, total = facts.runs, facts.total
     lines = columns([_HEAD, *map(_cells, runs)]) if runs else ["no run matches" if total else "no run"]
     lines += [f"and {total - len(runs)} more: --limit"] if total > len(runs) else []
@@ -83,10 +83,10 @@ def remove_command(run: str, config_file: Path | None, *, yes: bool, as_json: bo
     with opened(config_file, existing=True) as (config, store):
         view = store.runs.view(store.runs.resolve(run, unbegun=True))
         require_removable(config, store, view)
-        line, private = store.runs.line(view.id)
+        branch, private = store.runs.branch(view.id)
         about = [f"{view.id}{f' {view.name}' if view.name else ''}: {view.purpose} of {view.user}", f"  {view.command}"]
         if not private:
-            about.append(f"  its numbers leave the history and the baselines of branch {line or 'default'}")
+            about.append(f"  its numbers leave the history and the baselines of branch {branch or 'default'}")
         require_consent(f"run {view.id} of {view.user}", about, yes=yes)
         freed = remove_run(config, store, view.id)
     lines = [

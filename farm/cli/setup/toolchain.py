@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from farm.builds.compile.trial import Trial
+    from farm.builds.compile.compile_check import CompileCheck
     from farm.builds.toolchains.overview import EnvironmentRow, ToolchainRow
     from farm.builds.toolchains.toolchain import SourceState, Toolchain
 
@@ -123,11 +123,12 @@ def show_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     tools = prepare(config)
     selected = config.toolchain
     facts = {
+        "schema": 2,
         "name": tools.name or "default",
         "python": tools.compiler.python,
         "executorch": str(selected.executorch or ""),
         "checkout": str(selected.checkout or ""),
-        "line": tools.line,
+        "branch": tools.branch,
         "private": tools.private,
         "qnn": str(config.sdk_root or ""),
         "native": {target: str(folder) for target, folder in selected.native.items()},
@@ -142,19 +143,19 @@ def show_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
 
 def _shown(facts: dict[str, object], tools: Toolchain) -> Iterator[str]:
     source = tools.source
-    line = tools.line or "default"
+    branch = tools.branch or "default"
     if tools.private:
-        line = f"compared with {line}, and never part of it"
+        branch = f"compared with {branch}, and never part of it"
     rows = [
         ("python", tools.compiler.python),
         ("executorch in", str(facts["executorch"])),
         ("commit", source.commit),
-        ("branch", source.branch),
+        ("git branch", source.branch),
         ("subject", source.subject),
         *(("submodule", f"{path} {commit[:12]}") for path, commit in source.submodules.items()),
         ("state", "dirty" if source.dirty else ""),
         *(("changed", path) for path in source.changed),
-        ("line", line),
+        ("branch", branch),
         ("QNN SDK", str(facts["qnn"])),
         *((f"native {target}", folder) for target, folder in dict(facts["native"]).items()),  # type: ignore[call-overload]
         ("runner", tools.runner[:16]),
@@ -181,7 +182,7 @@ def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     Exit codes: 0 both compile; 1 a job does not compile; 2 the toolchain does
     not exist; 6 a part of it is missing.
     """
-    from farm.builds.compile.trial import try_compiling
+    from farm.builds.compile.compile_check import try_compiling
     from farm.builds.toolchains.prepare import prepare
     from farm.builds.toolchains.select import use_toolchain
     from farm.dispatch.request.choose import jobs_of
@@ -197,22 +198,22 @@ def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
         )
         for backend in _TRIED
     ]
-    trials = try_compiling(config, tools, jobs)
+    checks = try_compiling(config, tools, jobs)
     answer = {"name": tools.name or "default", "versions": tools.versions, "warnings": tools.source.warnings}
-    show({**answer, "trials": trials}, [*_tried(tools, trials)], as_json=as_json)
-    return 0 if all(trial.ok for trial in trials) else ExitCode.FAILED
+    show({**answer, "schema": 2, "checks": checks}, [*_tried(tools, checks)], as_json=as_json)
+    return 0 if all(check.ok for check in checks) else ExitCode.FAILED
 
 
-def _tried(tools: Toolchain, trials: Sequence[Trial]) -> Iterator[str]:
+def _tried(tools: Toolchain, checks: Sequence[CompileCheck]) -> Iterator[str]:
     versions = ", ".join(f"{name} {tools.versions[name]}" for name in ("executorch", "torch", "torchao", "qnn"))
     yield from wrapped(f"{tools.name or 'default'}: {versions}")
     yield f"  {tools.compiler.python}"
-    for trial in trials:
-        what = f"compiled, {trial.pte_bytes} bytes, {trial.seconds:.1f} s" if trial.ok else "does not compile"
-        yield f"{trial.backend:<8} {what}: {trial.job}"
-        if not trial.ok:
-            yield from wrapped(f"  {trial.reason}")
-            yield from (f"  | {line}" for line in trial.log.splitlines()[-_SHOWN_LOG_LINES:])
+    for check in checks:
+        what = f"compiled, {check.pte_bytes} bytes, {check.seconds:.1f} s" if check.ok else "does not compile"
+        yield f"{check.backend:<8} {what}: {check.job}"
+        if not check.ok:
+            yield from wrapped(f"  {check.reason}")
+            yield from (f"  | {line}" for line in check.log.splitlines()[-_SHOWN_LOG_LINES:])
     for warning in tools.source.warnings:
         yield from wrapped(f"worth a look: {warning}")
 

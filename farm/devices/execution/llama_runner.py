@@ -93,15 +93,15 @@ def run_prompts(
     notes: list[str] = []
     try:
         for sample in range(manifest.samples):
-            tokens, told = runs.generate(generation, sample)
-            if len(tokens) != told.generated_tokens + 1:
+            tokens, observation = runs.generate(generation, sample)
+            if len(tokens) != observation.generated_tokens + 1:
                 # With its prompt taken in one piece it may well choose others.
                 notes.append(
-                    f"prompt {sample}: {told.generated_tokens + 1} tokens were timed, and {len(tokens)} chosen "
+                    f"prompt {sample}: {observation.generated_tokens + 1} tokens were timed, and {len(tokens)} chosen "
                     f"where logits were written"
                 )
             generated.append(_entry(generation, sample, tokens))
-            observed.append(told)
+            observed.append(observation)
             if manifest.outputs:
                 runs.score(sample, f"output_{sample}_0.raw", generation.vocabulary)
     except _EndedError as ended:
@@ -156,8 +156,8 @@ class _Runs:
         length = min(len(prompt) + generation.new, generation.context)
         times = self._run(prompt, length, mode=_HYBRID if generation.prefill else _KV)
         dump = f"generated_{sample}.raw"
-        told = self._run(prompt, length, dump=dump)
-        rows = len(prompt) + told.generated_tokens
+        observation = self._run(prompt, length, dump=dump)
+        rows = len(prompt) + observation.generated_tokens
         size = rows * generation.vocabulary * LOGITS.itemsize
         self._require_size(dump, size)
         with tempfile.TemporaryDirectory() as folder:

@@ -58,14 +58,19 @@ def _kinds(text: str) -> list[str]:
 def main() -> int:
     """Return 0 after an ordinary end, 2 for invalid arguments."""
     parser = argparse.ArgumentParser("python -m farm.devices.virtual", description="One virtual Snapdragon device.")
-    parser.add_argument("--root", type=Path, required=True, help="folder that holds the device's files")
-    parser.add_argument("--soc", required=True, help="SoC that it claims to have, SM8650")
-    parser.add_argument("--serial", help=f"its name, {VIRTUAL_PREFIX}SM8650-0")
+    parser.add_argument("--root", type=Path, required=True, help="folder of the device's files")
+    parser.add_argument("--soc", required=True, help="SoC to simulate, such as SM8650")
+    parser.add_argument("--serial", help=f"serial, such as {VIRTUAL_PREFIX}SM8650-0")
     parser.add_argument("--port", type=int, default=0, help="loopback port, 0 for a free one")
-    parser.add_argument("--build", choices=BUILDS, default=BUILDS[0], help="whether adbd can be root, or is")
+    parser.add_argument(
+        "--build",
+        choices=BUILDS,
+        default=BUILDS[0],
+        help="kind of Android build, which decides whether adbd can become root",
+    )
     parser.add_argument("--fault-rate", type=float, default=0.0, help="share of operations that meet a fault")
-    parser.add_argument("--fault-seed", type=int, default=0, help="the same faults for the same seed")
-    parser.add_argument("--fault-kinds", default="", help="only these, with commas between; all when left out")
+    parser.add_argument("--fault-seed", type=int, default=0, help="seed of the random faults")
+    parser.add_argument("--fault-kinds", default="", help="kinds of faults, separated by commas; default: all")
     arguments = parser.parse_args()
     try:
         soc = _known_soc(arguments.soc)

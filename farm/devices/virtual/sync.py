@@ -1,4 +1,4 @@
-"""The device's end of adb's sync protocol: stat, list, upload and download, and the faults that strike them."""
+"""The device's end of adb's sync protocol: stat, list, upload and download, with injected faults."""
 
 # Names on a device are bytes, which pathlib does not take.
 # ruff: noqa: PTH118
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from farm.devices.virtual.injection import Injection
     from farm.devices.virtual.tree import DeviceTree
 
-# Answers that travel together.
+# Bytes of small answers that are sent as one write.
 _BATCH_BYTES = 256 * 1024
 _U32 = 0xFFFFFFFF
 
@@ -177,7 +177,7 @@ class SyncSession:
             os.close(number)
 
     async def _reply(self, data: bytes | bytearray | memoryview) -> None:
-        """Answer; small answers to requests that are here already travel together."""
+        """Queue an answer; small answers are sent together, before the next wait for a request."""
         if len(data) >= _BATCH_BYTES:
             await self._flush()
             await self._stream.write(data)
@@ -230,9 +230,9 @@ def _record(found: os.stat_result, skew_s: int) -> tuple[int, ...]:
 
 
 async def _download(number: int, fault: Fault, faults: Injection) -> AsyncIterator[bytes]:
-    """Yield the pieces of the open file `number` as they leave the device. Raises StreamClosedError to hang up.
+    """Yield the pieces of the open file `number` with the effect of `fault`. Raises StreamClosedError to hang up.
 
-    Everything that was yielded has to be on its way before the next piece is asked for.
+    The caller sends each piece before it requests the next, so that a fault strikes after exactly these bytes.
     """
     kind, size = FaultKind(fault.kind), os.fstat(number).st_size
     left = fault.after_bytes if kind is not FaultKind.CORRUPT_PULL else max(0, min(fault.after_bytes, size - 1))

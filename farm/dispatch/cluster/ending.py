@@ -67,7 +67,7 @@ def _mark_skipped(store: Store, view: RunView, order: Order) -> None:
     left = [job.id for job in view.jobs if not job.attempts and job.skipped is None]
     if terms.budget_s is None or not left or not order.is_late:
         return
-    line, private = store.runs.line(view.id)
+    branch, private = store.runs.branch(view.id)
     kind = view.fingerprint.get("device_kind", "hardware")
-    past = store.selection.expected(left, kind, line, local_runs_of=view.user if private else "")
+    past = store.selection.expected(left, kind, branch, local_runs_of=view.user if private else "")
     store.mark_skipped(view.id, dict(Budget(terms.budget_s).unbegun(left, past)))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # A person removes files in minutes.
 _ROOM_POLL_SECONDS = 2.0
-_FULL = "its storage is full, which is for whoever filled it to mend"
+_FULL = "its storage is full: the user who filled it has to free space"
 # As many as the rule of farm.devices.health looks at, and more.
 _MARKS = 20
 

@@ -61,7 +61,7 @@ def matrix_lines(name: str, rows: Sequence[CellForecast], budget_s: float | None
     width = max(width, LEAST_WIDTH)
     jobs = sum(row.jobs for row in rows)
     budget = f"within {fmt.duration(budget_s)}" if budget_s is not None else "without a budget"
-    lines = [f"night {name}: runs: {len(rows)}, jobs: {jobs}, {budget}"]
+    lines = [f"nightly run {name}: runs: {len(rows)}, jobs: {jobs}, {budget}"]
     for row in rows:
         on = f"virtual devices, {row.virtual} of each SoC" if row.virtual else "attached devices"
         expected = "no past to tell how long" if row.expected_s is None else f"about {fmt.duration(row.expected_s)}"
@@ -78,21 +78,21 @@ def matrix_lines(name: str, rows: Sequence[CellForecast], budget_s: float | None
 
 
 def _forecast(config: Config, cell: PlannedCell, jobs: tuple[Job, ...], store: Store | None) -> CellForecast:
-    from farm.builds.toolchains.prepare import line_of
+    from farm.builds.toolchains.prepare import branch_of
     from farm.builds.toolchains.select import toolchain_of
 
     request = cell.request
-    line = line_of(config, toolchain_of(config, request.toolchain or DEFAULT))
+    branch = branch_of(config, toolchain_of(config, request.toolchain or DEFAULT))
     if store is not None and request.last_failed and jobs:
         try:
             with only_warnings():
-                jobs = narrow(request, jobs, store, None, line, kind=_kind_of(cell, store))
+                jobs = narrow(request, jobs, store, None, branch, kind=_kind_of(cell, store))
         except NothingSelectedError:
             jobs = ()
     expected = None
     if store is not None:
         ids = [job.id for job in jobs]
-        past = store.selection.expected(ids, _kind_of(cell, store), line)
+        past = store.selection.expected(ids, _kind_of(cell, store), branch)
         if past:
             seconds = total_seconds(ids, past)
             per_soc: dict[str, float] = {}

@@ -20,7 +20,7 @@ class JobNote(msgspec.Struct, frozen=True):
     """Note of one line about a job or a cell."""
 
     job_id: str
-    reason: str = msgspec.field(name="said")
+    reason: str
 
 
 class DebuggedJob(JobNote, frozen=True):
@@ -90,7 +90,7 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
         return _word(self.code)
 
 
-class Night(msgspec.Struct, frozen=True, kw_only=True):
+class NightlyRun(msgspec.Struct, frozen=True, kw_only=True):
     """Record of a nightly run."""
 
     id: str
@@ -188,7 +188,7 @@ def cell_code(code: int, findings: Findings) -> int:
     return REGRESSED if findings.regressions and code in (0, INFRA, NOTHING) else code
 
 
-def night_code(cells: tuple[CellResult, ...], *, interrupted: bool) -> int:
+def nightly_code(cells: tuple[CellResult, ...], *, interrupted: bool) -> int:
     """Return the exit code of a nightly run."""
     if interrupted:
         return INTERRUPTED
@@ -198,8 +198,8 @@ def night_code(cells: tuple[CellResult, ...], *, interrupted: bool) -> int:
 
 def counted(counts: Mapping[str, int]) -> str:
     """Return jobs by outcome in words."""
-    words = {"not_tested": "SKIPPED", "not_run": "NOT RUN", "known": "known issues"}
-    order = ("failed", "infra", "passed", "known", "skipped", "not_tested", "not_run")
+    words = {"not_run": "NOT RUN", "known": "known issues"}
+    order = ("failed", "infra", "passed", "known", "skipped", "not_run")
     return ", ".join(f"{counts[one]} {words.get(one, one)}" for one in order if counts.get(one)) or "no jobs"
 
 
@@ -214,11 +214,11 @@ def meaning(code: int | None) -> str:
     return meanings.get(code, "unknown")
 
 
-def has_changed(night: Night, before: Night | None) -> bool:
+def has_changed(nightly_run: NightlyRun, before: NightlyRun | None) -> bool:
     """Return whether the findings differ from the previous nightly run's; for the first, whether there are any."""
-    return _findings(night) != (_findings(before) if before is not None else (0, frozenset(), frozenset()))
+    return _findings(nightly_run) != (_findings(before) if before is not None else (0, frozenset(), frozenset()))
 
 
-def _findings(night: Night) -> tuple[int | None, frozenset[str], frozenset[str]]:
-    failing = frozenset(one.job_id for one in (*night.new_failures, *night.still_failing))
-    return night.code, failing, frozenset(f"{one.job_id} {one.reason}" for one in night.regressions)
+def _findings(nightly_run: NightlyRun) -> tuple[int | None, frozenset[str], frozenset[str]]:
+    failing = frozenset(one.job_id for one in (*nightly_run.new_failures, *nightly_run.still_failing))
+    return nightly_run.code, failing, frozenset(f"{one.job_id} {one.reason}" for one in nightly_run.regressions)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from farm.base.text import one_line
 from farm.dispatch.nightly import record
-from farm.dispatch.nightly.record import JobNote, Night, counted, meaning
+from farm.dispatch.nightly.record import JobNote, NightlyRun, counted, meaning
 from farm.dispatch.nightly.state import write_whole
 from farm.report.formats.github import escaped, table, workflow_commands
 from farm.report.formats.review import (
@@ -27,121 +27,131 @@ from farm.report.html.page_of_run import render_page
 from farm.report.model import format as fmt
 
 LEAST_WIDTH = 40
-_LINES, _ROWS, _PAGE_JOBS, _PAGE_NIGHTS = 10, 200, 100, 30
-_TONES = {0: "passed", 1: "failed", 3: "failed", 4: "infra", 5: "not_tested"}
+_LINES, _ROWS, _PAGE_JOBS, _PAGE_NIGHTLY_RUNS = 10, 200, 100, 30
+_TONES = {0: "passed", 1: "failed", 3: "failed", 4: "infra", 5: "skipped"}
 
 
-def night_lines(night: Night, width: int = 80) -> list[str]:
+def nightly_lines(nightly_run: NightlyRun, width: int = 80) -> list[str]:
     """Return the outcome of a nightly run as lines of at most `width` characters.
 
     No line begins with output of a device: in a log on GitHub, that could be a command to its runner.
     """
     width = max(width, LEAST_WIDTH)
     lines = [
-        *textwrap.wrap(f"night {night.name} ({night.id}): {night.word}", width, subsequent_indent="  "),
-        f"  exit code {night.code}: {meaning(night.code)}",
-        f"  {counted(night.counts)} in {fmt.duration(night.seconds)}",
+        *textwrap.wrap(
+            f"nightly run {nightly_run.name} ({nightly_run.id}): {nightly_run.word}", width, subsequent_indent="  "
+        ),
+        f"  exit code {nightly_run.code}: {meaning(nightly_run.code)}",
+        f"  {counted(nightly_run.counts)} in {fmt.duration(nightly_run.seconds)}",
         "",
     ]
-    room = min(max(len(cell.name) for cell in night.cells), width // 2)
-    for cell in night.cells:
+    room = min(max(len(cell.name) for cell in nightly_run.cells), width // 2)
+    for cell in nightly_run.cells:
         virtual = "VIRTUAL, " if cell.virtual else ""
         text = f"  {one_line(cell.name, room):{room}}  {cell.word}: {virtual}{counted(cell.counts)}"
         lines += textwrap.wrap(text, width, subsequent_indent=" " * 6)
         lines += textwrap.wrap(one_line(cell.problem, 400), width, initial_indent="    - ", subsequent_indent="    | ")
     # This section lists jobs alone: the problems of cells are above.
-    infra = tuple(one for cell in night.cells for one in cell.infra)
-    for title, notes in (night.sections | {"Infra": infra}).items():
+    infra = tuple(one for cell in nightly_run.cells for one in cell.infra)
+    for title, notes in (nightly_run.sections | {"Infra": infra}).items():
         if notes:
             lines += ["", f"{title.upper()}: {len(notes)}"]
             for one in notes[:_LINES]:
                 lines += [f"  {one_line(one.job_id, width - 2)}", f"    - {one_line(one.reason, width - 6)}"]
             if len(notes) > _LINES:
                 lines.append(f"  and {len(notes) - _LINES} more: the report has them")
-    if undecided := sum(cell.findings.unknown + cell.findings.not_measured for cell in night.cells):
+    if undecided := sum(cell.findings.unknown + cell.findings.not_measured for cell in nightly_run.cells):
         lines += ["", f"suspected regressions that are neither confirmed nor refuted: {undecided}"]
-    if night.undelivered:
-        lines += ["", f"NOT NOTIFIED: {len(night.undelivered)}"]
-        for delivery in night.undelivered:
+    if nightly_run.undelivered:
+        lines += ["", f"NOT NOTIFIED: {len(nightly_run.undelivered)}"]
+        for delivery in nightly_run.undelivered:
             text = one_line(f"{delivery.to}: {delivery.problem}")
             lines += textwrap.wrap(text, width, initial_indent="  - ", subsequent_indent="  | ")
     # The last line is not wrapped: users copy the path.
-    return [*lines, "", f"report: {night.report}"]
+    return [*lines, "", f"report: {nightly_run.report}"]
 
 
-def night_markdown(night: Night) -> str:
+def nightly_markdown(nightly_run: NightlyRun) -> str:
     """Return the summary of a nightly run for GitHub."""
     cells = (
         (cell.name, cell.word + (" (virtual)" if cell.virtual else ""), counted(cell.counts), cell.problem)
-        for cell in night.cells
+        for cell in nightly_run.cells
     )
     parts = [
-        f"### {escaped(night.name)}: {escaped(night.word)}\n",
-        f"Exit code {night.code}: {escaped(meaning(night.code))}.\n",
-        f"{escaped(counted(night.counts))} in {escaped(fmt.duration(night.seconds))}.\n",
+        f"### {escaped(nightly_run.name)}: {escaped(nightly_run.word)}\n",
+        f"Exit code {nightly_run.code}: {escaped(meaning(nightly_run.code))}.\n",
+        f"{escaped(counted(nightly_run.counts))} in {escaped(fmt.duration(nightly_run.seconds))}.\n",
         table(["run", "verdict", "jobs", "trouble"], cells),
     ]
-    for title, notes in night.sections.items():
+    for title, notes in nightly_run.sections.items():
         more = f"\nand {len(notes) - _ROWS} more\n" if len(notes) > _ROWS else ""
         rows = ((one.job_id, one.reason) for one in notes[:_ROWS])
         parts.append(f"#### {title}: {len(notes)}\n\n{table(['what', 'why'], rows)}{more}")
-    if night.undelivered:
-        rows = ((one.to, one.problem) for one in night.undelivered)
-        parts.append(f"#### Not notified: {len(night.undelivered)}\n\n{table(['whom', 'why'], rows)}")
+    if nightly_run.undelivered:
+        rows = ((one.to, one.problem) for one in nightly_run.undelivered)
+        parts.append(f"#### Not notified: {len(nightly_run.undelivered)}\n\n{table(['whom', 'why'], rows)}")
     return "\n".join(parts) + "\n"
 
 
-def night_review(night: Night) -> Review:
+def nightly_review(nightly_run: NightlyRun) -> Review:
     """Return the review of a nightly run for a pull request."""
     commands: list[str] = []
-    for cell in night.cells:
+    for cell in nightly_run.cells:
         jobs = [one.job_id for one in (*cell.new_failures, *cell.findings.regressions)]
         commands += rerun_commands(cell.run_id, jobs) if cell.run_id else ()
-    virtual = any(cell.virtual for cell in night.cells)
+    virtual = any(cell.virtual for cell in nightly_run.cells)
     notes = {
-        NEW: night.new_failures,
-        REGRESSED: night.regressions,
-        FAILING_BEFORE: night.still_failing,
-        NOT_YOURS: night.troubles,
+        NEW: nightly_run.new_failures,
+        REGRESSED: nightly_run.regressions,
+        FAILING_BEFORE: nightly_run.still_failing,
+        NOT_YOURS: nightly_run.troubles,
     }
     return Review(
-        name=f"farm nightly {night.name}",
-        state="passed" if night.code == 0 else "failed" if night.code in (record.FAILED, record.REGRESSED) else "infra",
-        sentence=f"{night.word}: {counted(night.counts)} in {fmt.duration(night.seconds)}",
+        name=f"farm nightly {nightly_run.name}",
+        state="passed"
+        if nightly_run.code == 0
+        else "failed"
+        if nightly_run.code in (record.FAILED, record.REGRESSED)
+        else "infra",
+        sentence=f"{nightly_run.word}: {counted(nightly_run.counts)} in {fmt.duration(nightly_run.seconds)}",
         facts=(SIMULATED,) if virtual else (),
         sections={title: [(one.job_id, one.reason) for one in found] for title, found in notes.items()},
         commands=tuple(commands[:MOST_COMMANDS]),
-        url=night.report_url,
+        url=nightly_run.report_url,
     )
 
 
-def night_annotations(night: Night) -> list[str]:
+def nightly_annotations(nightly_run: NightlyRun) -> list[str]:
     """Return GitHub's workflow commands for new findings: failures are errors, regressions warnings."""
 
     def titled(kind: str, notes: Iterable[JobNote]) -> list[tuple[str, str]]:
         return [(f"{kind}: {one.job_id}", one.reason) for one in notes]
 
     return [
-        *workflow_commands("error", titled("new failure", night.new_failures)),
-        *workflow_commands("warning", titled("regression", night.regressions)),
+        *workflow_commands("error", titled("new failure", nightly_run.new_failures)),
+        *workflow_commands("warning", titled("regression", nightly_run.regressions)),
     ]
 
 
-def write_pages(night: Night, known: Iterable[Night], reports: Path) -> None:
+def write_pages(nightly_run: NightlyRun, known: Iterable[NightlyRun], reports: Path) -> None:
     """Write the page of a nightly run into its folder below `reports`, and into `reports` as the newest.
 
     Raises InfraError.
     """
-    earlier = [one for one in known if one.started_ms < night.started_ms and one.code is not None]
-    pictures = _pictures(night, reports / night.id)
-    write_whole(reports / night.id / "index.html", render_night(night, earlier, "", "../", pictures).encode())
-    write_whole(reports / "index.html", render_night(night, earlier, f"{night.id}/", "", pictures).encode())
+    earlier = [one for one in known if one.started_ms < nightly_run.started_ms and one.code is not None]
+    pictures = _pictures(nightly_run, reports / nightly_run.id)
+    write_whole(
+        reports / nightly_run.id / "index.html", render_nightly_run(nightly_run, earlier, "", "../", pictures).encode()
+    )
+    write_whole(
+        reports / "index.html", render_nightly_run(nightly_run, earlier, f"{nightly_run.id}/", "", pictures).encode()
+    )
 
 
-def _pictures(night: Night, folder: Path) -> dict[str, str]:
+def _pictures(nightly_run: NightlyRun, folder: Path) -> dict[str, str]:
     """Return the pictures of first wrong layers, by their path in `folder`, as addresses of images."""
     found = {}
-    for one in night.debugged:
+    for one in nightly_run.debugged:
         # A missing picture does not keep the page from being written.
         with contextlib.suppress(OSError):
             if one.picture:
@@ -149,23 +159,27 @@ def _pictures(night: Night, folder: Path) -> dict[str, str]:
     return found
 
 
-def render_night(
-    night: Night, earlier: Iterable[Night], here: str, nights: str, pictures: Mapping[str, str] = {}
+def render_nightly_run(
+    nightly_run: NightlyRun,
+    earlier: Iterable[NightlyRun],
+    here: str,
+    nightly_runs: str,
+    pictures: Mapping[str, str] = {},
 ) -> str:
-    """Return the page; links to its runs begin with `here`, links to other nightly runs with `nights`.
+    """Return the page; links to its runs begin with `here`, links to other nightly runs with `nightly_runs`.
 
     `pictures` has addresses of images by the path of a picture.
     """
     return render_page(
-        "night.html.j2",
-        night=night,
-        tone=_tone(night.code),
+        "nightly_run.html.j2",
+        nightly_run=nightly_run,
+        tone=_tone(nightly_run.code),
         tones=_tone,
-        meaning=meaning(night.code),
+        meaning=meaning(nightly_run.code),
         counted=counted,
-        earlier=list(reversed(list(earlier)))[:_PAGE_NIGHTS],
+        earlier=list(reversed(list(earlier)))[:_PAGE_NIGHTLY_RUNS],
         here=here,
-        nights=nights,
+        nightly_runs=nightly_runs,
         most=_PAGE_JOBS,
         pictures=pictures,
     )

@@ -17,7 +17,7 @@ import msgspec
 from farm.base.atomic import write_atomically
 from farm.base.errors import InfraError, UsageError
 from farm.base.ids import is_run_id
-from farm.dispatch.nightly.record import Night
+from farm.dispatch.nightly.record import NightlyRun
 
 
 def new_id() -> str:
@@ -34,7 +34,7 @@ def write_whole(path: Path, data: bytes) -> None:
         raise InfraError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-class Nights:
+class NightlyRuns:
     """Nightly runs of one name that are stored on this machine."""
 
     def __init__(self, folder: Path) -> None:
@@ -54,29 +54,29 @@ class Nights:
             except BlockingIOError:
                 file.seek(0)
                 raise UsageError(
-                    f"the night {self.folder.name!r} is running already (process {file.read(20) or 'unknown'}): "
+                    f"the nightly run {self.folder.name!r} is running already (process {file.read(20) or 'unknown'}): "
                     "wait for it, or stop it with Ctrl-C or SIGTERM"
                 ) from None
             except OSError as error:
                 raise InfraError(f"cannot write {self.folder}: {error.strerror or error}") from None
             yield
 
-    def save(self, night: Night) -> None:
+    def save(self, nightly_run: NightlyRun) -> None:
         """Store the record of a nightly run. Raises InfraError."""
-        write_whole(self.folder / f"{night.id}.json", msgspec.json.encode(night))
+        write_whole(self.folder / f"{nightly_run.id}.json", msgspec.json.encode(nightly_run))
 
-    def all(self) -> list[Night]:
+    def all(self) -> list[NightlyRun]:
         """Return all nightly runs, oldest first; unreadable files, as of another version of farm, are left out."""
         found = []
         for path in self.folder.glob("*.json"):
             try:
-                found.append(msgspec.json.decode(path.read_bytes(), type=Night))
+                found.append(msgspec.json.decode(path.read_bytes(), type=NightlyRun))
             except (OSError, msgspec.DecodeError):
                 continue
         # Ids are not ordered within a second.
-        return sorted(found, key=lambda night: night.started_ms)
+        return sorted(found, key=lambda nightly_run: nightly_run.started_ms)
 
-    def unfinished(self, digest: str) -> Night:
+    def unfinished(self, digest: str) -> NightlyRun:
         """Return the newest nightly run if it is unfinished.
 
         Raises UsageError without an unfinished one, or if its requests (`digest`) were others.
@@ -84,11 +84,11 @@ class Nights:
         newest = next(reversed(self.all()), None)
         if newest is None or newest.is_done:
             what = "is finished" if newest else "there is none yet"
-            raise UsageError(f"--resume: the last night {self.folder.name!r} {what}: leave --resume out for a new one"
+            raise UsageError(f"--resume: the last run of {self.folder.name!r} {what}: leave --resume out for a new one"
                              if newest else f"--resume: {what} called {self.folder.name!r}")  # fmt: skip
         if newest.digest != digest:
             raise UsageError(
-                f"--resume: night {newest.id} was to run something else, as the file has changed since: start anew"
+                f"--resume: {newest.id} was to run something else, as the file has changed since: start anew"
             )
         return newest
 

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from farm.base.errors import UsageError
 from farm.base.resources import data_folder
 from farm.base.text import one_line
-from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, Night, counted, meaning
+from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, NightlyRun, counted, meaning
 from farm.dispatch.notify.webhook import slack_text
 from farm.report.model import format as fmt
 
@@ -28,13 +28,13 @@ SHOWN = 20
 _REASON_CHARS = 300
 
 
-def render(template: str, form: str, night: Night) -> str:
+def render(template: str, form: str, nightly_run: NightlyRun) -> str:
     """Return the text of a notification; `template` is a name in BUILT_IN, a file, or empty for the template of mail.
 
     `form` is `json` (the text must be JSON), `text` or `html` (output of devices is escaped). Raises UsageError.
     """
     try:
-        text = _load(template, form).render(night=context(night))
+        text = _load(template, form).render(nightly_run=context(nightly_run))
         if form == "json":
             msgspec.json.decode(text)
     except jinja2.TemplateSyntaxError as error:
@@ -85,51 +85,54 @@ def _environment(*, html: bool) -> jinja2.Environment:
     return environment
 
 
-def context(night: Night) -> dict[str, Any]:
-    """Return the variable `night` of a template: plain values, with output of devices as one line of visible text."""
+def context(nightly_run: NightlyRun) -> dict[str, Any]:
+    """Return the variable `nightly_run` of a template: plain values; output of devices is one line of visible text."""
     return {
-        "schema": 1,
-        "name": night.name,
-        "id": night.id,
-        "verdict": night.word.lower(),
-        "exit_code": night.code,
-        "meaning": meaning(night.code),
-        "user": one_line(night.user, 80),
-        "host": one_line(night.host, 80),
-        "started_ms": night.started_ms,
-        "started": fmt.clock(night.started_ms),
-        "seconds": round(night.seconds, 1),
-        "duration": fmt.duration(night.seconds),
-        "counts": night.counts,
-        "counted": counted(night.counts),
-        "runs": [_cell(cell) for cell in night.cells],
-        "new_failures": _notes(night.new_failures),
-        "still_failing": _notes(night.still_failing),
-        "debugged": _notes(night.debugged),
-        "regressions": _notes(night.regressions),
-        "infra": _notes(night.troubles),
+        "schema": 2,
+        "name": nightly_run.name,
+        "id": nightly_run.id,
+        "verdict": nightly_run.word.lower(),
+        "exit_code": nightly_run.code,
+        "meaning": meaning(nightly_run.code),
+        "user": one_line(nightly_run.user, 80),
+        "host": one_line(nightly_run.host, 80),
+        "started_ms": nightly_run.started_ms,
+        "started": fmt.clock(nightly_run.started_ms),
+        "seconds": round(nightly_run.seconds, 1),
+        "duration": fmt.duration(nightly_run.seconds),
+        "counts": nightly_run.counts,
+        "counted": counted(nightly_run.counts),
+        "runs": [_cell(cell) for cell in nightly_run.cells],
+        "new_failures": _notes(nightly_run.new_failures),
+        "still_failing": _notes(nightly_run.still_failing),
+        "debugged": _notes(nightly_run.debugged),
+        "regressions": _notes(nightly_run.regressions),
+        "infra": _notes(nightly_run.troubles),
         "totals": {
-            "new_failures": len(night.new_failures),
-            "still_failing": len(night.still_failing),
-            "debugged": len(night.debugged),
-            "regressions": len(night.regressions),
-            "infra": len(night.troubles),
-            "fixed": sum(len(cell.fixed) for cell in night.cells),
-            "not_tested": sum(cell.not_tested for cell in night.cells),
+            "new_failures": len(nightly_run.new_failures),
+            "still_failing": len(nightly_run.still_failing),
+            "debugged": len(nightly_run.debugged),
+            "regressions": len(nightly_run.regressions),
+            "infra": len(nightly_run.troubles),
+            "fixed": sum(len(cell.fixed) for cell in nightly_run.cells),
+            "not_tested": sum(cell.not_tested for cell in nightly_run.cells),
         },
-        "report": one_line(night.report),
-        "report_url": night.report_url,
+        "report": one_line(nightly_run.report),
+        "report_url": nightly_run.report_url,
     }
 
 
-def subject(night: Night) -> str:
+def subject(nightly_run: NightlyRun) -> str:
     """Return a notification's title: one line."""
     found = [
         f"{len(notes)} {word}{'' if len(notes) == 1 else 's'}"
-        for word, notes in (("new failure", night.new_failures), ("regression", night.regressions))
+        for word, notes in (("new failure", nightly_run.new_failures), ("regression", nightly_run.regressions))
         if notes
     ]
-    return one_line(f"[farm] {night.name}: {night.word.lower()}: {', '.join([*found, counted(night.counts)])}", 200)
+    return one_line(
+        f"[farm] {nightly_run.name}: {nightly_run.word.lower()}: {', '.join([*found, counted(nightly_run.counts)])}",
+        200,
+    )
 
 
 def _cell(cell: CellResult) -> dict[str, Any]:
@@ -150,10 +153,10 @@ def _cell(cell: CellResult) -> dict[str, Any]:
 
 def _notes(notes: Iterable[JobNote]) -> list[dict[str, str]]:
     shown = itertools.islice(notes, SHOWN)
-    return [{"job": one_line(one.job_id, 200), "said": one_line(one.reason, _REASON_CHARS)} for one in shown]
+    return [{"job": one_line(one.job_id, 200), "reason": one_line(one.reason, _REASON_CHARS)} for one in shown]
 
 
-SAMPLE = Night(
+SAMPLE = NightlyRun(
     id="20260301-020000-0a1b2c",
     name="sample",
     digest="",

@@ -22,7 +22,7 @@ class Delivery(msgspec.Struct, frozen=True):
     to: str
     """Receiver, without secrets."""
     ok: bool
-    problem: str = msgspec.field(default="", name="said")
+    problem: str = ""
 
 
 def by_webhook(

@@ -101,7 +101,7 @@ class PullRequest:
     def __init__(self, place: Place, token: str) -> None:
         """Look for the pull request. Raises ReviewError; MissingToolError without the extra `review`."""
         self.place = place
-        with _told(place):
+        with _reported(place):
             self._forge: Forge = _GitHub(place, token) if place.kind == "github" else _GitLab(place, token)
             self._commit = place.commit or self._forge.head()
 
@@ -113,7 +113,7 @@ class PullRequest:
         if len(body) > _MOST_CHARS:
             cut = body[: _MOST_CHARS - len(_CUT)]
             body = cut[: cut.rfind("\n")] + _CUT
-        with _told(self.place):
+        with _reported(self.place):
             self._forge.set_status(self._commit, review)
             if self.place.number is not None:
                 self._forge.comment(marker, body)
@@ -193,7 +193,7 @@ class _GitLab:
 
 
 @contextmanager
-def _told(place: Place) -> Iterator[None]:
+def _reported(place: Place) -> Iterator[None]:
     """Raise ReviewError for an error of a server or of the way to it."""
     try:
         import github

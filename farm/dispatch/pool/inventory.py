@@ -62,14 +62,14 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """User with its lease or reservation."""
     purpose: str = ""
     until_ms: int = 0
-    """When a reservation ends; 0 for a lease, which its holder renews."""
+    """End of a reservation; 0 for a lease, which its holder renews."""
     health: str = "healthy"
     health_reason: str = ""
     last_seen_ms: int = 0
     agent: str | msgspec.UnsetType = msgspec.UNSET
     """Name of its agent on a shared farm; unset for a device without one."""
     also_at: tuple[str, ...] = ()
-    """Names of adb for its other addresses, which are used where the first one is gone."""
+    """adb's names of its further addresses, which are used when the first one is gone."""
 
 
 def take_inventory(config: Config, store: Store, supervisor: Supervisor) -> list[DeviceRow]:
@@ -125,7 +125,7 @@ def rows(
     ]
     here = {row.id for row in found}
     for unusable in scan.unusable:
-        # The id of a device with this serial has two forms: see Device.id.
+        # The id of a device is its serial; of a virtual device it is SERIAL@HOST.
         ids = (f"{unusable.serial}@{unusable.host}", unusable.serial)
         before = next((known[id_] for id_ in ids if id_ in known and id_ not in here), None)
         row = DeviceRow(id=unusable.serial, serial=unusable.serial)
@@ -157,27 +157,27 @@ def remembered(known: Registered, lease: Lease | None) -> DeviceRow:
 
 
 def resolve_device(store: Store, name: str, *, forgotten: bool = False) -> Registered:
-    """Return the known device that is called `name`, also a forgotten one where asked for: name, serial, id or address.
+    """Return the known device whose name, serial, id or address is `name`. Raises UnknownNameError.
 
-    Raises UnknownNameError.
+    With `forgotten` removed devices count as well.
     """
     known = sorted(store.devices.all(forgotten=forgotten), key=lambda one: one.forgotten_ms)
     for one in known:
         if name in (one.id, one.serial) or (name and name == one.name):
             return one
-    # An address of adb, where 'farm devices' saw it last.
+    # adb's addresses at the last 'farm devices'.
     for one in known:
         if one.status is not None and name in one.status.addresses:
             return one
     names = [one.name or one.serial or one.id for one in known]
-    hint = "('farm devices' looks for those that are attached)"
+    hint = "('farm devices' lists attached devices)"
     if name.startswith(VIRTUAL_PREFIX):
         hint = "(a virtual device of a run ends with it; 'farm virtual up --soc SM8650' starts one that stays)"
     raise UnknownNameError("device", name, names, hint)
 
 
 def addresses_of(device: Device) -> tuple[str, ...]:
-    """Return adb's names of a device with several addresses, that in use first. Pure."""
+    """Return adb's names of a device with several addresses, the address in use first. Pure."""
     address = device.address
     if not isinstance(address, AdbAddress) or not address.also:
         return ()
@@ -250,11 +250,9 @@ def _clean(row: DeviceRow) -> DeviceRow:
 
 
 def find_rows(found: Sequence[DeviceRow], names: Sequence[str]) -> list[DeviceRow]:
-    """Return the rows that are called so: name, serial, id, address or SoC, of which there may be none.
+    """Return the rows whose name, serial, id, address or SoC is in `names`; all rows without names.
 
-    Without names it is all of them.
-
-    Raises UnknownNameError.
+    Raises UnknownNameError, but not for an SoC without a device.
     """
     if not names:
         return list(found)

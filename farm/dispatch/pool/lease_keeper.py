@@ -177,7 +177,7 @@ class LeaseKeeper:
             health = self._store.devices.health([device.id])[device.id]
         if health[0] != Health.QUARANTINED:
             return f"is not used any more: {reason}"
-        return f"is quarantined: {health[1]}; 'farm devices unquarantine {device.called}' when it is mended"
+        return f"is quarantined: {health[1]}; 'farm devices unquarantine {device.called}' when it is repaired"
 
     def holders(self, socs: Collection[str]) -> str:
         """Return why this run waits for devices of some SoCs, and who has them."""

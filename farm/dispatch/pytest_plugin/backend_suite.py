@@ -59,8 +59,8 @@ def result_of(item: pytest.Item) -> UpstreamResult | None:
     kind = record.result
     stage, cause = _FAILURES.get(kind.name, (Stage.EXECUTE, Cause.NONE))
     error = record.error
-    told = f"{kind.display_name()}: {type(error).__name__}: {_first_line(error)}" if error is not None else ""
-    return UpstreamResult(told or kind.display_name(), stage, cause, tuple(_notes(record)))
+    text = f"{kind.display_name()}: {type(error).__name__}: {_first_line(error)}" if error is not None else ""
+    return UpstreamResult(text or kind.display_name(), stage, cause, tuple(_notes(record)))
 
 
 def _first_line(error: BaseException) -> str:

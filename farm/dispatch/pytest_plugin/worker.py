@@ -211,9 +211,11 @@ class SuiteWorker:
         if len(self._executed) > 1:
             note = f"ran {len(self._executed)} programs: the numbers of none are kept"
             facts = msgspec.structs.replace(facts, notes=(*facts.notes, note))
-        if (told := self.upstream_result) is not None:
-            notes = (*facts.notes, *told.notes)
-            facts = msgspec.structs.replace(facts, reason=told.reason, stage=told.stage, cause=told.cause, notes=notes)
+        if (result := self.upstream_result) is not None:
+            notes = (*facts.notes, *result.notes)
+            facts = msgspec.structs.replace(
+                facts, reason=result.reason, stage=result.stage, cause=result.cause, notes=notes
+            )
         if failure is not None:
             facts = msgspec.structs.replace(facts, stage=Stage(failure.stage), cause=Cause(failure.cause))
         if trouble is not None:

@@ -176,16 +176,16 @@ def narrow(
     jobs: tuple[Job, ...],
     store: Store,
     tools: Callable[[], Toolchain] | None,
-    line: str = "",
+    branch: str = "",
     *,
     kind: str,
     cache_dir: Path | None = None,
 ) -> tuple[Job, ...]:
     """Return the `jobs` that remain after selection by the store: --changed-since, then --shard, then --lf.
 
-    `kind` is `virtual` or `hardware`, `line` the branch whose results count. `tools` returns the toolchain; without it
-    --changed-since compares keys by versions alone, and not with the bundles in `cache_dir`. Failed jobs are selected
-    last, because they change while other shards run, and the jobs of a shard must stay the same.
+    `kind` is `virtual` or `hardware`, `branch` the branch whose results count. `tools` returns the toolchain; without
+    it --changed-since compares keys by versions alone, and not with the bundles in `cache_dir`. Failed jobs are
+    selected last, because they change while other shards run, and the jobs of a shard must stay the same.
 
     Raises UsageError for a run that cannot be compared, NothingSelectedError.
     """
@@ -193,14 +193,16 @@ def narrow(
         jobs = _changed_since(request.changed_since, request, jobs, store, _keys_of(jobs, tools, cache_dir), kind)
     if request.shard is not None:
         ids = [job.id for job in jobs]
-        seconds = store.selection.agree_on_seconds(total_seconds(ids, store.selection.expected(ids, kind, line)), kind)
+        seconds = store.selection.agree_on_seconds(
+            total_seconds(ids, store.selection.expected(ids, kind, branch)), kind
+        )
         mine = in_shard(seconds, request.shard)
         if not mine:
             raise NothingSelectedError(f"--shard {request.shard}: the {len(jobs)} jobs are all in other shards")
         jobs = tuple(job for job in jobs if job.id in mine)
     if request.last_failed:
         private = request.purpose is Purpose.LOCAL or (tools is not None and is_private_run(tools(), request.purpose))
-        failed = store.selection.failed_last([job.id for job in jobs], kind, store.user, line, private=private)
+        failed = store.selection.failed_last([job.id for job in jobs], kind, store.user, branch, private=private)
         if failed:
             return tuple(job for job in jobs if job.id in failed)
         if request.shard is not None:
@@ -302,16 +304,16 @@ def collect(
         toolchain_of(config, request.toolchain)
     jobs = select(request, jobs_of(config, request), judged=judged)
     if request.asks_the_store:
-        from farm.builds.toolchains.prepare import line_of, prepare
+        from farm.builds.toolchains.prepare import branch_of, prepare
         from farm.builds.toolchains.select import use_toolchain
         from farm.store.store import open_store
 
         config = use_toolchain(config, request.toolchain)
         with open_store(config.store_url) as store:
             tools = cache(partial(prepare, config, virtual=request.virtual > 0))
-            line = line_of(config)
+            branch = branch_of(config)
             kind = (kind_of or device_kind_of)(config, request, store)
-            jobs = narrow(request, jobs, store, tools, line, kind=kind, cache_dir=config.cache_dir)
+            jobs = narrow(request, jobs, store, tools, branch, kind=kind, cache_dir=config.cache_dir)
     return [job.id for job in jobs]
 
 

@@ -65,9 +65,10 @@ def exit_code_of(view: RunView) -> int:
     """
     from farm.report.model.summary import Outcome, summarize
 
-    counts = summarize(view).counts
+    summary = summarize(view)
+    counts = summary.counts
     if counts[Outcome.FAILED]:
         return 1
     if counts[Outcome.INFRA] or counts[Outcome.NOT_RUN]:
         return ExitCode.INFRA
-    return ExitCode.NOTHING if counts[Outcome.NOT_TESTED] == len(view.jobs) > 0 else 0
+    return ExitCode.NOTHING if len(summary.out_of_time) == len(view.jobs) > 0 else 0

@@ -16,8 +16,8 @@ from farm.devices.execution.optrace import OptraceTools
 from farm.dispatch.request.profiling import Profile
 from farm.suites.suite import Job
 
-# A worker shows that it goes on whenever it waits for something; between that it executes a job, twice where the first
-# time ended the runner, moves files and looks for damage.
+# Longest time without a sign of life of a device process, beside its job. It gives one whenever it waits; in between it
+# moves files, executes a job (twice if the first execution ended the runner) and checks files for damage.
 _SILENCE_SECONDS = 900.0
 
 
@@ -27,7 +27,7 @@ class PlannedJob(msgspec.Struct, frozen=True):
     job: Job
     key: str
     cached: bool
-    """The bundle was there when the run began."""
+    """True if the cache had the bundle when the run began."""
     failed_before: bool = False
     """True if its newest verdict before this run, on such devices, was failed."""
     expected_s: float | None = None
@@ -51,35 +51,35 @@ class RunPlan(msgspec.Struct, frozen=True):
     artifact_root: Path
     """Folder of files of attempts."""
     reducible: bool = False
-    """Iterations and warm-up are farm's own choice."""
+    """True if farm chose iterations and warm-up, and so may reduce them for slow programs."""
     profile: Profile = Profile.AUTO
     heap: bool = False
-    """The DSP's heap is measured, and nothing else."""
+    """True for a run that measures the DSP's heap and nothing else."""
     seconds: int | None = None
-    """Programs that generate go on for so long; None: every prompt once."""
+    """Seconds for which a generating program repeats its prompts; None executes each prompt once."""
     optrace: OptraceTools | None = None
-    """Tools for the SDK's timelines, only in a run with them."""
+    """Tools of the QNN SDK for timelines of the HTP; None except with the profiling level `optrace`."""
     health_checks: tuple[PlannedJob, ...] = ()
-    """Jobs of the health check, one per SoC: see health_check.py."""
+    """Jobs of the health check, one per SoC."""
     leased: bool = False
-    """Devices are leased; otherwise they are this run's own."""
+    """True for leased devices; False for virtual devices that the run started."""
     health: HealthConfig = HealthConfig()
     failures: FailuresConfig = FailuresConfig()
 
     @property
     def path(self) -> Path:
-        """The file it is kept in."""
+        """File of the plan."""
         return self.folder / "plan.json"
 
     @property
     def workers(self) -> Path:
-        """A folder with a file for every device, by its number, which its worker touches as long as it goes on."""
+        """Folder with a file per device, named by its number: its device process touches it as a sign of life."""
         return self.folder / "workers"
 
     @property
     def most_silence_s(self) -> float:
-        """After so many seconds without a sign that it goes on a worker is ended."""
-        # The requested duration of a job is no silence.
+        """Seconds without a sign of life after which a device process is ended."""
+        # A job runs for its requested duration without a sign of life, at most twice.
         return _SILENCE_SECONDS + 2 * (self.timeout_s + (self.seconds or 0))
 
     def prepare_folder(self) -> None:
@@ -92,7 +92,7 @@ class RunPlan(msgspec.Struct, frozen=True):
         self.write()
 
     def write(self) -> None:
-        """Write it, for workers to read."""
+        """Write the plan, which device processes read."""
         self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from farm.base.errors import FarmError
 from farm.base.git import git
-from farm.builds.toolchains.toolchain import STUB_LINE, Toolchain
+from farm.builds.toolchains.toolchain import STUB_BRANCH, Toolchain
 from farm.store.records import RunRecord
 from farm.store.toolchains import COMMITS_LIMIT
 from farm.store.view import Purpose, RunCommit, RunToolchain
@@ -39,7 +39,7 @@ def run_record(
     facts: Mapping[str, str],
     purpose: Purpose = Purpose.LOCAL,
     name: str = "",
-    night: str = "",
+    nightly_run: str = "",
     again: RunToolchain | None = None,
 ) -> RunRecord:
     """Return the record of a run with `tools`, the selected toolchain of `config`; `facts` are its fingerprint.
@@ -47,16 +47,16 @@ def run_record(
     `again` is the toolchain of a run whose program is run again. A name that an earlier run has is logged, except for
     nightly runs, whose names repeat.
     """
-    if not night and (before := store.runs.newest_called(name)):
+    if not nightly_run and (before := store.runs.newest_called(name)):
         logger.info("%r means this run from now on: it meant %s", name, before)
     toolchain = recorded_toolchain(config, store, tools, purpose)
     facts = dict(facts)
     if again is not None and again != toolchain:
-        # An old program is no night of its line.
-        # The line of a stub has no results of Qualcomm's libraries, and theirs none of a stub.
-        over_stub = {one.split(" ")[-1] == STUB_LINE for one in (again.line, tools.line)}
-        line = again.line if len(over_stub) == 1 else tools.line
-        toolchain = msgspec.structs.replace(again, private=True, line=line)
+        # An old program is no nightly run of its branch. The branch of a stub has no results of Qualcomm's libraries,
+        # and theirs none of a stub.
+        over_stub = {one.split(" ")[-1] == STUB_BRANCH for one in (again.branch, tools.branch)}
+        branch = again.branch if len(over_stub) == 1 else tools.branch
+        toolchain = msgspec.structs.replace(again, private=True, branch=branch)
         own = {"toolchain": again.name, "commit": again.commit, "dirty": "yes" if again.dirty else ""}
         facts = {name: value for name, value in {**facts, **own}.items() if value or name not in own}
     return RunRecord(
@@ -67,7 +67,7 @@ def run_record(
         priority="nightly" if purpose is Purpose.NIGHTLY else "person",
         toolchain=toolchain,
         name=name,
-        night=night,
+        nightly_run=nightly_run,
     )
 
 
@@ -77,16 +77,16 @@ def recorded_toolchain(config: Config, store: Store, tools: Toolchain, purpose: 
     since: tuple[RunCommit, ...] = ()
     more, last = 0, ""
     if source.commit:
-        last = store.status.newest_toolchain(tools.line).commit
+        last = store.status.newest_toolchain(tools.branch).commit
         if folder is not None:
             since, more = commits_between(folder, last, source.commit)
     return RunToolchain(
         name=tools.name,
-        line=tools.line,
+        branch=tools.branch,
         private=is_private_run(tools, purpose),
         commit=source.commit,
         dirty=source.dirty,
-        branch=source.branch,
+        git_branch=source.branch,
         subject=source.subject,
         committed_ms=source.committed_ms,
         before=last if last != source.commit else "",

@@ -47,7 +47,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the run."""
     purpose: Purpose = Purpose.LOCAL
     """Purpose of the run; a nightly run gives a device, between two jobs, to a person who waits for it."""
-    night: str = ""
+    nightly_run: str = ""
     """Id of the nightly run that this run is a part of; empty for other runs."""
     changed_since: str | None = None
     """Run to compare with: only jobs that changed since, or without a verdict there, are run; None for all."""

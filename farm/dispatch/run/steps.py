@@ -66,13 +66,13 @@ def narrowed(
 
     Raises UsageError, NothingSelectedError.
     """
-    from farm.builds.toolchains.prepare import line_of, prepare
+    from farm.builds.toolchains.prepare import branch_of, prepare
 
     if not request.asks_the_store:
         return jobs
     tools = cache(partial(prepare, config, virtual=request.virtual > 0))
-    line = line_of(config)
-    return narrow(request, jobs, store, tools, line, kind=kind(), cache_dir=config.cache_dir)
+    branch = branch_of(config)
+    return narrow(request, jobs, store, tools, branch, kind=kind(), cache_dir=config.cache_dir)
 
 
 def left_of(config: Config, store: Store, ref: str) -> tuple[Config, RunRequest, RunView, tuple[Job, ...]]:
@@ -145,7 +145,7 @@ class RunSteps:
 
         record = run_record(
             self._config, self._store, tools, command=self._request.command, facts=fingerprint,
-            purpose=self._request.purpose, name=self._request.name, night=self._request.night,
+            purpose=self._request.purpose, name=self._request.name, nightly_run=self._request.nightly_run,
         )  # fmt: skip
         # The intent is written before the run is visible, so that every visible run can be resumed.
         return self._store.begin_run(
@@ -158,9 +158,9 @@ class RunSteps:
 
         ids, private = [job.id for job in jobs], is_private_run(tools, self._request.purpose)
         mine = self._store.user if private else ""
-        self._past = self._store.selection.expected(ids, kind, tools.line, local_runs_of=mine)
+        self._past = self._store.selection.expected(ids, kind, tools.branch, local_runs_of=mine)
         if self._request.failed_first:
-            self._first = self._store.selection.failed_last(ids, kind, self._store.user, tools.line, private=private)
+            self._first = self._store.selection.failed_last(ids, kind, self._store.user, tools.branch, private=private)
 
     def _order(self, jobs: Sequence[Job], tools: Toolchain, rebuild: Rebuild | None = None) -> list[PlannedJob]:
         """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""

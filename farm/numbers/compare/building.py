@@ -136,7 +136,7 @@ def _build(
     logger.info("compiling %s", shown)
     # With a single builder the sides compile one after the other.
     groups = [[pool] for pool in pools] if sides[0].config.builders == 1 else [pools]
-    said_s = time.monotonic()
+    logged_s = time.monotonic()
     try:
         for group in groups:
             for pool in group:
@@ -146,8 +146,8 @@ def _build(
                 thread.start()
             while any(thread.is_alive() for thread in waiting) and not stop.is_set():
                 time.sleep(_LOOK_EVERY_S)
-                if time.monotonic() > said_s + _SAY_EVERY_S:
-                    said_s = time.monotonic()
+                if time.monotonic() > logged_s + _SAY_EVERY_S:
+                    logged_s = time.monotonic()
                     pairs = zip(counts, totals, sides, strict=True)
                     counted = ", ".join(f"{n} of {all_} of {side.label}" for n, all_, side in pairs if all_)
                     logger.info("compiled %s", counted)

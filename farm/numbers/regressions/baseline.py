@@ -14,7 +14,7 @@ from farm.base.errors import UsageError
 from farm.dispatch.history_comparison import compared_series, is_judged, known_alerts
 from farm.results.analysis.suspected import Finding
 from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
-from farm.store.toolchains import line_text
+from farm.store.toolchains import branch_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -58,14 +58,14 @@ class Accepted(msgspec.Struct, frozen=True):
     """True for a step without an alert, known from a user alone."""
 
 
-def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str], line: str = "") -> list[Level]:
+def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str], branch: str = "") -> list[Level]:
     """Return the levels of the numbers of jobs in a branch. Raises UnknownNameError."""
     from farm.results.analysis.history import split
     from farm.results.analysis.suspected import BASELINE, LEAST_BASELINE, repeats
 
     found = []
-    pasts = store.history.pasts_of_jobs(pattern, soc, line=line)
-    alerts = known_alerts(store, pasts, line)
+    pasts = store.history.pasts_of_jobs(pattern, soc, branch=branch)
+    alerts = known_alerts(store, pasts, branch)
     for past in pasts:
         events = split(past.runs).events
         for compared in compared_series(past, alerts):
@@ -99,21 +99,21 @@ def accept(
     *,
     user: str,
     note: str,
-    line: str = "",
+    branch: str = "",
 ) -> list[Accepted]:
-    """Say that the level that numbers of a line have in a run of it, or in their newest, is right; return which.
+    """Say that the level that numbers of a branch have in a run of it, or in their newest, is right; return which.
 
     Without `metrics` all of which an alert is open, or that are suspected in that run. A number that is named and
     has no alert gets a step there, as great as it is off the level before. Raises UnknownNameError, and UsageError for
-    a run that does not belong to the line.
+    a run that does not belong to the branch.
     """
     if run_id is not None:
-        _require_in_line(store, run_id, line)
+        _require_in_branch(store, run_id, branch)
     remark = Remark(RemarkState.ACCEPTED, user, "", note)
-    still_open = {alert.id for alert in store.alerts.open(line=line)}
+    still_open = {alert.id for alert in store.alerts.open(branch=branch)}
     done = []
-    pasts = store.history.pasts_of_jobs(pattern, soc, line=line)
-    known = known_alerts(store, pasts, line)
+    pasts = store.history.pasts_of_jobs(pattern, soc, branch=branch)
+    known = known_alerts(store, pasts, branch)
     for past in pasts:
         until = past.runs[-1].run_id if run_id is None else run_id
         for one in past.series:
@@ -135,14 +135,16 @@ def accept(
     return done
 
 
-def _require_in_line(store: Store, run_id: str, line: str) -> None:
-    of_run, private = store.runs.line(run_id)
+def _require_in_branch(store: Store, run_id: str, branch: str) -> None:
+    of_run, private = store.runs.branch(run_id)
     if private:
         raise UsageError(
-            f"run {run_id} was only compared with branch {line_text(of_run)}: its numbers are in no baseline"
+            f"run {run_id} was only compared with branch {branch_text(of_run)}: its numbers are in no baseline"
         )
-    if of_run != line:
-        raise UsageError(f"run {run_id} is of branch {line_text(of_run)}: name it with --branch {line_text(of_run)}")
+    if of_run != branch:
+        raise UsageError(
+            f"run {run_id} is of branch {branch_text(of_run)}: name it with --branch {branch_text(of_run)}"
+        )
 
 
 def _step(

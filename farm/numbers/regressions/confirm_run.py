@@ -30,7 +30,7 @@ from farm.results.analysis.confirmation import (
     unsure,
 )
 from farm.results.analysis.families import P_MEMBER, common_step, families, member
-from farm.results.analysis.nights import REPRESENTATIVES
+from farm.results.analysis.run_judgement import REPRESENTATIVES
 from farm.results.analysis.scale import Scale
 from farm.results.analysis.sequential import LEAST_PAIRS
 from farm.results.analysis.suspected import Finding
@@ -137,7 +137,7 @@ class _ConfirmRun:
     def findings(self) -> RunFindings:
         """Judge the run, measure, record, and return what came of it."""
         comparison = record_comparison(self._store, self._run_id)
-        shifts = [shift.reason for shift in comparison.night.shifts]
+        shifts = [shift.reason for shift in comparison.judged.shifts]
         programs = self._programs(comparison)
         if programs:
             comparison = compare_with_history(self._store, self._run_id, programs=programs)
@@ -170,7 +170,7 @@ class _ConfirmRun:
     def _programs(self, comparison: HistoryComparison) -> set[tuple[str, str]]:
         """Return the devices and metrics that are off as a whole because of the programs."""
         found, pairs, measure = set(), self._request.pairs, self._remeasurement.measure
-        for shift in comparison.night.shifts:
+        for shift in comparison.judged.shifts:
             results = [
                 result
                 for index in shift.representatives
@@ -191,11 +191,11 @@ class _ConfirmRun:
             if one.state == AlertState.SUSPECTED
         }
         left = []
-        for index in comparison.night.suspected:
+        for index in comparison.judged.suspected:
             compared = comparison.compared[index]
             # Measured numbers are not measured again.
             if alert := alerts.get(compared.key):
-                left.append((compared, comparison.night.judgements[index], alert))
+                left.append((compared, comparison.judged.judgements[index], alert))
         # Numbers of one program are measured by the same pairs.
         jobs: dict[str, int] = {}
         for compared, _, _ in left:
@@ -282,7 +282,7 @@ class _ConfirmRun:
         return found
 
     def _keep(self, compared: ComparedSeries, result: RemeasuredSeries, alert: AlertRecord) -> None:
-        """Record an answer at once, so that nothing is lost when the night ends here."""
+        """Record an answer at once, so that nothing is lost when the run ends here."""
         result.alert = alert
         logger.info("%s: %s: %s", compared.past.job_id, result.confirmation.answer, result.confirmation.reason)
         self._results.append(result)
@@ -293,7 +293,7 @@ class _ConfirmRun:
         return max(self._request.pairs, pairs_needed(measured + len(self._family_before(is_suspected=is_suspected))))
 
     def _family_before(self, *, is_suspected: bool) -> list[Confirmation]:
-        """Return what an earlier call measured of this run: it is of the same night."""
+        """Return what an earlier call measured of this run, in the same night."""
         now = {result.alert.id for result in self._results if result.alert}
         return [
             msgspec.structs.replace(unknown(""), p_value=one.p_value)

@@ -135,7 +135,7 @@ class InterleavedBench:
         """Newest turn with compared outputs, by the key of its side."""
         self.outputs: dict[tuple[str, ...], tuple[str, ...]] = {}
         """SHA-256 of each output file of the same turn, by sample and number; none for a turn without all of them."""
-        self._said: set[tuple[str, ...]] = set()
+        self._logged: set[tuple[str, ...]] = set()
         self._count = 0
         self.turns: list[Turn] = []
         """All that was measured so far, with every sample."""
@@ -308,8 +308,8 @@ class InterleavedBench:
         made = reduced(options, side.bundle.manifest)
         if made.iterations < options.iterations:
             self.require_inferences(side)
-        if made != options and side.key not in self._said:
-            self._said.add(side.key)
+        if made != options and side.key not in self._logged:
+            self._logged.add(side.key)
             why = f"{runtime.runner} writes the outputs of each"
             logger.info("%s: %s inferences a turn, not %s: %s", side.job.id, made.iterations, options.iterations, why)
         return made

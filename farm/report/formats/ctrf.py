@@ -28,7 +28,6 @@ _STATUS = {
     Outcome.PASSED: "passed",
     Outcome.FAILED: "failed",
     Outcome.SKIPPED: "skipped",
-    Outcome.NOT_TESTED: "skipped",
     # The job may still run: the run continues, or is resumed.
     Outcome.NOT_RUN: "pending",
     # Known issues and infrastructure trouble do not count against the code under test.

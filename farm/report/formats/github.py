@@ -74,8 +74,8 @@ def run_markdown(view: RunView) -> str:
         parts.append(f"**{STUBBED}**.\n")
     elif summary.virtual_devices:
         parts.append("Virtual devices: times are those of a simulator.\n")
-    for title, outcome in (("Failed", Outcome.FAILED), ("Infra", Outcome.INFRA), ("Skipped", Outcome.NOT_TESTED)):
-        jobs = summary.having(outcome)
+    failed, infra = summary.having(Outcome.FAILED), summary.having(Outcome.INFRA)
+    for title, jobs in (("Failed", failed), ("Infra", infra), ("Skipped", summary.out_of_time)):
         if jobs:
             parts.append(f"#### {title}: {len(jobs)}\n\n" + table(["job", "why"], _shown(jobs)))
     return "\n".join(parts) + "\n"

@@ -67,7 +67,7 @@ def _test_case(suite: ET.Element, job: JobSummary) -> None:
     elif job.outcome is Outcome.KNOWN and attempt is not None:
         known = f"known issue: {attempt.known_issue}"
         ET.SubElement(case, "skipped", {"message": _attribute(known)}).text = _details(job)
-    elif job.outcome is Outcome.NOT_TESTED:
+    elif job.skipped:
         ET.SubElement(case, "skipped", {"message": _attribute(f"SKIPPED: {job.reason}"), "type": "skipped"})
     elif job.outcome in {Outcome.SKIPPED, Outcome.NOT_RUN}:
         ET.SubElement(case, "skipped", {"message": message})
@@ -94,7 +94,7 @@ def _details(job: JobSummary) -> str:
 
 
 def _totals(jobs: list[JobSummary] | tuple[JobSummary, ...]) -> dict[str, str]:
-    skipped = {Outcome.KNOWN, Outcome.NOT_TESTED, Outcome.SKIPPED, Outcome.NOT_RUN}
+    skipped = {Outcome.KNOWN, Outcome.SKIPPED, Outcome.NOT_RUN}
     return {
         "tests": str(len(jobs)),
         "failures": str(sum(job.outcome is Outcome.FAILED for job in jobs)),

@@ -57,7 +57,7 @@ from farm.report.model.summary import (
 from farm.report.model.trends import SHOWN_STEPS, Trend, trends_of
 from farm.results.heap import no_heap
 from farm.results.profile.event_names import is_whole_call
-from farm.store.toolchains import line_text
+from farm.store.toolchains import branch_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,15 +87,14 @@ SHOWN_OPEN = 12
 
 # Words for the narrow cells of the matrix; outcomes that need attention are in capitals.
 _CELL_WORDS = {
-    Outcome.PASSED: "pass", Outcome.FAILED: "FAIL", Outcome.KNOWN: "known", Outcome.NOT_TESTED: "SKIPPED",
-    Outcome.SKIPPED: "skip",
+    Outcome.PASSED: "pass", Outcome.FAILED: "FAIL", Outcome.KNOWN: "known", Outcome.SKIPPED: "skip",
 }  # fmt: skip
 
 _TONES = {
     Tone.PASSED: "✓ passed",
     Tone.FAILED: "✗ failed",
     Tone.INFRA: "△ infra trouble",
-    Tone.NOT_TESTED: "◷ skipped",
+    Tone.SKIPPED: "○ skipped",
     Tone.UNFINISHED: "… unfinished",
     Tone.EMPTY: "○ empty",
 }
@@ -286,7 +285,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {word.__name__: word for word in words}
     environment.tests |= {"whole_call": is_whole_call, "infeasible": is_infeasible}
     sentences = (
-        change_line, change_of, counts, ended_text, exit_meaning, line_text, progress_text, purpose_text, reasons_of,
+        change_line, change_of, counts, ended_text, exit_meaning, branch_text, progress_text, purpose_text, reasons_of,
         remark_text, word_of,
     )  # fmt: skip
     environment.globals |= {one.__name__: one for one in sentences}
@@ -364,7 +363,6 @@ def _share(summary: RunSummary) -> list[tuple[Outcome, str, str]]:
         Outcome.NOT_RUN,
         Outcome.KNOWN,
         Outcome.INFRA,
-        Outcome.NOT_TESTED,
         Outcome.FAILED,
     )
     parts = []

@@ -8,7 +8,7 @@ import msgspec
 
 from farm.report.model import format as fmt
 from farm.report.model.alerts import alert_change, is_confirmed
-from farm.report.model.commits import line_name
+from farm.report.model.commits import branch_name
 from farm.report.model.status import Standing, standing
 from farm.report.model.summary import JobSummary, Outcome, RunSummary
 
@@ -91,7 +91,7 @@ def _groups(
             for alert in worse
         ]
         yield TriageGroup("regressions", "Confirmed regressions", tuple(entries[:SHOWN]), len(entries), "regressions")
-    yield _of_jobs("not_tested", "Skipped", run.having(Outcome.NOT_TESTED), "skipped")
+    yield _of_jobs("skipped", "Skipped", run.out_of_time, "skipped")
     if run.view.finished_ms is not None and run.counts[Outcome.NOT_RUN]:
         yield _of_jobs("not_run", "Not run", run.having(Outcome.NOT_RUN), "jobs")
     trouble = (*run.having(Outcome.INFRA), *run.recovered)
@@ -112,7 +112,7 @@ def _sentence(groups: Sequence[TriageGroup], fixed: int, run: RunSummary) -> str
         "still": ("job still fails", "jobs still fail"),
         "failed": ("failure", "failures"),
         "regressions": ("confirmed regression", "confirmed regressions"),
-        "not_tested": ("job was skipped", "jobs were skipped"),
+        "skipped": ("job was skipped", "jobs were skipped"),
         "not_run": ("job was not run", "jobs were not run"),
         "infra": ("job could not be judged", "jobs could not be judged"),
         "recovered": ("job needed another attempt", "jobs needed another attempt"),
@@ -128,6 +128,6 @@ def _sentence(groups: Sequence[TriageGroup], fixed: int, run: RunSummary) -> str
 
 def _before(job: JobStatus, run: RunSummary) -> str:
     if job.before is None:
-        return f"never had a verdict in {line_name(run.view.toolchain)} before"
+        return f"never had a verdict in {branch_name(run.view.toolchain)} before"
     verdict = "known issue" if job.before.known_issue else job.before.verdict
     return f"{verdict} in {job.before.run_id}, {fmt.days((run.view.started_ms - job.before.time_ms) / 1000)} before"

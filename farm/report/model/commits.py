@@ -49,27 +49,27 @@ def range_link(template: str, good: str, bad: str) -> str:
 
 def toolchain_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     """Return the toolchain of a run: `main, commit 1a2b3c4d5e (dirty) on branch x: Fix pad`; "" without one."""
-    if not toolchain or not toolchain.is_told:
+    if not toolchain or not toolchain.is_named:
         return ""
     state = f"commit {short(toolchain.commit)}" if toolchain.commit else ""
     if toolchain.dirty:
         state = f"{state} (dirty)" if state else "changed files"
-    state += f" on branch {toolchain.branch}" if toolchain.branch else ""
+    state += f" on branch {toolchain.git_branch}" if toolchain.git_branch else ""
     parts = [toolchain.name or "default toolchain", *filter(None, [state])]
     text = ", ".join(parts)
     return f"{text}: {toolchain.subject}" if toolchain.subject and toolchain.commit else text
 
 
-def line_name(toolchain: RunToolchain | msgspec.UnsetType) -> str:
+def branch_name(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     """Return the branch of a run for a sentence."""
-    return f"branch {toolchain.line}" if toolchain and toolchain.line else "the default branch"
+    return f"branch {toolchain.branch}" if toolchain and toolchain.branch else "the default branch"
 
 
 def standing_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     """Return the use of the numbers of a local run; "" for a run that belongs to its branch."""
     if not toolchain or not toolchain.private:
         return ""
-    return f"compared with {line_name(toolchain)} and not part of its history"
+    return f"compared with {branch_name(toolchain)} and not part of its history"
 
 
 def since_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:

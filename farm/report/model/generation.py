@@ -93,7 +93,7 @@ class GenerationFigures(msgspec.Struct, frozen=True):
     """Load time in nanoseconds by method."""
     memory: float | None
     """Greatest resident memory of the runner, in bytes."""
-    told: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
     """Perplexity of a given text and number of correct answers, each beside the values of the references."""
 
     @property
@@ -142,7 +142,7 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
             (name, spread.p50) for name, one in parts.get("method_load_time", ()) if (spread := spread_of(one))
         ),
         memory=memory,
-        told=_task_texts(attempt),
+        tasks=_task_texts(attempt),
     )
 
 

@@ -11,7 +11,7 @@ from farm.report.model.status import Standing, standing_after
 from farm.results.analysis.facts import changed_facts
 from farm.results.analysis.flakiness import Record, Reliability
 from farm.results.analysis.history import fact_text
-from farm.store.queries.grid import GridJob, Night
+from farm.store.queries.grid import GridJob, NightlyRun
 
 # Verdicts about the code; the other letters of a cell decide nothing about the job before.
 _VERDICTS = "pfk"
@@ -40,7 +40,7 @@ class GridRow(GridJob, frozen=True, kw_only=True):
     """Reliability of a flaky job."""
 
 
-class GridNight(msgspec.Struct, frozen=True, kw_only=True):
+class GridNightlyRun(msgspec.Struct, frozen=True, kw_only=True):
     """Column of a grid: a nightly run."""
 
     id: str
@@ -82,25 +82,25 @@ def may_be_flaky(job: GridJob) -> bool:
     return "p" in job.cells and ("f" in job.cells or "k" in job.cells)
 
 
-def nights_of(nights: Sequence[Night], jobs: Sequence[GridJob]) -> list[GridNight]:
+def nightly_runs_of(nightly_runs: Sequence[NightlyRun], jobs: Sequence[GridJob]) -> list[GridNightlyRun]:
     """Return the columns of a grid, newest first."""
     found = []
-    for place, night in enumerate(nights):
+    for place, nightly_run in enumerate(nightly_runs):
         letters = Counter(job.cells[place] for job in jobs)
         new = sum(job.cells[place] == "f" and standing_of(job.cells[place:]) is Standing.NEW_FAILURE for job in jobs)
-        before = nights[place + 1].facts if place + 1 < len(nights) else night.facts
-        ends = [run.finished_ms for run in night.runs]
+        before = nightly_runs[place + 1].facts if place + 1 < len(nightly_runs) else nightly_run.facts
+        ends = [run.finished_ms for run in nightly_run.runs]
         found.append(
-            GridNight(
-                id=night.id,
-                started_ms=night.started_ms,
+            GridNightlyRun(
+                id=nightly_run.id,
+                started_ms=nightly_run.started_ms,
                 finished_ms=None if None in ends else max(end for end in ends if end is not None),
-                runs=[run.run_id for run in night.runs],
-                commit=night.toolchain.commit,
-                subject=night.toolchain.subject,
+                runs=[run.run_id for run in nightly_run.runs],
+                commit=nightly_run.toolchain.commit,
+                subject=nightly_run.toolchain.subject,
                 counts={letter: count for letter, count in sorted(letters.items()) if letter != "\N{MIDDLE DOT}"},
                 new=new,
-                events=events_of(before, night.facts),
+                events=events_of(before, nightly_run.facts),
             )
         )
     return found

@@ -10,7 +10,7 @@ import msgspec
 
 from farm.base.exit_codes import ExitCode
 from farm.report.model import format as fmt
-from farm.report.model.commits import line_name
+from farm.report.model.commits import branch_name
 from farm.results.analysis.flakiness import Record, Reliability
 from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunStatus, UnfinishedRun
 
@@ -81,7 +81,7 @@ class RunStanding(msgspec.Struct, frozen=True):
         return [job for job in self.run.jobs if self.jobs[job.job_id] in kinds]
 
 
-class Status(msgspec.Struct, frozen=True, rename={"line": "branch"}):
+class Status(msgspec.Struct, frozen=True):
     """State of the farm's results and devices."""
 
     runs: tuple[RunStanding, ...]
@@ -92,7 +92,7 @@ class Status(msgspec.Struct, frozen=True, rename={"line": "branch"}):
     """All open regressions, of any run."""
     remarks: dict[str, Remark] = {}
     """Last remark on each job with a regression, by job id."""
-    line: str | msgspec.UnsetType = msgspec.UNSET
+    branch: str | msgspec.UnsetType = msgspec.UNSET
     """Branch of the status; unset for the default branch, or several."""
 
     def jobs(self, *kinds: Standing) -> list[tuple[RunStanding, JobStatus]]:
@@ -138,7 +138,7 @@ def status_of(
     *,
     regressions: Sequence[AlertRecord] = (),
     remarks: Mapping[str, Remark] | None = None,
-    line: str = "",
+    branch: str = "",
 ) -> Status:
     """Return the status; `regressions` are all open regressions, `remarks` are by job id."""
     shown = {one.run.run_id for one in runs}
@@ -148,7 +148,7 @@ def status_of(
         tuple(one for one in unfinished if one.run_id not in shown),
         tuple(regressions),
         dict(remarks or {}),
-        line or msgspec.UNSET,
+        branch or msgspec.UNSET,
     )
 
 
@@ -238,7 +238,7 @@ def reasons_of(job: JobStatus, run: RunStatus, now_ms: int) -> list[str]:
     stage = f"{job.stage}: " if job.stage and job.verdict != _PASSED else ""
     lines = [f"{stage}{job.reason}"] if job.reason else []
     if job.before is None:
-        return [*lines, f"never had a verdict in {line_name(run.toolchain)} before"]
+        return [*lines, f"never had a verdict in {branch_name(run.toolchain)} before"]
     verdict = "known issue" if job.before.known_issue else job.before.verdict
     return [*lines, f"before: {verdict} in {job.before.run_id}, {ago(job.before.time_ms, now_ms)}"]
 

@@ -23,25 +23,23 @@ from farm.suites.figures import COMPARED, LOAD_TIMES, figure_of
 
 
 class Outcome(StrEnum):
-    """Outcome of a job as reports show it: the verdict of its final attempt, with known issues apart."""
+    """Outcome of a job as reports show it, the worst first: the verdict of its final attempt, known issues apart."""
 
     FAILED = "failed"
-    KNOWN = "known"
-    """Failed as a known issue predicts: shown, without turning the run red."""
     INFRA = "infra"
-    NOT_TESTED = "not_tested"
-    """Skipped: without an attempt, as the run had no time for it. In coverage: an outdated result."""
-    PASSED = "passed"
-    SKIPPED = "skipped"
+    OUTDATED = "outdated"
+    """In coverage alone: the case has changed since, or a newer run did not execute the job."""
     NOT_RUN = "not_run"
     """Without an attempt: the run still executes, was stopped, or had no device for it."""
+    SKIPPED = "skipped"
+    """Not executed, with the reason: the run had no time for it, or the device lacks a feature."""
+    KNOWN = "known"
+    """Failed as a known issue predicts: shown, without turning the run red."""
+    PASSED = "passed"
 
 
-GLYPHS = dict(zip(Outcome, "✗◇△◷✓○·", strict=True))
-WORDS = {
-    one: {"known": "known issue", "not_run": "not run", "not_tested": "not tested"}.get(one.value, one.value)
-    for one in Outcome
-}
+GLYPHS = dict(zip(Outcome, "✗△◷·○◇✓", strict=True))
+WORDS = {one: {"known": "known issue", "not_run": "not run"}.get(one.value, one.value) for one in Outcome}
 
 
 class Tone(StrEnum):
@@ -51,7 +49,7 @@ class Tone(StrEnum):
     FAILED = "failed"
     INFRA = "infra"
     """No failure of the code, but some jobs could not be judged."""
-    NOT_TESTED = "not_tested"
+    SKIPPED = "skipped"
     """No executed job needs attention, but some jobs were skipped for lack of time."""
     UNFINISHED = "unfinished"
     EMPTY = "empty"
@@ -118,7 +116,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     rerun: str
     """Command that runs this job alone, quoted for a shell."""
     skipped: str = ""
-    """Reason for skipping the job, with its last result and age; "" for other jobs."""
+    """Reason for skipping the job for lack of time, with its last result and age; "" for other jobs."""
     stub: str = ""
     """Product name of the stub in place of QNN's libraries; "" for Qualcomm's, and on the CPU."""
 
@@ -181,6 +179,11 @@ class RunSummary(msgspec.Struct, frozen=True):
     def having(self, *outcomes: Outcome) -> tuple[JobSummary, ...]:
         """Return the jobs with these outcomes, in the order of the run."""
         return tuple(job for job in self.jobs if job.outcome in outcomes)
+
+    @property
+    def out_of_time(self) -> tuple[JobSummary, ...]:
+        """Return the jobs skipped for lack of time, which need attention; other skipped jobs do not."""
+        return tuple(job for job in self.jobs if job.skipped)
 
     @property
     def recovered(self) -> tuple[JobSummary, ...]:
@@ -249,7 +252,7 @@ def summarize(view: RunView) -> RunSummary:
             JobSummary(
                 index=index,
                 job=job,
-                outcome=Outcome.NOT_TESTED if attempt is None and job.skipped is not None else outcome_of(attempt),
+                outcome=Outcome.SKIPPED if attempt is None and job.skipped is not None else outcome_of(attempt),
                 attempt=attempt,
                 numbers=key_numbers(job, attempt),
                 kind=kind,
@@ -268,14 +271,15 @@ def summarize(view: RunView) -> RunSummary:
     counted = Counter(job.outcome for job in jobs)
     counts = {outcome: counted[outcome] for outcome in Outcome}
     finished = view.finished_ms is not None
-    attention = sum(counts[outcome] for outcome in (Outcome.FAILED, Outcome.INFRA, Outcome.NOT_TESTED))
+    out_of_time = sum(bool(job.skipped) for job in jobs)
+    attention = counts[Outcome.FAILED] + counts[Outcome.INFRA] + out_of_time
     attention += counts[Outcome.NOT_RUN] if finished else 0
     return RunSummary(
         view=view,
         jobs=tuple(jobs),
         counts=counts,
-        tone=_tone(counts, finished=finished, attention=attention),
-        verdict_line=_verdict_line(counts, finished=finished, attention=attention),
+        tone=_tone(counts, out_of_time, finished=finished, attention=attention),
+        verdict_line=_verdict_line(counts, out_of_time, finished=finished, attention=attention),
         attention=attention,
     )
 
@@ -381,19 +385,19 @@ def _worst(values: Iterable[float | None], pick: Callable[[Iterable[float]], flo
     return pick(known) if known else None
 
 
-def _tone(counts: dict[Outcome, int], *, finished: bool, attention: int) -> Tone:
+def _tone(counts: dict[Outcome, int], out_of_time: int, *, finished: bool, attention: int) -> Tone:
     if counts[Outcome.FAILED]:
         return Tone.FAILED
     if not finished:
         return Tone.UNFINISHED
     if not sum(counts.values()):
         return Tone.EMPTY
-    if attention == counts[Outcome.NOT_TESTED]:
-        return Tone.NOT_TESTED if attention else Tone.PASSED
+    if attention == out_of_time:
+        return Tone.SKIPPED if attention else Tone.PASSED
     return Tone.INFRA
 
 
-def _verdict_line(counts: dict[Outcome, int], *, finished: bool, attention: int) -> str:
+def _verdict_line(counts: dict[Outcome, int], out_of_time: int, *, finished: bool, attention: int) -> str:
     total = sum(counts.values())
     if not total:
         return "no job was selected" if finished else "unfinished: no job yet"
@@ -403,8 +407,9 @@ def _verdict_line(counts: dict[Outcome, int], *, finished: bool, attention: int)
         fmt.plural(counts[Outcome.KNOWN], "known issue"),
         f"{counts[Outcome.INFRA]} infra",
     ]
-    parts += [f"{counts[Outcome.NOT_TESTED]} SKIPPED"] if counts[Outcome.NOT_TESTED] else []
-    parts += [f"{counts[Outcome.SKIPPED]} skipped"] if counts[Outcome.SKIPPED] else []
+    if skipped := counts[Outcome.SKIPPED]:
+        loud = "SKIPPED" if out_of_time == skipped else f"skipped, {out_of_time} FOR LACK OF TIME"
+        parts.append(f"{skipped} {loud if out_of_time else 'skipped'}")
     parts += [f"{counts[Outcome.NOT_RUN]} not run{'' if finished else ' yet'}"] if counts[Outcome.NOT_RUN] else []
     jobs = fmt.plural(total, "job")
     if attention:

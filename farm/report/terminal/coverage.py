@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from farm.base.text import one_line
 from farm.report.model import format as fmt
-from farm.report.model.coverage.coverage import WORST_FIRST, Coverage, CoverageCell, CoverageRow, CoveredJob
+from farm.report.model.coverage.coverage import Coverage, CoverageCell, CoverageRow, CoveredJob
 from farm.report.model.summary import GLYPHS, WORDS, Outcome
 from farm.report.terminal.layout import wrapped
 
@@ -20,7 +20,7 @@ NO_CASE, NOT_FOR = "–", "n/a"  # noqa: RUF001 - an en dash is what a table sho
 _STYLES = {
     Outcome.FAILED: "bold red",
     Outcome.INFRA: "bold yellow",
-    Outcome.NOT_TESTED: "bold yellow",
+    Outcome.OUTDATED: "bold yellow",
     Outcome.NOT_RUN: "bold yellow",
     Outcome.SKIPPED: "",
     Outcome.KNOWN: "cyan",
@@ -117,9 +117,9 @@ def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> st
 
 def _head(table: Coverage, about: Sequence[str]) -> list[tuple[str, str]]:
     counts = table.counts
-    listed = [state for state in WORST_FIRST if counts[state] or state in {Outcome.FAILED, Outcome.KNOWN}]
+    listed = [state for state in Outcome if counts[state] or state in {Outcome.FAILED, Outcome.KNOWN}]
     uncovered = len(table.uncovered)
-    bad = counts[Outcome.FAILED] + counts[Outcome.INFRA] + counts[Outcome.NOT_TESTED] + counts[Outcome.NOT_RUN]
+    bad = counts[Outcome.FAILED] + counts[Outcome.INFRA] + counts[Outcome.OUTDATED] + counts[Outcome.NOT_RUN]
     jobs = fmt.plural(len(table.items), "job")
     counted = ", ".join(_counted(counts[state], state) for state in reversed(listed))
     covered = f"{len(table.rows) - uncovered} of {len(table.rows)} builders are in the program of a job"
@@ -145,7 +145,7 @@ def _counted(count: int, state: Outcome) -> str:
 
 def _legend(table: Coverage) -> list[str]:
     used = {cell.state for row in table.rows + table.beyond for cell in row.cells.values()}
-    signs = [f"{GLYPHS[state]} {WORDS[state]}" for state in reversed(WORST_FIRST) if state in used]
+    signs = [f"{GLYPHS[state]} {WORDS[state]}" for state in reversed(Outcome) if state in used]
     signs.append(f"{NO_CASE} no case")
     if any(row.without for row in table.rows):
         signs.append(f"{NOT_FOR} no case can be, below is why")

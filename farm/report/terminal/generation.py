@@ -58,7 +58,7 @@ def nearness(figures: GenerationFigures) -> list[str]:
         parts.append(f"tokens {', '.join(shares)}")
     if near.margin is not None:
         parts.append(f"least margin {near.margin:.3f}")
-    return [*parts, *figures.told]
+    return [*parts, *figures.tasks]
 
 
 def _db(value: float | None) -> str:

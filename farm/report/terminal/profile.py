@@ -44,7 +44,7 @@ class NodeChange(msgspec.Struct, frozen=True):
 
     ratio: float | None
     """After divided by before, by medians; None when a side is missing or its time before was 0."""
-    told_apart: bool
+    is_distinct: bool
     """True when no inference of one side was within the range of the other."""
 
     @property
@@ -240,7 +240,7 @@ def _percent(share: float) -> str:
 
 
 def _change_cells(change: NodeChange, *, several: bool) -> tuple[str, str, str, str, str]:
-    mark = "" if change.told_apart else "~"
+    mark = "" if change.is_distinct else "~"
     if change.before is None:
         mark = "new"
     elif change.after is None:

@@ -33,7 +33,7 @@ _STYLES = {
     Tone.PASSED: "bold green",
     Tone.FAILED: "bold red",
     Tone.INFRA: "bold yellow",
-    Tone.NOT_TESTED: "bold red",
+    Tone.SKIPPED: "bold red",
     Tone.UNFINISHED: "bold yellow",
     Tone.EMPTY: "bold",
 }
@@ -89,12 +89,12 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
         details[room - 1 :] = [Text(f"and {len(details) - room + 1} lines more in the report")]
     lines += details
     kinds = (
-        ("FAILED", Outcome.FAILED, "red"),
-        ("SKIPPED", Outcome.NOT_TESTED, "red"),
-        ("INFRA", Outcome.INFRA, "yellow"),
+        ("FAILED", summary.having(Outcome.FAILED), "red"),
+        ("SKIPPED", summary.out_of_time, "red"),
+        ("INFRA", summary.having(Outcome.INFRA), "yellow"),
     )
-    for title, outcome, style in kinds:
-        lines += _named(title, summary.having(outcome), style, width, found)
+    for title, named, style in kinds:
+        lines += _named(title, named, style, width, found)
     failed = summary.having(Outcome.FAILED, Outcome.INFRA)
     if failed:
         lines.append(Text(f"again: {visible(failed[0].rerun)}", style="dim"))
@@ -139,7 +139,7 @@ def _generated(summary: RunSummary, width: int) -> list[Text]:
     lines = []
     for job, figures in generating(summary):
         title = f"generated, simulated: {job.job.id}" if job.virtual else f"generated: {job.job.id}"
-        parts = filter(None, (*rates(figures)[:2], figures.fall_text, *figures.told))
+        parts = filter(None, (*rates(figures)[:2], figures.fall_text, *figures.tasks))
         lines += _wrapped(f"{title}: {'; '.join(parts)}", width, "")
     return lines
 

@@ -54,15 +54,15 @@ def _alert(one: AlertRecord) -> list[str]:
 
 
 def _runs(status: Status, now_ms: int, limit: int) -> list[str]:
-    lines = [f"branch {status.line}"] if status.line else []
+    lines = [f"branch {status.branch}"] if status.branch else []
     if len(status.runs) > 1:
-        lines += [f"the night: {len(status.runs)} runs, {counts(status.runs)}"]
+        lines += [f"the nightly run: {len(status.runs)} runs, {counts(status.runs)}"]
     lines += [line for one in status.runs for line in _run(one, now_ms)]
     first, *others = TITLES
     lines += _jobs(status, now_ms, limit, first)
     if status.regressions:
         new = sum(one.regressions for one in status.runs)
-        where = "this run" if len(status.runs) == 1 else "this night"
+        where = "this run" if len(status.runs) == 1 else "this nightly run"
         lines += ["", f"REGRESSIONS: {len(status.regressions)}, {new or 'none'} of {where}"]
         lines += alert_lines(status.regressions, limit)
     unsure = unsure_lines(status)

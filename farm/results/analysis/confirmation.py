@@ -37,7 +37,7 @@ P_UNSUSPECTED = 0.001
 """For a number that is no suspected change: ten pairs that all point one way are enough."""
 CONFIDENCE = 0.95
 FALSE_ALERTS = 0.05
-"""Share of a night's alerts that may be chance, in the mean."""
+"""Share of a run's alerts that may be chance, in the mean."""
 
 
 class Answer(StrEnum):

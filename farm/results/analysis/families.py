@@ -1,4 +1,4 @@
-"""Suspected changes of one night that step together: few are measured in full. Pure: docs/explanation/statistics.md."""
+"""Suspected changes of one run that step together: few are measured in full. Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from farm.results.analysis.confirmation import Answer, Confirmation
-from farm.results.analysis.nights import REPRESENTATIVES
 from farm.results.analysis.robust import median
+from farm.results.analysis.run_judgement import REPRESENTATIVES
 from farm.results.analysis.scale import GATES, Scale, change_text
 from farm.results.analysis.suspected import Judgement
 

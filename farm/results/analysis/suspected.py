@@ -103,7 +103,7 @@ def judge(
     """Compare `value` with the values of comparable runs before it, oldest first.
 
     `shift`, on the scale of the series, is subtracted from the change: the shift of the whole nightly run
-    (`farm.results.analysis.nights`). A series with an alert that `is_open` has one gate for both directions.
+    (`farm.results.analysis.run_judgement`). A series with an alert that `is_open` has one gate for both directions.
     """
     if series.exact:
         return _judge_exact(series, history, value)

@@ -96,8 +96,8 @@ def alerts_page(store: Store, query: AlertsQuery) -> AlertsFacts:
 def alert_page(store: Store, query: AlertQuery) -> AlertFacts:
     """Return an alert with the history of its number."""
     alert = store.alerts.get(query.alert)
-    line = alert.line or ""
-    points = store.history.points(alert.job_id, alert.metric, None, _RUNS, line)
+    branch = alert.branch or ""
+    points = store.history.points(alert.job_id, alert.metric, None, _RUNS, branch)
     points = [one for one in points if one.device_kind == alert.device_kind]
     facts = store.history.fingerprints(point.fingerprint for point in points)
     same = [one for one in store.alerts.all() if (one.last_good, one.first_bad) == (alert.last_good, alert.first_bad)]

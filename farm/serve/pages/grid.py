@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from farm.report.model import format as fmt
-from farm.report.model.grid import GridNight, GridRow, may_be_flaky, nights_of, rows_of
+from farm.report.model.grid import GridNightlyRun, GridRow, may_be_flaky, nightly_runs_of, rows_of
 from farm.report.model.status import Standing
 from farm.serve.page import Facts, Text
-from farm.store.queries.grid import GridJob, JobFilter, Night, Targets
-from farm.store.toolchains import line_text
+from farm.store.queries.grid import GridJob, JobFilter, NightlyRun, Targets
+from farm.store.toolchains import branch_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,8 @@ class GridFacts(Facts, frozen=True, kw_only=True):
 
     path: ClassVar[str] = "/grid"
     template: ClassVar[str] = "grid.html.j2"
-    nights: list[GridNight]
+    schema: int = 2
+    nightly_runs: list[GridNightlyRun]
     rows: list[GridRow]
     """Jobs, the most urgent first."""
     total: int
@@ -55,8 +56,8 @@ class GridFacts(Facts, frozen=True, kw_only=True):
     """Flaky jobs among them."""
     query: GridQuery
     targets: Targets
-    lines: list[str]
-    line: str
+    branches: list[str]
+    branch: str
 
     def shown(self) -> dict[str, Any]:
         """Return the choices of the filter."""
@@ -79,36 +80,38 @@ FLAKY = "flaky"
 
 def grid_page(store: Store, query: GridQuery) -> GridFacts:
     """Return the results of jobs in the newest nightly runs."""
-    line = store.status.line_to_show(query.branch or None)
-    nights = store.grid.nights(line, query.nights)
+    branch = store.status.branch_to_show(query.branch or None)
+    nightly_runs = store.grid.nightly_runs(branch, query.nights)
     wanted = JobFilter(query.suite, query.soc, query.backend, query.precision, query.q)
-    jobs = store.grid.jobs(nights, wanted)
-    rows = rows_of(jobs, records_of_jobs(store, jobs, nights, line))
+    jobs = store.grid.jobs(nightly_runs, wanted)
+    rows = rows_of(jobs, records_of_jobs(store, jobs, nightly_runs, branch))
     counts = {str(standing): sum(row.standing is standing for row in rows) for standing in STATES}
     flaky = sum(row.flaky is not None for row in rows)
     if query.state:
         rows = [row for row in rows if query.state in (row.standing, FLAKY if row.flaky else "")]
     return GridFacts(
         title=_title(counts, len(jobs), query),
-        nights=nights_of(nights, jobs),
+        nightly_runs=nightly_runs_of(nightly_runs, jobs),
         rows=rows[: query.limit],
         total=len(rows),
         counts=counts,
         flaky=flaky,
         query=query,
         targets=store.grid.targets(),
-        lines=list(map(line_text, store.status.lines())),
-        line=line_text(line),
+        branches=list(map(branch_text, store.status.branches())),
+        branch=branch_text(branch),
     )
 
 
-def records_of_jobs(store: Store, jobs: Sequence[GridJob], nights: Sequence[Night], line: str) -> dict[str, Record]:
+def records_of_jobs(
+    store: Store, jobs: Sequence[GridJob], nightly_runs: Sequence[NightlyRun], branch: str
+) -> dict[str, Record]:
     """Return the reliability of the jobs with passes and failures, by job id."""
     mixed = [job.job_id for job in jobs if may_be_flaky(job)][:_MOST_MIXED]
-    kinds = sorted({run.device_kind for night in nights for run in night.runs})
+    kinds = sorted({run.device_kind for nightly_run in nightly_runs for run in nightly_run.runs})
     found: dict[str, Record] = {}
     for kind in kinds if mixed else ():
-        found |= store.history.reliability(mixed, kind, line=line)
+        found |= store.history.reliability(mixed, kind, branch=branch)
     return found
 
 

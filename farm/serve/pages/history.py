@@ -12,7 +12,7 @@ from farm.report.model.status_query import records_of, steps_of
 from farm.results.analysis.flakiness import Record
 from farm.serve.page import Facts, PageNumber, Text
 from farm.store.records import AlertRecord, HistoryPoint
-from farm.store.toolchains import line_text
+from farm.store.toolchains import branch_text
 
 if TYPE_CHECKING:
     from farm.store.store import Store
@@ -53,10 +53,11 @@ class HistoryFacts(Facts, frozen=True, kw_only=True):
 
     path: ClassVar[str] = "/history"
     template: ClassVar[str] = "history.html.j2"
+    schema: int = 2
     points: list[HistoryPoint]
     reliability: list[Reliability]
     alerts: list[AlertRecord]
-    line: str
+    branch: str
     query: HistoryQuery
     jobs: int
     """Jobs that match."""
@@ -66,7 +67,7 @@ class HistoryFacts(Facts, frozen=True, kw_only=True):
     """All metrics of each job."""
     fingerprints: dict[str, dict[str, str]]
     commit_url: str
-    lines: list[str]
+    branches: list[str]
     cases: list[str]
     socs: list[str]
     plots: list[Plot]
@@ -81,7 +82,7 @@ class HistoryFacts(Facts, frozen=True, kw_only=True):
             "soc": asked.soc,
             "metric": ", ".join(chosen),
             "limit": asked.limit,
-            "line": line_text(self.line),
+            "branch": branch_text(self.branch),
             "tables": tables(self.points, chosen or USUAL, self.fingerprints),
             "records": {(one.job_id, one.device_kind): one.record for one in self.reliability},
             "steps": self.alerts,
@@ -90,42 +91,42 @@ class HistoryFacts(Facts, frozen=True, kw_only=True):
 
 def history_page(store: Store, query: HistoryQuery) -> HistoryFacts:
     """Return numbers run by run, as `farm history`."""
-    line = store.status.line_to_show(query.branch or None)
+    branch = store.status.branch_to_show(query.branch or None)
     names: list[str] = store.history.job_names(query.job, query.soc or None) if query.job else []
     jobs = max(1, min(query.jobs, _MOST_ATTEMPTS // query.limit))
     shown = names[(query.page - 1) * jobs : query.page * jobs]
     asked = [query.job] if len(shown) == len(names) and shown else shown
-    found = [point for name in asked for point in _points(store, name, None, query, line)]
+    found = [point for name in asked for point in _points(store, name, None, query, branch)]
     metrics = {name: sorted({point.metric for point in found if point.job_id == name} - {""}) for name in shown}
     chosen = tuple(one.strip() for one in query.metric.split(",") if one.strip())
     points = found
     if chosen:
         # The pattern and not the names: a metric is unknown when no job of the pattern has it.
-        of_metric = [_points(store, query.job, metric, query, line) for metric in chosen]
+        of_metric = [_points(store, query.job, metric, query, branch) for metric in chosen]
         points = [point for part in of_metric for point in part if point.job_id in shown]
     usual = chosen or USUAL
     facts = store.history.fingerprints(point.fingerprint for point in points)
-    steps = steps_of(store, points, chosen, line)
+    steps = steps_of(store, points, chosen, branch)
     return HistoryFacts(
         title=f"History of {query.job}" if query.job else "History",
         points=points,
-        reliability=[Reliability(job, kind, one) for (job, kind), one in records_of(store, points, line).items()],
+        reliability=[Reliability(job, kind, one) for (job, kind), one in records_of(store, points, branch).items()],
         alerts=steps,
-        line=line,
+        branch=branch,
         query=query,
         jobs=len(names),
         number=query.page,
         pages=max(1, -(-len(names) // jobs)),
         metrics=metrics,
         fingerprints=facts,
-        commit_url=store.status.newest_toolchain(line).commit_url,
-        lines=list(map(line_text, store.status.lines())),
+        commit_url=store.status.newest_toolchain(branch).commit_url,
+        branches=list(map(branch_text, store.status.branches())),
         cases=store.browse.cases(_MOST_CASES),
         plots=plots_of([one for one in points if one.metric in usual], facts, steps, usual) if query.charts else [],
         socs=list(store.browse.known().socs),
     )
 
 
-def _points(store: Store, pattern: str, metric: str | None, query: HistoryQuery, line: str) -> list[HistoryPoint]:
+def _points(store: Store, pattern: str, metric: str | None, query: HistoryQuery, branch: str) -> list[HistoryPoint]:
     user = store.user if query.local else ""
-    return store.history.points(pattern, metric, query.soc or None, query.limit, line, local_runs_of=user)
+    return store.history.points(pattern, metric, query.soc or None, query.limit, branch, local_runs_of=user)

@@ -29,7 +29,7 @@ class JobQuery(msgspec.Struct, frozen=True):
     job: Text
     """Id of the job, or a pattern that one job matches."""
     run: Text = ""
-    night: Text = ""
+    nightly_run: Text = ""
     own: bool = False
     """As `farm show`: `latest` is a run of the user, and runs of `farm debug` count."""
     charts: bool = True
@@ -42,11 +42,12 @@ class JobFacts(Facts, frozen=True, kw_only=True):
 
     path: ClassVar[str] = "/jobs/{job:path}"
     template: ClassVar[str] = "job_page.html.j2"
+    schema: int = 2
     job: str
     outcome: str
     run: RunView
     """The run with this job alone."""
-    night: str
+    nightly_run: str
     """Id of the nightly run that the run is a cell of; empty without."""
     runs: list[JobRun]
     """Newest runs of the job, newest first."""
@@ -77,19 +78,19 @@ def job_page(store: Store, query: JobQuery) -> JobFacts:
     view = store.runs.view_of_job(run_id, job)
     summary = summarize(view).jobs[0]
     here = next((one for one in runs if one.run_id == view.id), None)
-    line = view.toolchain.line if view.toolchain else ""
+    branch = view.toolchain.branch if view.toolchain else ""
     points: list[HistoryPoint] = []
     if query.charts:
-        points = store.history.points(job, None, None, _RUNS, line, local_runs_of=store.user)
+        points = store.history.points(job, None, None, _RUNS, branch, local_runs_of=store.user)
         points = [one for one in points if one.metric in _METRICS]
-    alerts = store.alerts.of_jobs([job], line)
+    alerts = store.alerts.of_jobs([job], branch)
     facts = store.history.fingerprints(point.fingerprint for point in points)
     return JobFacts(
         title=f"{WORDS[summary.outcome]}: {job} in {view.name or view.id}",
         job=job,
         outcome=str(summary.outcome),
         run=view,
-        night=here.night if here else query.night,
+        nightly_run=here.nightly_run if here else query.nightly_run,
         runs=runs,
         alerts=alerts,
         files=store.runs.artifacts(view.id, job),
@@ -100,8 +101,8 @@ def job_page(store: Store, query: JobQuery) -> JobFacts:
 
 def _chosen(store: Store, query: JobQuery) -> tuple[str, str]:
     """Return the job and its run; "" for the newest run with a result."""
-    if query.night:
-        return query.job, store.jobs.run_of_night(query.job, query.night)
+    if query.nightly_run:
+        return query.job, store.jobs.run_of_nightly(query.job, query.nightly_run)
     if query.own or not store.jobs.has(query.job):
         from farm.replay.stored_result import find_recorded_job
 

@@ -31,7 +31,7 @@ class RunProgress(msgspec.Struct, frozen=True):
     finished_ms: int | None
     exit_code: int | None
     done: int
-    told: str
+    text: str
 
 
 class DeviceProgress(msgspec.Struct, frozen=True):
@@ -48,6 +48,7 @@ class DeviceProgress(msgspec.Struct, frozen=True):
 class ProgressFacts(Facts, frozen=True, kw_only=True):
     """Progress of the last day's runs and holders of all devices."""
 
+    schema: int = 2
     path: ClassVar[str] = "/progress"
     runs: list[RunProgress]
     devices: list[DeviceProgress]
@@ -59,7 +60,7 @@ def progress_page(store: Store, query: ProgressQuery) -> ProgressFacts:
     return ProgressFacts(
         title="Progress",
         runs=[
-            RunProgress(**msgspec.structs.asdict(one), done=one.done, told=progress_text(one))
+            RunProgress(**msgspec.structs.asdict(one), done=one.done, text=progress_text(one))
             for one in store.browse.progress()
         ],
         devices=[

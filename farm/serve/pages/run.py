@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from farm.report.model.status import Standing, standing
+from farm.report.model.summary import Outcome
 from farm.serve.page import Facts, Text
 from farm.store.queries.browse import ListedRun
 from farm.store.queries.jobs import RunJob
@@ -16,7 +17,7 @@ from farm.store.records import AlertRecord, RunStatus
 if TYPE_CHECKING:
     from farm.store.store import Store
 
-OUTCOMES = ("failed", "known", "infra", "stale", "not_run", "skipped", "passed")
+OUTCOMES = tuple(one.value for one in Outcome if one is not Outcome.OUTDATED)
 """Outcomes of jobs, the most urgent first."""
 
 
@@ -36,6 +37,7 @@ class RunFacts(Facts, frozen=True, kw_only=True):
 
     path: ClassVar[str] = "/runs/{run:str}"
     template: ClassVar[str] = "run_page.html.j2"
+    schema: int = 2
     run: ListedRun
     fingerprint: dict[str, str]
     jobs: list[RunJob]
@@ -47,7 +49,7 @@ class RunFacts(Facts, frozen=True, kw_only=True):
     new: list[str]
     """Jobs that failed newly."""
     alerts: list[AlertRecord]
-    night: str
+    nightly_run: str
     """Id of the nightly run that this run is a cell of; empty without."""
     submitted: bool
     """True for a submitted run that has not ended."""
@@ -82,7 +84,7 @@ def run_page(store: Store, query: RunQuery) -> RunFacts:
         counts={outcome: counts[outcome] for outcome in OUTCOMES if counts[outcome]},
         new=sorted(new),
         alerts=store.alerts.of_run(run_id),
-        night=run.night,
+        nightly_run=run.nightly_run,
         submitted=store.is_shared and run.run.progress.finished_ms is None and _is_submitted(store, run_id),
     )
 

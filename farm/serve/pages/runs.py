@@ -8,7 +8,7 @@ import msgspec
 
 from farm.serve.page import Facts, PageNumber, Text, one_of
 from farm.store.queries.browse import STATES, Known, ListedRun, RunFile, RunFilter
-from farm.store.toolchains import line_text
+from farm.store.toolchains import branch_text
 from farm.store.view import Purpose
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ class RunsFacts(Facts, frozen=True, kw_only=True):
 
     path: ClassVar[str] = "/runs"
     template: ClassVar[str] = "runs.html.j2"
-    schema: int = 2
+    schema: int = 3
     runs: list[ListedRun]
     total: int
     wanted: RunFilter
     known: Known
-    lines: list[str]
+    branches: list[str]
     number: int
     pages: int
 
@@ -73,7 +73,7 @@ def runs_page(store: Store, query: RunsQuery) -> RunsFacts:
         soc=query.soc,
         suite=query.suite,
         state=one_of("state", query.state, STATES),
-        line=line_text(store.status.line_to_show(query.branch)) if query.branch else "",
+        branch=branch_text(store.status.branch_to_show(query.branch)) if query.branch else "",
     )
     found, total = store.browse.runs(wanted, query.limit, (query.page - 1) * query.limit)
     return RunsFacts(
@@ -82,7 +82,7 @@ def runs_page(store: Store, query: RunsQuery) -> RunsFacts:
         total=total,
         wanted=wanted,
         known=store.browse.known(),
-        lines=list(map(line_text, store.status.lines())),
+        branches=list(map(branch_text, store.status.branches())),
         number=query.page,
         pages=max(1, -(-total // query.limit)),
     )

@@ -11,7 +11,7 @@ from farm.report.model.status import TITLES, Status, counts, unsure_lines
 from farm.report.model.status_query import read_status
 from farm.serve.page import Facts, Text
 from farm.store.queries.browse import Progress
-from farm.store.toolchains import line_text
+from farm.store.toolchains import branch_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,13 +35,13 @@ class StatusFacts(Facts, frozen=True, kw_only=True):
 
     path: ClassVar[str] = "/"
     template: ClassVar[str] = "status.html.j2"
-    schema: int = 3
+    schema: int = 4
     status: Status
     progress: dict[str, Progress]
     """Progress of the last day's runs by run id."""
     known: int
     """Devices in the store."""
-    lines: list[str]
+    branches: list[str]
     limit: int
 
     def shown(self) -> dict[str, Any]:
@@ -57,7 +57,9 @@ class StatusFacts(Facts, frozen=True, kw_only=True):
             "groups": [(key, title, jobs[:limit], len(jobs)) for key, title, jobs in found if jobs],
             "reliability": [(key, title, jobs[:limit], len(jobs)) for key, title, jobs in changed if jobs],
             "ranges": [(good, bad, alerts[:limit], len(alerts)) for good, bad, alerts in ranges],
-            "shown": sorted({line_text(one.run.toolchain.line if one.run.toolchain else "") for one in status.runs}),
+            "shown": sorted(
+                {branch_text(one.run.toolchain.branch if one.run.toolchain else "") for one in status.runs}
+            ),
             "unsure": unsure_lines(status),
         }
 
@@ -76,6 +78,6 @@ def status_facts(store: Store, limit: int, *, runs: Sequence[str] = (), branch: 
         status=status,
         progress={one.run_id: one for one in store.browse.progress()},
         known=len(store.devices.all()),
-        lines=list(map(line_text, store.status.lines())),
+        branches=list(map(branch_text, store.status.branches())),
         limit=limit,
     )

@@ -11,7 +11,7 @@ from farm.base.errors import UnknownNameError
 from farm.report.model import format as fmt
 from farm.serve.page import Facts, Text
 from farm.store.queries.grid import GridJob, JobFilter
-from farm.store.toolchains import line_text
+from farm.store.toolchains import branch_text
 
 if TYPE_CHECKING:
     from farm.store.store import Store
@@ -43,9 +43,10 @@ class SuitesFacts(Facts, frozen=True, kw_only=True):
 
     path: ClassVar[str] = "/suites"
     template: ClassVar[str] = "suites.html.j2"
+    schema: int = 2
     suites: list[SuiteRow]
-    lines: list[str]
-    line: str
+    branches: list[str]
+    branch: str
 
 
 class SuiteQuery(msgspec.Struct, frozen=True):
@@ -68,33 +69,34 @@ class SuiteFacts(Facts, frozen=True, kw_only=True):
 
     path: ClassVar[str] = "/suites/{suite:str}"
     template: ClassVar[str] = "suite.html.j2"
+    schema: int = 2
     suite: SuiteRow
     targets: list[str]
     """SoC and backend."""
     cases: list[CaseRow]
     jobs: dict[str, str]
     """Id of the job by case and target, separated by a blank."""
-    lines: list[str]
-    line: str
+    branches: list[str]
+    branch: str
 
 
 def suites_page(store: Store, query: SuitesQuery) -> SuitesFacts:
     """Return the suites with the newest results of their jobs in nightly runs."""
-    line = store.status.line_to_show(query.branch or None)
-    jobs = store.grid.jobs(store.grid.nights(line, _NIGHTS), JobFilter())
+    branch = store.status.branch_to_show(query.branch or None)
+    jobs = store.grid.jobs(store.grid.nightly_runs(branch, _NIGHTS), JobFilter())
     suites = sorted({job.suite for job in jobs})
     return SuitesFacts(
         title=f"{len(suites)} suites",
         suites=[_row(suite, [job for job in jobs if job.suite == suite]) for suite in suites],
-        lines=list(map(line_text, store.status.lines())),
-        line=line_text(line),
+        branches=list(map(branch_text, store.status.branches())),
+        branch=branch_text(branch),
     )
 
 
 def suite_page(store: Store, query: SuiteQuery) -> SuiteFacts:
     """Return a suite with the newest result of each case on each target."""
-    line = store.status.line_to_show(query.branch or None)
-    jobs = store.grid.jobs(store.grid.nights(line, _NIGHTS), JobFilter(suite=query.suite))
+    branch = store.status.branch_to_show(query.branch or None)
+    jobs = store.grid.jobs(store.grid.nightly_runs(branch, _NIGHTS), JobFilter(suite=query.suite))
     if not jobs:
         known = store.grid.targets().suites
         raise UnknownNameError("suite", query.suite, known, f"(with a result in the last {_NIGHTS} nightly runs)")
@@ -109,8 +111,8 @@ def suite_page(store: Store, query: SuiteQuery) -> SuiteFacts:
         targets=sorted({_target(job) for job in jobs}),
         cases=[CaseRow(case, results) for case, results in sorted(cases.items(), key=_worst_first)],
         jobs={f"{job.case} {job.precision} {_target(job)}": job.job_id for job in jobs},
-        lines=list(map(line_text, store.status.lines())),
-        line=line_text(line),
+        branches=list(map(branch_text, store.status.branches())),
+        branch=branch_text(branch),
     )
 
 

@@ -29,6 +29,7 @@ class ToolchainsFacts(Facts, frozen=True, kw_only=True):
 
     path: ClassVar[str] = "/toolchains"
     template: ClassVar[str] = "toolchains.html.j2"
+    schema: int = 2
     toolchains: list[UsedToolchain]
     commit_url: str
 
@@ -45,6 +46,7 @@ class ToolchainFacts(Facts, frozen=True, kw_only=True):
 
     path: ClassVar[str] = "/toolchains/{commit:str}"
     template: ClassVar[str] = "toolchain.html.j2"
+    schema: int = 2
     toolchain: UsedToolchain
     known: RunToolchain
     """Commit, branch and earlier commits, as its newest run has them."""
@@ -56,7 +58,7 @@ class ToolchainFacts(Facts, frozen=True, kw_only=True):
 def toolchains_page(store: Store, query: ToolchainsQuery) -> ToolchainsFacts:
     """Return the toolchains of runs."""
     found = store.browse.toolchains(most=query.limit)
-    url = store.status.newest_toolchain(found[0].line).commit_url if found else ""
+    url = store.status.newest_toolchain(found[0].branch).commit_url if found else ""
     return ToolchainsFacts(title="Toolchains", toolchains=found, commit_url=url)
 
 

@@ -187,8 +187,8 @@ def find_builds(connection: Connection, keys: Iterable[str]) -> dict[str, Build]
 
 def find_failures(connection: Connection, shards: Sequence[int]) -> dict[tuple[int, str], Build]:
     """Return failed builds by shard and key, as recorded for each shard at the time of the failure."""
-    told = connection.execute(_FAILURES, {"shards": list(shards)})
-    return {(row.shard, row.key): msgspec.json.decode(row.failure, type=Build) for row in told}
+    failures = connection.execute(_FAILURES, {"shards": list(shards)})
+    return {(row.shard, row.key): msgspec.json.decode(row.failure, type=Build) for row in failures}
 
 
 def build_of_row(row: Row[Any]) -> Build:

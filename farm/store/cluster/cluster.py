@@ -9,7 +9,7 @@ from farm.base.errors import UsageError
 from farm.store.cluster.agents import Agents
 from farm.store.cluster.builds import BuildWork
 from farm.store.cluster.claims import Claims
-from farm.store.cluster.nights import NightStarts
+from farm.store.cluster.nightly_starts import NightlyStarts
 from farm.store.cluster.orders import Orders
 from farm.store.cluster.recovery import AbandonedWork
 from farm.store.cluster.results import ShardResults
@@ -32,8 +32,8 @@ class Cluster(Orders, Claims, ShardResults, BuildWork, Agents, AbandonedWork, Vi
         super().__init__(database, clock)
 
     @cached_property
-    def nights(self) -> NightStarts:
+    def nightly_runs(self) -> NightlyStarts:
         """Starts of scheduled nightly runs."""
-        from farm.store.cluster.nights import NightStarts
+        from farm.store.cluster.nightly_starts import NightlyStarts
 
-        return NightStarts(self._database, self._clock)
+        return NightlyStarts(self._database, self._clock)

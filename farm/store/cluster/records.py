@@ -15,7 +15,7 @@ from farm.suites.suite import Job
 
 OrderState = Literal["open", "cancelled", "ended"]
 BuildState = Literal["waiting", "built", "failed"]
-NightState = Literal["running", "ended", "stopped", "lost", "missed", "skipped"]
+NightlyState = Literal["running", "ended", "stopped", "lost", "missed", "skipped"]
 
 
 class ShardJob(msgspec.Struct, frozen=True):
@@ -278,14 +278,14 @@ class Recovered(msgspec.Struct, frozen=True):
     """True while runs go on."""
 
 
-class NightStart(msgspec.Struct, frozen=True):
+class NightlyStart(msgspec.Struct, frozen=True):
     """Nightly run at one due time."""
 
     name: str
     due_ms: int
-    state: NightState
+    state: NightlyState
     agent: str
-    """Agent that started the night, or recorded the reason against it."""
+    """Agent that started the nightly run, or recorded the reason against it."""
     started_ms: int
     ended_ms: int | None
     exit_code: int | None

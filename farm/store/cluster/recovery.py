@@ -158,11 +158,11 @@ class AbandonedWork(ClusterPart):
         """
         lines: list[str] = []
         for name, token in sorted(row.dead or ()) if settled else ():
-            bury = partial(self._release_dead, name=name, token=token, now_ms=row.now_ms)
+            release = partial(self._release_dead, name=name, token=token, now_ms=row.now_ms)
             try:
-                lines += self._database.write(bury)
+                lines += self._database.write(release)
             except RowRefusedError:
-                lines += self._release_row_by_row(name, token, bury)
+                lines += self._release_row_by_row(name, token, release)
         for shard in sorted(row.orphans or ()):
             lines += self._one(f"shard {shard}", partial(_free_orphan, shard=shard))
         if row.deadly or lines:
@@ -190,12 +190,12 @@ class AbandonedWork(ClusterPart):
             return [f"agent {name} is not heard of: {count} of its shards wait again"]
         return [f"agent {name} is not heard of: shard {shard} waits again" for shard in only.shards if count]
 
-    def _release_row_by_row(self, name: str, token: str, bury: Callable[..., list[str]]) -> list[str]:
+    def _release_row_by_row(self, name: str, token: str, release: Callable[..., list[str]]) -> list[str]:
         """Put back each row of a dead agent in a transaction of its own, after the database refused any of them."""
         held = self._database.write(lambda connection: connection.execute(_HELD, {"token": token}).one())
         rows = [(f"shard {one}", Held([], [one])) for one in held.shards]
         rows += [(f"device {one}", Held([one], [])) for one in held.devices]
-        return [line for row, only in rows for line in self._one(f"{row} of agent {name}", partial(bury, only=only))]
+        return [line for row, only in rows for line in self._one(f"{row} of agent {name}", partial(release, only=only))]
 
     def _recover_soc(self, connection: Connection, *, soc: str, has_old_retries: bool) -> list[str]:
         """Mark devices to hand over, and end retries without a device left to try them."""

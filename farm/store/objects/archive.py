@@ -97,8 +97,8 @@ def _require_small_headers(file: BinaryIO) -> None:
         if is_extended:
             records = file.read(-(-header.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
             # Sizes above 8 GiB are in an extended header alone.
-            told = _SIZE_RECORD.search(records)
-            size = int(told[1]) if told else size
+            match = _SIZE_RECORD.search(records)
+            size = int(match[1]) if match else size
             continue
         length = header.size if size is None else size
         size = None

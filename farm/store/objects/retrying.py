@@ -104,5 +104,5 @@ _LIBRARIES = ("paramiko", "botocore", "aiobotocore", "aiohttp", "fsspec", "s3fs"
 
 
 def _text(error: Exception) -> str:
-    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return reason_line(str(said))
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return reason_line(str(text))

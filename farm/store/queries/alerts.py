@@ -34,7 +34,7 @@ class Alerts:
 
         def write(connection: Connection) -> None:
             alert = schema.alert
-            line = _line_of(connection, run_id)
+            branch = _branch_of(connection, run_id)
             there = {(one.series_id, one.device_kind) for one in found}
             exact = alert.c.state == AlertState.EXACT
             not_measured = (alert.c.run_id == run_id) & (exact | (alert.c.state == AlertState.SUSPECTED))
@@ -44,7 +44,7 @@ class Alerts:
             gone = [row.id for row in connection.execute(of_run) if (row.series_id, row.device_kind) not in there]
             for part in chunks(gone):
                 connection.execute(delete(alert).where(alert.c.id.in_(part)))
-            new = [{**_row(run_id, one), **line} for one in found]
+            new = [{**_row(run_id, one), **branch} for one in found]
             rows.insert_missing(connection, alert, new)
             # A run that was resumed may have other numbers now.
             same = (alert.c.series_id == bindparam("of_series")) & (alert.c.device_kind == bindparam("of_kind"))
@@ -93,7 +93,7 @@ class Alerts:
         """Record a number of a run for measurement without a suspicion; return its alert, new or existing."""
 
         def write(connection: Connection) -> AlertRecord:
-            row = {**_row(run_id, one), **_line_of(connection, run_id)}
+            row = {**_row(run_id, one), **_branch_of(connection, run_id)}
             rows.insert_missing(connection, schema.alert, [row])
             alert = schema.alert.c
             same = (alert.series_id == one.series_id) & (alert.device_kind == one.device_kind)
@@ -107,11 +107,11 @@ class Alerts:
         of_run = schema.alert.c.run_id == run_id
         return self._find(of_run if unchanged else of_run & (schema.alert.c.finding != "unchanged"))
 
-    def of_jobs(self, job_ids: Iterable[str], line: str = "") -> list[AlertRecord]:
-        """Return all that ever stood out of jobs, by their ids, in runs of a line, oldest first."""
+    def of_jobs(self, job_ids: Iterable[str], branch: str = "") -> list[AlertRecord]:
+        """Return all that ever stood out of jobs, by their ids, in runs of a branch, oldest first."""
         found = []
         for part in chunks(sorted(set(job_ids))):
-            found += self._find(schema.job.c.name.in_(part) & _in_line(line))
+            found += self._find(schema.job.c.name.in_(part) & _in_branch(branch))
         return found
 
     def all(self, most: int = 2000) -> list[AlertRecord]:
@@ -128,11 +128,11 @@ class Alerts:
             raise UnknownNameError("alert", str(alert_id), known, "" if known else "(none is open)")
         return found[0]
 
-    def open(self, device_kind: str | None = None, line: str | None = None) -> list[AlertRecord]:
-        """Return the alerts that are shown, as `open_alerts`, of one kind of device, and of one line, where given."""
+    def open(self, device_kind: str | None = None, branch: str | None = None) -> list[AlertRecord]:
+        """Return the alerts that are shown, as `open_alerts`, of one kind of device, and of one branch, where given."""
         with self._database.reading() as connection:
             found = open_alerts(connection)
-        return [one for one in found if device_kind in (None, one.device_kind) and line in (None, one.line or "")]
+        return [one for one in found if device_kind in (None, one.device_kind) and branch in (None, one.branch or "")]
 
     def remark(self, subject: str, remark: Remark) -> None:
         """Record a remark on a subject, `alert:12` or `job:` and its id; of a grown alert also on its newest step."""
@@ -167,7 +167,7 @@ class Alerts:
             same = (alert.c.run_id == run_id) & (alert.c.series_id == accepted.series_id)
             same &= alert.c.device_kind == accepted.device_kind
             connection.execute(delete(alert).where(same))
-            row = {**_row(run_id, accepted), **_line_of(connection, run_id)}
+            row = {**_row(run_id, accepted), **_branch_of(connection, run_id)}
             statement = insert(alert).values(row).returning(alert.c.id)
             return int(connection.execute(statement).scalar_one())
 
@@ -197,7 +197,7 @@ def open_alerts(connection: Connection) -> list[AlertRecord]:
         started |= {row.id: row.started_ms for row in rows_of_runs}
     steps: dict[tuple[int, str, str], list[AlertRecord]] = {}
     for one in found:
-        steps.setdefault((one.series_id, one.device_kind, one.line or ""), []).append(one)
+        steps.setdefault((one.series_id, one.device_kind, one.branch or ""), []).append(one)
     found = [grown for of_series in steps.values() if (grown := standing(of_series, started).alert)]
     return sorted(found, key=lambda one: (one.first_bad, one.id))
 
@@ -262,7 +262,7 @@ def _record(row: Row[Any], remarks: Sequence[Remark]) -> AlertRecord:
         device=row.device,
         found_ms=row.found_ms,
         remark=last,
-        line=row.alert_line or UNSET,
+        branch=row.alert_branch or UNSET,
         private=row.alert_private or UNSET,
     )
 
@@ -300,11 +300,11 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _in_line(line: str) -> ColumnElement[bool]:
-    return (schema.alert.c.alert_line == line) & ~schema.alert.c.alert_private
+def _in_branch(branch: str) -> ColumnElement[bool]:
+    return (schema.alert.c.alert_branch == branch) & ~schema.alert.c.alert_private
 
 
-def _line_of(connection: Connection, run_id: str) -> dict[str, Any]:
+def _branch_of(connection: Connection, run_id: str) -> dict[str, Any]:
     """Return the columns of an alert that come from its run. Raises StoreLostError for a missing run."""
-    line, private = rows.line_of_run(connection, run_id)
-    return {"alert_line": line, "alert_private": private}
+    branch, private = rows.branch_of_run(connection, run_id)
+    return {"alert_branch": branch, "alert_private": private}

@@ -13,7 +13,7 @@ from farm.store.clock import Clock, clock_ms
 from farm.store.queries.jobs import latencies_of
 from farm.store.queries.runs import find_run
 from farm.store.statements import statement
-from farm.store.toolchains import line_text, purpose_of, toolchain_of
+from farm.store.toolchains import branch_text, purpose_of, toolchain_of
 from farm.store.view import Purpose, RunToolchain
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class RunFilter(msgspec.Struct, frozen=True):
     suite: str = ""
     state: str = ""
     """Value of `STATES`."""
-    line: str = ""
-    """As `line_text` has it; private runs belong to none."""
+    branch: str = ""
+    """As `branch_text` has it; private runs belong to none."""
     host: str = ""
     commit: str | None = None
     """Commit of the toolchain, empty for runs without one; None for all."""
@@ -120,7 +120,7 @@ class DeviceAttempt(msgspec.Struct, frozen=True):
     latency_ns: float | None
     """Median."""
     private: bool | msgspec.UnsetType = msgspec.UNSET
-    """The run was only compared with a line."""
+    """The run was only compared with a branch."""
 
 
 class RunFile(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class OneRun(msgspec.Struct, frozen=True):
 
     run: ListedRun
     fingerprint: dict[str, str]
-    night: str
+    nightly_run: str
     """Id of the nightly run that it is a cell of; empty without."""
 
 
@@ -157,7 +157,7 @@ class UsedToolchain(msgspec.Struct, frozen=True):
     """Toolchain with its runs."""
 
     name: str
-    line: str
+    branch: str
     hash: str
     """Commit; empty if unknown."""
     runs: int
@@ -205,7 +205,7 @@ class Browse:
         with self._database.reading() as connection:
             row = find_run(connection, run_id)
             [listed] = _listed(connection, [row])
-            return OneRun(listed, row.facts, row.run_night)
+            return OneRun(listed, row.facts, row.run_nightly)
 
     def progress(self) -> list[Progress]:
         """Return how far the runs of the last day are that have no end, or ended in the last minutes; newest first."""
@@ -307,9 +307,9 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
         is_nightly = run.priority == Purpose.NIGHTLY
         others = {Purpose.LOCAL: run.run_private, Purpose.MANUAL: ~run.run_private}
         found.append(is_nightly if wanted.purpose == Purpose.NIGHTLY else ~is_nightly & others[Purpose(wanted.purpose)])
-    if wanted.line:
-        names = [wanted.line] if wanted.line != line_text("") else ["", wanted.line]
-        found.append(run.run_line.in_(map(values.clean, names)) & ~run.run_private)
+    if wanted.branch:
+        names = [wanted.branch] if wanted.branch != branch_text("") else ["", wanted.branch]
+        found.append(run.run_branch.in_(map(values.clean, names)) & ~run.run_private)
     if wanted.soc or wanted.suite:
         of = [
             column == values.clean(name) for column, name in ((job.soc, wanted.soc), (job.suite, wanted.suite)) if name

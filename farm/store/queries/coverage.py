@@ -37,8 +37,8 @@ def with_elsewhere(connection: Connection, view: RunView) -> RunView:
     results: dict[str, list[JobResult]] = {}
     for cases in chunks({job.case for job in wanted}):
         jobs = connection.scalars(statement("status.jobs_of_cases"), {"cases": cases, **near}).all()
-        line = view.toolchain.line if view.toolchain else ""
-        for found in newest_results(connection, jobs, None, line, view.id):
+        branch = view.toolchain.branch if view.toolchain else ""
+        for found in newest_results(connection, jobs, None, branch, view.id):
             results.setdefault(found.case, []).append(found)
     there = {job.id: elsewhere(job, results.get(job.case, ())) for job in wanted}
     replace = msgspec.structs.replace
@@ -71,7 +71,7 @@ def newest_results(
     connection: Connection,
     job_ids: Collection[int],
     run_ids: Collection[str] | None,
-    line: str,
+    branch: str,
     also: str = "",
     *,
     local_runs_of: str = "",
@@ -81,7 +81,9 @@ def newest_results(
     The results are of `run_ids`; with None of the runs of a branch, and of the run `also`. A job without any gets the
     result of a local run of the user `local_runs_of`.
     """
-    of_runs: dict[str, Any] = {"line": line, "run": also, "user": ""} if run_ids is None else {"runs": sorted(run_ids)}
+    of_runs: dict[str, Any] = (
+        {"branch": branch, "run": also, "user": ""} if run_ids is None else {"runs": sorted(run_ids)}
+    )
     if run_ids is not None and not run_ids:
         return []
     name = "status.newest_rows" if run_ids is None else "status.newest_rows_of_runs"

@@ -16,25 +16,27 @@ NO_END = "~"
 
 
 def reliability(
-    connection: Connection, job_names: Collection[str], kind: str, until: str, line: str, *, failed_of_late: bool
+    connection: Connection, job_names: Collection[str], kind: str, until: str, branch: str, *, failed_of_late: bool
 ) -> dict[str, Record]:
-    """Return how jobs did in their last runs of a line on a kind of device, by job id."""
+    """Return how jobs did in their last runs of a branch on a kind of device, by job id."""
     looked_at = statement("history.failed_since" if failed_of_late else "history.since")
     until = until or NO_END
     found: dict[str, Record] = {}
     for names in chunks(job_names):
-        of = {"names": names, "kind": kind, "until": until, "line": line, "older": LOOKED_AT - 1}
+        of = {"names": names, "kind": kind, "until": until, "branch": branch, "older": LOOKED_AT - 1}
         jobs = connection.execute(looked_at, of).all()
-        tries = _tries(connection, {row.id: row.since for row in jobs}, kind, until, line)
+        tries = _tries(connection, {row.id: row.since for row in jobs}, kind, until, branch)
         found |= {row.name: record_of(tries[row.id]) for row in jobs if row.id in tries}
     return found
 
 
-def _tries(connection: Connection, since: Mapping[int, str], kind: str, until: str, line: str) -> dict[int, list[Try]]:
+def _tries(
+    connection: Connection, since: Mapping[int, str], kind: str, until: str, branch: str
+) -> dict[int, list[Try]]:
     """Return the verdicts of jobs, each since a run of its own, oldest first."""
     if not since:
         return {}
-    of = {"jobs": list(since), "since": min(since.values()), "until": until, "kind": kind, "line": line}
+    of = {"jobs": list(since), "since": min(since.values()), "until": until, "kind": kind, "branch": branch}
     planned = connection.execute(statement("history.planned"), of)
     rows = {row.id: row for row in planned if row.run_id >= since[row.job_id]}
     verdicts: list[Any] = []

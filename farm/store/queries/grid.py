@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Row, String, case, cast, func, select
 from farm.store import schema, values
 from farm.store.details import fingerprints
 from farm.store.statements import chunks, statement
-from farm.store.toolchains import of_line, toolchain_of
+from farm.store.toolchains import of_branch, toolchain_of
 from farm.store.view import RunToolchain
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 CELLS = "·pfkisn"
 """Letter of a cell: no row of the job, passed, failed, known issue, infra, skipped, not run."""
-# Nights have few runs each; the bound keeps a farm with thousands of them readable.
+# Nightly runs have few runs each; the bound keeps a farm with thousands of them readable.
 _MOST_RUNS = 4_000
 _CODES = 8
 _EMPTY = np.empty(0, np.int64)
 
 
-class NightRun(msgspec.Struct, frozen=True):
+class NightlyCell(msgspec.Struct, frozen=True):
     """Run of a nightly run, without its jobs."""
 
     run_id: str
@@ -43,12 +43,12 @@ class NightRun(msgspec.Struct, frozen=True):
     toolchain: RunToolchain | msgspec.UnsetType = msgspec.UNSET
 
 
-class Night(msgspec.Struct, frozen=True):
+class NightlyRun(msgspec.Struct, frozen=True):
     """Nightly run: all its cells, oldest first."""
 
     id: str
     """Id of the nightly run; of a run outside of `farm nightly` the id of the run."""
-    runs: tuple[NightRun, ...]
+    runs: tuple[NightlyCell, ...]
     facts: dict[str, str]
     """Fingerprint of its newest run, name to value."""
 
@@ -75,7 +75,7 @@ class JobFilter(msgspec.Struct, frozen=True):
 
 
 class GridJob(msgspec.Struct, frozen=True):
-    """Job with a letter of CELLS for each night, in the order of the nights."""
+    """Job with a letter of CELLS for each nightly run, in their order."""
 
     job_id: str
     suite: str
@@ -101,30 +101,35 @@ class GridReader:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def nights(self, line: str | None, most: int, *, before_ms: int | None = None) -> list[Night]:
+    def nightly_runs(self, branch: str | None, most: int, *, before_ms: int | None = None) -> list[NightlyRun]:
         """Return the newest `most` nightly runs of a branch, of all branches for None, newest first.
 
         With `before_ms` only nightly runs that began before.
         """
-        of = {**of_line(line), "before_ms": before_ms or 2**62, "most": _MOST_RUNS}
-        found: dict[str, list[NightRun]] = {}
+        of = {**of_branch(branch), "before_ms": before_ms or 2**62, "most": _MOST_RUNS}
+        found: dict[str, list[NightlyCell]] = {}
         with self._database.reading() as connection:
             for row in connection.execute(statement("grid.runs"), of):
-                night = row.run_night or row.id
-                if night not in found and len(found) == most:
+                nightly_run = row.run_nightly or row.id
+                if nightly_run not in found and len(found) == most:
                     break
-                found.setdefault(night, []).append(_run(row))
+                found.setdefault(nightly_run, []).append(_run(row))
             facts = fingerprints(connection, {runs[0].fingerprint for runs in found.values()})
-        return [Night(night, tuple(reversed(runs)), facts[runs[0].fingerprint]) for night, runs in found.items()]
+        return [
+            NightlyRun(nightly_run, tuple(reversed(runs)), facts[runs[0].fingerprint])
+            for nightly_run, runs in found.items()
+        ]
 
-    def night(self, night: str) -> Night | None:
+    def nightly_run(self, nightly_run: str) -> NightlyRun | None:
         """Return a nightly run by its id; None for an unknown one."""
         with self._database.reading() as connection:
-            rows = connection.execute(statement("grid.runs_of_night"), {"night": values.clean(night)}).all()
+            rows = connection.execute(
+                statement("grid.runs_of_nightly"), {"nightly_run": values.clean(nightly_run)}
+            ).all()
             if not rows:
                 return None
             facts = fingerprints(connection, {rows[-1].fingerprint_hash})
-        return Night(night, tuple(map(_run, rows)), facts[rows[-1].fingerprint_hash])
+        return NightlyRun(nightly_run, tuple(map(_run, rows)), facts[rows[-1].fingerprint_hash])
 
     def targets(self) -> Targets:
         """Return the values that jobs can be filtered by."""
@@ -133,34 +138,34 @@ class GridReader:
             columns = (job.suite, job.soc, job.backend, job.precision)
             return Targets(*(tuple(sorted(connection.scalars(select(one).distinct()))) for one in columns))
 
-    def jobs(self, nights: Sequence[Night], wanted: JobFilter) -> list[GridJob]:
-        """Return the jobs with a row in any of the nights, by name.
+    def jobs(self, nightly_runs: Sequence[NightlyRun], wanted: JobFilter) -> list[GridJob]:
+        """Return the jobs with a row in any of the nightly runs, by name.
 
-        The newest of several runs of a job in a night counts.
+        The newest of several runs of a job in a nightly run counts.
         """
         run_job, job = schema.run_job.c, schema.job.c
         conditions = _conditions(wanted)
         cell = cast(run_job.job_id * _CODES + _code(), String)
         query = (
             select(run_job.run_id, func.aggregate_strings(cell, ",").label("cells"))
-            .where(run_job.run_id.in_([run.run_id for night in nights for run in night.runs]))
+            .where(run_job.run_id.in_([run.run_id for nightly_run in nightly_runs for run in nightly_run.runs]))
             .group_by(run_job.run_id)
         )
         if conditions:
             query = query.where(run_job.job_id.in_(select(job.id).where(*conditions)))
         columns = (job.id, job.name, job.suite, job.soc, job.backend, job.precision)
         with self._database.reading() as connection:
-            of_run = {run_id: _numbers(cells) for run_id, cells in connection.execute(query)} if nights else {}
+            of_run = {run_id: _numbers(cells) for run_id, cells in connection.execute(query)} if nightly_runs else {}
             known = np.unique(np.concatenate([_EMPTY, *(found // _CODES for found in of_run.values())]))
             jobs: list[Any] = []
             for part in chunks(known.tolist()):
                 jobs += connection.execute(select(*columns).where(job.id.in_(part)))
-        table = np.zeros((len(known), len(nights)), np.uint8)
-        for column, night in enumerate(nights):
-            for run in night.runs:
+        table = np.zeros((len(known), len(nightly_runs)), np.uint8)
+        for column, nightly_run in enumerate(nightly_runs):
+            for run in nightly_run.runs:
                 if (found := of_run.get(run.run_id)) is not None:
                     table[np.searchsorted(known, found // _CODES), column] = found % _CODES
-        letters = np.frombuffer(CELLS.encode("latin-1"), np.uint8)[table] if len(nights) else table
+        letters = np.frombuffer(CELLS.encode("latin-1"), np.uint8)[table] if len(nightly_runs) else table
         place = {number: at for at, number in enumerate(known.tolist())}
         rows = [
             GridJob(name, suite, values.case_of(name), soc, backend, precision, _cells(letters[place[number]]))
@@ -169,8 +174,8 @@ class GridReader:
         return sorted(rows, key=lambda row: row.job_id)
 
 
-def _run(row: Row[Any]) -> NightRun:
-    return NightRun(
+def _run(row: Row[Any]) -> NightlyCell:
+    return NightlyCell(
         row.id,
         row.run_name,
         row.run_device_kind or "",
@@ -192,7 +197,7 @@ def _code() -> ColumnElement[int]:
         (run_job.decisive_verdict == "failed", case((known != "", 3), else_=2)),
         (run_job.decisive_verdict == "infra", 4),
         (run_job.decisive_verdict == "skipped", 5),
-        (run_job.stale.is_not(None), 5),
+        (run_job.skipped.is_not(None), 5),
         else_=6,
     )
 

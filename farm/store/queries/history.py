@@ -16,7 +16,7 @@ from farm.store.details import device_facts, fingerprints
 from farm.store.queries.runs import find_run
 from farm.store.records import Background, HistoryPoint
 from farm.store.statements import chunks, statement
-from farm.store.toolchains import of_line
+from farm.store.toolchains import of_branch
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -53,20 +53,20 @@ class HistoryReader:
         metric: str | None = None,
         soc: str | None = None,
         limit: int = 20,
-        line: str | None = "",
+        branch: str | None = "",
         *,
         local_runs_of: str = "",
     ) -> list[HistoryPoint]:
         """Return the numbers of jobs in a branch, grouped by job, device kind and metric, oldest first in each group.
 
-        None as `metric` is every metric; as `line` every run, also local ones. `limit` counts the newest attempts of a
-        job on a device kind, and as many from local runs of the user `local_runs_of`.
+        None as `metric` is every metric; as `branch` every run, also local ones. `limit` counts the newest attempts of
+        a job on a device kind, and as many from local runs of the user `local_runs_of`.
         """
         with self._database.reading() as connection:
             jobs = list(matching_jobs(connection, job_pattern, soc))
             rows: list[Any] = []
             if jobs:
-                of = {"jobs": jobs, "most": limit, "user": values.clean(local_runs_of), **of_line(line)}
+                of = {"jobs": jobs, "most": limit, "user": values.clean(local_runs_of), **of_branch(branch)}
                 rows += connection.execute(statement("history.attempts"), of)
             measured: dict[int, list[tuple[Any, ...]]] = {}
             for attempts in chunks([row.attempt_id for row in rows]):
@@ -122,18 +122,20 @@ class HistoryReader:
             run = find_run(connection, run_id)
             of_run = {"run": run.id}
             jobs = {row.id: row.name for row in connection.execute(statement("history.jobs_of_run"), of_run)}
-            return list(job_pasts(connection, jobs, run.id, line=run.run_line))
+            return list(job_pasts(connection, jobs, run.id, branch=run.run_branch))
 
-    def pasts_of_jobs(self, job_pattern: str, soc: str | None = None, most: int = 60, line: str = "") -> list[JobPast]:
+    def pasts_of_jobs(
+        self, job_pattern: str, soc: str | None = None, most: int = 60, branch: str = ""
+    ) -> list[JobPast]:
         """Return the numbers of the newest `most` runs of jobs in a branch."""
         from farm.store.queries.points import job_pasts
 
         with self._database.reading() as connection:
             jobs = matching_jobs(connection, job_pattern, soc)
-            return list(job_pasts(connection, jobs, None, line=line, most=most))
+            return list(job_pasts(connection, jobs, None, branch=branch, most=most))
 
     def reliability(
-        self, job_ids: Collection[str], kind: str, until: str = "", *, failed_of_late: bool = False, line: str = ""
+        self, job_ids: Collection[str], kind: str, until: str = "", *, failed_of_late: bool = False, branch: str = ""
     ) -> dict[str, Record]:
         """Return the reliability of jobs in their last 40 runs of a branch on devices of a kind, up to run `until`.
 
@@ -145,7 +147,7 @@ class HistoryReader:
         from farm.store.queries.flakiness import reliability
 
         with self._database.reading() as connection:
-            return reliability(connection, job_ids, kind, until, line, failed_of_late=failed_of_late)
+            return reliability(connection, job_ids, kind, until, branch, failed_of_late=failed_of_late)
 
     def fingerprints(self, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the facts of fingerprints, name to value, by their hash."""

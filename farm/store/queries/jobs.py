@@ -22,17 +22,17 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a job in a run."""
 
     run_id: str
-    night: str
+    nightly_run: str
     """Id of the nightly run; empty for other runs."""
     name: str
     """Name of the run."""
     started_ms: int
     commit: str
-    line: str
+    branch: str
     private: bool
     """True for a local run, which was only compared with the branch."""
     outcome: str
-    """`passed`, `failed`, `known`, `infra`, `skipped`, `stale` or `not_run`."""
+    """`passed`, `failed`, `known`, `infra`, `skipped` or `not_run`."""
     reason: str
     device: str
     """Serial; empty without a device."""
@@ -77,11 +77,11 @@ class JobReader:
         return [
             JobRun(
                 run_id=row.run_id,
-                night=row.run_night,
+                nightly_run=row.run_nightly,
                 name=row.run_name,
                 started_ms=row.started_ms,
                 commit=row.run_commit,
-                line=row.run_line,
+                branch=row.run_branch,
                 private=row.run_private,
                 outcome=_outcome(row),
                 reason=_reason(row),
@@ -92,13 +92,13 @@ class JobReader:
             for row in rows
         ]
 
-    def run_of_night(self, job_id: str, night: str) -> str:
+    def run_of_nightly(self, job_id: str, nightly_run: str) -> str:
         """Return the newest run of a nightly run that has a job. Raises UnknownNameError."""
         with self._database.reading() as connection:
-            of = {"job": _row(connection, job_id), "night": values.clean(night)}
-            found: str | None = connection.scalar(statement("jobs.run_of_night"), of)
+            of = {"job": _row(connection, job_id), "nightly_run": values.clean(nightly_run)}
+            found: str | None = connection.scalar(statement("jobs.run_of_nightly"), of)
         if found is None:
-            raise UnknownNameError("nightly run", night, (), f"(none with this id has the job {job_id})")
+            raise UnknownNameError("nightly run", nightly_run, (), f"(none with this id has the job {job_id})")
         return found
 
     def of_run(self, run_id: str) -> list[RunJob]:
@@ -130,12 +130,12 @@ def _row(connection: Connection, job_id: str) -> int:
 
 def _outcome(row: Any) -> str:
     if not row.verdict:
-        return "stale" if row.stale else "not_run"
+        return "skipped" if row.skipped else "not_run"
     return "known" if row.verdict == "failed" and row.known_issue else str(row.verdict)
 
 
 def _reason(row: Any) -> str:
-    return str(row.reason or (row.stale or {}).get("reason", ""))
+    return str(row.reason or (row.skipped or {}).get("reason", ""))
 
 
 def latencies_of(connection: Connection, attempts: Collection[int | None]) -> dict[int, float]:

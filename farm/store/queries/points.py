@@ -47,7 +47,7 @@ class JobPast(msgspec.Struct, frozen=True):
 
 
 def job_pasts(
-    connection: Connection, job_ids: Mapping[int, str], until: str | None, *, line: str, most: int = RUNS
+    connection: Connection, job_ids: Mapping[int, str], until: str | None, *, branch: str, most: int = RUNS
 ) -> Iterator[JobPast]:
     """Yield the newest `most` runs of jobs, id to name, in a branch, for each kind of device.
 
@@ -56,7 +56,7 @@ def job_pasts(
     """
     facts: dict[str, dict[str, str]] = {}
     for part in chunks(sorted(job_ids), _JOBS):
-        of = {"jobs": part, "until": until or NO_END, "most": most, "line": line}
+        of = {"jobs": part, "until": until or NO_END, "most": most, "branch": branch}
         # For each job and run the attempt that decides, where it has a verdict about the code, oldest first.
         found = connection.execute(statement("history.pasts"), of).all()
         facts |= fingerprints(connection, {row.fingerprint_hash for row in found} - facts.keys())

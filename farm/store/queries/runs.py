@@ -17,7 +17,7 @@ from farm.store.postgresql import user_of
 from farm.store.queries.coverage import with_elsewhere
 from farm.store.records import JobFile, LastVerdict, ListedJob
 from farm.store.statements import statement
-from farm.store.toolchains import DEFAULT_LINE, line_text, of_line, purpose_of, toolchain_of
+from farm.store.toolchains import DEFAULT_BRANCH, branch_text, of_branch, purpose_of, toolchain_of
 from farm.store.view import DeviceView, JobView, Purpose, RunView, SkipReason
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from farm.store.database import Database
 
-_ANY: dict[str, Any] = {**of_line(None), "user": "", "priority": "", "name": "", "unbegun": 0}
+_ANY: dict[str, Any] = {**of_branch(None), "user": "", "priority": "", "name": "", "unbegun": 0}
 _LATEST = re.compile(r"latest(?:~(\d{1,9}))?(?:@(.+))?")
 
 
@@ -65,14 +65,14 @@ class RunReader:
             newest: str | None = connection.scalar(statement("runs.back"), {"back": 0, **of})
             return newest
 
-    def line(self, run_id: str) -> tuple[str, bool]:
-        """Return the line that a run belongs to or, where the second is True, that it is only compared with.
+    def branch(self, run_id: str) -> tuple[str, bool]:
+        """Return the branch that a run belongs to or, where the second is True, that it is only compared with.
 
         Raises UnknownNameError.
         """
         with self._database.reading() as connection:
             run = find_run(connection, run_id)
-            return run.run_line, run.run_private
+            return run.run_branch, run.run_private
 
     def view(self, run_id: str) -> RunView:
         """Return all that is known of a run, and what its failed cases did elsewhere. Raises UnknownNameError."""
@@ -140,17 +140,17 @@ def resolve_run(
     raise UnknownNameError("run", ref, [*known, *names], hint, shown=known)
 
 
-def find_line(connection: Connection, name: str) -> str:
+def find_branch(connection: Connection, name: str) -> str:
     """Return the branch of a name; `default` is the one without a name, unless one is called so.
 
     Raises UnknownNameError.
     """
-    known = set(connection.scalars(statement("status.lines")))
+    known = set(connection.scalars(statement("status.branches")))
     if name in known:
         return name
-    if name == DEFAULT_LINE:
+    if name == DEFAULT_BRANCH:
         return ""
-    raise UnknownNameError("branch", name, map(line_text, known), "" if known else "(the store has no run yet)")
+    raise UnknownNameError("branch", name, map(branch_text, known), "" if known else "(the store has no run yet)")
 
 
 def _latest_of(connection: Connection, name: str | None, user: str) -> tuple[str, dict[str, Any]]:
@@ -160,10 +160,10 @@ def _latest_of(connection: Connection, name: str | None, user: str) -> tuple[str
     """
     if name is None:
         return f"{user or 'the store'} has", {**_ANY, "user": values.clean(user)}
-    if name == Purpose.NIGHTLY and name not in connection.scalars(statement("status.lines")).all():
+    if name == Purpose.NIGHTLY and name not in connection.scalars(statement("status.branches")).all():
         return "of nightly runs the store has", {**_ANY, "priority": Purpose.NIGHTLY}
-    line = find_line(connection, name)
-    return f"branch {line_text(line)} has", {**_ANY, **of_line(line)}
+    branch = find_branch(connection, name)
+    return f"branch {branch_text(branch)} has", {**_ANY, **of_branch(branch)}
 
 
 def _back(connection: Connection, ref: str, steps: int, whose: tuple[str, dict[str, Any]], unbegun: bool) -> str:
@@ -252,7 +252,7 @@ def _job_views(jobs: Iterable[Row[Any]], attempts: Iterable[tuple[Row[Any], Atte
             case_module=row.module,
             options=row.options,
             case_version=row.version,
-            skipped=msgspec.convert(row.stale, SkipReason | None),
+            skipped=msgspec.convert(row.skipped, SkipReason | None),
             program=row.program_hash or msgspec.UNSET,
             decisive_attempt=numbers.get(row.decisive_attempt_id, 0),
         )

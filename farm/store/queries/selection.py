@@ -12,7 +12,7 @@ from farm.store.details import verdict_of
 from farm.store.records import ExpectedJob, LastVerdict
 from farm.store.rows import insert_missing
 from farm.store.statements import chunks, statement
-from farm.store.toolchains import of_line
+from farm.store.toolchains import of_branch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,20 +39,20 @@ class SelectionReader:
         self._database, self._clock = database, clock
 
     def expected(
-        self, job_ids: Sequence[str], kind: str, line: str = "", *, local_runs_of: str = ""
+        self, job_ids: Sequence[str], kind: str, branch: str = "", *, local_runs_of: str = ""
     ) -> dict[str, ExpectedJob]:
         """Return expectations of judged jobs from recent runs of a branch and a user's local runs, on a kind of device.
 
         A job without a verdict in the branch gets times of any other run and an empty last verdict.
         """
         with self._database.reading() as connection:
-            in_line = _recent(connection, job_ids, kind, line, local_runs_of)
-            elsewhere = _recent(connection, [job for job in job_ids if job not in in_line], kind, None)
-        found = {name: _expected(rows, verdict_of(rows[0])) for name, rows in in_line.items()}
+            on_branch = _recent(connection, job_ids, kind, branch, local_runs_of)
+            elsewhere = _recent(connection, [job for job in job_ids if job not in on_branch], kind, None)
+        found = {name: _expected(rows, verdict_of(rows[0])) for name, rows in on_branch.items()}
         return found | {name: _expected(rows, _NEVER) for name, rows in elsewhere.items()}
 
     def failed_last(
-        self, job_ids: Sequence[str], kind: str, user: str, line: str = "", *, private: bool = False
+        self, job_ids: Sequence[str], kind: str, user: str, branch: str = "", *, private: bool = False
     ) -> set[str]:
         """Return the jobs that did not pass in `user`'s last runs of a branch on devices of this kind.
 
@@ -62,7 +62,7 @@ class SelectionReader:
         failed: set[str] = set()
         with self._database.reading() as connection:
             for jobs in chunks(job_ids):
-                of = {"jobs": jobs, "kind": kind, "user": values.clean(user), "line": line, "private": int(private)}
+                of = {"jobs": jobs, "kind": kind, "user": values.clean(user), "branch": branch, "private": int(private)}
                 failed.update(connection.scalars(statement("selection.failed_last"), of))
         return failed
 
@@ -94,12 +94,18 @@ class SelectionReader:
 
 
 def _recent(
-    connection: Connection, job_ids: Sequence[str], kind: str, line: str | None, local_runs_of: str = ""
+    connection: Connection, job_ids: Sequence[str], kind: str, branch: str | None, local_runs_of: str = ""
 ) -> dict[str, list[Row[Any]]]:
     """Return the newest verdicts of jobs, by their ids, the newest first."""
     found: dict[str, list[Row[Any]]] = {}
     for jobs in chunks(job_ids):
-        of = {"jobs": jobs, "kind": kind, "most": _RECENT_RUNS, "user": values.clean(local_runs_of), **of_line(line)}
+        of = {
+            "jobs": jobs,
+            "kind": kind,
+            "most": _RECENT_RUNS,
+            "user": values.clean(local_runs_of),
+            **of_branch(branch),
+        }
         for row in connection.execute(statement("selection.expected"), of):
             found.setdefault(row.name, []).append(row)
     return found

@@ -1,15 +1,15 @@
-"""The runs of the night, what each of their jobs was before, and newest results: `store.status`."""
+"""The runs of the nightly run, what each of their jobs was before, and newest results: `store.status`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from farm.store import values
-from farm.store.queries.runs import find_line, find_run
+from farm.store.queries.runs import find_branch, find_run
 from farm.store.records import Before, JobResult, JobStatus, RunStatus, UnfinishedRun
 from farm.store.rows import now_ms
 from farm.store.statements import FEW, chunks, statement
-from farm.store.toolchains import of_line, purpose_of, toolchain_of
+from farm.store.toolchains import of_branch, purpose_of, toolchain_of
 from farm.store.view import RunToolchain
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Greatest age of a nightly run in the status: last week's counts, last month's does not.
 _FRESH_MS = 8 * 86_400_000
 # Longest span of cells that count as one nightly run, shorter than the time to the next.
-_NIGHT_MS = 18 * 3_600_000
+_NIGHTLY_MS = 18 * 3_600_000
 # Age from which a run without an end counts as killed.
 _RUNNING_MS = 86_400_000
 
@@ -33,18 +33,18 @@ class StatusReader:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def lines(self) -> list[str]:
-        """Return the lines that have a run, by name; the default one is empty."""
+    def branches(self) -> list[str]:
+        """Return the branches that have a run, by name; the default one is empty."""
         with self._database.reading() as connection:
-            return sorted(connection.scalars(statement("status.lines")))
+            return sorted(connection.scalars(statement("status.branches")))
 
-    def newest_toolchain(self, line: str) -> RunToolchain:
-        """Return the toolchain of the newest run of a line that has a commit; the default one where none has."""
+    def newest_toolchain(self, branch: str) -> RunToolchain:
+        """Return the toolchain of the newest run of a branch that has a commit; the default one where none has."""
         with self._database.reading() as connection:
-            found = connection.execute(statement("status.newest_toolchain"), {"line": line}).first()
+            found = connection.execute(statement("status.newest_toolchain"), {"branch": branch}).first()
         return (None if found is None else toolchain_of(found)) or RunToolchain()
 
-    def line_to_show(self, asked: str | None) -> str:
+    def branch_to_show(self, asked: str | None) -> str:
         """Return the branch `asked`; by default the default branch, or the newest run's if that has no runs.
 
         Raises UnknownNameError.
@@ -52,56 +52,56 @@ class StatusReader:
         user = {"user": values.clean(self._database.user)}
         with self._database.reading() as connection:
             if asked is None:
-                if connection.scalar(statement("status.has_default_line"), user) is not None:
+                if connection.scalar(statement("status.has_default_branch"), user) is not None:
                     return ""
-                return connection.scalar(statement("status.newest_line"), user) or ""
-            return find_line(connection, asked)
+                return connection.scalar(statement("status.newest_branch"), user) or ""
+            return find_branch(connection, asked)
 
-    def night(self, line: str | None = None) -> list[str]:
+    def nightly_run(self, branch: str | None = None) -> list[str]:
         """Return the newest nightly runs of a branch, of all branches for None, newest first.
 
         The runs are all cells of one `farm nightly`, and nightly runs that began within 18 hours. Of runs with an equal
         name, or command without a name, the newest counts. Empty if none began in the last eight days.
         """
-        of = of_line(line)
+        of = of_branch(branch)
         with self._database.reading() as connection:
             newest_ms = connection.scalar(statement("status.newest_nightly"), {**of, "since_ms": now_ms() - _FRESH_MS})
             if newest_ms is None:
                 return []
-            rows = connection.execute(statement("status.nightly"), {**of, "since_ms": newest_ms - _NIGHT_MS}).all()
+            rows = connection.execute(statement("status.nightly"), {**of, "since_ms": newest_ms - _NIGHTLY_MS}).all()
         cells: dict[tuple[str, ...], str] = {}
         for row in rows:
-            cells.setdefault((row.run_line, row.run_name or row.command, row.user_name, row.host), row.id)
+            cells.setdefault((row.run_branch, row.run_name or row.command, row.user_name, row.host), row.id)
         return list(cells.values())
 
-    def run_to_show(self, line: str = "", *, own: bool = False) -> str | None:
-        """Return the newest run of the line's night that began, without one its newest run; None where there is none.
+    def run_to_show(self, branch: str = "", *, own: bool = False) -> str | None:
+        """Return the newest run that began of the branch's nightly run, without one its newest run; None without a run.
 
         With `own` local runs of one's own count as well. Runs of `farm debug` are left out.
         """
-        night = self.night(line)
+        nightly_run = self.nightly_run(branch)
         with self._database.reading() as connection:
-            began = (one for one in night if find_run(connection, one).run_began)
-            of = {"line": line, "user": values.clean(self._database.user) if own else ""}
+            began = (one for one in nightly_run if find_run(connection, one).run_began)
+            of = {"branch": branch, "user": values.clean(self._database.user) if own else ""}
             return next(began, None) or connection.scalar(statement("status.newest"), of)
 
-    def unfinished_runs(self, line: str = "") -> list[UnfinishedRun]:
+    def unfinished_runs(self, branch: str = "") -> list[UnfinishedRun]:
         """Return the runs of a branch in the last day without an end, newest first: running or killed ones.
 
         Local runs of other users are left out.
         """
-        since = {"since_ms": now_ms() - _RUNNING_MS, "line": line, "user": values.clean(self._database.user)}
+        since = {"since_ms": now_ms() - _RUNNING_MS, "branch": branch, "user": values.clean(self._database.user)}
         with self._database.reading() as connection:
             return [UnfinishedRun(*row) for row in connection.execute(statement("status.unfinished"), since)]
 
     def of_run(self, run_id: str) -> RunStatus:
-        """Return how the jobs of a run ended, and how each did before it in its line, without numbers.
+        """Return how the jobs of a run ended, and how each did before it in its branch, without numbers.
 
         Raises UnknownNameError.
         """
         with self._database.reading() as connection:
             run = find_run(connection, run_id)
-            of = {"run": run.id, "kind": run.run_device_kind, "line": run.run_line}
+            of = {"run": run.id, "kind": run.run_device_kind, "branch": run.run_branch}
             rows = connection.execute(statement("status.jobs"), of).all()
             before = _before(connection, [row.earlier_id for row in rows if row.earlier_id is not None])
         return RunStatus(
@@ -121,7 +121,7 @@ class StatusReader:
         )
 
     def job_results(
-        self, job_ids: Collection[str], run_ids: Collection[str] | None = None, line: str = ""
+        self, job_ids: Collection[str], run_ids: Collection[str] | None = None, branch: str = ""
     ) -> list[JobResult]:
         """Return the newest result of each job in a branch, else in the user's local runs; of `run_ids` where given.
 
@@ -134,7 +134,7 @@ class StatusReader:
         with self._database.reading() as connection:
             for names in chunks(job_ids):
                 jobs = connection.scalars(statement("status.jobs_named"), {"names": names}).all()
-                found += newest_results(connection, jobs, run_ids, line, local_runs_of=user)
+                found += newest_results(connection, jobs, run_ids, branch, local_runs_of=user)
         return found
 
 
@@ -149,6 +149,6 @@ def _before(connection: Connection, run_job_ids: Collection[int]) -> dict[int, B
 
 def _job_status(row: Row[Any], before: Before | None) -> JobStatus:
     if row.verdict is None:
-        skipped = row.stale or {}
+        skipped = row.skipped or {}
         return JobStatus(row.name, "", "", "", skipped.get("reason", ""), skipped=bool(skipped), before=before)
     return JobStatus(row.name, row.verdict, row.known_issue, row.stage, row.reason, before=before)

@@ -23,7 +23,7 @@ def background(connection: Connection, run_id: str, runs: int) -> Background:
     run = connection.execute(statement("runs.run"), {"run": run_id}).first()
     if run is None:
         return Background()
-    of = {"run": run_id, "kind": run.run_device_kind, "line": run.run_line, "older": runs - 1, "metrics": METRICS}
+    of = {"run": run_id, "kind": run.run_device_kind, "branch": run.run_branch, "older": runs - 1, "metrics": METRICS}
     rows: list[Any] = []
     for name in ("history.trend_medians", "history.trend_counts"):
         rows += connection.execute(statement(name), of)

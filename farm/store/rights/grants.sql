@@ -42,7 +42,7 @@ BEGIN
             measurement, op_profile, run, run_device, run_job, series, suite_case, triage'),
         ('{agent}', 'UPDATE (finished_ms, exit_code, run_began, fingerprint_hash, run_device_kind)', 'run'),
         ('{agent}', 'UPDATE (reason)', 'health_event'),
-        ('{agent}', 'INSERT, UPDATE', 'agent, build, device_state, lease, night_start, shard, shard_jobs, soc_look'),
+        ('{agent}', 'INSERT, UPDATE', 'agent, build, device_state, lease, nightly_start, shard, shard_jobs, soc_look'),
         ('{agent}', 'INSERT, DELETE', 'build_wanted'),
         ('{agent}', 'INSERT, UPDATE, DELETE', 'agent_device, shard_weights, waiter'),
         -- Alerts of an earlier look at the same run may go: a guard keeps all others.
@@ -58,7 +58,7 @@ BEGIN
         ('{builder}', 'INSERT, UPDATE', 'agent')
     ) AS own (role, rights, tables)
     UNION ALL SELECT role, rights, tables FROM (VALUES
-        ('UPDATE (build_seconds, cached, bundle_key, fallback_ops, operators, program_hash, stale)', 'run_job'),
+        ('UPDATE (build_seconds, cached, bundle_key, fallback_ops, operators, program_hash, skipped)', 'run_job'),
         -- The user of a run never changes.
         ('INSERT, UPDATE (priority, purpose, protocol, terms, devices, labels, classes, most_devices, most_failures,
             failures, bundles, until_ms, state, cancelled_by, submitted_ms, ended_ms)', 'run_order')

@@ -53,15 +53,15 @@ run = Table(
     # Name of the toolchain; empty for the default one and in runs of older farms.
     Column("run_toolchain", String(256), nullable=False, server_default=""),
     # Branch that the run belongs to, or that a local run (`run_private`) is compared with; empty for the default.
-    Column("run_line", String(256), nullable=False, server_default=""),
+    Column("run_branch", String(256), nullable=False, server_default=""),
     Column("run_private", Boolean, nullable=False, server_default=false()),
     Column("run_commit", String(64), nullable=False, server_default=""),
     Column("run_dirty", Boolean, nullable=False, server_default=false()),
     # Further fields of `view.RunToolchain`, which no query selects by; NULL without any.
     Column("run_source", JSON(none_as_null=True)),
-    # Name given by the user, or NIGHT/CELL, and the id of the nightly run of a cell; empty without.
+    # Name given by the user, or NIGHTLY/CELL, and the id of the nightly run of a cell; empty without.
     Column("run_name", String(256), nullable=False, server_default=""),
-    Column("run_night", String(64), nullable=False, server_default=""),
+    Column("run_nightly", String(64), nullable=False, server_default=""),
     # False after an early end without an attempt, for example without a device: no status, diff or history has the run.
     Column("run_began", Boolean, nullable=False, server_default=true()),
 )
@@ -126,7 +126,7 @@ run_job = Table(
     Column("fallback_ops", JSON),
     Column("operators", JSON),
     Column("judged_by", String(64)),
-    Column("stale", JSON(none_as_null=True)),
+    Column("skipped", JSON(none_as_null=True)),
     # Deciding attempt and its verdict: the last attempt that judged the code, else the last; NULL without attempts.
     # Only the trigger `attempt_decides` of revision 0009 writes both: no login can forge a decision. A foreign key
     # would be circular, as attempts refer to this table.
@@ -243,7 +243,7 @@ alert = Table(
     Column("pairs", JSON(none_as_null=True)),
     Column("found_ms", BigInteger, nullable=False),
     # Copies from the run, which may be removed.
-    Column("alert_line", String(256), nullable=False, server_default=""),
+    Column("alert_branch", String(256), nullable=False, server_default=""),
     Column("alert_private", Boolean, nullable=False, server_default=false()),
     UniqueConstraint("series_id", "device_kind", "run_id"),
     Index("ix_alert_state", "state"),

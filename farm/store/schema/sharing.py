@@ -178,8 +178,8 @@ quota = Table(
 )
 
 # Start of a nightly run: the row decides which of several agents starts it, once for each due time.
-night_start = Table(
-    "night_start",
+nightly_start = Table(
+    "nightly_start",
     metadata,
     Column("name", String(128), primary_key=True),
     Column("due_ms", BigInteger, primary_key=True),

@@ -7,7 +7,7 @@ WHERE started_ms > :since_ms AND (finished_ms IS NULL OR finished_ms > :ended_ms
 ORDER BY started_ms DESC LIMIT :most;
 
 -- name: planned
-SELECT run_id, count(*) AS jobs, sum(CASE WHEN stale IS NOT NULL THEN 1 ELSE 0 END) AS skipped_jobs
+SELECT run_id, count(*) AS jobs, sum(CASE WHEN skipped IS NOT NULL THEN 1 ELSE 0 END) AS skipped_jobs
 FROM run_job WHERE run_id IN :runs GROUP BY run_id;
 
 -- Number of jobs with an attempt by their result; `known` are failures with a known issue.
@@ -73,12 +73,12 @@ ORDER BY last_ms DESC LIMIT :most;
 
 -- Toolchains of runs, the newest first.
 -- name: toolchains
-SELECT run_toolchain AS name, run_line AS line, run_commit AS hash, count(*) AS runs, max(started_ms) AS last_ms,
+SELECT run_toolchain AS name, run_branch AS branch, run_commit AS hash, count(*) AS runs, max(started_ms) AS last_ms,
        min(started_ms) AS first_ms, max(id) AS newest,
        sum(CASE WHEN exit_code = 0 THEN 1 ELSE 0 END) AS passed,
        sum(CASE WHEN exit_code = 1 THEN 1 ELSE 0 END) AS failed
 FROM run WHERE run_kind <> 'debug' AND run_began AND (:hash = '' OR run_commit = :hash)
-GROUP BY run_toolchain, run_line, run_commit
+GROUP BY run_toolchain, run_branch, run_commit
 ORDER BY last_ms DESC LIMIT :most;
 
 -- name: hosts

@@ -28,7 +28,7 @@ SELECT hash, facts FROM fingerprint WHERE hash IN :hashes;
 -- name: metrics
 SELECT DISTINCT metric FROM series WHERE job_id IN :jobs;
 
--- Newest `most` attempts of each job and kind of device on a branch, oldest first; of every run if `any_line` is 1.
+-- Newest `most` attempts of each job and kind of device on a branch, oldest first; of every run if `any_branch` is 1.
 -- As many again of the local runs of a given user that were compared with the branch.
 -- An attempt without a device has the kind of its run's devices if all are of one kind.
 -- name: attempts
@@ -55,7 +55,7 @@ SELECT * FROM (
         LEFT JOIN device ON device.id = attempt.device_id
         LEFT JOIN run_device ON run_device.run_id = run.id AND run_device.device_id = device.id
         WHERE run_job.job_id IN :jobs AND run.run_kind <> 'debug'
-          AND (:any_line = 1 OR (run.run_line = :line AND (NOT run.run_private OR run.user_name = :user)))
+          AND (:any_branch = 1 OR (run.run_branch = :branch AND (NOT run.run_private OR run.user_name = :user)))
     ) AS tried
 ) AS ranked
 WHERE age <= :most
@@ -83,7 +83,7 @@ FROM (
            row_number() OVER (PARTITION BY run_job.job_id ORDER BY run_job.run_id DESC) AS age
     FROM run_job JOIN run ON run.id = run_job.run_id
     WHERE run_job.job_id IN :jobs AND run_job.run_id <= :until AND run.run_began
-      AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :until)
+      AND ((run.run_branch = :branch AND NOT run.run_private) OR run.id = :until)
 ) AS ranked
 JOIN attempt ON attempt.id = ranked.decisive_attempt_id
 JOIN run ON run.id = ranked.run_id
@@ -113,7 +113,7 @@ SELECT job.id, job.name,
                  FROM run_job JOIN run ON run.id = run_job.run_id
                  WHERE run_job.job_id = job.id AND run_job.run_id <= :until
                    AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-                   AND run.run_line = :line AND NOT run.run_private AND run.run_began
+                   AND run.run_branch = :branch AND NOT run.run_private AND run.run_began
                  ORDER BY run_job.run_id DESC LIMIT 1 OFFSET :older), '') AS since
 FROM job WHERE job.name IN :names;
 
@@ -125,21 +125,21 @@ SELECT looked_at.id, looked_at.name, looked_at.since FROM (
                      FROM run_job JOIN run ON run.id = run_job.run_id
                      WHERE run_job.job_id = job.id AND run_job.run_id <= :until
                        AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-                       AND run.run_line = :line AND NOT run.run_private AND run.run_began
+                       AND run.run_branch = :branch AND NOT run.run_private AND run.run_began
                      ORDER BY run_job.run_id DESC LIMIT 1 OFFSET :older), '') AS since
     FROM job WHERE job.name IN :names
 ) AS looked_at
 WHERE EXISTS (
     SELECT 1 FROM run_job JOIN attempt ON attempt.run_job_id = run_job.id JOIN run ON run.id = run_job.run_id
     WHERE run_job.job_id = looked_at.id AND run_job.run_id BETWEEN looked_at.since AND :until
-      AND attempt.verdict = 'failed' AND run.run_line = :line AND NOT run.run_private
+      AND attempt.verdict = 'failed' AND run.run_branch = :branch AND NOT run.run_private
 );
 
 -- name: planned
 SELECT run_job.id, run_job.job_id, run_job.run_id, run_job.judged_by, run_job.program_hash, run.fingerprint_hash
 FROM run_job JOIN run ON run.id = run_job.run_id
 WHERE run_job.job_id IN :jobs AND run_job.run_id BETWEEN :since AND :until
-  AND run.run_device_kind = :kind AND run.run_kind <> 'debug' AND run.run_line = :line AND NOT run.run_private;
+  AND run.run_device_kind = :kind AND run.run_kind <> 'debug' AND run.run_branch = :branch AND NOT run.run_private;
 
 -- Separate from `planned`, because PostgreSQL would read all attempts for a join.
 -- name: tries
@@ -155,7 +155,7 @@ FROM (
                      FROM run_job AS before JOIN run ON run.id = before.run_id
                      WHERE before.job_id = now.job_id AND before.run_id <= :run
                        AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-                       AND ((run.run_line = :line AND NOT run.run_private AND run.run_began) OR run.id = :run)
+                       AND ((run.run_branch = :branch AND NOT run.run_private AND run.run_began) OR run.id = :run)
                      ORDER BY before.run_id DESC LIMIT 1 OFFSET :older), '') AS first
     FROM run_job AS now WHERE now.run_id = :run
 ) AS starts
@@ -165,7 +165,7 @@ JOIN measurement ON measurement.attempt_id = was.decisive_attempt_id
 JOIN series ON series.id = measurement.series_id
 WHERE was.run_id >= starts.first AND was.run_id <= :run AND was.decisive_verdict IN ('passed', 'failed')
   AND series.metric IN :metrics AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-  AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run)
+  AND ((run.run_branch = :branch AND NOT run.run_private) OR run.id = :run)
 ORDER BY measurement.series_id, was.run_id;
 
 -- name: trend_counts
@@ -176,7 +176,7 @@ FROM (
                      FROM run_job AS before JOIN run ON run.id = before.run_id
                      WHERE before.job_id = now.job_id AND before.run_id <= :run
                        AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-                       AND ((run.run_line = :line AND NOT run.run_private AND run.run_began) OR run.id = :run)
+                       AND ((run.run_branch = :branch AND NOT run.run_private AND run.run_began) OR run.id = :run)
                      ORDER BY before.run_id DESC LIMIT 1 OFFSET :older), '') AS first
     FROM run_job AS now WHERE now.run_id = :run
 ) AS starts
@@ -186,7 +186,7 @@ JOIN counter ON counter.attempt_id = was.decisive_attempt_id
 JOIN series ON series.id = counter.series_id
 WHERE was.run_id >= starts.first AND was.run_id <= :run AND was.decisive_verdict IN ('passed', 'failed')
   AND series.metric IN :metrics AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-  AND ((run.run_line = :line AND NOT run.run_private) OR run.id = :run)
+  AND ((run.run_branch = :branch AND NOT run.run_private) OR run.id = :run)
 ORDER BY counter.series_id, was.run_id;
 
 -- name: trend_series

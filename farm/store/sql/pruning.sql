@@ -3,7 +3,7 @@
 SELECT DISTINCT run_id FROM (
     SELECT run_job.run_id,
            row_number() OVER (
-               PARTITION BY run_job.job_id, run.run_device_kind, run.run_line ORDER BY run_job.run_id DESC
+               PARTITION BY run_job.job_id, run.run_device_kind, run.run_branch ORDER BY run_job.run_id DESC
            ) AS age
     FROM run_job JOIN run ON run.id = run_job.run_id
     WHERE run_job.decisive_verdict IN ('passed', 'failed') AND run.run_kind <> 'debug' AND NOT run.run_private

@@ -1,8 +1,8 @@
--- Run that is `back` runs older than the newest of a branch, or of all runs if `any_line` is 1. User, priority and name
+-- Run that is `back` runs older than the newest of a branch, or of all runs if `any_branch` is 1. User, priority and name
 -- restrict the runs if given; runs that never began count if `unbegun` is 1.
 -- name: back
 SELECT id FROM run
-WHERE (:any_line = 1 OR (run_line = :line AND NOT run_private)) AND (run_began OR :unbegun = 1)
+WHERE (:any_branch = 1 OR (run_branch = :branch AND NOT run_private)) AND (run_began OR :unbegun = 1)
   AND (:user = '' OR user_name = :user) AND (:priority = '' OR priority = :priority)
   AND (:name = '' OR run_name = :name)
 ORDER BY started_ms DESC, id DESC LIMIT 1 OFFSET :back;
@@ -19,7 +19,7 @@ SELECT id FROM run WHERE id LIKE :pattern ESCAPE '/' ORDER BY started_ms DESC, i
 
 -- name: count
 SELECT count(*) FROM run
-WHERE (:any_line = 1 OR (run_line = :line AND NOT run_private)) AND (run_began OR :unbegun = 1)
+WHERE (:any_branch = 1 OR (run_branch = :branch AND NOT run_private)) AND (run_began OR :unbegun = 1)
   AND (:user = '' OR user_name = :user) AND (:priority = '' OR priority = :priority)
   AND (:name = '' OR run_name = :name);
 

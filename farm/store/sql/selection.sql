@@ -1,5 +1,5 @@
 -- Recent results of jobs with a verdict about the code and their durations, newest first: in runs of a branch and in a
--- user's local runs compared with it, or in every run if `any_line` is 1.
+-- user's local runs compared with it, or in every run if `any_branch` is 1.
 -- name: expected
 SELECT recent.*,
        (SELECT sum(attempt.seconds) FROM attempt
@@ -16,7 +16,7 @@ FROM (
     JOIN attempt ON attempt.id = run_job.decisive_attempt_id
     WHERE job.name IN :jobs AND run_job.decisive_verdict IN ('passed', 'failed')
       AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-      AND (:any_line = 1 OR (run.run_line = :line AND (NOT run.run_private OR run.user_name = :user)))
+      AND (:any_branch = 1 OR (run.run_branch = :branch AND (NOT run.run_private OR run.user_name = :user)))
 ) AS recent
 WHERE age <= :most
 ORDER BY age;
@@ -32,6 +32,6 @@ SELECT name FROM (
     JOIN run ON run.id = run_job.run_id
     JOIN attempt ON attempt.id = run_job.decisive_attempt_id
     WHERE job.name IN :jobs AND run.user_name = :user AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-      AND run.run_line = :line AND (:private = 1 OR NOT run.run_private)
+      AND run.run_branch = :branch AND (:private = 1 OR NOT run.run_private)
 ) AS newest
 WHERE age = 1 AND (verdict = 'infra' OR (verdict = 'failed' AND known_issue = ''));

@@ -1,38 +1,38 @@
--- Nightly runs of branches since a time, with all cells of their nights, newest first.
+-- Nightly runs of branches since a time, with all their cells, newest first.
 -- name: nightly
-SELECT id, run_line, run_name, command, user_name, host FROM run
-WHERE run_kind <> 'debug' AND priority = 'nightly' AND NOT run_private AND (:any_line = 1 OR run_line = :line)
-  AND (started_ms > :since_ms OR run_night IN (
-      SELECT run_night FROM run WHERE run_night <> '' AND started_ms > :since_ms AND priority = 'nightly'
+SELECT id, run_branch, run_name, command, user_name, host FROM run
+WHERE run_kind <> 'debug' AND priority = 'nightly' AND NOT run_private AND (:any_branch = 1 OR run_branch = :branch)
+  AND (started_ms > :since_ms OR run_nightly IN (
+      SELECT run_nightly FROM run WHERE run_nightly <> '' AND started_ms > :since_ms AND priority = 'nightly'
   ))
 ORDER BY started_ms DESC, id DESC;
 
 -- name: newest_nightly
 SELECT started_ms FROM run
 WHERE run_kind <> 'debug' AND priority = 'nightly' AND started_ms > :since_ms AND NOT run_private
-  AND (:any_line = 1 OR run_line = :line)
+  AND (:any_branch = 1 OR run_branch = :branch)
 ORDER BY started_ms DESC LIMIT 1;
 
 -- name: newest
 SELECT id FROM run
-WHERE run_kind <> 'debug' AND run_line = :line AND run_began
+WHERE run_kind <> 'debug' AND run_branch = :branch AND run_began
   AND (NOT run_private OR user_name = :user)
 ORDER BY started_ms DESC, id DESC LIMIT 1;
 
 -- name: unfinished
 SELECT id, user_name, host, command, started_ms
 FROM run
-WHERE started_ms > :since_ms AND finished_ms IS NULL AND run_line = :line AND (NOT run_private OR user_name = :user)
+WHERE started_ms > :since_ms AND finished_ms IS NULL AND run_branch = :branch AND (NOT run_private OR user_name = :user)
 ORDER BY started_ms DESC;
 
 -- End of each job of a run, and the row of its newest earlier verdict on the branch, found along the index of its runs.
 -- name: jobs
-SELECT job.name, run_job.stale, run_job.decisive_verdict AS verdict, attempt.known_issue, attempt.stage, attempt.reason,
+SELECT job.name, run_job.skipped, run_job.decisive_verdict AS verdict, attempt.known_issue, attempt.stage, attempt.reason,
        (SELECT earlier.id
         FROM run_job AS earlier JOIN run ON run.id = earlier.run_id
         WHERE earlier.job_id = run_job.job_id AND earlier.run_id < run_job.run_id
           AND earlier.decisive_verdict IN ('passed', 'failed') AND run.run_device_kind = :kind AND run.run_kind <> 'debug'
-          AND run.run_line = :line AND NOT run.run_private
+          AND run.run_branch = :branch AND NOT run.run_private
         ORDER BY earlier.run_id DESC LIMIT 1) AS earlier_id
 FROM run_job
 JOIN job ON job.id = run_job.job_id
@@ -59,12 +59,12 @@ SELECT job.id,
        (SELECT tried.id FROM run_job AS tried
         WHERE tried.job_id = job.id AND tried.decisive_attempt_id IS NOT NULL
           AND EXISTS (SELECT 1 FROM run WHERE run.id = tried.run_id AND run.run_kind <> 'debug'
-                      AND ((run.run_line = :line AND (NOT run.run_private OR run.user_name = :user)) OR run.id = :run))
+                      AND ((run.run_branch = :branch AND (NOT run.run_private OR run.user_name = :user)) OR run.id = :run))
         ORDER BY tried.run_id DESC LIMIT 1) AS tried,
        (SELECT planned.id FROM run_job AS planned
         WHERE planned.job_id = job.id
           AND EXISTS (SELECT 1 FROM run WHERE run.id = planned.run_id AND run.run_kind <> 'debug'
-                      AND ((run.run_line = :line AND run.run_began
+                      AND ((run.run_branch = :branch AND run.run_began
                             AND (NOT run.run_private OR run.user_name = :user)) OR run.id = :run))
         ORDER BY planned.run_id DESC LIMIT 1) AS planned
 FROM job WHERE job.id IN :jobs
@@ -105,20 +105,20 @@ ORDER BY attempt.id;
 -- name: comparisons
 SELECT * FROM comparison WHERE attempt_id IN :attempts ORDER BY attempt_id, position;
 
--- name: lines
-SELECT DISTINCT run_line FROM run WHERE NOT run_private;
+-- name: branches
+SELECT DISTINCT run_branch FROM run WHERE NOT run_private;
 
 -- Branch of the newest run of any branch or of a user's local run; the default branch has an empty name.
--- name: newest_line
-SELECT run_line FROM run
+-- name: newest_branch
+SELECT run_branch FROM run
 WHERE (NOT run_private OR user_name = :user) AND run_began AND run_kind <> 'debug'
 ORDER BY started_ms DESC, id DESC LIMIT 1;
 
 -- name: newest_toolchain
-SELECT run_toolchain, run_line, run_private, run_commit, run_dirty, run_source FROM run
-WHERE run_line = :line AND NOT run_private AND run_began AND run_commit <> '' AND run_kind <> 'debug'
+SELECT run_toolchain, run_branch, run_private, run_commit, run_dirty, run_source FROM run
+WHERE run_branch = :branch AND NOT run_private AND run_began AND run_commit <> '' AND run_kind <> 'debug'
 ORDER BY started_ms DESC, id DESC LIMIT 1;
 
--- name: has_default_line
+-- name: has_default_branch
 SELECT 1 FROM run
-WHERE run_line = '' AND (NOT run_private OR user_name = :user) AND run_began AND run_kind <> 'debug' LIMIT 1;
+WHERE run_branch = '' AND (NOT run_private OR user_name = :user) AND run_began AND run_kind <> 'debug' LIMIT 1;

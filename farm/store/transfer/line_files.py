@@ -14,7 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from farm.base.errors import UsageError
-from farm.store.transfer.lines import LINE_LIMIT, AttemptLine, Head, JobLine, Line, RunLine, canonical, decode
+from farm.store.transfer.lines import LAYOUT, LINE_LIMIT, AttemptLine, Head, JobLine, Line, RunLine, canonical, decode
 from farm.store.transfer.runs import Transfer, another_run, digest_of
 
 
@@ -26,6 +26,8 @@ class FoundRun(msgspec.Struct, frozen=True):
     """Offset of the run's first line in the file, in bytes."""
     number: int
     """Number of that line, from 1."""
+    layout: int
+    """Layout of the export that has the run."""
     run: RunLine
     digest: str
     """Hash of the run's lines in canonical form, by which equal runs are recognized."""
@@ -37,7 +39,7 @@ class FoundRun(msgspec.Struct, frozen=True):
 
     def lines(self) -> Iterator[Line]:
         """Read the lines of the run again, with all checks, since the file may have changed."""
-        self.file.seek(self.offset, self.number)
+        self.file.seek(self.offset, self.number, self.layout)
         return self.file.lines_of_run()
 
 
@@ -47,11 +49,12 @@ class LineFile:
     def __init__(self, name: str) -> None:
         self.name = "standard input" if name == "-" else name
         try:
-            self._file = _spooled(sys.stdin.buffer) if name == "-" else _seekable(Path(name))
+            self._file = _copied(sys.stdin.buffer) if name == "-" else _seekable(Path(name))
         except OSError as error:
             raise UsageError(f"{self.name}: cannot be read: {error.strerror}") from None
         # Place of the next line.
         self._offset, self._number = 0, 1
+        self._layout = LAYOUT
 
     def __enter__(self) -> LineFile:
         return self
@@ -61,10 +64,10 @@ class LineFile:
     ) -> None:
         self._file.close()
 
-    def seek(self, offset: int, number: int) -> None:
-        """Go to the line `number`, which begins at `offset`."""
+    def seek(self, offset: int, number: int, layout: int) -> None:
+        """Go to the line `number`, which begins at `offset`, in an export of a layout."""
         self._file.seek(offset)
-        self._offset, self._number = offset, number
+        self._offset, self._number, self._layout = offset, number, layout
 
     def runs(self) -> list[FoundRun]:
         """Return the runs in the file. Raises UsageError, with the number of the line, for an invalid file."""
@@ -81,9 +84,9 @@ class LineFile:
                 continue
             if not isinstance(line, RunLine):
                 raise self._wrong("belongs to no run: the line of a run comes before its jobs and attempts")
-            self.seek(offset, number)
+            self.seek(offset, number, self._layout)
             digest = digest_of(map(canonical, self.lines_of_run()))
-            found.append(FoundRun(self, offset, number, line, digest))
+            found.append(FoundRun(self, offset, number, self._layout, line, digest))
 
     def lines_of_run(self) -> Iterator[Line]:
         """Yield the lines of the run that begins at the current line. Raises UsageError for an unexpected line."""
@@ -122,9 +125,12 @@ class LineFile:
         self._offset += len(data)
         self._number += 1
         try:
-            return decode(data)
+            line = decode(data, self._layout)
         except ValueError as error:
             raise self._wrong(str(error)) from None
+        if isinstance(line, Head):
+            self._layout = line.layout
+        return line
 
     def _wrong(self, problem: str) -> UsageError:
         """Return an error about the line read last."""
@@ -180,10 +186,10 @@ def _seekable(path: Path) -> BinaryIO:
     if file.seekable():
         return file
     with file:
-        return _spooled(file)
+        return _copied(file)
 
 
-def _spooled(source: BinaryIO) -> BinaryIO:
+def _copied(source: BinaryIO) -> BinaryIO:
     # The file is read twice: for the check, and for the import.
     file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the LineFile
     shutil.copyfileobj(source, file)

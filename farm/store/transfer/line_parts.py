@@ -63,11 +63,11 @@ class ToolchainLine(Row, frozen=True, omit_defaults=True):
     """Toolchain of a run, as `farm.store.view.RunToolchain`."""
 
     name: Name = ""
-    line: Name = ""
+    branch: Name = ""
     private: bool = False
     commit: Word = ""
     dirty: bool = False
-    branch: Name = ""
+    git_branch: Name = ""
     subject: Name = ""
     committed_ms: Time = 0
     before: Word = ""
@@ -78,7 +78,9 @@ class ToolchainLine(Row, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         texts = (one.subject for one in self.since)
         hashes = (one.hash for one in self.since)
-        require_printable(self.name, self.line, self.commit, self.branch, self.subject, self.before, *texts, *hashes)
+        require_printable(
+            self.name, self.branch, self.commit, self.git_branch, self.subject, self.before, *texts, *hashes
+        )
 
     @property
     def toolchain(self) -> RunToolchain:
@@ -86,7 +88,7 @@ class ToolchainLine(Row, frozen=True, omit_defaults=True):
         return msgspec.convert(msgspec.to_builtins(self), RunToolchain)
 
 
-class StaleLine(Row, frozen=True):
+class SkippedLine(Row, frozen=True):
     """Reason to skip a job, as `farm.store.view.SkipReason`."""
 
     reason: Text

@@ -31,7 +31,7 @@ from farm.store.transfer.line_parts import (
     RunId,
     Sha256,
     ShortWord,
-    StaleLine,
+    SkippedLine,
     ToolchainLine,
     Word,
     all_of,
@@ -40,12 +40,9 @@ from farm.store.transfer.line_parts import (
 from farm.store.values import Count, Key, LongText, Seconds, Text, Time
 from farm.suites.suite import Case, Job, Target
 
-LAYOUT = 3
-"""Version of the layout, the first with names of outputs; newer versions are refused."""
-SECOND_LAYOUT = 2
-"""First layout with toolchains, names and nights of runs, hashes of programs, and counters without a direction."""
-FIRST_LAYOUT = 1
-"""Layout for runs without any of the newer facts, which an older farm can read."""
+LAYOUT = 4
+"""Version of the layout. Newer versions are refused; lines of older ones have other names of members, in `_RENAMED`."""
+_RENAMED_IN = 4
 LINE_LIMIT = 2**26
 """Most bytes of a line: room for an attempt at all limits of the store, with three million samples."""
 _MOST_COMMAS = 2**22
@@ -79,11 +76,11 @@ class RunLine(Row, frozen=True, tag_field="kind", tag="run"):
     """Number of following lines of attempts, after the jobs."""
     toolchain: ToolchainLine | None = None
     name: Name | None = None
-    night: Word | None = None
+    nightly_run: Word | None = None
     """Id of the nightly run of which this run is a cell."""
 
     def __post_init__(self) -> None:
-        require_printable(self.user, self.host, self.name or "", self.night or "")
+        require_printable(self.user, self.host, self.name or "", self.nightly_run or "")
         if not self.id.startswith(values.run_id_time(self.started_ms)):
             raise ValueError(f"the id {self.id} does not name the time at which it began")
 
@@ -108,7 +105,7 @@ class JobLine(Row, frozen=True, tag_field="kind", tag="job"):
     fallback_ops: Counts | None
     operators: Counts | None
     judged_by: Sha256 | None
-    stale: StaleLine | None
+    skipped: SkippedLine | None
     program_hash: Sha256 | None = None
 
     def __post_init__(self) -> None:
@@ -126,9 +123,9 @@ class JobLine(Row, frozen=True, tag_field="kind", tag="job"):
     def row(self) -> dict[str, Any]:
         """Nullable columns of `run_job` with a value."""
         names = ("build_seconds", "cached", "bundle_key", "fallback_ops", "operators", "judged_by", "program_hash")
-        stale = None if self.stale is None else msgspec.to_builtins(self.stale)
+        skipped = None if self.skipped is None else msgspec.to_builtins(self.skipped)
         # An omitted column is NULL; None in a column of JSON would be JSON's null.
-        row = {**{name: getattr(self, name) for name in names}, "stale": stale}
+        row = {**{name: getattr(self, name) for name in names}, "skipped": skipped}
         return {name: value for name, value in row.items() if value is not None}
 
 
@@ -177,8 +174,12 @@ class AttemptLine(_AttemptColumns, kw_only=True, frozen=True, tag_field="kind", 
         return all_of(ArtifactRecord, self.artifacts)
 
 
-_NEWER = frozenset({"toolchain", "program_hash", "name", "night"})
-"""Fields that lines have since layout 2, left out without a value."""
+_OPTIONAL = frozenset({"toolchain", "program_hash", "name", "nightly_run"})
+"""Members that lines without a value leave out."""
+_RENAMED = {"night": "nightly_run", "stale": "skipped"}
+"""Members of runs and jobs in layouts before `_RENAMED_IN`."""
+_RENAMED_OF_TOOLCHAIN = {"branch": "git_branch", "line": "branch"}
+"""Members of a run's toolchain in these layouts."""
 
 Line = Head | RunLine | JobLine | AttemptLine
 
@@ -186,8 +187,7 @@ Line = Head | RunLine | JobLine | AttemptLine
 def encode(kind: type[msgspec.Struct], facts: Mapping[str, Any]) -> bytes:
     """Return `facts` as a line of a kind, without the line end. Floats keep all their significant digits."""
     builtins = msgspec.to_builtins({name: facts[name] for name in kind.__struct_fields__})
-    # Older farms refuse unknown fields.
-    builtins = {name: value for name, value in builtins.items() if name not in _NEWER or value is not None}
+    builtins = {name: value for name, value in builtins.items() if name not in _OPTIONAL or value is not None}
     for comparison in builtins.get("comparisons", ()):
         if not comparison["name"]:
             del comparison["name"]
@@ -200,8 +200,8 @@ def encode(kind: type[msgspec.Struct], facts: Mapping[str, Any]) -> bytes:
     return plain_json(msgspec.json.encode({"kind": kind.__struct_config__.tag, **row}))
 
 
-def decode(data: bytes) -> Line:
-    """Return a decoded line. Raises ValueError, with a message of one line, for an invalid line."""
+def decode(data: bytes, layout: int = LAYOUT) -> Line:
+    """Return a decoded line of a layout. Raises ValueError, with a message of one line, for an invalid line."""
     if len(data) > LINE_LIMIT:
         raise ValueError(
             f"has more than {LINE_LIMIT >> 20} MiB, more than any line of an export: is a line end missing?"
@@ -209,7 +209,7 @@ def decode(data: bytes) -> Line:
     if data.count(b",") > _MOST_COMMAS:
         raise ValueError(f"has more than {_MOST_COMMAS:,} values, more than any line of an export")
     try:
-        line: Line = msgspec.json.decode(data, type=Line)
+        line: Line = msgspec.json.decode(data if layout >= _RENAMED_IN else _renamed(data), type=Line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         _refuse_newer(data)
         hint = ": update farm if a newer one wrote it" if "unknown field" in str(error) else ""
@@ -223,6 +223,20 @@ def canonical(line: Line) -> bytes:
     if isinstance(line, AttemptLine):
         facts["measurements"] = [measured.measurement for measured in line.measurements]
     return encode(type(line), facts)
+
+
+class _AnyLine(msgspec.Struct, frozen=True):
+    kind: Any = None
+
+
+def _renamed(data: bytes) -> bytes:
+    """Return a line of an older layout with the names of today. Lines of attempts, the long ones, stay as they are."""
+    if msgspec.json.decode(data, type=_AnyLine).kind not in {"run", "job"}:
+        return data
+    row = {_RENAMED.get(name, name): value for name, value in msgspec.json.decode(data).items()}
+    if isinstance(toolchain := row.get("toolchain"), dict):
+        row["toolchain"] = {_RENAMED_OF_TOOLCHAIN.get(name, name): value for name, value in toolchain.items()}
+    return msgspec.json.encode(row)
 
 
 class _AnyHead(msgspec.Struct, frozen=True, tag_field="kind", tag="farm-export"):

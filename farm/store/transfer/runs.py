@@ -11,17 +11,15 @@ from sqlalchemy import Connection, Row, select
 from farm import __version__
 from farm.base.errors import UsageError
 from farm.base.exit_codes import ENDED_EARLY
-from farm.results.attempt import Attempt, Direction
+from farm.results.attempt import Attempt
 from farm.store import rows, schema, values
 from farm.store.details import artifact_of
 from farm.store.queries.runs import attempts_of, devices_of, jobs_of
 from farm.store.records import ArtifactRecord
-from farm.store.statements import chunks, statement
+from farm.store.statements import statement
 from farm.store.toolchains import toolchain_columns, toolchain_of
 from farm.store.transfer.lines import (
-    FIRST_LAYOUT,
     LAYOUT,
-    SECOND_LAYOUT,
     AttemptLine,
     Head,
     JobLine,
@@ -59,11 +57,8 @@ class Transfer:
 
     def export(self, run_ids: Iterable[str]) -> Iterator[bytes]:
         """Yield runs as lines with line ends; a single run at a time is in memory, without an open transaction."""
-        chosen = list(run_ids)
-        with self._database.reading() as connection:
-            layout = _layout(connection, chosen)
-        yield encode(Head, {"layout": layout, "farm": __version__}) + b"\n"
-        for run_id in chosen:
+        yield encode(Head, {"layout": LAYOUT, "farm": __version__}) + b"\n"
+        for run_id in run_ids:
             # A reader of the lines may be slow, or stop; a transaction must not wait for it.
             for line in _lines(self._recorded(run_id)):
                 yield line + b"\n"
@@ -166,12 +161,13 @@ def _lines(recorded: _RecordedRun | None) -> Iterator[bytes]:
         "attempts": len(attempts),
         "toolchain": toolchain_of(run) or None,
         "name": run.run_name or None,
-        "night": run.run_night or None,
+        "nightly_run": run.run_nightly or None,
     }
     yield encode(RunLine, facts)
     for job in jobs:
-        stale = msgspec.to_builtins(msgspec.convert(job.stale, SkipReason | None))
-        facts = {**job._mapping, "id": job.name, "case": values.case_of(job.name), "stale": stale}  # noqa: SLF001 - as above
+        skipped = msgspec.to_builtins(msgspec.convert(job.skipped, SkipReason | None))
+        named = {"id": job.name, "case": values.case_of(job.name), "skipped": skipped}
+        facts = {**job._mapping, **named}  # noqa: SLF001 - as above
         yield encode(JobLine, facts)
     places = {row.id: place for place, row in enumerate(devices)}
     artifacts: dict[int, list[ArtifactRecord]] = {}
@@ -192,37 +188,6 @@ def _lines(recorded: _RecordedRun | None) -> Iterator[bytes]:
 _DEVICE = ("serial", "soc", "kind", "build")
 
 
-def _layout(connection: Connection, run_ids: list[str]) -> int:
-    """Return the oldest layout that can express all facts of runs."""
-    run, run_job = schema.run.c, schema.run_job.c
-    parts = list(chunks(run_ids))
-    for part in parts:
-        named = (
-            select(schema.comparison.c.attempt_id)
-            .join(schema.attempt, schema.attempt.c.id == schema.comparison.c.attempt_id)
-            .join(schema.run_job, run_job.id == schema.attempt.c.run_job_id)
-            .where(run_job.run_id.in_(part), schema.comparison.c.output_name != "")
-        )
-        if connection.scalar(named.limit(1)) is not None:
-            return LAYOUT
-    for part in parts:
-        found = connection.execute(select(schema.run).where(run.id.in_(part)))
-        if any(toolchain_of(row) or row.run_name or row.run_night for row in found):
-            return SECOND_LAYOUT
-        hashed = select(run_job.id).where(run_job.run_id.in_(part), run_job.program_hash.is_not(None))
-        # Older farms give every counter a direction.
-        neutral = (
-            select(schema.counter.c.series_id)
-            .join(schema.series)
-            .join(schema.attempt, schema.attempt.c.id == schema.counter.c.attempt_id)
-            .join(schema.run_job, run_job.id == schema.attempt.c.run_job_id)
-            .where(run_job.run_id.in_(part), schema.series.c.direction == Direction.NONE)
-        )
-        if any(connection.scalar(known.limit(1)) is not None for known in (hashed, neutral)):
-            return SECOND_LAYOUT
-    return FIRST_LAYOUT
-
-
 def _insert_run(connection: Connection, run: RunLine) -> bool:
     """Insert a run; return False if the store has a run of its id."""
     facts_hash = values.fingerprint_hash(run.fingerprint)
@@ -240,7 +205,7 @@ def _insert_run(connection: Connection, run: RunLine) -> bool:
         **rows.run_kinds(run.command, run.fingerprint),
         **toolchain_columns(RunToolchain() if run.toolchain is None else run.toolchain.toolchain),
         "run_name": run.name or "",
-        "run_night": run.night or "",
+        "run_nightly": run.nightly_run or "",
         "run_began": run.exit_code not in ENDED_EARLY or run.attempts > 0,
     }
     return rows.insert_new(connection, schema.run, row) is not None

@@ -1,7 +1,7 @@
-"""A multiple choice task in the YAML of lm-eval (EleutherAI's lm-evaluation-harness 0.4), read without it. Torch-free.
+"""Multiple choice task in the YAML of lm-eval (EleutherAI's lm-evaluation-harness 0.4), read by farm. Torch-free.
 
-No code of a task runs, and nothing is downloaded. What of the format would change a number, and is not here, is refused
-by its name; what would not is in _WITHOUT_EFFECT.
+No code of a task runs, and nothing is downloaded. An unsupported key that could change a number is refused by its name;
+keys without an effect are in _WITHOUT_EFFECT.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TaskFile(msgspec.Struct, frozen=True):
 
     path: Path
     files: tuple[Path, ...]
-    """All that decides of it: the YAML files, and the data."""
+    """Files that decide the result: the YAML files and the data."""
     data: tuple[Path, ...]
     doc_to_text: str
     doc_to_choice: Any
@@ -66,14 +66,18 @@ def read_task(path: Path) -> TaskFile:
         raise ConfigError(path, "output_type", problem)
     for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
         if table.get(key) is None:
-            raise ConfigError(path, key, "is missing: what a question is, its choices, and the right one")
+            raise ConfigError(
+                path,
+                key,
+                "is missing: a task names its questions, choices and right choices by the keys doc_to_...",
+            )
     for key, wanted in (
         ("doc_to_text", str),
         ("doc_to_choice", (str, list, dict)),
         ("doc_to_target", (str, int, list)),
     ):
         if not isinstance(table[key], wanted):
-            raise ConfigError(path, key, f"is {table[key]!r}, expected a column, a template, or what is meant itself")
+            raise ConfigError(path, key, f"is {table[key]!r}, expected a column, a template, or the value itself")
     for key in ("target_delimiter", "description"):
         if not isinstance(table.get(key, ""), str):
             raise ConfigError(path, key, f"is {table[key]!r}, expected a text")
@@ -119,7 +123,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _with_includes(path: Path, including: tuple[Path, ...]) -> tuple[dict[str, Any], tuple[Path, ...]]:
     """Return the keys of `path` over the keys of its included files, whose first file overrides the others."""
     if path.resolve() in including or len(including) > _MOST_INCLUDES:
-        raise ConfigError(path, "include", "includes what includes it: that never ends")
+        raise ConfigError(path, "include", "the files include each other in a circle")
     own = _read_yaml(path)
     named = own.pop("include", None) or []
     merged: dict[str, Any] = {}

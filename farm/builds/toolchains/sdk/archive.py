@@ -70,9 +70,9 @@ def unpack(archive: Path, folder: Path, prefix: str, most_bytes: int) -> None:
 
 def check_sdk(folder: Path, version: str) -> None:
     """Raise InfraError unless `folder` has the SDK of `version` for this machine, with each library in its place."""
-    said = _version_in(folder)
-    if said != version:
-        raise refused(f"its sdk.yaml says version {one_line(said, 80) or 'nothing'}, and {version} was fetched")
+    actual = _version_in(folder)
+    if actual != version:
+        raise refused(f"its sdk.yaml says version {one_line(actual, 80) or 'nothing'}, and {version} was fetched")
     missing = [name for name in _NEEDED if not (folder / "lib" / TARGET / name).is_file()]
     if missing:
         raise refused(f"it has no lib/{TARGET}/{missing[0]}")

@@ -115,9 +115,9 @@ def _licence(url: str, version: str) -> str:
         raise InfraError(f"{place} is missing: the repository is incomplete") from None
     _require_checksum(place, data)
     pom = _parse(data, place)
-    said = tuple(_text(pom, name) for name in ("groupId", "artifactId", "version", "packaging"))
-    if said != (_GROUP, _ARTIFACT, version, "aar"):
-        raise InfraError(f"{place} describes {one_line(':'.join(said), 200)}, expected {MAVEN}:{version}:aar")
+    described = tuple(_text(pom, name) for name in ("groupId", "artifactId", "version", "packaging"))
+    if described != (_GROUP, _ARTIFACT, version, "aar"):
+        raise InfraError(f"{place} describes {one_line(':'.join(described), 200)}, expected {MAVEN}:{version}:aar")
     texts = [
         " ".join(filter(None, (_text(one, "name"), _text(one, "url"))))
         for one in pom.iter()

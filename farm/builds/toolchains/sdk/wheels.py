@@ -100,10 +100,10 @@ def _make(cache_dir: Path, wheel: str) -> tuple[Path, str]:
         logger.info("fetching %s %s, about %s MB", WHEEL, wheel, WHEEL_MB)
         packed = pip_download(f"{WHEEL}=={wheel}", "", [], scratch)
         libraries = scratch / "sdk" / "lib" / TARGET
-        said = _unpack(packed, scratch / "sdk")
+        unpacked = _unpack(packed, scratch / "sdk")
         check_machines(libraries.parent)
         version = library_version(cache_dir, libraries / LIBRARY).removeprefix("v")
-        expected = KNOWN_WHEELS.get(wheel, said)
+        expected = KNOWN_WHEELS.get(wheel, unpacked)
         if not version or not is_version(version, expected):
             raise InfraError(f"{packed.name} has QNN {version or 'without a version'}, expected {expected}")
         about = f"# The libraries of {origin} for this machine.\nversion: {version}\n"

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.dispatch.cluster.agent.builds import BuildHost
     from farm.dispatch.cluster.delivery.worker import MessageDelivery
-    from farm.dispatch.cluster.nights import NightStarter
+    from farm.dispatch.cluster.nightly_starter import NightlyStarter
     from farm.dispatch.messages import DeviceProcess
     from farm.store.store import Store
 
@@ -105,7 +105,7 @@ class HostAgent:
         self._ending = threading.Event()
         self._stack = contextlib.ExitStack()
         self._build_host: BuildHost | None = None
-        self._nights: NightStarter | None = None
+        self._nightly_runs: NightlyStarter | None = None
         self._delivery: MessageDelivery | None = None
 
     def run(self) -> None:
@@ -127,8 +127,8 @@ class HostAgent:
             self._store: Store = self._stack.enter_context(store)
             if (self._has_devices or self._config.agent.nights) and not self._store.cluster.may_lease:
                 raise UsageError(
-                    f"{self._store.user} may only build: start the agent with --build --no-devices and without nights, "
-                    "or let the login be a member of the group of agents (docs/guides/three_hosts.md, 'Roles')"
+                    f"{self._store.user} may only build: start the agent with --build --no-devices and without nightly "
+                    "runs, or let the login be a member of the group of agents (docs/guides/three_hosts.md, 'Roles')"
                 )
             self._supervisor = self._stack.enter_context(Supervisor())
             self._folder = self._stack.enter_context(AgentFolder(self._config.state_dir / "agent" / self.name))
@@ -185,9 +185,9 @@ class HostAgent:
         self._announcer = Announcer(self._config, self._store)
         self._host_devices = HostDevices(self._config, self._store, self._supervisor, self._find)
         if self._config.agent.nights:
-            from farm.dispatch.cluster.nights import NightStarter
+            from farm.dispatch.cluster.nightly_starter import NightlyStarter
 
-            self._nights = NightStarter(self._config, self._store)
+            self._nightly_runs = NightlyStarter(self._config, self._store)
         if self._builds:
             from farm.dispatch.cluster.agent.builds import BuildHost
 
@@ -211,8 +211,8 @@ class HostAgent:
         self._heartbeats.begin(agent)
         if self._build_host is not None:
             self._build_host.begin(agent)
-        if self._nights is not None:
-            self._nights.begin(agent)
+        if self._nightly_runs is not None:
+            self._nightly_runs.begin(agent)
         if agent.may_lease:
             self._begin_delivery()
         kinds = f"{len(self._runners)} devices" if self._has_devices else "no devices"
@@ -226,7 +226,7 @@ class HostAgent:
         from farm.dispatch.cluster.delivery.recovery import recover
         from farm.dispatch.cluster.delivery.worker import MessageDelivery
 
-        periodic = self._nights.periodic() if self._nights is not None else ()
+        periodic = self._nightly_runs.periodic() if self._nightly_runs is not None else ()
         ttl_s, is_stable = self._config.leases.ttl_s, self._heartbeats.is_stable
         recover_work = partial(recover, self._store, ttl_s=ttl_s, is_stable=is_stable)
         self._delivery = MessageDelivery(self._store, recover=recover_work, ttl_s=ttl_s, periodic=periodic)
@@ -271,8 +271,8 @@ class HostAgent:
         self._drainer.start()
 
     def _drain_others(self) -> None:
-        if self._nights is not None:
-            self._nights.stop()
+        if self._nightly_runs is not None:
+            self._nightly_runs.stop()
         if self._build_host is not None:
             self._build_host.drain()
         self._dispatcher.post(lambda: None)
@@ -375,8 +375,8 @@ class HostAgent:
             thread.start()
         if self._build_host is not None:
             self._build_host.stop(put_back=not is_replaced)
-        if self._nights is not None:
-            self._nights.stop()
+        if self._nightly_runs is not None:
+            self._nightly_runs.stop()
         if self._delivery is not None:
             self._delivery.stop(2.0)
         for thread in closing:

@@ -83,7 +83,7 @@ class HostToolchains:
 
     def _publish(self) -> None:
         by_id: dict[str, Toolchain] = {}
-        told: list[OfferedToolchain] = []
+        known: list[OfferedToolchain] = []
         for name, tools in self._tools.items():
             for one in offered(name, tools.versions):
                 if recipe_now(one.backend) != recipe_digest(one.backend):
@@ -93,8 +93,8 @@ class HostToolchains:
                     )
                     self._warn_once(one.backend, problem)
                 elif by_id.setdefault(one.id, tools) is tools:
-                    told.append(one)
-        self._by_id, self._offered = by_id, tuple(told)
+                    known.append(one)
+        self._by_id, self._offered = by_id, tuple(known)
 
     def _look_at(self, name: str) -> Toolchain | None:
         from farm.builds.toolchains.prepare import prepare

@@ -121,7 +121,7 @@ class Wanted:
         With `wait`, an SoC without a living host is no error. Raises NoDeviceError, UnknownNameError.
         """
         end_s = time.monotonic() + (wait_s or 0.0)
-        said = False
+        logged = False
         while True:
             lacking, refused = self._look()
             if not lacking or wait:
@@ -135,8 +135,8 @@ class Wanted:
                     logger.warning("no %s came within %s: their jobs are left out", names, duration(wait_s))
                     return lacking
                 raise NoDeviceError(_words(lacking, refused))
-            if not said:
-                said = True
+            if not logged:
+                logged = True
                 logger.info("waiting up to %s: %s", duration(wait_s or 0.0), _words(lacking, refused))
             time.sleep(min(_LOOK_SECONDS, left))
 

@@ -20,7 +20,7 @@ _KEPT_HOURS = 1.0
 def recover(store: Store, *, ttl_s: float, is_stable: Callable[[], bool] = always_stable) -> bool:
     """Put back the shards and builds of dead agents and workers, and defer jobs that are missing.
 
-    Any number of agents may mend at once. Returns whether any run goes on. `ttl_s` and `is_stable` as in
+    Any number of agents may recover at once. Returns whether any run goes on. `ttl_s` and `is_stable` as in
     `AbandonedWork.recover`. Raises StoreError.
     """
     recovered = store.cluster.recover(ttl_s=ttl_s, is_stable=is_stable)

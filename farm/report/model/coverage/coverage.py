@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 
-WORST_FIRST = (
-    Outcome.FAILED, Outcome.INFRA, Outcome.NOT_TESTED, Outcome.NOT_RUN, Outcome.SKIPPED, Outcome.KNOWN, Outcome.PASSED
-)  # fmt: skip
-"""States of a job, the worst first.
-
-A result is outdated when its case has changed since, or when a newer run did not execute the job.
-"""
-
-
 class CoveredJob(msgspec.Struct, frozen=True):
     """Job of the table."""
 
@@ -59,7 +50,7 @@ class CoverageCell(msgspec.Struct, frozen=True):
         states = {item.state for item in self.items}
         if self.in_passing and Outcome.PASSED in states:
             return Outcome.PASSED
-        return next((state for state in WORST_FIRST if state in states), None)
+        return next((state for state in Outcome if state in states), None)
 
     @property
     def count(self) -> int:
@@ -112,7 +103,7 @@ class Coverage(msgspec.Struct, frozen=True):
     def counts(self) -> dict[Outcome, int]:
         """Return the number of jobs by state, for every state."""
         counted = Counter(item.state for item in self.items)
-        return {state: counted[state] for state in WORST_FIRST}
+        return {state: counted[state] for state in Outcome}
 
     @property
     def uncovered(self) -> tuple[CoverageRow, ...]:
@@ -122,7 +113,7 @@ class Coverage(msgspec.Struct, frozen=True):
     def reasons(self) -> dict[tuple[Outcome, str], tuple[CoveredJob, ...]]:
         """Return all jobs except passed and not-run ones by state and reason, the worst first."""
         found: dict[tuple[Outcome, str], list[CoveredJob]] = {}
-        for state in WORST_FIRST:
+        for state in Outcome:
             for item in self.items:
                 if item.state is state and state not in {Outcome.PASSED, Outcome.NOT_RUN}:
                     found.setdefault((state, item.reason), []).append(item)
@@ -251,9 +242,9 @@ def _state(result: JobResult, version: str | None) -> tuple[Outcome, str]:
     outcome = outcome_of(attempt)
     was = "was a known issue" if outcome is Outcome.KNOWN else outcome.value
     if result.newer_run:
-        return Outcome.NOT_TESTED, f"{was}, but a newer run did not come to it"
+        return Outcome.OUTDATED, f"{was}, but a newer run did not come to it"
     if version is not None and version != result.result.case_version:
-        return Outcome.NOT_TESTED, f"{was}, but the case has changed since"
+        return Outcome.OUTDATED, f"{was}, but the case has changed since"
     reason = attempt.known_issue or attempt.reason
     if attempt.verdict != "passed" and attempt.stage is Stage.BUILD:
         reason = f"does not compile: {reason}"

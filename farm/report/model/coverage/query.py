@@ -35,13 +35,13 @@ def read_coverage(
     backend: str,
     names: Sequence[str],
     refs: Sequence[str],
-    line: str | None = None,
+    branch: str | None = None,
 ) -> tuple[Coverage, list[str]]:
     """Return the table of a SoC and backend, and the facts that its results depend on.
 
     `names` are suites, `refs` runs. Without runs the table has the newest result of every job in a branch; without
     suites it covers the suites of the runs, or of single operators. Without `soc_name` the SoC is the only one with
-    jobs in these. `line` has the meaning of `StatusReader.line_to_show`. Raises UsageError for unknown names, and
+    jobs in these. `branch` has the meaning of `StatusReader.branch_to_show`. Raises UsageError for unknown names, and
     MissingToolError without ExecuTorch.
     """
     if runs_on_cpu(backend):
@@ -56,7 +56,7 @@ def read_coverage(
     if names:
         planned = [job for job in planned if _suite_of(job) in {suite.name for suite in suites}]
     jobs: tuple[Job, ...] = plan(suites, [soc], backend) if suites else ()
-    chosen = store.status.line_to_show(line)
+    chosen = store.status.branch_to_show(branch)
     shown = {job.job_id: job for job in (*map(listed, jobs), *planned)}
     results = {found.result.job_id: found for found in store.status.job_results(shown, run_ids, chosen)}
     tools = store.history.fingerprints(found.fingerprint for found in results.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
 from pathlib import Path
@@ -24,7 +25,7 @@ from farm.store.rows import now_ms
 from farm.store.schema import REVISION
 from farm.store.store import Store, open_store
 from farm.store.toolchains import COMMITS_LIMIT
-from farm.store.view import RunCommit, RunToolchain
+from farm.store.view import RunCommit, RunToolchain, SkipReason
 from farm.suites.suite import Job
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def night(
         samples = tuple(value * 1e6 * share for share in (0.99, 1.0, 1.01))
         size = Measurement("pte_size", "bytes", Direction.LOWER, (round(1000 * value),), exact=True)
         measured = (Measurement("latency", "ns", Direction.LOWER, samples), size)
-        bundle = key or f"{toolchain.line}{toolchain.private}".encode().hex().ljust(64, "0")
+        bundle = key or f"{toolchain.branch}{toolchain.private}".encode().hex().ljust(64, "0")
         store.record_build(run_id, job.id, seconds=3 * value, cached=False, bundle_key=bundle, program="c" * 64)
         attempt = make.attempt(
             job, verdict=verdict, started_ms=started_ms + number, measurements=measured, bundle_key=bundle,
@@ -80,12 +81,12 @@ def test_two_lines_are_two_histories(store: Store, make: type[Make]) -> None:
     job = make.job("conv")
     default = quiet(store, make, RunToolchain(), job, 1.0, 30)
     main = quiet(store, make, MAIN, job, 2.0, 29.5)
-    # Twice as long as the runs right before it, and as ever in its line.
+    # Twice as long as the runs right before it, and as ever in its branch.
     assert store.alerts.of_run(main[-1]) == store.alerts.of_run(default[-1]) == []
 
     assert {point.run_id for point in store.history.points(job.id)} == set(default)
-    assert {point.run_id for point in store.history.points(job.id, line="main")} == set(main)
-    assert {point.run_id for point in store.history.points(job.id, line=None)} == {*default, *main}
+    assert {point.run_id for point in store.history.points(job.id, branch="main")} == set(main)
+    assert {point.run_id for point in store.history.points(job.id, branch=None)} == {*default, *main}
     assert [(one.metric, one.median) for one in levels(store, job.id, None, ["latency"])] == [("latency", 1e6)]
     [level] = levels(store, job.id, None, ["latency"], "main")
     assert (level.median, level.runs, level.enough) == (2e6, 10, True)
@@ -103,7 +104,7 @@ def test_two_lines_are_two_histories(store: Store, make: type[Make]) -> None:
     assert store.status.of_run(main[-1]).jobs[0].before.run_id == main[-2]  # type: ignore[union-attr]
     trend = store.history.background(main[-1]).trends[job.id][0]
     assert [point.run_id for point in trend.points] == main
-    [found] = store.status.job_results([job.id], line="main")
+    [found] = store.status.job_results([job.id], branch="main")
     assert found.result.run_id == main[-1]
     assert store.selection.expected([job.id], "hardware")[job.id].run_seconds == 1.0
     assert store.selection.expected([job.id], "hardware", "main")[job.id].run_seconds == 2.0
@@ -121,20 +122,20 @@ def test_commits_of_a_line_are_one_series_and_a_regression_is_of_the_line(store:
     job = make.job("conv")
     replace = msgspec.structs.replace
     runs = [night(store, make, 20 - n, replace(MAIN, commit=f"{n:040x}"), (job, Verdict.PASSED, 1.0)) for n in range(9)]
-    for line in ("", "release"):
-        night(store, make, 5, RunToolchain(line, line), (job, Verdict.PASSED, 3.0))
+    for branch in ("", "release"):
+        night(store, make, 5, RunToolchain(branch, branch), (job, Verdict.PASSED, 3.0))
     worse = night(store, make, 1, replace(MAIN, commit="f" * 40), (job, Verdict.PASSED, 1.5))
     found = {one.metric: one for one in store.alerts.of_run(worse)}
     assert found["latency"].last_good == runs[0]
-    assert found["pte_size"].line == "main"
-    assert [one.metric for one in store.alerts.open(line="main")] == ["pte_size"]
-    assert store.alerts.open(line="") == store.alerts.open(line="release") == []
-    assert [one.metric for one in read_status(store, line="main").regressions] == ["pte_size"]
-    assert read_status(store, line="default").regressions == ()
+    assert found["pte_size"].branch == "main"
+    assert [one.metric for one in store.alerts.open(branch="main")] == ["pte_size"]
+    assert store.alerts.open(branch="") == store.alerts.open(branch="release") == []
+    assert [one.metric for one in read_status(store, branch="main").regressions] == ["pte_size"]
+    assert read_status(store, branch="default").regressions == ()
     assert [one.metric for one in read_status(store).regressions] == ["pte_size"], "a night is that of all lines"
 
     # A user accepts the change, for this branch alone.
-    done = accept(store, job.id, None, (), None, user="ada", note="a better rounding", line="main")
+    done = accept(store, job.id, None, (), None, user="ada", note="a better rounding", branch="main")
     assert {one.metric for one in done} == {"latency", "pte_size"}
     assert store.alerts.open() == []
     with pytest.raises(UsageError, match=f"run {worse} is of branch main: name it with --branch main"):
@@ -149,7 +150,7 @@ def test_flaky_in_one_line_is_not_flaky_in_another(store: Store, make: type[Make
         night(store, make, 19.5 - n, MAIN, (job, verdicts[n % 2], 1.0), key="b" * 64)
     reliability = store.history.reliability
     assert reliability([job.id], "hardware")[job.id].reliability is Reliability.STEADY
-    assert reliability([job.id], "hardware", line="main")[job.id].reliability is Reliability.NEWLY_FLAKY
+    assert reliability([job.id], "hardware", branch="main")[job.id].reliability is Reliability.NEWLY_FLAKY
 
 
 def test_a_private_run_is_compared_with_its_line_and_raises_no_alert(store: Store, make: type[Make]) -> None:
@@ -159,16 +160,16 @@ def test_a_private_run_is_compared_with_its_line_and_raises_no_alert(store: Stor
     comparison = record_comparison(store, mine)
     assert comparison.summary_lines() == [
         f"1 deterministic metric changed: 'farm report {mine}' shows what got worse",
-        f"1 number looks different from its line: 'farm perf confirm --run {mine}' measures again",
+        f"1 number looks different from its branch: 'farm perf confirm --run {mine}' measures again",
     ]
     found = {one.metric: one for one in store.alerts.of_run(mine)}
     assert found["pte_size"].last_good == main[-1]
     assert found["pte_size"].private is True
-    assert store.alerts.open() == store.alerts.open(line="main") == []
+    assert store.alerts.open() == store.alerts.open(branch="main") == []
     assert [point.run_id for point in store.history.background(mine).trends[job.id][0].points] == [*main, mine]
     assert store.status.of_run(mine).jobs[0].before.run_id == main[-1]  # type: ignore[union-attr]
     with pytest.raises(UsageError, match=f"run {mine} was only compared with branch main"):
-        accept(store, job.id, None, (), mine, user="ada", note="x", line="main")
+        accept(store, job.id, None, (), mine, user="ada", note="x", branch="main")
     # A job's last failure in a local run is reported to the user of that run alone.
     night(store, make, 0.5, MINE, (job, Verdict.FAILED, 1.5), user="ada")
     failed_last = store.selection.failed_last
@@ -176,25 +177,25 @@ def test_a_private_run_is_compared_with_its_line_and_raises_no_alert(store: Stor
     assert failed_last([job.id], "hardware", "ada", "main") == set()
 
 
-def answers(store: Store, jobs: list[Job], line: str, runs: list[str]) -> dict[str, Any]:
-    """Return all that can be asked about a line."""
+def answers(store: Store, jobs: list[Job], branch: str, runs: list[str]) -> dict[str, Any]:
+    """Return all that can be asked about a branch."""
     names = [job.id for job in jobs]
-    pasts = [msgspec.to_builtins(past) for past in store.history.pasts_of_jobs("*", line=line)]
-    status = read_status(store, line=line or "default")
+    pasts = [msgspec.to_builtins(past) for past in store.history.pasts_of_jobs("*", branch=branch)]
+    status = read_status(store, branch=branch or "default")
     return {
         "status": msgspec.to_builtins(status),
-        "points": msgspec.to_builtins(store.history.points("*", limit=100, line=line)),
+        "points": msgspec.to_builtins(store.history.points("*", limit=100, branch=branch)),
         "pasts": repr(pasts),
-        "levels": repr(levels(store, "*", None, (), line)),
-        "reliability": store.history.reliability(names, "hardware", line=line),
-        "red": store.history.reliability(names, "hardware", runs[-1], failed_of_late=True, line=line),
-        "open": repr(store.alerts.open(line=line)),
-        "steps": repr(store.alerts.of_jobs(names, line)),
-        "expected": store.selection.expected(names, "hardware", line),
-        "failed": store.selection.failed_last(names, "hardware", "ci", line),
-        "results": store.status.job_results(names, line=line),
-        "shown": (store.status.run_to_show(line), store.status.unfinished_runs(line)),
-        "latest": store.runs.resolve(f"latest@{line or 'default'}"),
+        "levels": repr(levels(store, "*", None, (), branch)),
+        "reliability": store.history.reliability(names, "hardware", branch=branch),
+        "red": store.history.reliability(names, "hardware", runs[-1], failed_of_late=True, branch=branch),
+        "open": repr(store.alerts.open(branch=branch)),
+        "steps": repr(store.alerts.of_jobs(names, branch)),
+        "expected": store.selection.expected(names, "hardware", branch),
+        "failed": store.selection.failed_last(names, "hardware", "ci", branch),
+        "results": store.status.job_results(names, branch=branch),
+        "shown": (store.status.run_to_show(branch), store.status.unfinished_runs(branch)),
+        "latest": store.runs.resolve(f"latest@{branch or 'default'}"),
         "runs": {run: (store.runs.view(run), store.status.of_run(run), store.history.background(run)) for run in runs},
         "pasts of runs": [repr(store.history.pasts_of_run(run)) for run in runs],
         "drift": repr(drift_of([], store.browse.on_device("virtual-1", "hardware", 1000))),
@@ -212,18 +213,18 @@ def test_a_private_run_changes_no_answer_about_its_line(sqlite_store: Store, mak
         verdicts = (Verdict.PASSED, Verdict.PASSED, Verdict.FAILED, Verdict.INFRA)
         return [(job, draw.choice(verdicts), scale * draw.uniform(1.0, 1.02)) for job in chosen]
 
-    lines = {"": RunToolchain(), "main": MAIN}
+    branches = {"": RunToolchain(), "main": MAIN}
     runs: dict[str, list[str]] = {"": [], "main": []}
     for n in range(12):
-        for line, toolchain in lines.items():
-            finished = n < 11 or line == ""
-            runs[line].append(night(store, make, 12 - n, toolchain, *results(1 + (n > 8)), finished=finished))
-    before = {line: answers(store, jobs, line, runs[line]) for line in lines}
+        for branch, toolchain in branches.items():
+            finished = n < 11 or branch == ""
+            runs[branch].append(night(store, make, 12 - n, toolchain, *results(1 + (n > 8)), finished=finished))
+    before = {branch: answers(store, jobs, branch, runs[branch]) for branch in branches}
 
     others = [make.job("softmax", suite="mine")]
     for n in range(6):
-        line = draw.choice(["", "main"])
-        mine = RunToolchain("mine", line, private=True, commit="d" * 40, dirty=bool(n % 2))
+        branch = draw.choice(["", "main"])
+        mine = RunToolchain("mine", branch, private=True, commit="d" * 40, dirty=bool(n % 2))
         more = [(job, Verdict.FAILED, 9.0) for job in others[: n % 2]]
         user, priority = draw.choice([("ci", "nightly"), ("ada", "person")])
         days = draw.choice([0.01, 0.2, 5.5, 30])
@@ -232,22 +233,22 @@ def test_a_private_run_changes_no_answer_about_its_line(sqlite_store: Store, mak
             finished=n > 0,
         )  # fmt: skip
         assert store.runs.view(run_id).toolchain == mine
-    for line, was in before.items():
-        now = answers(store, jobs, line, runs[line])
+    for branch, was in before.items():
+        now = answers(store, jobs, branch, runs[branch])
         assert [name for name in was if was[name] != now[name]] == []
 
 
 def test_what_a_run_compiled_with_is_kept_and_bounded(store: Store, make: type[Make]) -> None:
     since = tuple(RunCommit(f"{n:040x}", f"Fix \0 pad {n}" + "x" * 300) for n in range(COMMITS_LIMIT + 7))
     whole = RunToolchain(
-        "main", "main", commit="a" * 40, branch="main", subject="Fix pad", committed_ms=5, since=since, more=2,
+        "main", "main", commit="a" * 40, git_branch="main", subject="Fix pad", committed_ms=5, since=since, more=2,
         commit_url="https://git.example/c/{commit}",
     )  # fmt: skip
     run_id = night(store, make, 1, whole, (make.job(), Verdict.PASSED, 1.0))
     view = store.runs.view(run_id)
     kept = view.toolchain
     assert kept
-    assert (kept.commit, kept.branch, kept.subject, kept.committed_ms) == ("a" * 40, "main", "Fix pad", 5)
+    assert (kept.commit, kept.git_branch, kept.subject, kept.committed_ms) == ("a" * 40, "main", "Fix pad", 5)
     assert (len(kept.since), kept.more) == (COMMITS_LIMIT, 9)
     assert "\0" not in kept.since[0].subject
     assert len(kept.since[0].subject) <= 256
@@ -257,26 +258,26 @@ def test_what_a_run_compiled_with_is_kept_and_bounded(store: Store, make: type[M
 
 
 def test_where_only_named_lines_have_runs_the_newest_is_shown(store: Store, make: type[Make]) -> None:
-    assert store.status.line_to_show(None) == ""
+    assert store.status.branch_to_show(None) == ""
     job = make.job("conv")
     night(store, make, 9, RunToolchain("1.5.0", "1.5.0"), (job, Verdict.PASSED, 1.0))
     night(store, make, 2, MAIN, (job, Verdict.PASSED, 1.0))
-    night(store, make, 1, msgspec.structs.replace(MINE, line=""), (job, Verdict.PASSED, 1.0))
-    assert store.status.line_to_show(None) == "main"
-    assert read_status(store).line == "main"
-    assert store.status.lines() == ["1.5.0", "main"]
-    assert store.status.line_to_show("1.5.0") == "1.5.0"
-    assert store.status.line_to_show("default") == ""
+    night(store, make, 1, msgspec.structs.replace(MINE, branch=""), (job, Verdict.PASSED, 1.0))
+    assert store.status.branch_to_show(None) == "main"
+    assert read_status(store).branch == "main"
+    assert store.status.branches() == ["1.5.0", "main"]
+    assert store.status.branch_to_show("1.5.0") == "1.5.0"
+    assert store.status.branch_to_show("default") == ""
     with pytest.raises(UnknownNameError, match=r"'1.5.1'.*1\.5\.0"):
-        store.status.line_to_show("1.5.1")
+        store.status.branch_to_show("1.5.1")
     night(store, make, 20, RunToolchain(), (job, Verdict.PASSED, 1.0))
-    assert store.status.line_to_show(None) == ""
+    assert store.status.branch_to_show(None) == ""
 
 
 def test_a_store_of_before_is_the_default_line_and_an_older_farm_goes_on_recording(empty_address: str) -> None:
     old = make_old_store(empty_address)
     with open_store(empty_address) as store:
-        assert store.status.lines() == [""]
+        assert store.status.branches() == [""]
         assert all(not store.runs.view(row[0]).toolchain for row in old["run"][1:])
         # An older farm that has the store open names none of the new columns.
         columns = [name for name in old["run"][0] if name != "id"]
@@ -285,8 +286,8 @@ def test_a_store_of_before_is_the_default_line_and_an_older_farm_goes_on_recordi
         from sqlalchemy import text
 
         store._database.write(lambda connection: connection.execute(text(insert), {"id": old["run"][1][0]}))
-        assert store.runs.line("20260101-000000-dddddd") == ("", False)
-        assert store.status.lines() == [""]
+        assert store.runs.branch("20260101-000000-dddddd") == ("", False)
+        assert store.status.branches() == [""]
     assert set(snapshot(empty_address, like=old)["run"]) > set(old["run"])
 
 
@@ -300,26 +301,44 @@ def test_an_older_farm_refuses_the_newer_store(tmp_path: Path, monkeypatch: pyte
         assert connection.execute("SELECT version_num FROM farm_schema").fetchone() == (REVISION,)
 
 
-def test_lines_go_into_another_store_and_older_farms_read_what_has_none(
+def older(exported: bytes) -> bytes:
+    """Return an export in layout 3, with the older names of members."""
+    names = {"nightly_run": "night", "skipped": "stale"}
+    of_toolchain = {"branch": "line", "git_branch": "branch"}
+    rows = []
+    for line in exported.splitlines():
+        row = {names.get(name, name): value for name, value in json.loads(line).items()}
+        if "toolchain" in row:
+            row["toolchain"] = {of_toolchain.get(name, name): value for name, value in row["toolchain"].items()}
+        rows.append({**row, "layout": 3} if row["kind"] == "farm-export" else row)
+    return b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)
+
+
+def test_branches_go_into_another_store_also_from_an_export_with_older_names(
     sqlite_store: Store, make: type[Make], tmp_path: Path
 ) -> None:
     from farm.store.transfer.line_files import LineFile, import_runs, runs_in
 
     job = make.job("conv")
-    plain = sqlite_store.begin_run(RunRecord("farm run", "ci", "bench", {}, 1_790_000_000_000))
+    cell = RunRecord(
+        "farm run", "ci", "bench", {}, 1_790_000_000_000, name="ci/8650", nightly_run="20260921-130000-abcdef"
+    )
+    plain = sqlite_store.begin_run(cell)
     sqlite_store.plan_jobs(plain, [job])
-    assert b'"layout":1' in next(iter(sqlite_store.transfer.export([plain])))
     since = (RunCommit("e" * 40, "Fix pad"),)
-    mine = night(sqlite_store, make, 3, msgspec.structs.replace(MINE, since=since), (job, Verdict.PASSED, 1.0))
+    toolchain = msgspec.structs.replace(MINE, git_branch="fix-pad", since=since)
+    mine = night(sqlite_store, make, 3, toolchain, (job, Verdict.PASSED, 1.0))
+    sqlite_store.mark_skipped(plain, {job.id: SkipReason("no time was left: --budget 90m")})
     exported = b"".join(sqlite_store.transfer.export([plain, mine]))
-    assert b'"layout":2' in exported.splitlines()[0]
-    file = tmp_path / "runs.jsonl"
-    file.write_bytes(exported)
+    old = older(exported)
+    assert all(part in old for part in (b'"line":"main"', b'"branch":"fix-pad"', b'"night":"2026', b'"stale":{'))
     with open_store(tmp_path / "other.db") as other:
-        for expected in (2, 0):
-            with LineFile(str(file)) as lines:
+        # The second file has exports of both layouts, one after the other.
+        for expected, content in ((2, old), (0, exported + old)):
+            (tmp_path / "runs.jsonl").write_bytes(content)
+            with LineFile(str(tmp_path / "runs.jsonl")) as lines:
                 assert len(import_runs(other.transfer, runs_in([lines]))[0]) == expected
         assert other.runs.view(mine) == sqlite_store.runs.view(mine)
         assert other.runs.view(mine).toolchain.since == since  # type: ignore[union-attr]
-        assert other.history.points(job.id, line="main") == []
+        assert other.history.points(job.id, branch="main") == []
         assert b"".join(other.transfer.export([plain, mine])) == exported

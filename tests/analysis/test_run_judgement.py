@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from farm.results.analysis.confirmation import confirm, programs_are_cause
-from farm.results.analysis.nights import NightJudgement, Observation, judge_night
+from farm.results.analysis.run_judgement import Observation, RunJudgement, judge_run
 from farm.results.analysis.scale import Scale, Series
 from farm.results.analysis.suspected import Finding
 from farm.results.attempt import Direction
@@ -32,13 +32,13 @@ def night(*, hot: float = 1.0, regressed: dict[int, float] | None = None, device
     return found
 
 
-def alarming(seen: NightJudgement, night: list[Observation]) -> set[str]:
+def alarming(seen: RunJudgement, night: list[Observation]) -> set[str]:
     return {night[one].series.id for one in seen.suspected}
 
 
 def test_a_regression_stands_out_of_a_quiet_night() -> None:
     quiet = night(regressed={7: 1.2})
-    seen = judge_night(quiet)
+    seen = judge_run(quiet)
     assert seen.shifts == ()
     assert quiet[seen.suspected[0]].series.id == "series 7", "the least probable comes first"
     assert len(seen.suspected) < 10
@@ -46,12 +46,12 @@ def test_a_regression_stands_out_of_a_quiet_night() -> None:
 
 def test_a_hot_night_is_one_thing_and_not_twenty() -> None:
     hot = night(hot=1.1)
-    seen = judge_night(hot)
+    seen = judge_run(hot)
     [shift] = seen.shifts
     assert (shift.device, shift.metric, shift.count) == ("device-0", "latency", 20)
     assert math.exp(shift.change) == pytest.approx(1.1, abs=0.02)
     assert shift.reason.startswith("latency of all 20 series of device-0 is off by +")
-    assert alarming(seen, hot) == alarming(judge_night(night()), night()), "nothing else is told of it"
+    assert alarming(seen, hot) == alarming(judge_run(night()), night()), "nothing else is told of it"
 
 
 def test_a_device_that_drifts_is_no_news_and_its_series_are_not_suspected() -> None:
@@ -60,34 +60,34 @@ def test_a_device_that_drifts_is_no_news_and_its_series_are_not_suspected() -> N
         for one in night()
     ]
     tonight = [msgspec.structs.replace(one, value=one.value * math.exp(0.004 * len(one.history))) for one in drifting]
-    seen = judge_night(tonight)
+    seen = judge_run(tonight)
     assert seen.shifts == ()
     assert len(seen.suspected) < 4
-    assert len(judge_night([msgspec.structs.replace(one, value=one.value * 1.1) for one in tonight]).shifts) == 2
+    assert len(judge_run([msgspec.structs.replace(one, value=one.value * 1.1) for one in tonight]).shifts) == 2
 
 
 def test_a_regression_in_a_hot_night_is_still_found() -> None:
     hot = night(hot=1.1, regressed={4: 1.2, 7: 1.2})
-    seen = judge_night(hot)
+    seen = judge_run(hot)
     assert alarming(seen, hot) >= {"series 4", "series 7"}
     assert math.exp(seen.judgements[4].change) == pytest.approx(1.2, abs=0.05)
 
 
 def test_a_few_series_do_not_tell_a_hot_night() -> None:
     few = night(hot=1.1, devices=8)
-    assert judge_night(few).shifts == ()
-    assert len(judge_night(few).suspected) >= 5
+    assert judge_run(few).shifts == ()
+    assert len(judge_run(few).suspected) >= 5
 
 
 def test_half_of_the_series_of_a_device_are_not_the_device() -> None:
-    seen = judge_night(night(regressed=dict.fromkeys(range(0, SERIES, 4), 1.15)))
+    seen = judge_run(night(regressed=dict.fromkeys(range(0, SERIES, 4), 1.15)))
     assert seen.shifts == ()
     assert len(seen.suspected) >= 10
 
 
 def test_pairs_tell_a_hot_night_from_a_change_that_slows_everything() -> None:
     everything = night(hot=1.1)
-    seen = judge_night(everything)
+    seen = judge_run(everything)
     assert len(seen.shifts[0].representatives) == 3
     slower = [confirm(Scale.RATIO, in_turns(1.1, seed=seed), up=True) for seed in range(3)]
     as_fast = [confirm(Scale.RATIO, in_turns(1.0, seed=seed), up=True) for seed in range(3)]
@@ -95,7 +95,7 @@ def test_pairs_tell_a_hot_night_from_a_change_that_slows_everything() -> None:
     assert not programs_are_cause(as_fast)
     assert not programs_are_cause([slower[0], as_fast[0], as_fast[1]])
     assert not programs_are_cause([])
-    again = judge_night(everything, programs={("device-0", "latency")})
+    again = judge_run(everything, programs={("device-0", "latency")})
     assert again.shifts == ()
     assert len(again.suspected) >= 18, "each is a suspected change, to be confirmed and grouped"
 
@@ -104,7 +104,7 @@ def test_exact_metrics_and_figures_are_no_part_of_a_hot_night() -> None:
     hot = night(hot=1.1)
     exact = Observation(FALLBACK, "device-0", [0.0], 2.0)
     figure = Observation(SQNR, "device-0", [41.0] * 12, 39.0)
-    seen = judge_night([*hot, exact, figure])
+    seen = judge_run([*hot, exact, figure])
     assert seen.shifts[0].count == 20
     assert seen.exact == (SERIES,)
     assert SERIES + 1 in seen.suspected
@@ -112,13 +112,13 @@ def test_exact_metrics_and_figures_are_no_part_of_a_hot_night() -> None:
 
 
 def test_an_empty_night_has_nothing() -> None:
-    assert judge_night([]) == NightJudgement((), (), (), ())
+    assert judge_run([]) == RunJudgement((), (), (), ())
 
 
 def test_new_series_are_said_to_be_too_young() -> None:
     young = [msgspec.structs.replace(one, history=one.history[:3]) for one in night(hot=1.3)]
-    assert {one.finding for one in judge_night(young).judgements} == {Finding.INSUFFICIENT_DATA}
-    assert judge_night(young).shifts == ()
+    assert {one.finding for one in judge_run(young).judgements} == {Finding.INSUFFICIENT_DATA}
+    assert judge_run(young).shifts == ()
 
 
 def on_two_devices(count: int, *, apart: float, tonight: float = 1.0) -> list[Observation]:
@@ -137,12 +137,12 @@ def on_two_devices(count: int, *, apart: float, tonight: float = 1.0) -> list[Ob
 
 
 def test_a_device_that_is_always_slower_is_no_shift_and_hides_nothing() -> None:
-    quiet = judge_night(on_two_devices(30, apart=0.06))
+    quiet = judge_run(on_two_devices(30, apart=0.06))
     assert not quiet.shifts
     assert len(quiet.suspected) <= 5
-    blind = judge_night([msgspec.structs.replace(one, places=()) for one in on_two_devices(30, apart=0.06)])
+    blind = judge_run([msgspec.structs.replace(one, places=()) for one in on_two_devices(30, apart=0.06)])
     assert len(blind.suspected) > len(quiet.suspected) or blind.shifts
-    found = [judge_night([one]).suspected for one in on_two_devices(30, apart=0.06, tonight=1.08)]
+    found = [judge_run([one]).suspected for one in on_two_devices(30, apart=0.06, tonight=1.08)]
     assert sum(map(len, found)) >= 27
 
 
@@ -158,11 +158,11 @@ def test_eight_phones_with_eight_builds_in_rotation_have_one_history() -> None:
     for tonight, finding in ((1.0, Finding.UNCHANGED), (1.1, Finding.REGRESSION)):
         values = [float(1e6 * np.exp(effects[night % 8] + 0.01 * draw.standard_normal())) for night in range(41)]
         one = Observation(LATENCY, places[-1][0], values[:-1], tonight * values[-1], places)
-        [judged] = judge_night([one]).judgements
+        [judged] = judge_run([one]).judgements
         assert judged.finding is finding
         assert judged.count == 21
     # A new phone has no effect before it has some values.
-    [judged] = judge_night([msgspec.structs.replace(one, places=[*places[:-1], ("new", "build-0")])]).judgements
+    [judged] = judge_run([msgspec.structs.replace(one, places=[*places[:-1], ("new", "build-0")])]).judgements
     assert judged.finding is Finding.INSUFFICIENT_DATA
 
 
@@ -172,18 +172,18 @@ def test_the_effect_of_a_build_is_known_from_another_phone() -> None:
     places = [("ab"[night % 2], "2" if night >= 20 and night % 2 == 0 else "1") for night in range(40)]
     values = [1e6 * (1.08 if build == "2" else 1.0) * float(1 + 0.01 * draw.standard_normal()) for _, build in places]
     for tonight, finding in ((1.08e6, Finding.UNCHANGED), (1.08 * 1.08e6, Finding.REGRESSION)):
-        [judged] = judge_night([Observation(LATENCY, "b", values, tonight, [*places, ("b", "2")])]).judgements
+        [judged] = judge_run([Observation(LATENCY, "b", values, tonight, [*places, ("b", "2")])]).judgements
         assert judged.finding is finding
 
 
 def test_young_series_are_judged_without_numpy() -> None:
     """NumPy takes 0.1 s to load, and a run without comparable runs needs none of it."""
     code = (
-        "import sys; from farm.results.analysis.nights import Observation, judge_night;"
+        "import sys; from farm.results.analysis.run_judgement import Observation, judge_run;"
         "from farm.results.analysis.change_points import change_points;"
         "from farm.results.analysis.scale import Scale, Series; from farm.results.attempt import Direction;"
         "series = Series('job', 'latency', 'ns', Direction.LOWER, exact=False);"
-        "night = judge_night([Observation(series, 'device', [5.0] * 7, 6.0), Observation(series, 'device', [], -1.0)]);"
+        "night = judge_run([Observation(series, 'device', [5.0] * 7, 6.0), Observation(series, 'device', [], -1.0)]);"
         "assert [one.finding for one in night.judgements] == ['insufficient_data', 'undefined'], night;"
         "assert change_points(Scale.RATIO, [5.0] * 3) == ();"
         "assert 'numpy' not in sys.modules"

@@ -16,9 +16,9 @@ from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.base.user import user_name
 from farm.dispatch.nightly.collect_results import collect_results, export_files
 from farm.dispatch.nightly.notify import notify
-from farm.dispatch.nightly.record import NOTHING, CellResult, DebuggedJob, Findings, Night, cell_code, night_code
+from farm.dispatch.nightly.record import NOTHING, CellResult, DebuggedJob, Findings, NightlyRun, cell_code, nightly_code
 from farm.dispatch.nightly.render import write_pages
-from farm.dispatch.nightly.state import Nights, new_id
+from farm.dispatch.nightly.state import NightlyRuns, new_id
 from farm.report.model.format import duration
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class CellWork:
         return collect_results(self._config, self._plan, folder, cell)
 
 
-def run_night(
+def run_nightly(
     config: Config,
     plan: Plan,
     credentials: Credentials,
@@ -96,37 +96,37 @@ def run_night(
     work: CellWork,
     *,
     resume: bool = False,
-) -> Night:
+) -> NightlyRun:
     """Run the cells of `plan`, write reports and exports, send notifications, and return the nightly run.
 
     `fronts` makes the display of one run. Ctrl-C and SIGTERM let the running jobs finish; the results so far are
     reported, and `resume` goes on with the rest. Raises UsageError while another nightly run of this name runs, or
     without one to resume; InfraError for failed writes of its own files.
     """
-    nights = Nights(config.state_dir / "nightly" / plan.name)
-    with nights.alone(), InterruptHandler(term=True) as interrupts:
-        reports = plan.report_dir or nights.folder
-        known = nights.all()
-        night = nights.unfinished(plan.digest) if resume else _new_night(plan)
+    nightly_runs = NightlyRuns(config.state_dir / "nightly" / plan.name)
+    with nightly_runs.alone(), InterruptHandler(term=True) as interrupts:
+        reports = plan.report_dir or nightly_runs.folder
+        known = nightly_runs.all()
+        nightly_run = nightly_runs.unfinished(plan.digest) if resume else _new_nightly_run(plan)
         if not resume:
             # Remove earlier exports, so that a cell without a run does not show results of an earlier nightly run.
             for cell in plan.cells:
                 for path in export_files(plan, cell.name).values():
                     path.unlink(missing_ok=True)
-        night = _Cells(plan, night, nights, reports / night.id, interrupts, fronts, work).run()
-        before = next((one for one in reversed(known) if one.started_ms < night.started_ms and one.is_done), None)
-        write_pages(night, known, reports)
+        nightly_run = _Cells(plan, nightly_run, nightly_runs, reports / nightly_run.id, interrupts, fronts, work).run()
+        before = next((one for one in reversed(known) if one.started_ms < nightly_run.started_ms and one.is_done), None)
+        write_pages(nightly_run, known, reports)
         # Notify after the exit code is saved: it does not wait for a network.
-        night = msgspec.structs.replace(night, deliveries=notify(plan, credentials, night, before))
-        for delivery in night.undelivered:
+        nightly_run = msgspec.structs.replace(nightly_run, deliveries=notify(plan, credentials, nightly_run, before))
+        for delivery in nightly_run.undelivered:
             logger.warning("NOT NOTIFIED: %s: %s", delivery.to, delivery.problem)
-        nights.save(night)
-        write_pages(night, known, reports)
-        nights.forget(plan.keep, reports)
-    return night
+        nightly_runs.save(nightly_run)
+        write_pages(nightly_run, known, reports)
+        nightly_runs.forget(plan.keep, reports)
+    return nightly_run
 
 
-def _new_night(plan: Plan) -> Night:
+def _new_nightly_run(plan: Plan) -> NightlyRun:
     cells = tuple(
         CellResult(
             name=cell.name,
@@ -137,7 +137,7 @@ def _new_night(plan: Plan) -> Night:
         )
         for cell in plan.cells
     )
-    return Night(
+    return NightlyRun(
         id=new_id(),
         name=plan.name,
         digest=plan.digest,
@@ -154,21 +154,21 @@ class _Cells:
     def __init__(
         self,
         plan: Plan,
-        night: Night,
-        nights: Nights,
+        nightly_run: NightlyRun,
+        nightly_runs: NightlyRuns,
         folder: Path,
         interrupts: InterruptHandler,
         fronts: Callable[[], AbstractContextManager[ProgressListener]],
         work: CellWork,
     ) -> None:
-        self._plan, self._nights, self._folder, self._work = plan, nights, folder, work
+        self._plan, self._nightly_runs, self._folder, self._work = plan, nightly_runs, folder, work
         self._interrupts, self._fronts = interrupts, fronts
-        self._results = {cell.name: cell for cell in night.cells}
-        self._night = night
+        self._results = {cell.name: cell for cell in nightly_run.cells}
+        self._nightly_run = nightly_run
         self._end_s = None if plan.budget_s is None else work.clock() + plan.budget_s
         self._is_stopped = False
 
-    def run(self) -> Night:
+    def run(self) -> NightlyRun:
         """Run the unfinished cells and return the nightly run, with its exit code."""
         self._save()
         left = [cell for cell in self._plan.cells if not self._results[cell.name].is_done]
@@ -181,14 +181,14 @@ class _Cells:
             if self._is_stopped or self._interrupts.was_interrupted:
                 break
         self._save(
-            code=night_code(
+            code=nightly_code(
                 tuple(self._results.values()), interrupted=self._is_stopped or self._interrupts.was_interrupted
             ),
             finished_ms=time.time_ns() // 1_000_000,
             report=str(self._folder / "index.html"),
             report_url=self._plan.report_url,
         )
-        return self._night
+        return self._nightly_run
 
     def _seconds(self, cell: PlannedCell, left: list[PlannedCell]) -> float | None:
         """Return the time of a cell: its share of the remaining time, with the unused time of earlier cells."""
@@ -198,7 +198,7 @@ class _Cells:
 
     def _cell(self, cell: PlannedCell, seconds: float | None) -> None:
         if seconds is not None and seconds < 1:
-            self._keep(cell, code=NOTHING, problem="the budget of the night was over before it could begin")
+            self._keep(cell, code=NOTHING, problem="the budget of the nightly run was over before it could begin")
             return
         end_s = None if seconds is None else self._work.clock() + seconds
         code, problem = 0, ""
@@ -208,7 +208,7 @@ class _Cells:
             code, problem = error.exit_code, str(error)
         except OSError as error:
             code, problem = ExitCode.INFRA, f"{error.filename or 'the system'}: {error.strerror or error}"
-        except Exception as error:  # noqa: BLE001 - a bug that one cell meets does not end the night
+        except Exception as error:  # noqa: BLE001 - a bug that one cell meets does not end the nightly run
             traceback.print_exc()
             code, problem = ExitCode.INFRA, f"this is a bug in farm: {type(error).__name__}: {error}"
         if problem:
@@ -229,7 +229,7 @@ class _Cells:
                 except UsageError as error:
                     logger.warning("%s: begins anew: %s", cell.name, error)
             request: RunRequest = msgspec.structs.replace(
-                cell.request, budget_s=seconds, name=f"{self._plan.name}/{cell.name}", night=self._night.id
+                cell.request, budget_s=seconds, name=f"{self._plan.name}/{cell.name}", nightly_run=self._nightly_run.id
             )
             return self._work.run(request, front, self._interrupts, begun)
 
@@ -280,5 +280,5 @@ class _Cells:
         return result
 
     def _save(self, **changes: object) -> None:
-        self._night = msgspec.structs.replace(self._night, cells=tuple(self._results.values()), **changes)
-        self._nights.save(self._night)
+        self._nightly_run = msgspec.structs.replace(self._nightly_run, cells=tuple(self._results.values()), **changes)
+        self._nightly_runs.save(self._nightly_run)

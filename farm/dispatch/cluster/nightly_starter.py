@@ -1,6 +1,6 @@
 """Nightly runs that agents start: `[agent] nights` of farm.toml, each at its time, by a single agent that has it.
 
-A row of the store decides which agent starts a nightly run, and that it starts once (`farm.store.cluster.nights`).
+A row of the store decides which agent starts a nightly run, once: `farm.store.cluster.nightly_starts`.
 Procrastinate's periodic tasks call `check` as a hint, at any time and any number of times. The database's clock decides
 when a nightly run is due, and how late it may begin. The nightly run itself is `farm nightly`, a child of the agent,
 whose cells are submitted like the runs of users.
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.base.config.settings import Config
-    from farm.base.config.shared import NightConfig
+    from farm.base.config.shared import NightlyConfig
     from farm.dispatch.cluster.delivery.app import Periodic
-    from farm.store.cluster.records import AgentId, NightStart
+    from farm.store.cluster.records import AgentId, NightlyStart
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -52,13 +52,13 @@ _STOP_PATIENCE_S = 60.0
 _WAS_RUN = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.REGRESSION, ExitCode.NOTHING)
 
 
-def due_before(night: NightConfig, now_ms: int) -> int:
-    """Return the latest time at or before `now_ms` when `night` was due, epoch milliseconds. Pure."""
-    zone = ZoneInfo(night.timezone)
+def due_before(nightly_run: NightlyConfig, now_ms: int) -> int:
+    """Return the latest time at or before `now_ms` when `nightly_run` was due, epoch milliseconds. Pure."""
+    zone = ZoneInfo(nightly_run.timezone)
     today = datetime.fromtimestamp(now_ms / 1000, zone).date()
-    at = time_of_day(night.hour, night.minute)
+    at = time_of_day(nightly_run.hour, nightly_run.minute)
     days = [today - timedelta(days=back) for back in range(9)]
-    times = [datetime.combine(day, at, zone).timestamp() for day in days if day.weekday() in night.days]
+    times = [datetime.combine(day, at, zone).timestamp() for day in days if day.weekday() in nightly_run.days]
     return next(int(one * 1000) for one in times if one * 1000 <= now_ms)
 
 
@@ -71,18 +71,18 @@ def name_of(file: Path) -> str:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise UsageError(f"{file}: no [nightly] with a name in it ({error}): farm nightly {file} --check") from None
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UsageError(f"{file}: the name of a night has letters, digits and _ . + -, at most 80")
+        raise UsageError(f"{file}: the name of a nightly run has letters, digits and _ . + -, at most 80")
     return name
 
 
-def night_lines(starts: Iterable[NightStart]) -> list[str]:
+def nightly_lines(starts: Iterable[NightlyStart]) -> list[str]:
     """Return starts of nightly runs as text, a line each."""
     return [
         " ".join(
             filter(
                 None,
                 (
-                    f"night {one.name} of {clock(one.due_ms)}: {one.state}",
+                    f"nightly run {one.name} of {clock(one.due_ms)}: {one.state}",
                     f"on {one.agent}",
                     "" if one.exit_code is None else f"exit code {one.exit_code}",
                     f"({one.why})" if one.why else "",
@@ -93,18 +93,20 @@ def night_lines(starts: Iterable[NightStart]) -> list[str]:
     ]
 
 
-class NightStarter:
+class NightlyStarter:
     """Nightly runs of one agent. Any thread may call the methods."""
 
     def __init__(self, config: Config, store: Store, command: Sequence[str] = NIGHTLY) -> None:
         """Read the names of the nightly runs. Raises UsageError for a file without a name, or for a name twice."""
         self._config, self._store, self._command = config, store, tuple(command)
-        self._nights: dict[str, NightConfig] = {}
-        for night in config.agent.nights:
-            name = name_of(night.file)
-            if name in self._nights:
-                raise UsageError(f"{config.file}: agent.nights: {night.file} is called {name}, as another night is")
-            self._nights[name] = night
+        self._nightly_runs: dict[str, NightlyConfig] = {}
+        for nightly_run in config.agent.nights:
+            name = name_of(nightly_run.file)
+            if name in self._nightly_runs:
+                raise UsageError(
+                    f"{config.file}: agent.nights: {nightly_run.file} is called {name}, as another nightly run is"
+                )
+            self._nightly_runs[name] = nightly_run
         self._supervisor = Supervisor()
         self._lock, self._checking = threading.Lock(), threading.Lock()
         self._started: dict[str, int] = {}
@@ -121,35 +123,35 @@ class NightStarter:
         def checks(name: str) -> Callable[[], None]:
             return lambda: self.check(name)
 
-        return tuple(Periodic(f"night-{name}", _EVERY_HALF_MINUTE, checks(name)) for name in self._nights)
+        return tuple(Periodic(f"nightly-{name}", _EVERY_HALF_MINUTE, checks(name)) for name in self._nightly_runs)
 
     def begin(self, agent: AgentId) -> None:
         """Start nightly runs as `agent` from now on, and resume the ones of its former life. Raises StoreError."""
         self._agent = agent
-        for name, night in self._nights.items():
-            due_ms = due_before(night, self._store.cluster.nights.now_ms())
+        for name, nightly_run in self._nightly_runs.items():
+            due_ms = due_before(nightly_run, self._store.cluster.nightly_runs.now_ms())
             # Only the newest due time is resumed: the nightly run of an earlier day is not.
-            left = self._store.cluster.nights.take_up(agent, name, since_ms=due_ms - 1)
+            left = self._store.cluster.nightly_runs.take_up(agent, name, since_ms=due_ms - 1)
             if left is not None:
-                logger.info("night %s goes on: its agent was ended", name)
+                logger.info("nightly run %s goes on: its agent was ended", name)
                 self._start(agent, name, left.due_ms, resume=True)
 
     def check(self, name: str) -> None:
         """Start the nightly run `name` if it is due and no agent has started it. Raises StoreError."""
-        agent, night = self._agent, self._nights[name]
+        agent, nightly_run = self._agent, self._nightly_runs[name]
         if agent is None or self._stopping.is_set():
             return
-        nights = self._store.cluster.nights
-        due_ms = due_before(night, nights.now_ms())
+        nightly_runs = self._store.cluster.nightly_runs
+        due_ms = due_before(nightly_run, nightly_runs.now_ms())
         with self._checking:
             if self._started.get(name) == due_ms:
                 return
-            state = nights.begin(agent, name, due_ms, late_ms=int(night.late_s * 1000))
+            state = nightly_runs.begin(agent, name, due_ms, late_ms=int(nightly_run.late_s * 1000))
             if state == "running":
                 self._start(agent, name, due_ms, resume=False)
         if state in ("missed", "skipped"):
-            nights.lose()
-            logger.info("night %s of %s was %s", name, clock(due_ms), state)
+            nightly_runs.lose()
+            logger.info("nightly run %s of %s was %s", name, clock(due_ms), state)
 
     def stop(self, patience_s: float = _STOP_PATIENCE_S) -> None:
         """End the nightly runs here: they report their results so far, and the agent's next life resumes them."""
@@ -167,23 +169,25 @@ class NightStarter:
             thread.join()
 
     def _start(self, agent: AgentId, name: str, due_ms: int, *, resume: bool) -> None:
-        night = self._nights[name]
+        nightly_run = self._nightly_runs[name]
         self._started[name] = due_ms
         folder = self._config.state_dir / "nightly" / name
         log = folder / "agent.log"
-        words = [*self._command, str(night.file), *(["--resume"] if resume else [])]
+        words = [*self._command, str(nightly_run.file), *(["--resume"] if resume else [])]
         env = {**os.environ, **self._config.variables}
         try:
             make_folders(folder)
             with self._lock:
-                child = self._supervisor.spawn(words, name=f"night-{name}", env=env, cwd=night.file.parent, stderr=log)
+                child = self._supervisor.spawn(
+                    words, name=f"nightly-{name}", env=env, cwd=nightly_run.file.parent, stderr=log
+                )
                 self._running[name] = child
         except (FarmError, OSError) as error:
-            logger.warning("night %s could not be started: %s", name, error)
+            logger.warning("nightly run %s could not be started: %s", name, error)
             self._record_end(agent, name, due_ms, exit_code=ExitCode.INFRA, why=str(error), stopped=False)
             return
-        logger.info("night %s has begun (process %s, log %s)", name, child.pid, log)
-        thread = threading.Thread(target=self._watch, args=(agent, name, due_ms, child), name=f"night-{name}")
+        logger.info("nightly run %s has begun (process %s, log %s)", name, child.pid, log)
+        thread = threading.Thread(target=self._watch, args=(agent, name, due_ms, child), name=f"nightly-{name}")
         self._threads.append(thread)
         thread.start()
 
@@ -198,7 +202,11 @@ class NightStarter:
             del self._running[name]
         why = "" if code in _WAS_RUN else last
         logger.info(
-            "night %s %s, exit code %s%s", name, "was stopped" if stopped else "ended", code, f": {why}" if why else ""
+            "nightly run %s %s, exit code %s%s",
+            name,
+            "was stopped" if stopped else "ended",
+            code,
+            f": {why}" if why else "",
         )
         self._record_end(agent, name, due_ms, exit_code=code, why=why, stopped=stopped)
 
@@ -206,10 +214,10 @@ class NightStarter:
         """Record the end of a nightly run, trying again while the store is away."""
         while True:
             try:
-                self._store.cluster.nights.end(agent, name, due_ms, exit_code=exit_code, why=why, stopped=stopped)
+                self._store.cluster.nightly_runs.end(agent, name, due_ms, exit_code=exit_code, why=why, stopped=stopped)
             except StoreError as error:
                 if self._stopping.wait(_RETRY_S):
-                    logger.warning("how night %s ended could not be recorded: %s", name, error)
+                    logger.warning("how nightly run %s ended could not be recorded: %s", name, error)
                     return
             else:
                 return

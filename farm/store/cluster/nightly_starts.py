@@ -7,49 +7,49 @@ from sqlalchemy import Connection, text
 from farm.base.text import one_line
 from farm.store import values
 from farm.store.cluster.part import ClusterPart
-from farm.store.cluster.records import AgentId, NightStart, NightState
+from farm.store.cluster.records import AgentId, NightlyStart, NightlyState
 
 _COLUMNS = "name, due_ms, state, agent, started_ms, ended_ms, exit_code, why"
 # Starts of one name are decided one after the other, also for different due times.
-_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('farm night'), hashtext(:name))")
-_IS_KNOWN = text("SELECT 1 FROM night_start WHERE name = :name AND due_ms >= :due_ms")
+_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('farm nightly run'), hashtext(:name))")
+_IS_KNOWN = text("SELECT 1 FROM nightly_start WHERE name = :name AND due_ms >= :due_ms")
 _IS_MINE = text("""
-    SELECT 1 FROM night_start WHERE name = :name AND due_ms = :due_ms AND token = :token AND state = 'running'
+    SELECT 1 FROM nightly_start WHERE name = :name AND due_ms = :due_ms AND token = :token AND state = 'running'
 """)
-_HAS_PAST = text("SELECT 1 FROM night_start WHERE name = :name")
+_HAS_PAST = text("SELECT 1 FROM nightly_start WHERE name = :name")
 _ALIVE = text("SELECT 1 FROM agent WHERE name = :agent AND token = :token AND NOT has_left AND expires_ms > :now_ms")
-# A running night has an agent that is alive, or that was alive a moment ago and may come back for it.
+# A running nightly run has an agent that is alive, or that was alive a moment ago and may come back for it.
 _RUNNING = text("""
-    SELECT night_start.agent FROM night_start JOIN agent ON agent.name = night_start.agent
-    WHERE night_start.name = :name AND night_start.state = 'running' AND agent.expires_ms > :now_ms - :patience_ms
+    SELECT nightly_start.agent FROM nightly_start JOIN agent ON agent.name = nightly_start.agent
+    WHERE nightly_start.name = :name AND nightly_start.state = 'running' AND agent.expires_ms > :now_ms - :patience_ms
 """)
 _INSERT = text("""
-    INSERT INTO night_start (name, due_ms, state, agent, token, started_ms, why)
+    INSERT INTO nightly_start (name, due_ms, state, agent, token, started_ms, why)
     VALUES (:name, :due_ms, :state, :agent, :token, :now_ms, :why) ON CONFLICT DO NOTHING
 """)
 _END = text("""
-    UPDATE night_start SET state = :state, ended_ms = :now_ms, exit_code = :exit_code, why = :why
+    UPDATE nightly_start SET state = :state, ended_ms = :now_ms, exit_code = :exit_code, why = :why
     WHERE name = :name AND due_ms = :due_ms AND token = :token AND state = 'running'
 """)
 _TAKE_UP = text(f"""
-    UPDATE night_start SET state = 'running', token = :token, ended_ms = NULL, exit_code = NULL, why = ''
+    UPDATE nightly_start SET state = 'running', token = :token, ended_ms = NULL, exit_code = NULL, why = ''
     WHERE agent = :agent AND token <> :token AND state IN ('running', 'stopped', 'lost') AND name = :name
-      AND due_ms = (SELECT max(due_ms) FROM night_start WHERE name = :name) AND due_ms > :since_ms
+      AND due_ms = (SELECT max(due_ms) FROM nightly_start WHERE name = :name) AND due_ms > :since_ms
     RETURNING {_COLUMNS}
 """)  # noqa: S608 - a constant
 _LOSE = text("""
-    UPDATE night_start SET state = 'lost', ended_ms = :now_ms, why = :why
+    UPDATE nightly_start SET state = 'lost', ended_ms = :now_ms, why = :why
     WHERE state = 'running' AND NOT EXISTS (
-        SELECT 1 FROM agent WHERE agent.name = night_start.agent AND agent.expires_ms > :now_ms - :patience_ms
+        SELECT 1 FROM agent WHERE agent.name = nightly_start.agent AND agent.expires_ms > :now_ms - :patience_ms
     )
 """)
-_RECENT = text(f"SELECT {_COLUMNS} FROM night_start ORDER BY due_ms DESC, name LIMIT :most")  # noqa: S608 - a constant
+_RECENT = text(f"SELECT {_COLUMNS} FROM nightly_start ORDER BY due_ms DESC, name LIMIT :most")  # noqa: S608 - a constant
 
 PATIENCE_MS = 600_000
-"""Time without a heartbeat, in milliseconds, after which a running night of the agent is lost."""
+"""Time without a heartbeat, in milliseconds, after which a running nightly run of the agent is lost."""
 
 
-class NightStarts(ClusterPart):
+class NightlyStarts(ClusterPart):
     """Starts of nightly runs; for each name one decision at a time."""
 
     def now_ms(self) -> int:
@@ -57,16 +57,16 @@ class NightStarts(ClusterPart):
         with self._database.reading() as connection:
             return self._clock(connection)
 
-    def begin(self, agent: AgentId, name: str, due_ms: int, *, late_ms: int) -> NightState:
-        """Return `running` to the only agent that has to start the night `name` due at `due_ms`; else the reason.
+    def begin(self, agent: AgentId, name: str, due_ms: int, *, late_ms: int) -> NightlyState:
+        """Return `running` to the only agent that has to start the nightly run `name` due at `due_ms`; else the reason.
 
         `ended`: another agent has it, or it is over. `missed`: more than `late_ms` have passed. `skipped`: the previous
-        night of that name still runs. The last two are recorded for people. The agent of a running night gets `running`
-        again: its first answer may be lost.
+        nightly run of that name still runs. The last two are recorded for people. The agent of a running nightly run
+        gets `running` again: its first answer may be lost.
         """
         identity = {"name": values.clean(name, 128), "due_ms": due_ms, "agent": agent.name, "token": agent.token}
 
-        def change(connection: Connection) -> NightState:
+        def change(connection: Connection) -> NightlyState:
             # Agents ask every minute: the usual answer needs no lock.
             if connection.scalar(_IS_KNOWN, identity) is not None:
                 return "ended" if connection.scalar(_IS_MINE, identity) is None else "running"
@@ -76,35 +76,35 @@ class NightStarts(ClusterPart):
                 return "ended"
             if connection.scalar(_IS_KNOWN, identity) is not None or now_ms < due_ms:
                 return "ended"
-            state: NightState = "running"
+            state: NightlyState = "running"
             why = ""
             if now_ms > due_ms + late_ms:
                 state, why = "missed", "no host that has it was there in time"
                 if connection.scalar(_HAS_PAST, identity) is None:
-                    # A night that was never due before was not missed: it is new.
+                    # A nightly run that was never due before was not missed: it is new.
                     return state
             elif other := connection.scalar(_RUNNING, identity | {"now_ms": now_ms, "patience_ms": PATIENCE_MS}):
-                state, why = "skipped", f"the night before still ran on {other}"
+                state, why = "skipped", f"the nightly run before still ran on {other}"
             connection.execute(_INSERT, identity | {"state": state, "now_ms": now_ms, "why": why})
             return state
 
         return self._database.write(change)
 
-    def take_up(self, agent: AgentId, name: str, *, since_ms: int) -> NightStart | None:
-        """Return the night that this agent's former process left, now held by this one to continue; None without one.
+    def take_up(self, agent: AgentId, name: str, *, since_ms: int) -> NightlyStart | None:
+        """Return the nightly run that this agent's former process left, to be continued by this one; None without one.
 
-        Only the newest night of the name counts, and only if it was due after `since_ms`.
+        Only the newest nightly run of the name counts, and only if it was due after `since_ms`.
         """
         wanted = {"agent": agent.name, "token": agent.token, "name": name, "since_ms": since_ms}
 
-        def change(connection: Connection) -> NightStart | None:
+        def change(connection: Connection) -> NightlyStart | None:
             row = connection.execute(_TAKE_UP, wanted).first()
-            return None if row is None else NightStart(*row)
+            return None if row is None else NightlyStart(*row)
 
         return self._database.write(change)
 
     def end(self, agent: AgentId, name: str, due_ms: int, *, exit_code: int | None, why: str, stopped: bool) -> None:
-        """Record the end of a night that this agent started; `stopped`: the agent was ended before the night."""
+        """Record the end of a nightly run that this agent started; `stopped`: the agent ended first."""
 
         def change(connection: Connection) -> None:
             row = {"name": name, "due_ms": due_ms, "token": agent.token, "now_ms": self._clock(connection)}
@@ -114,7 +114,7 @@ class NightStarts(ClusterPart):
         self._database.write(change)
 
     def lose(self) -> None:
-        """Record running nights as lost whose agents have sent no heartbeat for `PATIENCE_MS`."""
+        """Record running nightly runs as lost whose agents have sent no heartbeat for `PATIENCE_MS`."""
 
         def change(connection: Connection) -> None:
             why = "its host was not heard of any more"
@@ -122,7 +122,7 @@ class NightStarts(ClusterPart):
 
         self._database.write(change)
 
-    def recent(self, most: int = 20) -> list[NightStart]:
+    def recent(self, most: int = 20) -> list[NightlyStart]:
         """Return the newest starts, missed ones included."""
         with self._database.reading() as connection:
-            return [NightStart(*row) for row in connection.execute(_RECENT, {"most": most})]
+            return [NightlyStart(*row) for row in connection.execute(_RECENT, {"most": most})]

@@ -14,9 +14,9 @@ from receivers import web_server
 
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import InfraError, MissingToolError, NoDeviceError
-from farm.dispatch.nightly.night import SUSPECTED_SHARE, CellWork, run_night
+from farm.dispatch.nightly.nightly_run import SUSPECTED_SHARE, CellWork, run_nightly
 from farm.dispatch.nightly.plan import read_plan
-from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, Night
+from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, NightlyRun
 from farm.dispatch.notify.credentials import Credentials
 from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.store.view import RunView
@@ -59,13 +59,13 @@ class Stage(CellWork):
         self.debug: Callable[[CellResult, float | None], tuple[DebuggedJob, ...]] = lambda _cell, _left_s: ()
         self.suspected_s: list[float | None] = []
 
-    def night(self, *endings: Ending, resume: bool = False, more: str = "") -> Night:
+    def nightly_run(self, *endings: Ending, resume: bool = False, more: str = "") -> NightlyRun:
         self.endings = list(endings)
         self.file.write_text(FILE + more)
         plan, _ = read_plan(self.file, self.config)
         front: Callable[[], Any] = contextlib.nullcontext
         credentials = Credentials(plan.webhooks, plan.mail)
-        return run_night(self.config, plan, credentials, front, self, resume=resume)
+        return run_nightly(self.config, plan, credentials, front, self, resume=resume)
 
     def run(self, request: RunRequest, _front: object, interrupts: Any, begun: Any) -> RunOutcome:
         self.asked.append(request)
@@ -104,22 +104,22 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(load_config(folder=tmp_path), tmp_path / "nightly.toml")
 
 
-def codes(night: Night) -> list[int | None]:
-    return [cell.code for cell in night.cells]
+def codes(nightly_run: NightlyRun) -> list[int | None]:
+    return [cell.code for cell in nightly_run.cells]
 
 
 def test_whatever_becomes_of_one_run_the_others_are_run(stage: Stage) -> None:
-    night = stage.night(NoDeviceError("no phone"), ValueError("a slip"), 0)
-    assert (night.code, codes(night)) == (4, [4, 4, 0])
-    assert [cell.problem for cell in night.cells] == ["no phone", "this is a bug in farm: ValueError: a slip", ""]
-    night = stage.night(OSError(28, "No space left on device", "/x"), MissingToolError("no SDK"), 1)
-    assert (night.code, codes(night)) == (1, [4, 4, 1])
-    assert [cell.problem for cell in night.cells] == ["/x: No space left on device", "no SDK", ""]
+    nightly_run = stage.nightly_run(NoDeviceError("no phone"), ValueError("a slip"), 0)
+    assert (nightly_run.code, codes(nightly_run)) == (4, [4, 4, 0])
+    assert [cell.problem for cell in nightly_run.cells] == ["no phone", "this is a bug in farm: ValueError: a slip", ""]
+    nightly_run = stage.nightly_run(OSError(28, "No space left on device", "/x"), MissingToolError("no SDK"), 1)
+    assert (nightly_run.code, codes(nightly_run)) == (1, [4, 4, 1])
+    assert [cell.problem for cell in nightly_run.cells] == ["/x: No space left on device", "no SDK", ""]
 
 
 def test_what_one_run_leaves_of_the_budget_the_next_ones_have(stage: Stage) -> None:
     stage.takes_s = 120.0
-    stage.night(0, 0, 0)
+    stage.nightly_run(0, 0, 0)
     # A part of each run's time is kept for suspected regressions.
     runs = [part * (1 - SUSPECTED_SHARE) for part in (720.0, 3480 * 3 / 4, 3360.0)]
     assert [request.budget_s for request in stage.asked] == pytest.approx(runs)
@@ -135,44 +135,44 @@ def test_debugging_has_half_of_the_time_behind_a_run_and_suspected_changes_have_
         return (DebuggedJob("smoke/add", f"first divergence of {cell.name}"),)
 
     stage.debug, stage.takes_s = debug, 120.0
-    night = stage.night(1, NoDeviceError("no phone"), 1)
+    nightly_run = stage.nightly_run(1, NoDeviceError("no phone"), 1)
     # 720 s of the hour are for the first run, which takes 120 s of them.
     assert (left[0], stage.suspected_s[0]) == (300.0, 500.0)
-    assert [one.reason for one in night.debugged] == [
+    assert [one.reason for one in nightly_run.debugged] == [
         f"first divergence of {name}" for name in ("first", "second", "third")
     ]
-    assert (night.code, night.sections["First wrong layers"]) == (1, night.debugged)
+    assert (nightly_run.code, nightly_run.sections["First wrong layers"]) == (1, nightly_run.debugged)
 
 
-def test_an_interrupt_while_debugging_ends_the_night_after_its_report(stage: Stage) -> None:
+def test_an_interrupt_while_debugging_ends_the_nightly_run_after_its_report(stage: Stage) -> None:
     def debug(*_: object) -> tuple[DebuggedJob, ...]:
         raise KeyboardInterrupt
 
     stage.debug = debug
-    night = stage.night(1)
-    assert (night.code, codes(night)) == (130, [1, None, None])
+    nightly_run = stage.nightly_run(1)
+    assert (nightly_run.code, codes(nightly_run)) == (130, [1, None, None])
     assert stage.suspected_s == [], "suspected changes are not measured either"
 
 
 def test_time_that_is_over_leaves_runs_out(stage: Stage) -> None:
     stage.takes_s = 3600.0
-    night = stage.night(0)
-    assert (night.code, codes(night)) == (0, [0, 5, 5])
-    assert night.cells[1].problem == "the budget of the night was over before it could begin"
+    nightly_run = stage.nightly_run(0)
+    assert (nightly_run.code, codes(nightly_run)) == (0, [0, 5, 5])
+    assert nightly_run.cells[1].problem == "the budget of the nightly run was over before it could begin"
 
 
 def test_regressions_alone_have_a_code_of_their_own(stage: Stage) -> None:
     found = Findings((JobNote("smoke/add", "8 % slower"),), confirmed=1)
     stage.findings = [found]
-    assert stage.night(0, 4, 0).code == 3
+    assert stage.nightly_run(0, 4, 0).code == 3
     stage.findings = [found]
-    assert stage.night(0, 1, 0).code == 1
+    assert stage.nightly_run(0, 1, 0).code == 1
 
 
-def test_sigterm_ends_the_night_after_the_run_and_resume_goes_on(stage: Stage) -> None:
-    broken = stage.night(0, 130)
+def test_sigterm_ends_the_nightly_run_after_the_run_and_resume_goes_on(stage: Stage) -> None:
+    broken = stage.nightly_run(0, 130)
     assert (broken.code, codes(broken)) == (130, [0, 130, None])
-    whole = stage.night(0, 0, resume=True)
+    whole = stage.nightly_run(0, 0, resume=True)
     assert (whole.id, whole.code, codes(whole)) == (broken.id, 0, [0, 0, 0])
     assert stage.resumed == ["run-2"]
     assert len(stage.asked) == 3
@@ -185,9 +185,9 @@ def test_a_run_that_cannot_be_read_is_trouble_of_the_farm(stage: Stage) -> None:
         return cell
 
     stage.collect = collect
-    night = stage.night(0, 0, 0)
-    assert (night.code, codes(night)) == (4, [0, 4, 0])
-    assert night.cells[1].problem == "the store does not answer"
+    nightly_run = stage.nightly_run(0, 0, 0)
+    assert (nightly_run.code, codes(nightly_run)) == (4, [0, 4, 0])
+    assert nightly_run.cells[1].problem == "the store does not answer"
 
 
 def test_who_wants_to_know_of_changes_is_told_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +201,6 @@ def test_who_wants_to_know_of_changes_is_told_once(stage: Stage, monkeypatch: py
         for endings in ((0, 0, 0), (1, 0, 0), (1, 0, 0), (0, 0, 0)):
             monkeypatch.setenv("HOOK_URL", hook.url())
             failing = {"first": (JobNote("smoke/add", "wrong"),)} if endings[0] else {}
-            stage.night(*endings, more='[[notify.webhook]]\nurl_env = "HOOK_URL"\n')
+            stage.nightly_run(*endings, more='[[notify.webhook]]\nurl_env = "HOOK_URL"\n')
     verdicts = [msgspec.json.decode(body)["verdict"] for body in hook.bodies]
     assert verdicts == ["failed", "passed"]

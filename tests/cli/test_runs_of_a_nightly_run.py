@@ -53,15 +53,15 @@ def record(
     artifacts: tuple[ArtifactRecord, ...] = (),
     command: str = "farm run",
     name: str = "",
-    night: str = "",
-    line: str = "",
+    nightly_run: str = "",
+    branch: str = "",
 ) -> str:
     """Record a run of `hours` ago that ended; without outcomes it found no device."""
     began = round(now_ms() - hours * HOUR)
-    toolchain = RunToolchain(line, line, private=purpose == "local")
+    toolchain = RunToolchain(branch, branch, private=purpose == "local")
     priority = "nightly" if purpose == "nightly" else "person"
     run_id = store.begin_run(
-        RunRecord(command, user or user_name(), "bench", FACTS, began, priority, toolchain, name, night)
+        RunRecord(command, user or user_name(), "bench", FACTS, began, priority, toolchain, name, nightly_run)
     )
     store.plan_jobs(run_id, JOBS)
     for job, verdict in zip(JOBS, outcomes, strict=False):
@@ -83,18 +83,18 @@ def answer(home: FarmHome, *arguments: str) -> dict[str, object]:
     return found
 
 
-def test_a_night_is_red_where_its_first_cell_was(home: FarmHome, store: Store) -> None:
+def test_a_nightly_run_is_red_where_its_first_cell_was(home: FarmHome, store: Store) -> None:
     with store:
-        record(store, 26, (Verdict.PASSED, *RED[1:]), name="phones/htp", night="n1")
-        red = record(store, 3, RED, name="phones/htp", night="n2")
-        green = record(store, 2, GREEN, name="phones/cpu", night="n2")
-        absent = record(store, 1, name="phones/gpu", night="n2")
+        record(store, 26, (Verdict.PASSED, *RED[1:]), name="phones/htp", nightly_run="n1")
+        red = record(store, 3, RED, name="phones/htp", nightly_run="n2")
+        green = record(store, 2, GREEN, name="phones/cpu", nightly_run="n2")
+        absent = record(store, 1, name="phones/gpu", nightly_run="n2")
         tried = record(store, 0.5, GREEN, purpose="local", name="mine")
         html = html_of(status_page(store, StatusQuery()), None, Address("/", {}))
 
     shown = home.farm("status").stdout
     lines = shown.splitlines()
-    assert lines[0] == "the night: 3 runs, 8 jobs: 4 failed, 4 passed"
+    assert lines[0] == "the nightly run: 3 runs, 8 jobs: 4 failed, 4 passed"
     heads = [line for line in lines if line.startswith("2")]
     assert [head.split(":")[0] for head in heads] == [red, absent, green]
     assert heads[1].endswith("NEVER BEGAN")
@@ -116,43 +116,43 @@ def test_a_night_is_red_where_its_first_cell_was(home: FarmHome, store: Store) -
     assert html.index(f'/runs/{red}"') < html.index(f'/runs/{green}"')
 
 
-def test_cells_of_other_lines_and_nightly_runs_of_cron_are_of_the_night(home: FarmHome, store: Store) -> None:
+def test_cells_of_other_lines_and_nightly_runs_of_cron_are_of_the_nightly_run(home: FarmHome, store: Store) -> None:
     with store:
         before = record(store, 25, RED, command="farm run --suite a --nightly")
-        red = record(store, 2, RED, line="main", command="farm run --suite a --nightly --toolchain main")
+        red = record(store, 2, RED, branch="main", command="farm run --suite a --nightly --toolchain main")
         again = record(store, 3, RED, command="farm run --suite b --nightly")
         fine = record(store, 1, GREEN, command="farm run --suite b --nightly")
     runs = answer(home, "status")["status"]["runs"]  # type: ignore[index]
     assert [one["run"]["run_id"] for one in runs] == [red, fine]
     assert not {before, again} & {one["run"]["run_id"] for one in runs}
-    of_line = answer(home, "status", "--branch", "main")["status"]["runs"]  # type: ignore[index]
-    assert [one["run"]["run_id"] for one in of_line] == [red]
+    of_branch = answer(home, "status", "--branch", "main")["status"]["runs"]  # type: ignore[index]
+    assert [one["run"]["run_id"] for one in of_branch] == [red]
 
 
 def test_a_local_run_is_compared_and_raises_nothing(home: FarmHome, store: Store) -> None:
     from farm.dispatch.history_comparison import record_comparison
 
     with store:
-        nights = [record(store, 24 * days, GREEN) for days in (3, 2, 1)]
+        nightly_runs = [record(store, 24 * days, GREEN) for days in (3, 2, 1)]
         mine = record(store, 0.5, GREEN, size=2000.0, purpose="local")
         comparison = record_comparison(store, mine)
-        assert len(comparison.night.exact) == len(JOBS)
+        assert len(comparison.judged.exact) == len(JOBS)
         assert store.alerts.open() == []
     assert "REGRESSIONS" not in home.farm("status").stdout
     found = answer(home, "history", "s/relu")
     points = {point["run_id"]: point.get("local", False) for point in found["points"]}  # type: ignore[attr-defined]
-    assert points == {**dict.fromkeys(nights, False), mine: True}
+    assert points == {**dict.fromkeys(nightly_runs, False), mine: True}
     assert [one["record"]["tries"] for one in found["reliability"]] == [3]  # type: ignore[attr-defined]
     [row] = [line for line in home.farm("history", "s/relu").stdout.splitlines() if mine[-6:] in line]
     assert "passed, local run" in row
     plain = answer(home, "history", "s/relu", "--no-local")["points"]
-    assert {point["run_id"] for point in plain} == set(nights)  # type: ignore[attr-defined]
+    assert {point["run_id"] for point in plain} == set(nightly_runs)  # type: ignore[attr-defined]
     own = home.farm("status", mine).stdout
     assert "compared with the default branch and not part of its history" in own
     assert f"{mine}: local run of" in own
 
 
-def test_who_never_runs_a_night_sees_what_local_runs_did(home: FarmHome, store: Store) -> None:
+def test_who_never_runs_a_nightly_run_sees_what_local_runs_did(home: FarmHome, store: Store) -> None:
     with store:
         record(store, 2, GREEN, purpose="local")
         mine = record(store, 1, GREEN, purpose="local")
@@ -166,13 +166,13 @@ def test_who_never_runs_a_night_sees_what_local_runs_did(home: FarmHome, store: 
     with open_store(home.state / "farm.db") as again:
         names = [job.id for job in JOBS]
         assert {found.result.run_id for found in again.status.job_results(names)} == {mine}
-        night = record(again, 4, GREEN[:1])
-        assert [found.result.run_id for found in again.status.job_results(names)].count(night) == 1
+        nightly_run = record(again, 4, GREEN[:1])
+        assert [found.result.run_id for found in again.status.job_results(names)].count(nightly_run) == 1
 
 
-def test_latest_is_ones_own_and_that_of_a_night(home: FarmHome, store: Store) -> None:
+def test_latest_is_ones_own_and_that_of_a_nightly_run(home: FarmHome, store: Store) -> None:
     with store:
-        night = record(store, 5, GREEN, user="ci")
+        nightly_run = record(store, 5, GREEN, user="ci")
         record(store, 4, GREEN, purpose="local", name="pad-fix")
         named = record(store, 3, GREEN, purpose="local", name="pad-fix")
         mine = record(store, 2, GREEN, purpose="local")
@@ -180,8 +180,8 @@ def test_latest_is_ones_own_and_that_of_a_night(home: FarmHome, store: Store) ->
         record(store, 0.5, purpose="local")
         assert store.runs.resolve("latest") == mine
         assert store.runs.resolve("latest~1") == named
-        assert store.runs.resolve("latest@nightly") == night
-        assert store.runs.resolve("latest@default") == night
+        assert store.runs.resolve("latest@nightly") == nightly_run
+        assert store.runs.resolve("latest@default") == nightly_run
         assert store.runs.resolve("pad-fix") == named
     assert answer(home, "report", "pad-fix")["id"] == named
     done = home.farm("report", "latest", env={"LOGNAME": "grace"})
@@ -242,15 +242,15 @@ def test_a_run_that_is_not_known_is_answered_with_the_nearest_name_or_the_newest
 
 def test_a_name_that_another_run_has_already_is_said_to_mean_the_new_one(store: Store) -> None:
     config, tools = load_config(None), Toolchain({"executorch": "1.5.1"}, Compiler("", {}), "")
-    said = LogLines()
+    output = LogLines()
     with store:
         record(store, 3, GREEN, name="pads")
         before = record(store, 2, name="pads")
         record(store, 1, GREEN, name="pads", user="ada")
         record(store, 1, GREEN, name="others", user="ada")
-        for name, night in (("", ""), ("others", ""), ("pads", "n1"), ("pads", "")):
-            run_record(config, store, tools, command="farm run", facts={}, name=name, night=night)
-    assert said == [f"'pads' means this run from now on: it meant {before}"]
+        for name, nightly_run in (("", ""), ("others", ""), ("pads", "n1"), ("pads", "")):
+            run_record(config, store, tools, command="farm run", facts={}, name=name, nightly_run=nightly_run)
+    assert output == [f"'pads' means this run from now on: it meant {before}"]
 
 
 def test_a_run_is_removed_with_all_that_is_of_it_alone(home: FarmHome, store: Store) -> None:
@@ -259,7 +259,7 @@ def test_a_run_is_removed_with_all_that_is_of_it_alone(home: FarmHome, store: St
     artifacts = ArtifactStore(home.state / "artifacts")
     shared, own = (ArtifactRecord(artifacts.put(text), len(text), "etdump") for text in (b"shared", b"own"))
     with store:
-        night = record(store, 30, GREEN, artifacts=(shared,))
+        nightly_run = record(store, 30, GREEN, artifacts=(shared,))
         mine = record(store, 1, GREEN, purpose="local", size=2000.0, artifacts=(shared, own))
         record_comparison(store, mine)
     folder = home.state / "runs" / mine
@@ -277,9 +277,9 @@ def test_a_run_is_removed_with_all_that_is_of_it_alone(home: FarmHome, store: St
     assert artifacts.find(shared.sha256)
     assert artifacts.find(own.sha256) is None
     with sqlite3.connect(home.state / "farm.db") as database:
-        assert database.execute("SELECT id FROM run").fetchall() == [(night,)]
+        assert database.execute("SELECT id FROM run").fetchall() == [(nightly_run,)]
         assert database.execute("SELECT count(*) FROM alert").fetchone() == (0,)
-        assert database.execute("SELECT DISTINCT run_id FROM run_job").fetchall() == [(night,)]
+        assert database.execute("SELECT DISTINCT run_id FROM run_job").fetchall() == [(nightly_run,)]
 
 
 def test_a_run_that_goes_on_or_that_an_alert_names_is_not_removed(home: FarmHome, store: Store) -> None:

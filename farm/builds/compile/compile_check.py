@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 
-class Trial(msgspec.Struct, frozen=True):
+class CompileCheck(msgspec.Struct, frozen=True):
     """Result of compiling one job."""
 
     job: str
@@ -38,13 +38,13 @@ class Trial(msgspec.Struct, frozen=True):
     """Last output of the compiler, for a job that did not compile."""
 
 
-def try_compiling(config: Config, tools: Toolchain, jobs: Sequence[Job]) -> list[Trial]:
+def try_compiling(config: Config, tools: Toolchain, jobs: Sequence[Job]) -> list[CompileCheck]:
     """Return the results of compiling `jobs` with a toolchain, each in a process of its own. Raises InfraError."""
     with tempfile.TemporaryDirectory(prefix="farm-check-") as folder, Supervisor() as supervisor:
         return [_try(config, tools, job, Path(folder), supervisor) for job in jobs]
 
 
-def _try(config: Config, tools: Toolchain, job: Job, folder: Path, supervisor: Supervisor) -> Trial:
+def _try(config: Config, tools: Toolchain, job: Job, folder: Path, supervisor: Supervisor) -> CompileCheck:
     key, log = bundle_key(job, tools.versions), folder / "build.log"
     reply = build_one(
         BuildRequest(job, key, dict(tools.versions), str(log)),
@@ -57,7 +57,7 @@ def _try(config: Config, tools: Toolchain, job: Job, folder: Path, supervisor: S
     )
     bundle = BundleCache(folder).lookup(key) if reply.ok else None
     printed = "" if bundle else "\n".join(_read(path) for path in (log, folder / "builder-0.log"))
-    return Trial(
+    return CompileCheck(
         job=job.id,
         backend=job.target.backend,
         ok=bundle is not None,

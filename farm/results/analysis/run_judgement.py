@@ -1,4 +1,4 @@
-"""All series of one night: suspected changes, devices that are off as a whole. Pure: docs/explanation/statistics.md."""
+"""All series of one run: suspected changes, devices that are off as a whole. Pure: docs/explanation/statistics.md."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class DeviceShift(msgspec.Struct, frozen=True):
-    """A device on which one metric of all series is off in one night."""
+    """A device on which one metric of all series is off in one run."""
 
     device: str
     metric: str
@@ -59,7 +59,7 @@ class DeviceShift(msgspec.Struct, frozen=True):
     """Reason in one line."""
 
 
-class NightJudgement(msgspec.Struct, frozen=True):
+class RunJudgement(msgspec.Struct, frozen=True):
     """Judgement of a nightly run. Numbers are indices of observations."""
 
     judgements: tuple[Judgement, ...]
@@ -74,7 +74,7 @@ class NightJudgement(msgspec.Struct, frozen=True):
     """Exact metrics that turn out not to be deterministic tonight."""
 
 
-def judge_night(observations: Sequence[Observation], *, programs: Collection[tuple[str, str]] = ()) -> NightJudgement:
+def judge_run(observations: Sequence[Observation], *, programs: Collection[tuple[str, str]] = ()) -> RunJudgement:
     """Judge all series of a nightly run.
 
     The common change of a device's series is one shift, and each series is judged by its change beyond it. `programs`
@@ -105,7 +105,7 @@ def judge_night(observations: Sequence[Observation], *, programs: Collection[tup
     noisy = [index for index in found if not observations[index].series.exact]
     noisy.sort(key=lambda index: (judgements[index].p_value, observations[index].series.id))
     flipping = tuple(index for index, judgement in enumerate(judgements) if judgement.turns == TURNS)
-    return NightJudgement(tuple(judgements), tuple(shifts), tuple(noisy), exact, flipping)
+    return RunJudgement(tuple(judgements), tuple(shifts), tuple(noisy), exact, flipping)
 
 
 def _recent_change(one: Observation, past: Sequence[float]) -> float:
