@@ -1,7 +1,7 @@
 """Time of the main job from an empty bundle cache, and of the same job again.
 
     python bench/cold_and_warm.py                      quantized_ops for SM8650 on 2 virtual devices
-    python bench/cold_and_warm.py --against CHECKOUT   the same in turns with the farm of another checkout
+    python bench/cold_and_warm.py --against CHECKOUT   the same in turns with another checkout: by its .venv, if any
     python bench/cold_and_warm.py -k conv              jobs with `conv` in their names
     python bench/cold_and_warm.py --quick              one job of smoke on 1 virtual device
 
@@ -18,6 +18,7 @@ On a machine with other work the processor time is the figure to compare.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -30,9 +31,10 @@ from typing import NamedTuple
 
 from empty_cache import empty_environment
 
-# Without the current folder in the search path, which would precede a checkout.
-PYTHON = [sys.executable, "-P"]
-FARM = [*PYTHON, "-m", "farm.cli.main"]
+FARM = ["-P", "-m", "farm.cli.main"]
+"""Words after the interpreter: `farm` without the current folder in the search path, which would precede a checkout."""
+# The command that makes the runner, and its name until 2026-11-27.
+SET_UPS = (["setup", "runtime", "build"], ["runtime", "build"])
 
 
 class Took(NamedTuple):
@@ -50,31 +52,47 @@ class Round(NamedTuple):
     warm: Took
 
 
-def run(chosen: list[str], env: dict[str, str]) -> Took:
+def run(python: str, chosen: list[str], env: dict[str, str]) -> Took:
     """Run the main job, from Enter to prompt."""
     started, before = time.perf_counter(), os.times()
     done = subprocess.run(
-        [*FARM, "run", "--soc", "SM8650", *chosen, "--json"], env=env, stdout=subprocess.PIPE, check=True
+        [python, *FARM, "run", "--soc", "SM8650", *chosen, "--json"], env=env, stdout=subprocess.PIPE, check=True
     )
     seconds, after = time.perf_counter() - started, os.times()
     processor_s = after.children_user + after.children_system - before.children_user - before.children_system
     return Took(seconds, processor_s, len(json.loads(done.stdout)["jobs"]))
 
 
+def set_up(python: str, env: dict[str, str]) -> None:
+    """Make the runner, before the clock starts."""
+    for words in SET_UPS:
+        done = subprocess.run([python, *FARM, *words], env=env, capture_output=True, text=True, check=False)
+        if not done.returncode:
+            return
+    sys.exit(done.stderr)
+
+
 def measure(chosen: list[str], builders: int, checkout: Path | None = None) -> Round:
     """Run the main job twice from an empty bundle cache, with this farm or the farm of `checkout`."""
-    with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
+    # Processes of an earlier farm search the current folder for modules.
+    with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder, contextlib.chdir(folder):
         env = empty_environment(Path(folder), builders=builders)
+        python = sys.executable
         if checkout is not None:
-            # Before the packages of this Python, in builders as well.
-            env["PYTHONPATH"] = str(checkout)
-            imported = subprocess.check_output([*PYTHON, "-c", "import farm; print(farm.__file__)"], env=env, text=True)
+            own = checkout / ".venv" / "bin" / "python"
+            if own.exists():
+                python = str(own)
+            else:
+                # Before the packages of this Python, in builders as well.
+                env["PYTHONPATH"] = str(checkout)
+            asked = [python, "-P", "-c", "import farm; print(farm.__file__)"]
+            imported = subprocess.check_output(asked, env=env, text=True)
             if not Path(imported.strip()).is_relative_to(checkout):
                 sys.exit(
                     f"--against {checkout}: Python imports {imported.strip()} instead; use another virtual environment"
                 )
-        subprocess.run([*FARM, "setup", "runtime", "build"], env=env, check=True, stdout=subprocess.DEVNULL)
-        return Round(run(chosen, env), run(chosen, env))
+        set_up(python, env)
+        return Round(run(python, chosen, env), run(python, chosen, env))
 
 
 def ratio(pairs: list[tuple[Took, Took]], of: str) -> float | None:

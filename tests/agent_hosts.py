@@ -20,7 +20,7 @@ from waiting import until
 
 from farm.base.processes import Supervisor
 from farm.devices.virtual.faults import Fault, inject
-from farm.dispatch.fork_server import PROCESS_NAME
+from farm.dispatch.device_forks import PROCESS_NAME
 from farm.store.cluster.records import Agent
 from farm.store.store import open_store
 from farm.store.view import RunView

@@ -17,8 +17,9 @@ from forked_command import can_fork, command, start_command
 from programs import require_code
 from waiting import poll
 
+from farm.builds.compile.protocol import BUILDER_NAME, TEMPLATE_NAME
 from farm.cli.main import main
-from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
+from farm.dispatch.device_forks import PROCESS_NAME, SERVER_NAME
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def processes_of(home: FarmHome) -> dict[int, str]:
             command, environment = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
             if any(mark in command or mark in environment for mark in marks):
                 name = (folder / "comm").read_text().strip()
-                own = name if name in (SERVER_NAME, PROCESS_NAME) else ""
+                own = name if name in (SERVER_NAME, PROCESS_NAME, BUILDER_NAME, TEMPLATE_NAME) else ""
                 found[int(folder.name)] = own or command.replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue

@@ -16,7 +16,7 @@ from stub_farm import EXPECTED, StubFarm
 from farm.base.config.settings import HealthConfig, LeaseConfig, load_config
 from farm.base.processes import Supervisor
 from farm.base.user import user_name
-from farm.dispatch.fork_server import ForkServer
+from farm.dispatch.device_forks import device_forks
 from farm.dispatch.local_run import LocalRun
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.pool.lease_keeper import LeaseTerms
@@ -99,7 +99,7 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float) -> StubRun:
         pool = DevicePool(devices, store, terms)
         try:
             pool.acquire()
-            LocalRun(plan, pool, store, front, forks=ForkServer(supervisor)).run()
+            LocalRun(plan, pool, store, front, forks=device_forks(supervisor)).run()
         finally:
             pool.close()
             front.notes.close()

@@ -23,9 +23,9 @@ HOSTILE = "import pathlib; pathlib.Path(__file__).with_name('executed').touch()\
 START = """
 import pathlib, sys
 from farm.base.processes import Supervisor
-from farm.dispatch.fork_server import ForkServer
+from farm.dispatch.device_forks import device_forks
 with Supervisor() as supervisor:
-    ForkServer(supervisor).fork(pathlib.Path(sys.argv[1]))
+    device_forks(supervisor).fork(pathlib.Path(sys.argv[1]))
 """
 
 

@@ -40,7 +40,11 @@ COLD = "FARM_TEST_COLD_TORCH"
 """Variable that lets every builder and script start by itself."""
 
 # The words of each command. A builder has more where folders of its toolchain are traced, from the first import on.
-_MODULES = {"farm.builds.compile.builder": 6, "farm.builds.compile.debug.debugger": 4}
+_MODULES = {
+    "farm.builds.compile.builder": 6,
+    "farm.builds.compile.template": 7,
+    "farm.builds.compile.debug.debugger": 4,
+}
 _READ_AT_START = ("GLIBC_", "LD_", "MKL_", "OMP_", "PYTHON", "QNN_")
 _FLOWS = "farm.builds.compile.flows"
 _PRELOADED = ("torch", f"{_FLOWS}.qualcomm", f"{_FLOWS}.xnnpack", f"{_FLOWS}.compiler")

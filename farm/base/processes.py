@@ -15,10 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from farm.base import reaper
 from farm.base.errors import InfraError, MissingToolError
@@ -143,17 +143,20 @@ class Supervisor:
         name: str,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        stdin: int | None = None,
         stdin_pipe: bool = False,
         stdout_pipe: bool = False,
         stderr: Path | None = None,
         stderr_pipe: bool = False,
         pass_fds: Sequence[int] = (),
         foreground: bool = False,
+        popen: Callable[..., Any] | None = None,
     ) -> Child:
         """Start a process in a session of its own.
 
         `env` is its whole environment, by default this process's own. Standard streams are closed unless they are
-        pipes, `child.process.stdin`, `.stdout` and `.stderr`; `stderr` is a new file. With `foreground` the process
+        pipes, `child.process.stdin`, `.stdout` and `.stderr`, or given: `stdin` is a descriptor, `stderr` a new file.
+        `popen` starts the process in place of `subprocess.Popen`, as a fork of another. With `foreground` the process
         stays in this process group with these standard streams, for a program on the terminal; of its children only the
         ones with its environment end with it. Raises MissingToolError for a missing program, InfraError for a failing
         start.
@@ -172,11 +175,11 @@ class Supervisor:
                     errors = subprocess.PIPE if stderr_pipe else nowhere
                     if stderr is not None:
                         errors = stack.enter_context(_new_file(stderr)).fileno()
-                    process = subprocess.Popen(
+                    process = (popen or subprocess.Popen)(
                         words,
                         env={**(os.environ if env is None else env), reaper.MARK: group.mark},
                         cwd=cwd,
-                        stdin=subprocess.PIPE if stdin_pipe else nowhere,
+                        stdin=subprocess.PIPE if stdin_pipe else nowhere if stdin is None else stdin,
                         stdout=subprocess.PIPE if stdout_pipe else nowhere,
                         stderr=errors,
                         pass_fds=(*pass_fds, lifeline.child_end),

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from farm.base.fork_server import ForkServer
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
-    from farm.dispatch.fork_server import ForkServer
     from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.plan import RunPlan

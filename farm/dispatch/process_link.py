@@ -20,7 +20,7 @@ from farm.dispatch.messages import End, Frames, FromDevice, ProcessEnded, Proces
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.dispatch.fork_server import Forked, ForkServer
+    from farm.base.fork_server import Forked, ForkServer
 
 _READ_BYTES = 1 << 16
 

@@ -16,8 +16,9 @@ from stub_farm import SOC, fill_bundle, words_of
 from farm.base.socs import find_soc
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
+from farm.builds.compile.protocol import BUILDER_NAME, TEMPLATE_NAME
+from farm.dispatch.device_forks import PROCESS_NAME, SERVER_NAME
 from farm.dispatch.device_run.health_check import health_check_jobs
-from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, plan
 
@@ -32,7 +33,8 @@ _ROLES = {
     "virtual device": "farm.devices.virtual",
     "adb server": "server nodaemon",
     "runner": "--serve",
-    "builder": "farm.builds.compile.builder",
+    "builder": BUILDER_NAME,
+    "template": TEMPLATE_NAME,
     "tunnel": "farm.devices.ssh.tunnel",
     "worker": PROCESS_NAME,
     "fork server": SERVER_NAME,
@@ -179,7 +181,9 @@ def processes_of(folder: Path) -> list[Process]:
             elif raw and (mark in raw or mark in (entry / "environ").read_bytes()):
                 # A worker is a copy of the controller, under a name that it gives itself.
                 name = (entry / "comm").read_text().strip()
-                command = f"{name} {command}" if name in (SERVER_NAME, PROCESS_NAME) else command
+                command = (
+                    f"{name} {command}" if name in (SERVER_NAME, PROCESS_NAME, BUILDER_NAME, TEMPLATE_NAME) else command
+                )
                 role = next((role for role, word in _ROLES.items() if word in command), "other")
                 found.append(Process(int(entry.name), role, command))
         except OSError:

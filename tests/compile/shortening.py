@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from executorch.backends.qualcomm.utils import qnn_sdk_setup
+from executorch.exir.dialects.edge import _ops
+from ruamel.yaml import YAML
 from torch._dynamo import functional_export
 from torch.export import ExportedProgram, _trace
 from torchao.quantization.pt2e import qat_utils
@@ -16,26 +21,30 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
 from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.builds.compile.flows.qualcomm import calibrate
+from farm.builds.compile.flows.shortcuts import processor_vendor, tried
 from farm.builds.compile.flows.shortcuts import shared_exports as sharing
-from farm.builds.compile.flows.shortcuts import tried
 from farm.builds.compile.flows.shortcuts.bn_patterns import bn_patterns
+from farm.builds.compile.flows.shortcuts.edge_types import edge_types_by_libyaml
 from farm.builds.compile.flows.shortcuts.flat_graphs import flat_graphs
+from farm.builds.compile.flows.shortcuts.processor_vendor import vendor_from_kernel
 from farm.builds.compile.flows.shortcuts.settled_programs import settled_programs
 from farm.suites.suite import Case, Target
 
 INPUTS = (torch.linspace(-1.0, 1.0, 32).reshape(1, 4, 8),)
 TARGET = Target("SM8650", "htp", "8a8w")
 CPU = Target("SM8650", "xnnpack", "fp32")
+read_cpu_vendor = qnn_sdk_setup._read_cpu_vendor
 
 # Shortcuts that are not taken with other versions, with a function that each replaces.
 GATED = (
     (settled_programs, ExportedProgram, "run_decompositions"),
     (flat_graphs, _trace, "_export_to_torch_ir"),
     (bn_patterns, qat_utils, "_fold_conv_bn_qat_helper"),
+    (edge_types_by_libyaml, YAML, "load"),
 )
 VERSIONS = {
     "torch": ("2.13.0", "2.13.0+cpu", "2.13.0+cu126", "2.12.1", "2.14.0", "2.13.0a0+gitabc123", "2.13.0+1234567"),
-    "executorch": ("1.5.1", "1.6.0a0+1234567", "1.5.1+1234567", "1.4.1", ""),
+    "executorch": ("1.5.1", "1.6.0a0+1234567", "1.5.1+1234567", "1.5.0", "1.4.1", "1.4.0", "1.3.1", ""),
     "torchao": ("0.18.0", "0.19.0"),
 }
 
@@ -216,6 +225,29 @@ def patterns(*, short: bool) -> dict[str, object]:
     return {"exported": exported, "graph": [f"{node.op} {node.name} {node.args}" for node in found[0].graph.nodes]}
 
 
+def vendor() -> dict[str, bool]:
+    """Return what ExecuTorch learns about the processor with the shortcut."""
+    asked = qnn_sdk_setup._read_cpu_vendor()
+    no_process = patch.object(subprocess, "Popen", side_effect=AssertionError)
+    no_vendor = patch.object(processor_vendor, "_PROCESSORS", Path(os.devnull))
+    no_package = patch("importlib.util.find_spec", lambda _: None)
+    with vendor_from_kernel(), no_process:
+        same = qnn_sdk_setup._read_cpu_vendor() == asked
+    with vendor_from_kernel(), no_vendor:
+        other = qnn_sdk_setup._read_cpu_vendor() == asked
+    with no_package, vendor_from_kernel():
+        unchanged = qnn_sdk_setup._read_cpu_vendor is read_cpu_vendor
+    return {"without a process": same, "not from the kernel": other, "without py-cpuinfo": unchanged}
+
+
+def edge_types() -> dict[str, bool]:
+    """Return whether the types of edge operators are the same with the shortcut."""
+    plain = _ops._load_edge_dialect_info()
+    with edge_types_by_libyaml(), patch.object(YAML, "get_constructor_parser", side_effect=AssertionError):
+        short = _ops._load_edge_dialect_info()
+    return {"same": short == plain, "many": len(plain) > 100}
+
+
 def untried(package: str) -> int:
     """Return how many functions of torch and torchao are replaced with a version of `package` that was not tried."""
     others = {**tried.installed(), package: "9.9.9"}
@@ -259,6 +291,8 @@ def main() -> None:
                     ),
                 },
                 "settled": settled(),
+                "vendor": vendor(),
+                "edge types": edge_types(),
                 "patterns": [patterns(short=True), patterns(short=False)],
                 "replaced": {package: untried(package) for package in ("", *tried.TRIED)},
                 "versions": {

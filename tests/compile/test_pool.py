@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from farm.base.processes import Supervisor
 from farm.builds.bundles.cache import BundleCache, leftovers
 from farm.builds.bundles.key import bundle_key, relevant_versions
 from farm.builds.compile.pool import BuilderPool, MemoryLimits
-from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.compile.protocol import TEMPLATE_NAME, BuildReply, BuildRequest
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
 
@@ -70,6 +71,19 @@ class Tells(torch.nn.Module):
         super().__init__()
         time.sleep(0.5)
         raise ValueError(f"number {number}")
+class TellsParent(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        parent = pathlib.Path("/proc", str(os.getppid()), "comm").read_text().strip()
+        threads = len(os.listdir("/proc/self/task"))
+        raise ValueError(f"fork of {parent} with {threads} thread, {os.environ['FARM_KNOWN']}")
+class WaitsForMark(torch.nn.Module):
+    def __init__(self, mark):
+        super().__init__()
+        pathlib.Path(mark).with_suffix(f".{os.getpid()}").touch()
+        while not pathlib.Path(mark).exists():
+            time.sleep(0.05)
+        raise ValueError("done")
 class TellsPriority(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -335,6 +349,48 @@ def test_every_job_has_its_own_answer_also_when_its_builder_could_not_be_looked_
     replies = builds.run(*requests, width=1)
     output = {reply.key: reply.reason for reply in replies}
     assert output == {request.key: f"ValueError: number {n}" for n, request in enumerate(requests)}
+
+
+def test_several_builders_are_forks_of_one_process_and_a_single_builder_is_none(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARM_KNOWN", "with its environment")
+    requests = [builds.request(".ops:TellsParent", args=(n,), precision="fp32", backend="xnnpack") for n in range(2)]
+    expected = f"ValueError: fork of {TEMPLATE_NAME} with 1 thread, with its environment"
+    assert [reply.reason for reply in builds.run(*requests)] == [expected] * 2
+    [alone] = builds.run(requests[0])
+    assert TEMPLATE_NAME not in alone.reason
+    assert "with its environment" in alone.reason
+
+
+def test_jobs_are_compiled_again_after_the_process_that_builders_are_forks_of_was_killed(builds: Builds) -> None:
+    mark = builds.scratch / "mark"
+    requests = [
+        builds.request(name, args=args, precision="fp32", backend="xnnpack")
+        for name, args in ((".ops:WaitsForMark", (str(mark),)), (".ops:TellsPriority", ()))
+    ]
+
+    def kill(supervisor: Supervisor, _: BuilderPool) -> None:
+        until(lambda: [*builds.scratch.glob("mark.*")], "a job in progress")
+        template = supervisor.find(TEMPLATE_NAME)
+        os.kill(template.pid, signal.SIGKILL)
+        template.process.wait()
+        mark.touch()
+
+    waiting, other = builds.run(*requests, meanwhile=kill)
+    assert waiting.reason == "ValueError: done"
+    assert len([*builds.scratch.glob("mark.*")]) == 2, "two attempts"
+    assert "niceness" in other.reason
+
+
+def test_builders_start_by_themselves_if_the_process_that_they_are_forks_of_does_not_start(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARM_KNOWN", "as ever")
+    monkeypatch.setattr("farm.builds.compile.template._MODULE", "farm.no_module")
+    requests = [builds.request(".ops:TellsParent", args=(n,), precision="fp32", backend="xnnpack") for n in range(2)]
+    replies = builds.run(*requests)
+    assert ["as ever" in reply.reason and TEMPLATE_NAME not in reply.reason for reply in replies] == [True] * 2
 
 
 def _leaving(builds: Builds) -> list[BuildRequest]:

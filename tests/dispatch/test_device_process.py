@@ -17,7 +17,7 @@ from farm.base.processes import Supervisor
 from farm.devices.adb.server import start_adb_server
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
-from farm.dispatch.fork_server import ForkServer
+from farm.dispatch.device_forks import device_forks
 from farm.dispatch.messages import (
     GRANT_APPLIED,
     Abort,
@@ -59,7 +59,7 @@ class Device:
         )
         self.heard: SimpleQueue[FromDevice] = SimpleQueue()
         self.health: list[str] = []
-        self.process = ForkedProcess(ForkServer(supervisor), folder / "device.log")
+        self.process = ForkedProcess(device_forks(supervisor), folder / "device.log")
         self.process.start(self.heard.put)
 
     def begin(self, **facts: Any) -> None:

@@ -15,9 +15,10 @@ from queue import SimpleQueue
 import pytest
 from waiting import ends, until
 
+from farm.base.fork_server import ForkServer
 from farm.base.processes import Supervisor
+from farm.dispatch.device_forks import PROCESS_NAME, SERVER_NAME, device_forks
 from farm.dispatch.device_run.health_check import health_check_job
-from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME, ForkServer
 from farm.dispatch.messages import Begin, FromDevice, ProcessEnded
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.request.plan import PlannedJob, RunPlan
@@ -31,10 +32,10 @@ ACCESS = (
 # A dispatcher in a process of its own, which prints the ids of its server and of a device process.
 DISPATCHER = """
 import json, pathlib, signal, sys
-from farm.dispatch.fork_server import ForkServer
+from farm.dispatch.device_forks import device_forks
 from farm.base.processes import Supervisor
 with Supervisor() as supervisor:
-    forks = ForkServer(supervisor)
+    forks = device_forks(supervisor)
     forked = forks.fork(pathlib.Path(sys.argv[1]))
     print(json.dumps([forks.pid, forked.pid]), flush=True)
     signal.pause()
@@ -71,7 +72,7 @@ def forks(supervisor: Supervisor) -> Iterator[ForkServer]:
         for name in ACCESS:
             patch.setenv(name, "secret-of-the-store")
         patch.setenv("FARM_TOLD", "yes")
-        yield ForkServer(supervisor)
+        yield device_forks(supervisor)
 
 
 @contextmanager
@@ -139,7 +140,7 @@ def test_ctrl_c_in_a_terminal_does_not_end_a_device_process(forks: ForkServer, t
 
 
 def test_after_the_server_was_killed_the_next_fork_starts_another(supervisor: Supervisor, tmp_path: Path) -> None:
-    forks = ForkServer(supervisor)
+    forks = device_forks(supervisor)
     with device_process(forks, tmp_path / "first") as first:
         before = forks.pid
         os.kill(before, signal.SIGKILL)
@@ -180,7 +181,7 @@ def test_a_stopped_device_process_is_recognized_and_killed(forks: ForkServer, tm
 def test_the_times_of_device_processes_count_as_those_of_the_dispatchers_children(tmp_path: Path) -> None:
     plan = plan_of_many_jobs(tmp_path)
     with Supervisor() as supervisor:
-        forks = ForkServer(supervisor)
+        forks = device_forks(supervisor)
         with device_process(forks, tmp_path) as one:
             one.process.send(Begin(str(plan)))
             until(lambda: _ticks(_stat(one.pid)[11:13]) > 0.1, "some work")

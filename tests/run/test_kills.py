@@ -17,13 +17,14 @@ from farm_home import FarmHome, processes_of, wait_for_no_process
 from stub_home import StubHome, make_stub_home, next_stub_home, write_stub_suite
 from waiting import all_the_time, poll, until
 
-from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
+from farm.builds.compile.protocol import BUILDER_NAME
+from farm.dispatch.device_forks import PROCESS_NAME, SERVER_NAME
 
 VICTIMS = {
     "controller": "run --soc",
     "fork server": SERVER_NAME,
     "worker": PROCESS_NAME,
-    "builder": "farm.builds.compile.builder",
+    "builder": BUILDER_NAME,
     "adb server": "server nodaemon",
     "runner": "--serve",
     "virtual device": "farm.devices.virtual",

@@ -19,7 +19,7 @@ from stub_home import StubHome, make_stub_home, write_stub_suite
 from waiting import until
 
 from farm.devices.virtual.faults import Fault, inject
-from farm.dispatch.fork_server import PROCESS_NAME, SERVER_NAME
+from farm.dispatch.device_forks import PROCESS_NAME, SERVER_NAME
 
 RUN = ("run", "--soc", "SM8650", "--suite", "./mine")
 CASES = 6

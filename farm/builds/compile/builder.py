@@ -1,8 +1,9 @@
 """Builder process: `python -m farm.builds.compile.builder CACHE NAME AS_OF_NS [FOLDER...]`. Jobs come in on stdin.
 
-Torch is loaded once. The builder works in a folder of its own in the cache, which is removed with the leftovers of
-compilers: farm/builds/bundles/cache.py. With folders the builder traces which of their files take part in each bundle,
-and every job has a fork of this process (farm/builds/compile/forking.py).
+Torch is loaded once, before this process was forked (farm/builds/compile/template.py) or by itself. The builder works
+in a folder of its own in the cache, which is removed with the leftovers of compilers: farm/builds/bundles/cache.py.
+With folders the builder traces which of their files take part in each bundle, and every job has a fork of this process
+(farm/builds/compile/forking.py).
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.base.errors import FarmError
+from farm.base.fork_server import take_name
 from farm.base.memory import resident_bytes
 from farm.builds.bundles.cache import BundleCache, builder_folder, work_in
 from farm.builds.bundles.trace import write_trace
 from farm.builds.compile.loaded import LoadedFiles
 from farm.builds.compile.protocol import (
     BEGAN,
+    BUILDER_NAME,
     BuildReply,
     BuildRequest,
     collect_rarely,
     dump_stacks,
+    is_text,
     reason_of,
     reply_pipe,
 )
@@ -41,7 +45,6 @@ if TYPE_CHECKING:
 
     from farm.builds.bundles.bundle import Manifest
     from farm.builds.compile.tracing import Tracer
-    from farm.suites.suite import Job
 
 # Growth in memory that starts a garbage collection: Python counts objects, and a large model in cycles is few of them.
 _LEFT_BYTES = 256 * 2**20
@@ -54,10 +57,27 @@ _NICENESS = 10
 
 def main(argv: list[str]) -> int:
     """Serve requests from stdin until it is closed."""
+    return serve(argv, prepare(Path(argv[0]), int(argv[2]), argv[3:]))
+
+
+def prepare(cache_root: Path, as_of_ns: int, folders: Iterable[str] = ()) -> LoadedFiles:
+    """Set up this process before its first import of torch; return the files that it loads from now on.
+
+    `as_of_ns` is the time when the toolchain was read, and `folders` are traced.
+    """
+    collect_rarely()
+    import_from_source(folders)
+    os.nice(_NICENESS)
+    return LoadedFiles(as_of_ns, cache_root)
+
+
+def serve(argv: list[str], loaded: LoadedFiles) -> int:
+    """Serve requests from stdin until it is closed, in a process that was prepared."""
     replies = reply_pipe()
     dump_stacks()
-    collect_rarely()
-    import_from_source(argv[3:])
+    take_name(BUILDER_NAME)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
     root, requests = Path(argv[0]), iter(sys.stdin.buffer)
     with contextlib.ExitStack() as stack:
         while problem := _enter_folder(stack, root, argv[1]):
@@ -66,7 +86,7 @@ def main(argv: list[str]) -> int:
                 return 1
             refusal = _refusal(msgspec.json.decode(line, type=BuildRequest), problem)
             replies.write(msgspec.json.encode(refusal) + b"\n")
-        _serve_all(requests, replies, BundleCache(root), _Setup(int(argv[2]), tuple(argv[3:])))
+        _serve_all(requests, replies, BundleCache(root), _Setup(int(argv[2]), tuple(argv[3:])), loaded)
         os.chdir("/")
     return 0
 
@@ -97,11 +117,9 @@ class _Setup(NamedTuple):
     """Folders whose files are traced."""
 
 
-def _serve_all(requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache, setup: _Setup) -> None:
-    os.nice(_NICENESS)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
-    loaded = LoadedFiles(setup.as_of_ns, cache.root)
+def _serve_all(
+    requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache, setup: _Setup, loaded: LoadedFiles
+) -> None:
     tracer = _start_tracer(setup.folders) if setup.folders else None
     import torch
 
@@ -134,9 +152,9 @@ def _serve_in_forks(
 
     warm: set[tuple[str, bool]] = set()
     for request in requests:
-        kind = (request.job.target.backend, _is_text(request.job))
+        kind = (request.job.target.backend, is_text(request.job))
         if kind not in warm:
-            _load_flow(request.job)
+            load_flow(*kind)
             if not warm:
                 warm_up()
             warm.add(kind)
@@ -178,19 +196,16 @@ def _refusal(request: BuildRequest, error: Exception) -> BuildReply:
     return BuildReply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
 
 
-def _load_flow(job: Job) -> None:
-    """Load the compile flow of jobs of this kind; a job reports the errors of loading."""
+def load_flow(backend: str, text: bool) -> None:
+    """Load the compile flow of jobs of a kind; a job reports the errors of loading."""
     with contextlib.suppress(Exception, SystemExit):
-        from farm.builds.compile.flows.compiler import flow_of
+        from farm.builds.compile.flows.shortcuts.edge_types import edge_types_by_libyaml
 
-        flow_of(job.target.backend)
-        if _is_text(job):
+        with edge_types_by_libyaml():
+            from farm.builds.compile.flows.compiler import flow_of
+        flow_of(backend)
+        if text:
             importlib.import_module("farm.builds.compile.llm.compiler")
-
-
-def _is_text(job: Job) -> bool:
-    """Return whether `job` needs the decoders of ExecuTorch's examples, whose import takes seconds."""
-    return job.case.generate is not None and not job.case.pte
 
 
 def _serve(
@@ -198,7 +213,7 @@ def _serve(
 ) -> BuildReply:
     # Loaded outside the clock, so that the first job is as fast as the next.
     modules = len(sys.modules)
-    _load_flow(request.job)
+    load_flow(request.job.target.backend, is_text(request.job))
     if len(sys.modules) > modules:
         gc.freeze()
     started = time.perf_counter()

@@ -7,8 +7,9 @@ import signal
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from farm.base.errors import InfraError
 from farm.base.processes import ending
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import base_key, remember_traced
@@ -18,12 +19,14 @@ from farm.builds.compile.current_node import take_node
 from farm.builds.compile.protocol import BuildReply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from farm.base.processes import Supervisor
     from farm.builds.compile.compiler_process import CompilerEnding
     from farm.builds.compile.protocol import BuildRequest
+    from farm.builds.compile.template import BuilderTemplate
     from farm.builds.toolchains.toolchain import Compiler
+    from farm.suites.suite import Job
 
 _TRIES = 2
 
@@ -57,10 +60,13 @@ class BuilderSlot:
         log_folder: Path,
         timeout_s: float,
         gate: BuilderGate,
+        template: BuilderTemplate | None = None,
     ) -> None:
+        """With a `template` builders are its forks."""
         self._number, self._limits, self._timeout_s = number, limits, timeout_s
         self._cache, self._supervisor, self._log_folder = BundleCache(cache_root), supervisor, log_folder
-        self._gate = gate
+        self._gate, self._template = gate, template
+        self._is_fork = False
         self._builder: BuilderProcess | None = None
         self._compiler: Compiler | None = None
         self._abandoned = ""
@@ -114,6 +120,9 @@ class BuilderSlot:
         builder, self._builder = self._builder, None
         if builder is not None:
             builder.end()
+        if self._is_fork and self._template is not None:
+            self._is_fork = False
+            self._template.release()
 
     def _remember(self, request: BuildRequest, compiler: Compiler) -> None:
         """Record the bundle for reuse after edits outside of its trace."""
@@ -125,7 +134,7 @@ class BuilderSlot:
                 remember_traced(self._cache.root, base, request.key)
 
     def _ask(self, request: BuildRequest, compiler: Compiler) -> tuple[BuildReply, _Retry]:
-        builder = self._process(compiler)
+        builder = self._process(compiler, request.job)
         fresh = builder.is_fresh
         answer = builder.ask(request, self._timeout_s, self._limits.most_mb)
         if isinstance(answer, BuildReply):
@@ -158,7 +167,7 @@ class BuilderSlot:
             return failed(reason, infra=True), _Retry.ALONE
         return failed(f"the builder process ended with {ending(ended.code)}: see {log}", infra=True), _Retry.BESIDE
 
-    def _process(self, compiler: Compiler) -> BuilderProcess:
+    def _process(self, compiler: Compiler, job: Job) -> BuilderProcess:
         """Return the process; a fresh one if it has ended, has grown too much or belongs to another toolchain."""
         builder = self._builder
         is_right = builder is not None and self._compiler == compiler
@@ -166,14 +175,22 @@ class BuilderSlot:
             return builder
         self.end()
         self._compiler = compiler
-        self._builder = BuilderProcess(
-            self._number,
-            self._cache.root,
-            compiler,
-            self._supervisor,
-            self._log_folder / f"builder-{self._number}.log",
-        )
+        popen = None
+        if self._template is not None:
+            popen = self._template.acquire(compiler, job, self._timeout_s, lambda: self._gate.is_stopping)
+        self._is_fork = popen is not None
+        try:
+            self._builder = self._start(compiler, popen)
+        except InfraError:
+            # The template may have exited meanwhile.
+            if popen is None:
+                raise
+            self._builder = self._start(compiler, None)
         return self._builder
+
+    def _start(self, compiler: Compiler, popen: Callable[..., Any] | None) -> BuilderProcess:
+        log = self._log_folder / f"builder-{self._number}.log"
+        return BuilderProcess(self._number, self._cache.root, compiler, self._supervisor, log, popen)
 
 
 class BuilderGate:

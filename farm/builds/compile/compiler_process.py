@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from farm.builds.compile.protocol import BEGAN, CRASHES, BuildReply, BuildReques
 from farm.builds.toolchains.interpreters import process_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from farm.base.processes import Supervisor
@@ -37,6 +37,15 @@ SAME_EACH_TIME = {
 _LOOK_EVERY_S = 0.1
 # Most bytes that compilers may leave in the folder of a builder before it gets no further job.
 _MOST_LEFT_BYTES = 2**30
+
+
+def builder_process_environment(compiler: Compiler) -> dict[str, str]:
+    """Return the environment of builders of `compiler`."""
+    return _process_environment({**compiler.env, **ONE_THREAD})
+
+
+def _process_environment(env: Mapping[str, str]) -> dict[str, str]:
+    return {**process_environment(env), **SAME_EACH_TIME, "TOKENIZERS_PARALLELISM": "false"}
 
 
 class CompilerEnding(NamedTuple):
@@ -72,16 +81,18 @@ class CompilerProcess:
         name: str,
         compiler: Compiler,
         log: Path,
+        popen: Callable[..., Any] | None = None,
     ) -> None:
-        """Start the process; its output goes to `log`. Raises InfraError if it cannot be started."""
+        """Start the process, as a fork by `popen`; its output goes to `log`. Raises InfraError."""
         self.log = log
         self._child = supervisor.spawn(
             [compiler.python, "-m", module, *arguments],
             name=name,
-            env={**process_environment(compiler.env), **SAME_EACH_TIME, "TOKENIZERS_PARALLELISM": "false"},
+            env=_process_environment(compiler.env),
             stdin_pipe=True,
             stdout_pipe=True,
             stderr=log,
+            popen=popen,
         )
 
     @property
@@ -129,8 +140,16 @@ class CompilerProcess:
 class BuilderProcess(CompilerProcess):
     """Builder process that gets its requests from one thread."""
 
-    def __init__(self, number: int, cache_root: Path, compiler: Compiler, supervisor: Supervisor, log: Path) -> None:
-        """Start the builder. Raises InfraError if it cannot be started."""
+    def __init__(
+        self,
+        number: int,
+        cache_root: Path,
+        compiler: Compiler,
+        supervisor: Supervisor,
+        log: Path,
+        popen: Callable[..., Any] | None = None,
+    ) -> None:
+        """Start the builder, as a fork of a template by `popen`. Raises InfraError if it cannot be started."""
         self.is_fresh = True
         """True until the first reply."""
         # The builder has another current folder than this process, so that the path must be absolute.
@@ -139,7 +158,8 @@ class BuilderProcess(CompilerProcess):
         folders = [root.folder for root in compiler.developed]
         arguments = (str(cache_root), self._name, str(compiler.as_of_ns), *folders)
         compiler = msgspec.structs.replace(compiler, env={**compiler.env, **ONE_THREAD})
-        super().__init__("farm.builds.compile.builder", arguments, supervisor, f"builder-{number}", compiler, log)
+        name = f"builder-{number}"
+        super().__init__("farm.builds.compile.builder", arguments, supervisor, name, compiler, log, popen)
 
     def has_grown(self, recycle_mb: int) -> bool:
         """Return whether more than `recycle_mb` of memory or a full folder exclude the builder from another job."""

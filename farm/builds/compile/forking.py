@@ -95,11 +95,6 @@ def warm_up() -> None:
             prepared(*inputs)
             convert_pt2e(prepared)
             to_edge(exported).to_executorch()
-    with contextlib.suppress(Exception):
-        # ExecuTorch starts a process for the processor's vendor, which takes a second, and caches the answer.
-        from executorch.backends.qualcomm.utils import qnn_sdk_setup
-
-        qnn_sdk_setup._host_is_amd()  # noqa: SLF001 - where there is none of that name a job asks
 
 
 def is_single_threaded() -> bool:

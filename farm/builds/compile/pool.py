@@ -13,6 +13,7 @@ from farm.builds.bundles.key import source_as_of_ns
 from farm.builds.bundles.reuse import forget_pruned
 from farm.builds.compile.builder_slot import BuilderGate, BuilderSlot, MemoryLimits
 from farm.builds.compile.order import case_of, take_next
+from farm.builds.compile.template import BuilderTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,7 +27,7 @@ __all__ = ["BuilderPool", "MemoryLimits", "build_one"]
 
 
 class BuilderPool:
-    """Pool of `width` builder processes, each fed by a thread of this process.
+    """Pool of `width` builder processes, forks of one process, each fed by a thread of this process.
 
     The threads call `is_wanted(key)` and leave unwanted bundles out; for the others they call `on_start(key)` and then
     `on_done(reply)`.
@@ -56,6 +57,9 @@ class BuilderPool:
         self._cache, self._compiler = BundleCache(cache_root), compiler
         self._on_start, self._on_done, self._is_wanted = on_start, on_done, is_wanted
         self._gate = BuilderGate()
+        width = min(width, len(self._queue))
+        # A single builder shares its imports with no other.
+        self._template = BuilderTemplate(supervisor, cache_root, log_folder) if width > 1 else None
         self._slots = [
             BuilderSlot(
                 number,
@@ -65,9 +69,11 @@ class BuilderPool:
                 log_folder=log_folder,
                 timeout_s=timeout_s,
                 gate=self._gate,
+                template=self._template,
             )
-            for number in range(min(width, len(self._queue)))
+            for number in range(width)
         ]
+        self._working = len(self._slots)
         self._threads = [
             threading.Thread(target=self._feed, args=(slot,), name=f"builder-{number}")
             for number, slot in enumerate(self._slots)
@@ -124,6 +130,11 @@ class BuilderPool:
             # The cleanup follows the reply, so that no job waits for it.
             slot.clean_up(request.key)
         slot.end()
+        with self._taking:
+            self._working -= 1
+            is_last = not self._working
+        if is_last and self._template is not None:
+            self._template.close()
 
 
 def build_one(

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 """Signals of a crashed compiler; any other signal that ends a builder comes from outside."""
 
+BUILDER_NAME, TEMPLATE_NAME = "farm-builder", "farm-template"
+"""Names in `ps -o comm`."""
+
 BEGAN = b"began\n"
 """Line that a builder sends before it compiles a request: its end after this line is due to the compiler."""
 
@@ -53,6 +56,11 @@ class BuildReply(msgspec.Struct, frozen=True):
     """Exception as one line; empty when ok."""
     infra: bool = False
     """True for a fault of the machine (no space, no permission), not of the job."""
+
+
+def is_text(job: Job) -> bool:
+    """Return whether `job` needs the decoders of ExecuTorch's examples, whose import takes seconds."""
+    return job.case.generate is not None and not job.case.pte
 
 
 def exit_reason(code: object) -> str:

@@ -187,14 +187,14 @@ class _Run(RunSteps):
         before: Sequence[DeviceView],
     ) -> None:
         """Run `jobs`; `before` has the devices of a resumed run."""
-        from farm.dispatch.fork_server import ForkServer
+        from farm.dispatch.device_forks import device_forks
         from farm.dispatch.local_run import LocalRun
         from farm.dispatch.pool.device_pool import DevicePool
         from farm.dispatch.request.resume import require_same_runtimes
 
         wait = Wait(self._request.wait_s)
         # The fork server imports its modules meanwhile.
-        forks = ForkServer(supervisor)
+        forks = device_forks(supervisor)
         with ThreadPoolExecutor(1) as aside:
             allocation = aside.submit(self._fleet, jobs, storage, supervisor)
             planned = self._order(jobs, tools, self._rebuild)

@@ -30,6 +30,7 @@ from farm.builds.bundles.cache import BundleCache, remove_leftovers
 from farm.builds.bundles.reuse import forget_pruned
 from farm.builds.compile.builder_slot import BuilderGate, BuilderSlot, MemoryLimits
 from farm.builds.compile.protocol import BuildReply
+from farm.builds.compile.template import BuilderTemplate
 from farm.dispatch.cluster.agent.build_task import RefusedBuildError, job_here, prepare_build
 from farm.dispatch.cluster.agent.host_toolchains import HostToolchains
 from farm.dispatch.cluster.bundles import failed_build, sent_build
@@ -103,6 +104,8 @@ class BuildHost:
         self._agent = agent
         folder = self._stack.enter_context(own_folder(self._config.cache_dir / "build-host", agent.token[:16]))
         limits = MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb)
+        several = self._config.builders > 1
+        template = BuilderTemplate(self._supervisor, self._config.cache_dir, folder) if several else None
         self._slots = [
             _BuildSlot(
                 self,
@@ -114,6 +117,7 @@ class BuildHost:
                     log_folder=folder,
                     timeout_s=self._config.build_timeout_s,
                     gate=self._gate,
+                    template=template,
                 ),
                 folder,
             )

@@ -33,8 +33,8 @@ from farm.dispatch.cluster.agent.shared_jobs import SharedJobs, SharedParts
 from farm.dispatch.cluster.agent.shared_records import SharedRecords
 from farm.dispatch.cluster.agent.timing import Timing
 from farm.dispatch.cluster.files.prepare import Preparer
+from farm.dispatch.device_forks import device_forks
 from farm.dispatch.dispatcher import Dispatcher
-from farm.dispatch.fork_server import ForkServer
 from farm.dispatch.pool.announce import Announcer, hide_secrets
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.base.config.settings import Config
+    from farm.base.fork_server import ForkServer
     from farm.devices.device import Device
     from farm.dispatch.cluster.agent.builds import BuildHost
     from farm.dispatch.cluster.delivery.worker import MessageDelivery
@@ -234,7 +235,7 @@ class HostAgent:
 
     def _device_process(self, device: Device) -> ForkedProcess:
         if self._forks is None:
-            self._forks = ForkServer(self._supervisor)
+            self._forks = device_forks(self._supervisor)
         return ForkedProcess(self._forks, self._folder.path / "logs" / f"{device.id.replace('/', '_')}.log")
 
     # The decision thread.

@@ -13,7 +13,7 @@ from farm.base.config.toolchains import DEFAULT
 from farm.base.errors import FarmError
 from farm.builds.bundles.key import recipe_digest, recipe_now
 from farm.dispatch.cluster.toolchain_id import offered
-from farm.dispatch.fork_server import SECRETS
+from farm.dispatch.device_forks import SECRETS
 
 if TYPE_CHECKING:
     from farm.base.config.settings import Config

@@ -1,4 +1,4 @@
-"""All shortcuts. Imports torch."""
+"""All shortcuts of jobs. Imports torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from farm.builds.compile.flows.shortcuts.composite_operators import cached_kerne
 from farm.builds.compile.flows.shortcuts.delegate_options import options_read_once
 from farm.builds.compile.flows.shortcuts.flat_graphs import flat_graphs
 from farm.builds.compile.flows.shortcuts.graph_code import late_code, shared_origins
+from farm.builds.compile.flows.shortcuts.processor_vendor import vendor_from_kernel
 from farm.builds.compile.flows.shortcuts.settled_programs import settled_programs
 from farm.builds.compile.flows.shortcuts.shared_exports import shared_exports
 
@@ -23,6 +24,7 @@ SHORTCUTS: tuple[Callable[[], AbstractContextManager[None]], ...] = (
     shared_origins,
     late_code,
     options_read_once,
+    vendor_from_kernel,
     settled_programs,
     flat_graphs,
     bn_patterns,

@@ -1,0 +1,322 @@
+"""Server that forks processes from one process with all imports: a fork costs milliseconds, an import seconds.
+
+`ForkServer` is the client's end. The server is a program that calls `serve_forks`: it has one thread, and exits when
+the client's end of its socket is closed. A fork is in a session of its own. Forks end with their server, by the reaper
+(farm.base.reaper), and with the client, by a pipe (farm.base.lifeline).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import msgspec
+
+from farm.base.lifeline import Lifeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from farm.base.processes import Child, Supervisor
+
+_MESSAGE_BYTES = 2**18
+_MOST_STREAMS = 8
+_NONE, _READY = "none", "ready"
+
+
+class Forked(NamedTuple):
+    """A fork with pipes to its standard input and output."""
+
+    pid: int
+    stdin: int
+    """Descriptor of a pipe to its standard input."""
+    stdout: int
+    """Descriptor of a pipe from its standard output."""
+    lifeline: Lifeline
+
+
+class ForkRequest(msgspec.Struct, frozen=True):
+    """Request for a fork."""
+
+    words: tuple[str, ...] = ()
+    """Arguments of the fork."""
+    env: dict[str, str] = {}
+    """Whole environment of the fork; empty for the server's."""
+
+
+class ForkServer:
+    """Makes forks of a program. Several threads may use it."""
+
+    def __init__(
+        self, supervisor: Supervisor, argv: Sequence[str], *, name: str, env: Mapping[str, str], log: Path | None = None
+    ) -> None:
+        """Start the server, the program `argv` with the environment `env`. Raises InfraError."""
+        self._supervisor, self._argv, self._name, self._env, self._log = supervisor, argv, name, env, log
+        self._lock = threading.Lock()
+        self._is_ready = False
+        self._control, self._child = self._start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._child.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """True for a running server."""
+        return self._child.process.poll() is None
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Return whether the server has imported its modules within `timeout_s`. Raises OSError if it has exited."""
+        with self._lock:
+            if not self._is_ready:
+                self._control.settimeout(max(0.0, timeout_s))
+                try:
+                    self._take_ready(self._control.recv(_MESSAGE_BYTES).decode())
+                except (BlockingIOError, TimeoutError):
+                    return False
+                finally:
+                    self._control.settimeout(None)
+            return True
+
+    def fork(self, log: Path) -> Forked:
+        """Return a new fork whose standard error goes into `log`, made anew. Raises OSError, InfraError."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            stdin, to_process = os.pipe()
+            from_process, stdout = os.pipe()
+            for number in (stdin, stdout):
+                theirs.callback(os.close, number)
+            for number in (to_process, from_process):
+                ours.callback(os.close, number)
+            stderr = theirs.enter_context(log.open("wb")).fileno()
+            lifeline = Lifeline()
+            ours.callback(lifeline.cut)
+            streams = [stdin, stdout, stderr, lifeline.child_end]
+            pid = self._fork(ForkRequest(), streams, again=True)
+            lifeline.tie(pid, group=True)
+            ours.pop_all()
+        return Forked(pid, to_process, from_process, lifeline)
+
+    def popen(
+        self, words: Sequence[str], *, env: Mapping[str, str], stderr: int, pass_fds: Sequence[int], **_: Any
+    ) -> ForkProcess:
+        """Return a new fork with pipes, in place of the `subprocess.Popen` of `Supervisor.spawn`.
+
+        Raises OSError, also if the server has exited: `Supervisor.spawn` cannot start another meanwhile.
+        """
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            stdin, to_process = os.pipe()
+            from_process, stdout = os.pipe()
+            for number in (stdin, stdout):
+                theirs.callback(os.close, number)
+            pipes = os.fdopen(to_process, "wb"), os.fdopen(from_process, "rb")
+            for pipe in pipes:
+                ours.callback(pipe.close)
+            request = ForkRequest(tuple(words), dict(env))
+            pid = self._fork(request, [stdin, stdout, stderr, *pass_fds])
+            process = ForkProcess(self, pid, *pipes)
+            ours.pop_all()
+        return process
+
+    def wait(self, pid: int) -> int | None:
+        """Return the exit code of a fork that is ending, -n for signal n; None if the server has changed."""
+        with contextlib.suppress(OSError):
+            return self._ask(f"wait {pid}", [])
+        return None
+
+    def close(self) -> None:
+        """End the server and its forks."""
+        self._child.terminate(timeout_s=0.0)
+        self._control.close()
+
+    def _fork(self, request: ForkRequest, streams: list[int], *, again: bool = False) -> int:
+        """Return the id of a new fork; with `again` of another server if this one was killed.
+
+        Raises OSError, InfraError.
+        """
+        pid = self._ask(msgspec.json.encode(request).decode(), streams, again=again)
+        if pid is None:
+            raise OSError(errno.EAGAIN, "no other process can be made")
+        return pid
+
+    def _ask(self, request: str, streams: list[int], *, again: bool = False) -> int | None:
+        with self._lock:
+            answer = self._send(request, streams)
+            if not answer and again:
+                # The server was killed; the reaper ends its forks.
+                self._control.close()
+                self._is_ready = False
+                self._control, self._child = self._start()
+                answer = self._send(request, streams)
+        if not answer:
+            raise OSError(errno.EPIPE, f"{self._name} has exited")
+        return None if answer == _NONE else int(answer)
+
+    def _send(self, request: str, streams: list[int]) -> str:
+        """Return the answer; empty if the server has exited."""
+        try:
+            socket.send_fds(self._control, [request.encode()], streams)
+            if not self._is_ready:
+                self._take_ready(self._control.recv(_MESSAGE_BYTES).decode())
+            return self._control.recv(_MESSAGE_BYTES).decode()
+        except OSError:
+            return ""
+
+    def _take_ready(self, message: str) -> None:
+        if message != _READY:
+            raise OSError(errno.EPIPE, f"{self._name} has exited")
+        self._is_ready = True
+
+    def _start(self) -> tuple[socket.socket, Child]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                child = self._supervisor.spawn(
+                    self._argv, name=self._name, env=self._env, stdin=theirs.fileno(), stderr=self._log
+                )
+            except BaseException:
+                ours.close()
+                raise
+        return ours, child
+
+
+class ForkProcess:
+    """Fork of a server with the methods of `subprocess.Popen` that a Child needs. Several threads may use it."""
+
+    stderr = None
+
+    def __init__(self, server: ForkServer, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self.pid, self.stdin, self.stdout = pid, stdin, stdout
+        self.returncode: int | None = None
+        self._server, self._lock = server, threading.Lock()
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            # Server and fork have exited.
+            self._pidfd = -1
+
+    def poll(self) -> int | None:
+        """Return the exit code, -n for signal n; None for a running process."""
+        return self._look(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code as soon as there is one. Raises subprocess.TimeoutExpired."""
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return code
+
+    def _look(self, timeout_s: float | None) -> int | None:
+        if self.returncode is None and self._has_exited(timeout_s):
+            with self._lock:
+                if self.returncode is None:
+                    code = self._server.wait(self.pid)
+                    # Without its server a fork is killed by the reaper.
+                    self.returncode = -signal.SIGKILL if code is None else code
+                    if self._pidfd >= 0:
+                        os.close(self._pidfd)
+        return self.returncode
+
+    def _has_exited(self, timeout_s: float | None) -> bool:
+        # A copy, as another thread closes the descriptor of an exited process.
+        with self._lock:
+            if self.returncode is not None or self._pidfd < 0:
+                return True
+            copy = os.dup(self._pidfd)
+        try:
+            poller = select.poll()
+            poller.register(copy, select.POLLIN)
+            return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
+        finally:
+            os.close(copy)
+
+
+def serve_forks(
+    prepare: Callable[[], None], run: Callable[[Sequence[str]], int], *, may_fork: Callable[[], bool] = lambda: True
+) -> None:
+    """Serve the socket at standard input: call `prepare` once, then `run(words)` in each fork, which exits with it.
+
+    A request while `may_fork` returns False is refused. Returns when the other end is closed.
+    """
+    control = socket.socket(fileno=os.dup(0))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+    prepare()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()
+    # The client may have exited.
+    with contextlib.suppress(OSError):
+        control.send(_READY.encode())
+    while True:
+        data, streams, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, _MOST_STREAMS)
+        if not data:
+            return
+        word, _, number_text = data.decode().partition(" ")
+        if word == "wait":
+            try:
+                code = str(os.waitstatus_to_exitcode(os.waitpid(int(number_text), 0)[1]))
+            except ChildProcessError:
+                code = _NONE
+            control.send(code.encode())
+            continue
+        ready, say_ready = os.pipe()
+        try:
+            pid = os.fork() if may_fork() else -1
+        except OSError:
+            pid = -1
+        if not pid:
+            control.close()
+            os.close(ready)
+            _be_fork(msgspec.json.decode(data, type=ForkRequest), streams, say_ready, run)
+        for stream in (*streams, say_ready):
+            os.close(stream)
+        # Until the process has a session of its own, or has exited.
+        os.read(ready, 1)
+        os.close(ready)
+        control.send((_NONE if pid < 0 else str(pid)).encode())
+
+
+def take_name(name: str) -> None:
+    """Make `name` the name of this process in `ps -o comm`."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
+def _be_fork(request: ForkRequest, streams: list[int], say_ready: int, run: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Run a fork, and exit; close `say_ready` once it has a session of its own. The lifeline stays open."""
+    code = 1
+    try:
+        os.setsid()
+        os.close(say_ready)
+        for number, stream in enumerate(streams[:3]):
+            os.dup2(stream, number)
+            os.close(stream)
+        if request.env:
+            os.environ.clear()
+            os.environ.update(request.env)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        from farm.base import processes
+
+        code = run(request.words)
+        processes.close()
+    except BaseException:  # noqa: BLE001 - nothing may return into the server's loop
+        traceback.print_exc()
+    for output in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            output.flush()
+    os._exit(code)
