@@ -13,18 +13,25 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import chromium
+import msgspec
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
+from shared_rows import shards, submit
 
 from farm.serve.pages.all import PAGES as ALL_PAGES
 from farm.store.accounts import Role
+from farm.store.store import open_store
+
+from .conftest import running
 
 if TYPE_CHECKING:
     from conftest import Filled, Server
+
+    from farm.base.config.settings import Config
 
 
 JOB = "quantized_ops%2Fsoftmax%5BSM8650-htp-8a8w%5D"
@@ -344,6 +351,28 @@ def test_an_alert_is_assigned_and_accepted_and_a_job_runs_again_on_their_pages(
         ["eve", "jobs", "rerun", f"--run={filled.runs[3]}", "--", unquote(JOB)],
         ["eve", "run", "--suite=smoke", "--soc=SM8650", "--name=from the page"],
     ]
+    assert complaints(browser) == []
+
+
+def test_a_submitted_run_is_cancelled_on_its_page(
+    browser: WebDriver, config: Config, new_store: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shared = msgspec.structs.replace(config, store_url=new_store("cancelled"))
+    with open_store(shared.store_url) as store:
+        token = store.accounts.add("eve", Role.DEVELOPER)
+        own, other = (submit(store, shards(1), user) for user in ("eve", "ada"))
+        with running(shared) as server:
+            sign_in(browser, server, token, f"/runs/{other}")
+            assert not browser.find_elements(By.CSS_SELECTOR, 'form[action="/actions/cancel"]')
+            show(browser, f"{server.url}/runs/{own}")
+            look_at_all_sizes(browser, tmp_path_factory, "submitted")
+            assert f"run {own} is cancelled" in press(browser, "cancel")
+            assert browser.current_url == f"{server.url}/runs/{own}"
+            show(browser, f"{server.url}/queue")
+            look_at_all_sizes(browser, tmp_path_factory, "queue")
+            assert not browser.find_elements(By.CSS_SELECTOR, 'form[action="/actions/cancel"]')
+        orders = {one.run_id: one.cancelled_by for one in map(store.cluster.order, (own, other)) if one is not None}
+    assert orders == {own: "eve", other: ""}
     assert complaints(browser) == []
 
 
