@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
-    from farm.store.change import Changes
 
 BUSY_TIMEOUT_MS = 5_000
 # Longest wait for other writers in all. SQLite's own wait polls ever more rarely, so that the newest of many writers
@@ -184,22 +183,8 @@ class Database:
 
         self._retry_conflicts(once)
 
-    def version(self) -> tuple[Any, ...]:
-        """Return a version that equals an earlier version only without a commit in between. Raises StoreError."""
-        self._look()
-        with self._store_errors():
-            return self._changes.version()
-
-    @cached_property
-    def _changes(self) -> Changes:
-        from farm.store.change import Changes
-
-        return Changes(self._engine)
-
     def close(self) -> None:
         """Close every connection."""
-        if "_changes" in self.__dict__:
-            self._changes.close()
         self._engine.dispose()
         if "_single" in self.__dict__:
             self._single.dispose()

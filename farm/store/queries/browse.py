@@ -185,10 +185,6 @@ class Browse:
     def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
         self._database, self._clock = database, clock
 
-    def version(self) -> tuple[Any, ...]:
-        """Return what equals an earlier answer of this store only when nothing was committed in between."""
-        return self._database.version()
-
     def runs(self, wanted: RunFilter, limit: int, offset: int = 0) -> tuple[list[ListedRun], int]:
         """Return `limit` runs from `offset` on, newest first, and how many there are in all."""
         run = schema.run.c
