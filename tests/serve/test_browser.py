@@ -99,7 +99,7 @@ def test_a_run_moves_on_while_somebody_looks_and_keeps_the_focus(
 ) -> None:
     show(browser, f"{server.url}/runs")
     row = f'tr[data-run="{filled.live}"]'
-    assert find(browser, f"{row} .js-told").text == "1 of 8 jobs: 1 passed"
+    assert find(browser, f"{row} .js-progress-text").text == "1 of 8 jobs: 1 passed"
     box = find(browser, 'select[name="user"]')
     box.click()
     wait(browser, lambda b: find(b, "#live-note").text == "Live.")
@@ -114,7 +114,7 @@ def test_a_run_moves_on_while_somebody_looks_and_keeps_the_focus(
     )
     url = filled.store._database.name
     subprocess.run([sys.executable, "-c", code, url, filled.live, filled.jobs[1].id, filled.jobs[2].id], check=True)
-    wait(browser, lambda b: find(b, f"{row} .js-told").text == "3 of 8 jobs: 2 failed, 1 passed")
+    wait(browser, lambda b: find(b, f"{row} .js-progress-text").text == "3 of 8 jobs: 2 failed, 1 passed")
     assert browser.execute_script("return arguments[0].value", find(browser, f"{row} progress")) == 3
     filled.store.finish_run(filled.live, 1)
     wait(browser, lambda b: "has ended" in find(b, "#live").text)

@@ -154,4 +154,4 @@ def test_every_page_is_made_of_either_database(store: Store, make: Make) -> None
         assert shown in html_of(facts, None, Address(path, query), may=lambda _: False)
         assert msgspec.json.encode(facts)
     assert len(device_page(store, DeviceQuery(device=device.id)).attempts) == 6
-    assert progress_page(store, ProgressQuery()).runs[0].told == "2 of 2 jobs: 1 failed, 1 passed"
+    assert progress_page(store, ProgressQuery()).runs[0].text == "2 of 2 jobs: 1 failed, 1 passed"
