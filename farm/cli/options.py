@@ -16,7 +16,7 @@ from farm.base.durations import LONGEST_S, in_seconds
 from farm.base.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -113,6 +113,20 @@ def pull_request_option() -> Decorator:
     text = ("Set a commit status and write or replace one comment, with the token in GITHUB_TOKEN or GITLAB_TOKEN; "
             "ci: the pull request of the running CI job.")  # fmt: skip
     return click.option("--pull-request", default="", callback=named, metavar="URL|ci", help=text)
+
+
+def is_given(context: click.Context, parameter: click.Parameter) -> bool:
+    """Return True for an option on the command line, and False for a default."""
+    source = context.get_parameter_source(parameter.name) if parameter.name else None
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def require_for_server(taken: Collection[str]) -> None:
+    """Raise UsageError for a given option that the server of $FARM_SERVER would ignore."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        if option.name not in taken and is_given(context, option):
+            raise UsageError(f"{option.opts[-1]} is not for the server of $FARM_SERVER: leave it out")
 
 
 def limit_option(text: str, default: int = 20) -> Decorator:

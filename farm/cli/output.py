@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -21,8 +22,7 @@ from farm.base.text import json_document, one_line, visible
 from farm.report.terminal.layout import UNBOUNDED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from farm.base.config.settings import Config
     from farm.serve.client import Server
@@ -73,9 +73,29 @@ def reading(config_file: Path | None, *, readonly: bool = True) -> Iterator[Read
         yield StoreReader(config, store)
 
 
-def deliver(view: RunView, *, report: Path, html: Path | None, junitxml: Path | None, as_json: bool) -> None:
-    """Print the run and write the files. Raises UsageError for a file that cannot be written."""
-    if html is not None:
+def acted(action: str, *, as_json: bool, taken: Collection[str] = (), **asked: Any) -> bool:
+    """Perform an action on the server of $FARM_SERVER and print its effect; return False without a server.
+
+    Raises UsageError for a given option of the command that is neither in `asked` nor in `taken`.
+    """
+    server = asked_server()
+    if server is None:
+        return False
+    from farm.cli.options import require_for_server
+
+    require_for_server({*asked, *taken, "as_json", "config_file"})
+    done = server.act(action, **asked)
+    shown = {name: value for name in ("device", "run_id", "log") if (value := getattr(done, name))}
+    show({"done": done.done, **shown}, [done.done], as_json=as_json)
+    return True
+
+
+def deliver(view: RunView, *, report: Path | str, html: Path | None, junitxml: Path | None, as_json: bool) -> None:
+    """Print the run and write the files; `report` is a file, or the address of a page.
+
+    Raises UsageError for a file that cannot be written.
+    """
+    if html is not None and isinstance(report, Path):
         write_file(html, report.read_text(encoding="utf-8"))
     if junitxml is not None:
         from farm.report.formats.junit import render_junit

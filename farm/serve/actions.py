@@ -6,6 +6,7 @@ An action is a function that takes its context and checked fields and returns a 
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import subprocess
@@ -22,6 +23,7 @@ from farm.dispatch.pool.inventory import resolve_device
 from farm.dispatch.pool.reserve import clock_time, give_back, reserve_device
 from farm.numbers.regressions import baseline
 from farm.numbers.regressions.remarks import assign
+from farm.serve import submission
 from farm.serve.page import Text
 from farm.store.accounts import Role
 
@@ -56,6 +58,8 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True):
     from_ms: int = 0
     until_ms: int = 0
     run_id: str = ""
+    suite: str = ""
+    """Name of an uploaded suite in `run`."""
     log: str = ""
     """File on the server with the output of a started command."""
 
@@ -112,8 +116,8 @@ def cancel_run(context: Context, asked: CancelRun) -> Done:
 class StartRun(msgspec.Struct, frozen=True):
     """Suites and SoCs of a run."""
 
-    suite: Text
-    """Names of suites, separated by commas."""
+    suite: Annotated[str, msgspec.Meta(max_length=4000)]
+    """Names of suites, also uploaded ones, separated by commas."""
     soc: Text
     """Names of SoCs, separated by commas."""
     keyword: Text = ""
@@ -121,22 +125,68 @@ class StartRun(msgspec.Struct, frozen=True):
     name: Text = ""
     virtual: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
     """Virtual devices that the run starts on the server; 0 for attached devices."""
+    options: list[Text] = []
+    """Further options of `farm run`, as `--iterations=5`; none that names a file."""
+    followed: bool = False
+    """Refuse a run that is not submitted to a shared farm: its id is unknown at first."""
 
 
 def run(context: Context, asked: StartRun) -> Done:
     """Start a run, as `farm run`; on a shared farm it is submitted."""
+    is_submitted = context.config.is_shared and not asked.virtual
+    if asked.followed and not is_submitted:
+        raise UsageError("the server runs it without this command: give --detach")
     words = ["run"]
     for option, text in (("--suite", asked.suite), ("--soc", asked.soc)):
         names = [name.strip() for name in text.split(",") if name.strip()]
+        uploads = {name for name in names if "@" in name and option == "--suite"}
         # A path would name code of any folder of the server.
-        if not names or not all(_NAME.fullmatch(name) for name in names):
+        if not names or not all(_NAME.fullmatch(name) for name in names if name not in uploads):
             raise UsageError(f"{option}: {text[:60]!r}: expected names, separated by commas")
-        words += [f"{option}={name}" for name in names]
+        if uploads and not is_submitted:
+            raise UsageError("an uploaded suite is compiled by build hosts of a shared farm alone")
+        found = [submission.folder_of(context.config, name) if name in uploads else name for name in names]
+        words += [f"{option}={name}" for name in found]
     words += [f"-k{asked.keyword}"] if asked.keyword else []
     words += [f"--name={asked.name}"] if asked.name else []
     words += [f"--virtual={asked.virtual}"] if asked.virtual else []
-    words += ["--detach"] if context.config.is_shared and not asked.virtual else []
-    return _start(context, words)
+    words += submission.checked(asked.options)
+    return _start(context, [*words, "--detach"]) if is_submitted else _start(context, words)
+
+
+class ResumeRun(msgspec.Struct, frozen=True):
+    """Submitted run with missing jobs."""
+
+    run: Text
+    force: bool = False
+    """Also another user's; only operators may."""
+
+
+def resume(context: Context, asked: ResumeRun) -> Done:
+    """Submit the missing jobs of a run, as `farm run --resume`."""
+    _require_operator(context, force=asked.force)
+    run_id = context.store.of_user(context.user).runs.resolve(asked.run, own=not asked.force, unbegun=True)
+    owner = context.store.runs.view(run_id).user
+    if owner != context.user and not asked.force:
+        raise UsageError(f"run {run_id} is {owner}'s: ask them")
+    done = _start(context, ["run", f"--resume={run_id}", *(["--detach"] if context.config.is_shared else [])])
+    return msgspec.structs.replace(done, run_id=run_id)
+
+
+class UploadSuite(msgspec.Struct, frozen=True):
+    """Suite of a user for runs on a shared farm."""
+
+    name: Text
+    content: Annotated[bytes, msgspec.Meta(max_length=submission.MOST_BYTES)]
+    """Archive with `suites/NAME/suite.toml` and the files of its cases: tar, without compression."""
+
+
+def upload(context: Context, asked: UploadSuite) -> Done:
+    """Keep a suite on the server, for the field `suite` of a run; build hosts execute its code."""
+    if not context.config.is_shared:
+        raise UsageError("a suite is uploaded to a shared farm alone: this server has the suites of its machine")
+    name = submission.keep_suite(context.config, asked.name, asked.content)
+    return Done(f"suite {asked.name} is on the server", suite=name)
 
 
 class RerunJob(msgspec.Struct, frozen=True):
@@ -164,15 +214,22 @@ class AssignAlert(msgspec.Struct, frozen=True):
     owner: Text = ""
     state: Text = ""
     note: Note = ""
+    until: Annotated[str, msgspec.Meta(pattern=r"^(\d{4}-\d{2}-\d{2})?$")] = ""
+    """Last day (UTC) of the remark."""
 
 
 def assign_alert(context: Context, asked: AssignAlert) -> Done:
     """Record owner, state and note of an alert or a failing job."""
-    if not (asked.owner or asked.state or asked.note):
+    if not (asked.owner or asked.state or asked.note or asked.until):
         raise UsageError("owner, state and note are empty: give one")
+    try:
+        until = datetime.datetime.fromisoformat(asked.until) if asked.until else None
+    except ValueError:
+        raise UsageError(f"until: {asked.until!r}: expected a day such as 2026-03-01") from None
     _, title = assign(
-        context.store, asked.subject, context.user, state=asked.state or None, owner=asked.owner, note=asked.note
-    )
+        context.store, asked.subject, context.user, state=asked.state or None, owner=asked.owner, note=asked.note,
+        until=until,
+    )  # fmt: skip
     return Done(f"recorded: {title}")
 
 
@@ -239,8 +296,10 @@ def check(context: Context, asked: NamedDevice) -> Done:
 class Action:
     """Name of an action, its function, and the role that it needs."""
 
-    def __init__(self, name: str, role: Role, perform: Callable[[Context, Any], Done]) -> None:
-        self.name, self.role, self.perform = name, role, perform
+    def __init__(
+        self, name: str, role: Role, perform: Callable[[Context, Any], Done], most_bytes: int = 1 << 20
+    ) -> None:
+        self.name, self.role, self.perform, self.most_bytes = name, role, perform, most_bytes
         self.asked: type[msgspec.Struct] = get_type_hints(perform)["asked"]
 
 
@@ -249,6 +308,8 @@ ACTIONS = [
     Action("release", Role.DEVELOPER, release),
     Action("cancel", Role.DEVELOPER, cancel_run),
     Action("run", Role.DEVELOPER, run),
+    Action("resume", Role.DEVELOPER, resume),
+    Action("upload", Role.DEVELOPER, upload, submission.MOST_BYTES * 3 // 2),
     Action("rerun", Role.DEVELOPER, rerun),
     Action("assign", Role.DEVELOPER, assign_alert),
     Action("accept", Role.DEVELOPER, accept),
@@ -281,7 +342,10 @@ def _environment(context: Context) -> dict[str, str]:
 
 
 def _start(context: Context, words: list[str]) -> Done:
-    """Start a command of farm in the name of the user; it goes on without the server."""
+    """Start a command of farm in the name of the user; it goes on without the server.
+
+    With `--detach` at its end the command submits a run, whose id is awaited.
+    """
     folder = context.config.state_dir / "serve"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = folder / f"{context.store.leases.now_ms()}-{words[0]}-{os.urandom(3).hex()}.log"
@@ -295,6 +359,8 @@ def _start(context: Context, words: list[str]) -> Done:
             env=_environment(context),
             start_new_session=True,
         )
+    if words[-1] == "--detach" and (run_id := submission.run_id_of(process, log)):
+        return Done(f"run {run_id} is submitted", run_id=run_id, log=str(log))
     # A reaped process leaves no zombie.
     threading.Thread(target=process.wait, daemon=True).start()
     return Done(f"started as process {process.pid} on the server: farm {' '.join(words)}", log=str(log))

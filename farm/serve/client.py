@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from farm.serve.actions import Done
     from farm.serve.reader import Found, Query
     from farm.store.store import Store
+    from farm.store.view import RunView
 
 _VARIABLE, _TOKEN = "FARM_SERVER", "FARM_TOKEN"
 _TIMEOUT_S = 60.0
@@ -66,29 +67,52 @@ class Server:
                     path = path.replace(kind, quote(str(value), safe=""))
             elif value != field.default:
                 asked[field.name] = str(value)
-        facts: Found = self._decoded(self._ask("GET", path, params=asked), page.facts)
+        facts: Found = self._decoded(self._ask("GET", self._api(path), params=asked), page.facts)
         return facts
 
     def act(self, action: str, **asked: Any) -> Done:
         """Perform an action. Raises UsageError and InfraError with the answer of the server."""
         from farm.serve.actions import Done
 
-        done: Done = self._decoded(self._ask("POST", f"/actions/{action}", json=asked), Done)
+        done: Done = self._decoded(self._ask("POST", self._api(f"/actions/{action}"), json=asked), Done)
         return done
+
+    def report(self, run_id: str) -> bytes:
+        """Return the report of a run, in one page. Raises as `read`."""
+        return self._ask("GET", self.address_of(run_id), accept="text/html")
+
+    def run(self, run_id: str) -> RunView:
+        """Return a run. Raises as `read`."""
+        from farm.report.formats.run_json import parse_json
+
+        content = self._ask("GET", self.address_of(run_id))
+        try:
+            return parse_json(content)
+        except msgspec.DecodeError:
+            raise self._no_answer() from None
+
+    def address_of(self, run_id: str) -> str:
+        """Return the address of the report of a run."""
+        return f"{self._url}/runs/{quote(run_id, safe='')}/report"
 
     def _decoded(self, content: bytes, kind: Any) -> Any:
         try:
             return msgspec.json.decode(content, type=kind)
         except msgspec.DecodeError:
-            problem = "no answer of this version of farm: look for a proxy between, and compare both versions"
-            raise InfraError(f"{self._url}: {problem}") from None
+            raise self._no_answer() from None
 
-    def _ask(self, method: str, path: str, **more: Any) -> bytes:
+    def _no_answer(self) -> InfraError:
+        problem = "no answer of this version of farm: look for a proxy between, and compare both versions"
+        return InfraError(f"{self._url}: {problem}")
+
+    def _api(self, path: str) -> str:
+        return f"{self._url}/api/v1{path.rstrip('/')}"
+
+    def _ask(self, method: str, address: str, accept: str = "application/json", **more: Any) -> bytes:
         import httpx
 
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        headers = {"Accept": accept, **({"Authorization": f"Bearer {self._token}"} if self._token else {})}
         try:
-            address = f"{self._url}/api/v1{path.rstrip('/')}"
             answer = httpx.request(method, address, headers=headers, timeout=_TIMEOUT_S, **more)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise InfraError(f"{self._url} does not answer: {one_line(str(error), 200)}") from None

@@ -84,7 +84,9 @@ class Actions:
         with self._stores.opened() as store:
 
             def record(outcome: str) -> None:
-                store.accounts.record(user.name, action.name, msgspec.json.encode(asked).decode(), outcome)
+                fields = msgspec.structs.asdict(asked)
+                shown = {name: len(value) if isinstance(value, bytes) else value for name, value in fields.items()}
+                store.accounts.record(user.name, action.name, msgspec.json.encode(shown).decode(), outcome)
 
             if not user.may(action.role):
                 record(f"refused: needs the role {action.role}")
@@ -105,4 +107,6 @@ class Actions:
 def _route(path: str, answer: Any, action: Action, body: Any, returned: Any) -> HTTPRouteHandler:
     answer.__annotations__ = {"request": Request, "data": body, "return": returned}
     answer.__name__, answer.__doc__ = action.perform.__name__, action.perform.__doc__
-    return post(path, sync_to_thread=True, status_code=200, responses=PROBLEMS)(answer)
+    return post(
+        path, sync_to_thread=True, status_code=200, responses=PROBLEMS, request_max_body_size=action.most_bytes
+    )(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from farm_home import FarmHome
 from postgresql_server import running_cluster
 from receivers import LOOPBACK, make_certificate
 
+from farm.base.resources import data_folder
+from farm.store.accounts import Role
 from farm.store.store import open_store
 
 PASSWORD = "correct-horse-7f3a"
@@ -96,6 +99,25 @@ def test_a_run_over_tls_by_the_server_and_hosts_that_have_their_roles(
         shown = subprocess.run(["ps", "axeww", "-o", "args"], capture_output=True, text=True, check=True).stdout
         for place in (shown, hosts.logs(), done.stdout, done.stderr):
             assert PASSWORD not in place
+
+        # A user without a login of the database: a token, and a suite of her own with the content of farm's.
+        with open_store(lab.url("web")) as store:
+            token = store.accounts.add("ada", Role.DEVELOPER)
+        laptop = FarmHome(tmp_path / "no-cache", tmp_path / "laptop-state", tmp_path / "laptop")
+        for suite in ("smoke", "quantized_ops"):
+            shutil.copytree(data_folder("test_suites") / suite, laptop.cwd / suite)
+        with hosts.running("serve", "--port", "0", "--json") as server:
+            assert server.stdout is not None
+            there = {"FARM_SERVER": json.loads(server.stdout.readline())["url"], "FARM_TOKEN": token}
+            own = ("run", "--soc", "SM8650", "--suite", "./smoke", "-k", "add or gelu", "--iterations", "2")
+            followed = laptop.farm(*own, env=there, code=0)
+            assert "2 passed, 0 failed" in followed.stdout
+            watched = laptop.farm("runs", "watch", "latest", "--json", env=there, code=0)
+            again = json.loads(watched.stdout)
+            assert (again["user"], again["summary"]["counts"]["passed"]) == ("ada", 2)
+            assert "2 passed, 0 failed" in laptop.farm("run", "--resume", again["id"], env=there, code=0).stdout
+            assert "unknown suite" in laptop.farm(*own[:4], "none", "--detach", env=there, code=2).stderr
+        assert not (tmp_path / "laptop-state").exists()
 
         # Long enough for others to try and end it.
         submitted = hosts.you(*_WARM, "--iterations", "3000", "--detach", "--json", code=0)

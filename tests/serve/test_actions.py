@@ -32,6 +32,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "release": {"device": "pixel-left"},
     "cancel": {"run": "latest"},
     "run": {"suite": "smoke", "soc": "SM8650"},
+    "resume": {"run": "latest"},
+    "upload": {"name": "mine", "content": ""},
     "rerun": {"job": "quantized_ops/conv2d"},
     "assign": {"subject": "1", "owner": "ada", "note": "mine"},
     "accept": {"job": "quantized_ops/conv2d", "note": "a better compiler"},
@@ -180,6 +182,13 @@ def test_pages_have_the_forms_of_the_role_of_a_signed_in_user_alone(start: Start
         ("assign", {"subject": "1", "state": "green"}, "expected open"),
         ("accept", {"job": "quantized_ops/conv2d", "note": " "}, "give the reason"),
         ("cancel", {"run": "latest"}, "share a store on PostgreSQL"),
+        ("run", {"suite": "smoke", "soc": "SM8650", "options": ["--html=/tmp/x"]}, "options: '--html': expected"),
+        ("run", {"suite": "smoke", "soc": "SM8650", "options": ["--toolchain=/tmp"]}, "names a path"),
+        ("run", {"suite": f"mine@{'0' * 64}", "soc": "SM8650"}, "build hosts of a shared farm alone"),
+        ("upload", {"name": "mine", "content": "AAAA"}, "to a shared farm alone"),
+        ("resume", {"run": "latest"}, "latest"),
+        ("assign", {"subject": "1", "until": "2026-02-30"}, "expected a day such as"),
+        ("assign", {"subject": "1", "until": "2020-02-03"}, "is over"),
     ],
 )
 def test_what_cannot_be_is_said(start: Start, filled: Filled, name: str, asked: dict[str, Any], message: str) -> None:

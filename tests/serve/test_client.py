@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -90,9 +91,35 @@ def test_a_laptop_leases_releases_and_starts_a_run(
     run = ("run", "--soc", "SM8650", "--suite", "smoke")
     assert home.farm(*run, "--detach", "-k", "conv", env=state, code=0).stdout == "started\n"
     assert started == [["run", "--suite=smoke", "--soc=SM8650", "-kconv"]]
-    for more, problem in ((("--detach", "--iterations", "5"), "--iterations is not for a run"), ((), "give --detach")):
+    assert home.farm(*run, "--detach", "--iterations", "5", "--budget", "1h", "--heap", env=state, code=0)
+    assert started[1:] == [["run", "--suite=smoke", "--soc=SM8650", "--heap", "--budget=3600.0s", "--iterations=5"]]
+    for more, problem in (
+        (("--detach", "--build-on", "here"), "--build-on is not for the server"),
+        ((), "give --detach"),
+    ):
         assert problem in home.farm(*run, *more, env=state, code=2).stderr
-    assert len(started) == 1
+    assert len(started) == 2
+
+
+def test_a_laptop_remarks_and_changes_devices_as_its_role_allows(
+    home: FarmHome, laptop: tuple[dict[str, str], Filled]
+) -> None:
+    state, filled = laptop
+    operator = {**state, "FARM_TOKEN": filled.store.accounts.add("root", Role.OPERATOR)}
+    assert "recorded: #1" in home.farm("alerts", "assign", "1", "--owner", "ada", env=state, code=0).stdout
+    assert filled.store.alerts.remarks(["alert:1"])["alert:1"][-1].user == "ada"
+    accepted = home.farm("alerts", "accept", "quantized_ops/conv2d", "--note", "better", "--json", env=state, code=0)
+    assert json.loads(accepted.stdout)["done"].startswith("accepted: ")
+    assert "needs the role operator" in home.farm("devices", "disable", "pixel-left", env=state, code=2).stderr
+    home.farm("devices", "disable", "pixel-left", "--note", "wobbly", env=operator, code=0)
+    assert {one.id: one.service_note for one in filled.store.devices.all()}["R5CX1"] == "wobbly"
+    home.farm("devices", "enable", "pixel-left", env=operator, code=0)
+    assert "share a store on PostgreSQL" in home.farm("runs", "cancel", "latest", env=state, code=2).stderr
+    finished = filled.runs[-1]
+    report = home.farm("runs", "watch", finished, env=state)
+    assert report.returncode == filled.store.runs.view(finished).exit_code
+    assert f"report: {state['FARM_SERVER'].rstrip('/')}/runs/{finished}/report" in report.stdout
+    assert f"run {finished} is grace's" in home.farm("run", "--resume", finished, env=state, code=2).stderr
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,8 @@ def test_the_example_of_nginx_has_tls_cookies_and_limits(
         assert "203.0.113.7" not in capfd.readouterr().err
         assert client.get("/", headers={"Host": "elsewhere.example"}).status_code == 400
         assert client.post("/api/v1/actions/lease", content=b" " * (2 << 20), headers=bearer).status_code == 413
+        suite = {"name": "mine", "content": "A" * (2 << 20)}
+        assert client.post("/api/v1/actions/upload", json=suite, headers=bearer).status_code == 400
 
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(lambda _: client.get("/api/v1/me", headers=bearer).status_code, range(400)))

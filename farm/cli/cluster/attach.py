@@ -9,7 +9,7 @@ import click
 from farm.base.config.settings import load_config
 from farm.base.interrupts import INTERRUPTED
 from farm.cli.options import OUTPUT_FILE, json_option
-from farm.cli.output import deliver, echo, notice, opened, print_json
+from farm.cli.output import asked_server, deliver, echo, notice, opened, print_json, show
 
 # Seconds within which even a busy agent ends the running jobs of a cancelled run.
 _AWAIT_SECONDS = 15.0
@@ -29,6 +29,11 @@ def watch_command(
     to cancel it. The exit code is the run's, as of farm run; 130 for a run
     that was left or cancelled.
     """
+    server = asked_server()
+    if server is not None:
+        from farm.cli.cluster.following import follow_there
+
+        return follow_there(server, run, html=html, junitxml=junitxml, as_json=as_json)
     from farm.cli.cluster.following import asking, show_left
     from farm.cli.progress import make_front
     from farm.dispatch.cluster.client.attach import attach
@@ -56,6 +61,12 @@ def cancel_command(*, runs: tuple[str, ...], force: bool, as_json: bool, config_
     Results so far are kept, and farm run --resume RUN executes the missing
     jobs. A run outside of a shared farm ends by Ctrl-C.
     """
+    server = asked_server()
+    if server is not None:
+        done = {run: server.act("cancel", run=run, force=force) for run in dict.fromkeys(runs)}
+        answer = [{"run": one.run_id} for one in done.values()]
+        show({"cancelled": answer}, [one.done for one in done.values()], as_json=as_json)
+        return
     from farm.dispatch.cluster.client.cancel import await_end, cancel
     from farm.dispatch.cluster.client.devices import require_shared
 

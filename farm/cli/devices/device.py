@@ -12,7 +12,7 @@ import click
 from farm.base.exit_codes import ExitCode
 from farm.base.text import one_line
 from farm.cli.options import OUTPUT_FILE, duration, json_option, limit_option, yes_option
-from farm.cli.output import opened, require_consent, show, width
+from farm.cli.output import acted, opened, require_consent, show, width
 from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def check_command(
     code is 4 if a device is not fit, if a named device could not be checked, or
     if no device could.
     """
+    if len(names) == 1 and acted("check", device=names[0], as_json=as_json, taken=("names",)):
+        return 0
     from farm.cli.output import notice, written
     from farm.dispatch.pool.announce import announcing
     from farm.replay.check import CheckOutcome, check_devices
@@ -215,6 +217,8 @@ def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
 
 
 def _set_service(config_file: Path | None, device: str, note: str, *, in_service: bool, as_json: bool) -> None:
+    if acted("enable" if in_service else "disable", device=device, note=note, as_json=as_json):
+        return
     with _device(config_file, device) as (store, known):
         store.devices.set_service(known.id, in_service, note, store.user)
         line = f"{known.called} is {'in' if in_service else 'out of'} service"

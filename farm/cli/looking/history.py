@@ -11,7 +11,7 @@ import click
 from farm.base.errors import UsageError
 from farm.base.text import one_line
 from farm.cli.options import branch_option, json_option, limit_option, soc_option
-from farm.cli.output import echo, notice, opened, print_json, reading, show, width
+from farm.cli.output import acted, echo, notice, opened, print_json, reading, show, width
 from farm.report.model.format import plural
 from farm.report.terminal.layout import LEAST_WIDTH, fitted
 
@@ -158,6 +158,9 @@ def accept_command(
 
     if not note.strip():
         raise UsageError("--note is empty: give the reason why the level is right")
+    asked = {"job": job, "note": note, "soc": soc or "", "metric": ",".join(metrics), "run": ref or ""}
+    if acted("accept", **asked, branch=branch or "", as_json=as_json, taken=("metrics", "ref")):
+        return
     with opened(config_file, existing=True) as (_, store):
         run_id = None if ref is None else store.runs.resolve(ref)
         # A named run determines its branch.

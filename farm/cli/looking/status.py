@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import branch_option, json_option, limit_option
-from farm.cli.output import echo, opened, print_json, reading, show, width
+from farm.cli.output import acted, echo, opened, print_json, reading, show, width
 from farm.report.terminal.layout import LEAST_WIDTH, fitted, titled, wrapped
 
 if TYPE_CHECKING:
@@ -90,6 +90,9 @@ def assign_command(
     """
     from farm.numbers.regressions.remarks import assign
 
+    asked = {"subject": subject, "state": state or "", "owner": owner, "note": note}
+    if acted("assign", **asked, until=f"{until:%Y-%m-%d}" if until else "", as_json=as_json):
+        return
     with opened(config_file, existing=True) as (_, store):
         key, title = assign(store, subject, store.user, state=state, owner=owner, note=note, until=until)
         remarks = store.alerts.remarks([key]).get(key, [])

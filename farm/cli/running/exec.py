@@ -23,7 +23,7 @@ from farm.cli.options import (
     toolchain_option,
     typed,
 )
-from farm.cli.output import as_called, echo, notice, opened, print_json, show, width
+from farm.cli.output import acted, as_called, echo, notice, opened, print_json, show, width
 from farm.cli.running import exec_fit, exec_text
 from farm.cli.running.program import NamedProgram, program_options
 from farm.devices.execution.raw import MOST_SECONDS
@@ -388,6 +388,8 @@ def rerun_command(
         refuse_together({"--device": device}, FOR_ATTACHED)
     if script is not None and (device or as_json):
         raise UsageError("--script runs nothing: leave --device and --json out")
+    if acted("rerun", job=job, run=ref or "", virtual=bool(virtual), as_json=as_json, taken=("ref",)):
+        return 0
     asked: dict[str, Any] = {"virtual": bool(virtual), "timeout_s": timeout_s, **executions(iterations, warm_up)}
     other = by.found()
     if other is not None:

@@ -19,6 +19,7 @@ from farm.cli.options import (
     devices_options,
     duration,
     executions,
+    is_given,
     json_option,
     named,
     pull_request_option,
@@ -27,7 +28,7 @@ from farm.cli.options import (
     require_no_words,
     timeout_option,
 )
-from farm.cli.output import as_called, asked_server, deliver, echo, notice, show
+from farm.cli.output import as_called, asked_server, deliver, echo, notice
 from farm.cli.running.reviews import find_pull_request, post_review, review_of_run
 from farm.devices.execution.raw import MOST_SECONDS
 from farm.dispatch.request.profiling import Profile
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from farm.dispatch.cluster.client.submit_options import SubmitOptions
     from farm.dispatch.notify.pull_request import PullRequest
     from farm.dispatch.request.request import RunOutcome, RunRequest
-    from farm.serve.client import Server
 
 # Exit codes after which --confirm measures: all jobs have ended.
 _CONFIRMED_AFTER = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INFRA)
@@ -154,7 +154,9 @@ def command(
     require_no_words(words)
     asked, server = SimpleNamespace(**given), asked_server()
     if server is not None:
-        return _start_there(server, asked, as_json=as_json)
+        from farm.cli.running.run_there import run_there
+
+        return run_there(server, asked, html=html, junitxml=junitxml, as_json=as_json)
     return _execute(config_file, asked, html=html, junitxml=junitxml, as_json=as_json)
 
 
@@ -242,24 +244,6 @@ def _watched(
     except KeyboardInterrupt:
         return code
     return code
-
-
-def _start_there(server: Server, asked: SimpleNamespace, *, as_json: bool) -> int:
-    """Start a run on the server of $FARM_SERVER. Raises UsageError for options that it does not take."""
-    context = click.get_current_context()
-    taken = {"socs", "suites", "keyword", "name", "virtual", "detach", "as_json"}
-    for option in context.command.params:
-        is_given = context.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
-        if is_given and option.name not in taken:
-            raise UsageError(f"{option.opts[-1]} is not for a run on the server of $FARM_SERVER: leave it out")
-    if not asked.detach or not asked.socs or not asked.suites:
-        raise UsageError("the server of $FARM_SERVER runs it without this command: give --detach, --soc and --suite")
-    done = server.act(
-        "run", soc=",".join(asked.socs), suite=",".join(asked.suites), keyword=asked.keyword or "",
-        name=asked.name or "", virtual=asked.virtual or 0,
-    )  # fmt: skip
-    show({"done": done.done, "log": done.log}, [done.done], as_json=as_json)
-    return 0
 
 
 def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
@@ -383,18 +367,13 @@ def _resumed(asked: SimpleNamespace, config_file: Path | None) -> RunOutcome:
         "as_json",
         "config_file",
     }
-    given = [p for p in context.command.params if p.name not in own and _is_given(context, p)]
+    given = [p for p in context.command.params if p.name not in own and is_given(context, p)]
     if given:
         raise UsageError(f"--resume keeps the options of the run: leave {given[0].opts[-1]} out")
     config = load_config(config_file)
     with make_front() as front:
         outcome = resume(config, asked.resume, front, asked.budget_s, options=_submit_options(asked, front))
     return _confirmed(config, outcome)
-
-
-def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
-    source = context.get_parameter_source(parameter.name) if parameter.name else None
-    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _deliver(

@@ -72,11 +72,12 @@ def unpack_source(objects: Objects, cache_dir: Path, sha256: str, job: Job) -> J
     return msgspec.structs.replace(job, case=msgspec.structs.replace(job.case, folder=str(folder)))
 
 
-def _upload(objects: Objects, case: Case) -> str:
+def suite_members(case: Case) -> dict[str, Path]:
+    """Return the files of a case by their names in the archive. Raises UsageError for one outside of its suites."""
     root = Path(case.folder).parent
     files = {}
     for path in suite_files(case):
-        name = _relative(path, root)
+        name = relative(path, root)
         if not name:
             raise UsageError(
                 f"{case.suite}/{case.name}: {path} is in no folder that other hosts get: move it below {case.folder}, "
@@ -86,13 +87,18 @@ def _upload(objects: Objects, case: Case) -> str:
     # A case from an installed package has a folder without a manifest.
     if case.manifest.is_file():
         files.setdefault(f"{_SUITES}/{Path(case.folder).name}/{case.manifest.name}", case.manifest)
+    return files
+
+
+def _upload(objects: Objects, case: Case) -> str:
+    files = suite_members(case)
     with objects.scratch() as folder:
         target = folder / _ARCHIVE
         write_archive(files, target)
         return objects.put(target)
 
 
-def _relative(path: Path, root: Path) -> str:
+def relative(path: Path, root: Path) -> str:
     """Return the path below `root`, without following links; empty for a path that leads elsewhere."""
     parts: list[str] = []
     for part in path.parts[len(root.parts) :] if path.parts[: len(root.parts)] == root.parts else ():

@@ -1,0 +1,116 @@
+"""Submission of runs by users: options of `farm run` that the server takes, uploaded suites, and the id of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.base.errors import ArtifactLostError, NoDeviceError, UsageError
+from farm.base.exit_codes import ExitCode
+from farm.base.ids import is_run_id
+from farm.base.publish import published, withdraw
+from farm.base.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from farm.base.config.settings import Config
+
+MOST_BYTES = 32 << 20
+"""Largest archive of a suite."""
+RUN_OPTIONS = frozenset({
+    "--backend", "--precision", "--device", "--label", "--max-devices", "--toolchain", "--purpose", "--option",
+    "--profile", "--heap", "--exitfirst", "--maxfail", "--last-failed", "--failed-first", "--changed-since", "--shard",
+    "--budget", "--wait-for-hosts", "--iterations", "--warm-up", "--seconds", "--timeout",
+})  # fmt: skip
+"""Options of `farm run` that a user may give to a run on the server: none names a file."""
+# Planning and uploading take seconds; a longer command goes on, and its run appears in the list.
+_SUBMIT_S = 45.0
+_UPLOAD = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)@([0-9a-f]{64})")
+# A run that is resumed needs its suite again.
+_KEPT_S = 90 * 86_400
+
+
+def checked(options: Iterable[str]) -> list[str]:
+    """Return the options of a run. Raises UsageError for an option that the server refuses."""
+    found = list(options)
+    for word in found:
+        name, _, value = word.partition("=")
+        if name not in RUN_OPTIONS:
+            raise UsageError(f"options: {name[:40]!r}: expected {', '.join(sorted(RUN_OPTIONS))}")
+        if "/" in value and name != "--shard":
+            raise UsageError(f"options: {word[:60]!r}: names a path, which would be the server's: upload the suite")
+    return found
+
+
+def keep_suite(config: Config, name: str, content: bytes) -> str:
+    """Unpack the archive of a suite and return its name for a run, `NAME@SHA256`.
+
+    The suite's code is read and not executed: build hosts execute it. Suites that no run has used for 90 days are
+    removed. Raises UsageError for an archive without that suite, or with files elsewhere.
+    """
+    from farm.dispatch.cluster.files.suite_archive import relative
+    from farm.store.objects.archive import unpack
+    from farm.suites.manifests import load_suite
+
+    found = f"{name}@{hashlib.sha256(content).hexdigest()}"
+    if not _UPLOAD.fullmatch(found):
+        raise UsageError(f"name: {name[:60]!r}: expected the name of a suite")
+
+    def fill(folder: Path) -> None:
+        archive = folder / ".archive"
+        archive.write_bytes(content)
+        unpack(archive, folder)
+        archive.unlink()
+        own = folder / "suites" / name
+        for case in load_suite(own / "suite.toml").cases:
+            for file in case.files:
+                if not relative(Path(case.folder, file), own.parent):
+                    raise UsageError(f"{name}/{case.name}: {file[:200]!r} is outside of the suite")
+
+    uploads = _uploads(config)
+    try:
+        published(uploads / found, fill)
+    except ArtifactLostError as error:
+        raise UsageError(str(error)) from None
+    for old in uploads.glob("*@*"):
+        if old.is_dir() and old.stat().st_mtime < time.time() - _KEPT_S:
+            withdraw(old)
+    return found
+
+
+def folder_of(config: Config, upload: str) -> Path:
+    """Return the folder of an uploaded suite, `NAME@SHA256`. Raises UsageError."""
+    known, root = _UPLOAD.fullmatch(upload), _uploads(config) / upload
+    if known is None or not root.is_dir():
+        raise UsageError(f"suite: {upload[:100]!r}: is not on the server: upload it")
+    os.utime(root)
+    return root / "suites" / known[1]
+
+
+def run_id_of(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Return the id of the run that a command submits; empty for a command that takes longer.
+
+    Raises UsageError or NoDeviceError with the last line of a command that failed.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = process.wait(_SUBMIT_S)
+        lines = log.read_text("utf-8", "replace").splitlines()
+        last = one_line(lines[-1], 1000) if lines else ""
+        if code == 0 and is_run_id(last):
+            return last
+        # Other codes are results, of a resumed run without missing jobs.
+        if code not in (ExitCode.PASSED, ExitCode.FAILED, ExitCode.REGRESSION):
+            problem = last.removeprefix("farm: ") or f"farm ended with exit code {code}"
+            raise (UsageError if code in (ExitCode.USAGE, ExitCode.NOTHING) else NoDeviceError)(problem)
+    return ""
+
+
+def _uploads(config: Config) -> Path:
+    return config.state_dir / "serve" / "suites"

@@ -1,0 +1,118 @@
+"""Runs that users submit by the server: uploaded suites, options, and the id of the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from farm.base.config.shared import ArtifactsAddress
+from farm.base.errors import FarmError, NoDeviceError, UsageError
+from farm.serve import actions, submission
+from farm.store.accounts import Role
+from farm.store.objects.archive import write_archive
+from farm.suites.manifests import load_suite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Filled
+
+    from farm.base.config.settings import Config
+
+SUITE = """\
+[suite]
+name = "mine"
+description = "A suite of a user."
+[case.net]
+module = ".net:Net"
+inputs = [{{shape = [1, 3]}}]
+{more}
+"""
+
+
+@pytest.fixture
+def shared(config: Config) -> Config:
+    """Configuration of a server of a shared farm."""
+    artifacts = ArtifactsAddress("file", str(config.state_dir))
+    return msgspec.structs.replace(config, store_url="postgresql://labserver/farm", artifacts=artifacts)
+
+
+def archive(folder: Path, more: str = "", code: str = "raise SystemExit('executed')", root: str = "suites") -> bytes:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "suite.toml").write_text(SUITE.format(more=more))
+    (folder / "net.py").write_text(code)
+    target = folder.with_suffix(".tar")
+    write_archive({f"{root}/mine/{path.name}": path for path in folder.iterdir()}, target)
+    return target.read_bytes()
+
+
+def test_an_uploaded_suite_is_one_of_a_run_and_none_of_its_code_is_executed(
+    shared: Config, filled: Filled, started: list[list[str]], tmp_path: Path
+) -> None:
+    context = actions.Context(shared, filled.store, "ada", Role.DEVELOPER)
+    asked = actions.UploadSuite("mine", archive(tmp_path / "mine"))
+    name = actions.upload(context, asked).suite
+    assert actions.upload(context, asked).suite == name
+    folder = submission.folder_of(shared, name)
+    assert [case.name for case in load_suite(folder / "suite.toml").cases] == ["net"]
+    actions.run(context, actions.StartRun(f"{name}, smoke", "SM8650", options=["--iterations=5", "--heap"]))
+    suites = [f"--suite={folder}", "--suite=smoke", "--soc=SM8650"]
+    assert started == [["ada", "run", *suites, "--iterations=5", "--heap", "--detach"]]
+    for wrong in (name[:-1], f"../{name}", f"other@{name.partition('@')[2]}", f"mine@{'0' * 64}"):
+        with pytest.raises(UsageError, match="is not on the server"):
+            actions.run(context, actions.StartRun(wrong if "@" in wrong else f"{wrong}@", "SM8650"))
+    with pytest.raises(UsageError, match="shared farm alone"):
+        actions.run(context, actions.StartRun(name, "SM8650", virtual=1))
+
+
+def test_a_hostile_upload_leaves_nothing(shared: Config, tmp_path: Path) -> None:
+    hostile = {
+        "mine": [
+            b"no archive",
+            archive(tmp_path / "elsewhere", root="../suites"),
+            archive(tmp_path / "absolute", root="/srv"),
+        ],
+        "other": [archive(tmp_path / "mine")],
+        "../mine": [archive(tmp_path / "mine")],
+        "": [archive(tmp_path / "mine")],
+    }
+    for name, contents in hostile.items():
+        for content in contents:
+            with pytest.raises(FarmError):
+                submission.keep_suite(shared, name, content)
+    # A file of the server.
+    outside = archive(tmp_path / "outside", f'program = "{__file__}"').replace(b'module = ".net:Net"', b"#" * 19)
+    with pytest.raises(UsageError, match="is outside of the suite"):
+        submission.keep_suite(shared, "mine", outside)
+    left = shared.state_dir / "serve" / "suites"
+    assert [one for one in left.rglob("*") if not one.name.endswith(".lock")] == []
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "found"),
+    [
+        ("farm: run ... is handed in\n20260101-000000-abcdef", 0, "20260101-000000-abcdef"),
+        ("something else", 0, ""),
+        ("farm: unknown suite 'x'", 2, UsageError),
+        ("waiting\nfarm: no living host has a SM8650", 4, NoDeviceError),
+        ("", 9, NoDeviceError),
+    ],
+)
+def test_the_id_of_a_submitted_run_or_the_reason_why_there_is_none(
+    tmp_path: Path, printed: str, code: int, found: str | type[FarmError]
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(printed)
+    process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
+    if isinstance(found, str):
+        assert submission.run_id_of(process, log) == found
+        return
+    with pytest.raises(found) as error:
+        submission.run_id_of(process, log)
+    assert str(error.value) == (
+        printed.splitlines()[-1].removeprefix("farm: ") if printed else "farm ended with exit code 9"
+    )
