@@ -256,7 +256,9 @@ def test_a_killed_run_leaves_no_device_locked_and_is_resumed(pair: Attached) -> 
     assert verdicts(pair.home)[: len(finished)] == finished
     # A result that was in the log when the run was killed goes into the store first.
     replayed = [int(number) for number in re.findall(r"recorded (\d) results? that", done.stderr)]
-    assert f"{len(finished) + sum(replayed)} of 3 jobs are finished" in done.stderr
+    [known] = map(int, re.findall(r"(\d) of 3 jobs are finished", done.stderr))
+    # The kill may come after a result was stored and before it left the log.
+    assert max(len(finished), sum(replayed)) <= known <= len(finished) + sum(replayed)
     assert "waiting" not in done.stderr, "it is known that the run that had the devices is dead"
     assert set(leases(pair).values()) == {""}
 
