@@ -54,7 +54,7 @@ PRELOADED = (
     "farm.report.html.layer_graph",
     "farm.report.html.page_of_run",
     "farm.report.terminal.run",
-    "farm.dispatch.local_run",
+    "farm.dispatch.run.run",
     "farm.dispatch.request.resume",
     "farm.dispatch.run.run",
     "farm.store.leases.leasing",

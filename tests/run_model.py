@@ -22,10 +22,10 @@ from farm.dispatch.device_process import DeviceLoop
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.local_jobs import LocalJobs
-from farm.dispatch.local_run import LocalRecords
 from farm.dispatch.messages import FromDevice, ProcessEnded, ToDevice
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.run.run import LocalRecords
 from farm.dispatch.worker import Parts, Worker
 from farm.policy.situation import Lease
 from farm.results.attempt import Attempt, Cause, Stage, Verdict

@@ -27,10 +27,9 @@ from farm.base.config.settings import LeaseConfig, load_config
 from farm.base.errors import FarmError
 from farm.base.log_setup import RecordHandler, begin_logging
 from farm.devices.device import AdbAddress, Device
+from farm.dispatch.cluster.agent.device_runners import Timing
 from farm.dispatch.cluster.agent.host_agent import HostAgent
-from farm.dispatch.cluster.agent.timing import Timing
 from farm.dispatch.messages import (
-    GRANT_APPLIED,
     Abort,
     ApplyGrant,
     Begin,
@@ -102,7 +101,7 @@ class StubProcess:
                 self._run_id = read_plan(Path(message.plan)).run_id
                 self._broken.clear()
             elif isinstance(message, ApplyGrant):
-                self._answer(JobReturned(GRANT_APPLIED, off=True))
+                self._answer(JobReturned(off=True))
             elif isinstance(message, RunJob) and not self._dead:
                 self._answer(self._run(message))
         self._evidence.close()
@@ -110,7 +109,7 @@ class StubProcess:
     def _run(self, message: RunJob) -> FromDevice:
         if self._holds_back or not self._grant.go or self._grant.is_over:
             self._holds_back = True
-            return JobReturned(message.number, off=True)
+            return JobReturned(off=True, number=message.number)
         planned: PlannedJob = message.planned
         _, milliseconds = words_of(planned.job.case).split()
         began_s, began_ms = time.monotonic(), time.time_ns() // 1_000_000
@@ -118,7 +117,7 @@ class StubProcess:
             broken = self._broken.wait(int(milliseconds) / 1000)
         if broken:
             self._holds_back = True
-            return JobReturned(message.number, off=True)
+            return JobReturned(off=True, number=message.number)
         attempt = Attempt(
             planned.job.id,
             Verdict.PASSED,
@@ -129,7 +128,7 @@ class StubProcess:
             seconds=time.monotonic() - began_s,
             bundle_key=planned.key,
         )
-        return JobEnded(message.number, (attempt,))
+        return JobEnded((attempt,), number=message.number)
 
 
 def devices_of(plan: HostPlan) -> list[Device]:

@@ -19,7 +19,6 @@ from farm.devices.health import HealthEvent
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.messages import (
-    GRANT_APPLIED,
     Abort,
     ApplyGrant,
     Begin,
@@ -121,7 +120,7 @@ class StubProcess:
             return False
         if self.running is not None:
             run, self.running = self.running, None
-            broken = JobReturned(run.number, off=True)
+            broken = JobReturned(off=True, number=run.number)
             answer = broken if self._is_aborted else self.bench.act(self, run)
             if answer is not None and self.is_alive:
                 self._tell(answer)
@@ -131,7 +130,7 @@ class StubProcess:
         message = self._queue.popleft()
         if isinstance(message, RunJob):
             if self._returns_all or not self.may_go:
-                self._tell(JobReturned(message.number, off=True))
+                self._tell(JobReturned(off=True, number=message.number))
             else:
                 self.running = message
                 self._tell(JobBegun(message.number))
@@ -319,9 +318,9 @@ class Bench:
 
     def settle(self, process: StubProcess) -> JobReturned:
         if not process.grant.recover:
-            return JobReturned(GRANT_APPLIED, off=True)
+            return JobReturned(off=True)
         answers = self.settles.get(process.device.serial)
-        return answers.pop(0) if answers else JobReturned(GRANT_APPLIED, recovered=True)
+        return answers.pop(0) if answers else JobReturned(recovered=True)
 
     # Results.
 
@@ -355,19 +354,19 @@ def attempt_of(process: StubProcess, run: RunJob, verdict: Verdict, cause: Cause
 
 def passes(process: StubProcess, run: RunJob) -> FromDevice:
     outvoted = tuple(one.device for one in run.history)
-    return JobEnded(run.number, (attempt_of(process, run, Verdict.PASSED),), outvoted=outvoted)
+    return JobEnded((attempt_of(process, run, Verdict.PASSED),), outvoted=outvoted, number=run.number)
 
 
 def fails(process: StubProcess, run: RunJob) -> FromDevice:
     """End as failed for good."""
-    return JobEnded(run.number, (attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS),))
+    return JobEnded((attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS),), number=run.number)
 
 
 def fails_here(process: StubProcess, run: RunJob) -> FromDevice:
     """End as failed, for another device to try."""
     attempt = attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS)
     last = msgspec.structs.replace(tried(attempt), device=process.device.id)
-    return JobEnded(run.number, (attempt,), repeat=(*run.history, last))
+    return JobEnded((attempt,), repeat=(*run.history, last), number=run.number)
 
 
 def fails_while_others(process: StubProcess, run: RunJob) -> FromDevice:
@@ -389,17 +388,17 @@ def once(act: Any, then: Any = passes) -> Any:
 
 def unfit(process: StubProcess, run: RunJob) -> FromDevice:
     del process
-    return JobReturned(run.number, unfit="its health check fails")
+    return JobReturned(unfit="its health check fails", number=run.number)
 
 
 def given_up(process: StubProcess, run: RunJob) -> FromDevice:
     del process
-    return JobReturned(run.number, given_up="it does not answer")
+    return JobReturned(given_up="it does not answer", number=run.number)
 
 
 def halts(process: StubProcess, run: RunJob) -> FromDevice:
     del process
-    return JobReturned(run.number, halt="this machine: No space left on device")
+    return JobReturned(halt="this machine: No space left on device", number=run.number)
 
 
 def exits(process: StubProcess, run: RunJob) -> FromDevice | None:

@@ -12,7 +12,7 @@ from waiting import until
 from farm.builds.bundles.bundle import Manifest
 from farm.builds.compile.protocol import BuildReply
 from farm.devices.device import AdbAddress, Device
-from farm.dispatch.cluster.ending import finish
+from farm.dispatch.cluster.delivery.worker import finish
 from farm.policy.retries import Tried
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import (

@@ -17,11 +17,11 @@ from farm.base.config.settings import HealthConfig, LeaseConfig, load_config
 from farm.base.processes import Supervisor
 from farm.base.user import user_name
 from farm.dispatch.device_forks import device_forks
-from farm.dispatch.local_run import LocalRun
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.pool.lease_keeper import LeaseTerms
 from farm.dispatch.request.plan import RunPlan
 from farm.dispatch.request.profiling import Profile
+from farm.dispatch.run.run import LocalRun
 from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Verdict
 from farm.store.records import RunRecord

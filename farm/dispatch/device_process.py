@@ -13,6 +13,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import msgspec
+
 from farm.devices.health import HealthEvent
 from farm.dispatch.messages import (
     GRANT_APPLIED,
@@ -34,7 +36,7 @@ from farm.dispatch.messages import (
     frame,
 )
 from farm.dispatch.request.plan import RunPlan, read_plan
-from farm.dispatch.worker import Outcome, Returned, Worker
+from farm.dispatch.worker import Worker
 
 _READ_BYTES = 1 << 16
 
@@ -143,7 +145,7 @@ class DeviceLoop:
 
     def _run(self, message: RunJob, following: RunJob | None) -> None:
         if self._returns_all or self._plan is None:
-            self._send(JobReturned(message.number, off=True))
+            self._send(JobReturned(off=True, number=message.number))
             return
         self._send(JobBegun(message.number))
         try:
@@ -152,20 +154,20 @@ class DeviceLoop:
         except Exception:  # noqa: BLE001 - other jobs may have a result
             self._send(JobBroken(message.number, traceback.format_exc()))
             return
-        if self._aborted or isinstance(done, Returned):
+        if self._aborted or isinstance(done, JobReturned):
             self._returns_all = True
             if self._aborted:
                 self._close_worker()
             self._send(_returned(message.number, done))
             return
-        self._send(JobEnded(message.number, done.attempts, done.artifacts, done.repeat, done.avoid, done.outvoted))
+        self._send(msgspec.structs.replace(done, number=message.number))
 
     def _apply_grant(self) -> None:
         if self._aborted:
             # A session that was broken off cannot run another job.
             self._close_worker()
         if self._worker is None:
-            returned: Returned | None = None
+            returned: JobReturned | None = None
             if self._grant.recover and self._plan is not None:
                 returned = self._begun(self._plan).apply_grant()
         else:
@@ -174,17 +176,12 @@ class DeviceLoop:
         self._send(_returned(GRANT_APPLIED, returned))
 
 
-def _returned(number: int, returned: Outcome | Returned | None) -> JobReturned:
-    if not isinstance(returned, Returned):
-        return JobReturned(number, off=True)
-    return JobReturned(
-        number,
-        off=returned.off or not (returned.unfit or returned.recovered or returned.given_up or returned.halt),
-        unfit=returned.unfit,
-        recovered=returned.recovered,
-        given_up=returned.given_up,
-        halt=returned.halt,
-    )
+def _returned(number: int, done: JobEnded | JobReturned | None) -> JobReturned:
+    """Return the answer about a job that the worker returned, or dropped; without another fault the device is left."""
+    if not isinstance(done, JobReturned):
+        return JobReturned(off=True, number=number)
+    has_fault = done.unfit or done.recovered or done.given_up or done.halt
+    return msgspec.structs.replace(done, off=done.off or not has_fault, number=number)
 
 
 def serve(stdin: int, stdout: int) -> None:

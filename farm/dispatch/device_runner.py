@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from farm.base.errors import FarmError, UnreadableRowError
 from farm.base.text import reason_line
 from farm.dispatch.assigned import MOST_SHARDS, AssignedJobs, AssignedShard, SentJob, own_fault
-from farm.dispatch.device_link import DeviceLink
-from farm.dispatch.feed import Feed
+from farm.dispatch.device_link import DeviceLink, Feed
 from farm.dispatch.messages import (
     GRANT_APPLIED,
     Abort,
@@ -277,7 +276,7 @@ class DeviceRunner:
         """Record a job that farm itself failed to run."""
         done = self._assigned.ended(number)
         self._record(
-            done, JobEnded(number, (own_fault(done.job.job.id, done.job.key, self.device.serial, reason, log),))
+            done, JobEnded((own_fault(done.job.job.id, done.job.key, self.device.serial, reason, log),), number=number)
         )
 
     def _job_returned(self, message: JobReturned) -> None:

@@ -14,8 +14,8 @@ import msgspec
 from farm.base.errors import FarmError, LeaseLostError
 from farm.dispatch.assigned import own_fault
 from farm.dispatch.job_source import Host, Prepared
+from farm.policy.estimate import fits
 from farm.policy.retries import Tried, avoided, is_failure
-from farm.policy.session_time import fits
 from farm.policy.situation import Lease, Priority
 from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
 

@@ -97,11 +97,10 @@ class JobBegun(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobEnded(msgspec.Struct, frozen=True, tag=True):
-    """Result of a job."""
+    """Result of a job that was tried."""
 
-    number: int
     attempts: tuple[Attempt, ...]
-    """Oldest first."""
+    """Oldest first; the last decides."""
     artifacts: tuple[ArtifactRecord, ...] = ()
     """Artifacts of the last attempt; the files are in this machine's artifact store."""
     repeat: tuple[Tried, ...] = ()
@@ -110,12 +109,13 @@ class JobEnded(msgspec.Struct, frozen=True, tag=True):
     """Ids of devices that cannot run the job, if another device is to try it."""
     outvoted: tuple[str, ...] = ()
     """Devices, as the history names them, on which the job had failed, if it passed here."""
+    number: int = GRANT_APPLIED
+    """Number of the job, which the device process adds."""
 
 
 class JobReturned(msgspec.Struct, frozen=True, tag=True):
-    """A job that was not begun, or the answer to an ApplyGrant."""
+    """A job that was not begun, because the device may not be used, or the answer to an ApplyGrant."""
 
-    number: int
     off: bool = False
     """Nothing of farm is left on the device."""
     unfit: str = ""
@@ -125,6 +125,8 @@ class JobReturned(msgspec.Struct, frozen=True, tag=True):
     """Reason for the end of the device's use."""
     halt: str = ""
     """Lasting fault of this machine."""
+    number: int = GRANT_APPLIED
+    """Number of the job, which the device process adds."""
 
 
 class JobBroken(msgspec.Struct, frozen=True, tag=True):

@@ -20,46 +20,16 @@ from farm.devices.health import HealthEvent
 from farm.dispatch.device_run.builds import await_reply
 from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.dispatch.device_run.executor import Executor
-from farm.dispatch.messages import Grant
+from farm.dispatch.messages import Grant, JobEnded, JobReturned
 from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.policy.retries import Tried, as_recorded, classify, is_open, needs_health_check, tried, unfit
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.store.records import ArtifactRecord
 
 _POLL_SECONDS = 1.0
 _ROOM_BYTES = 1 << 20
 """Disk space that an attempt needs, with a reserve."""
 _MOST_SERVER_LOSSES = 2
 """After so many ends of the adb server under one job on one device, the job counts as their cause."""
-
-
-class Outcome(NamedTuple):
-    """Result of a job that was tried."""
-
-    attempts: tuple[Attempt, ...]
-    """Oldest first; the last decides."""
-    artifacts: tuple[ArtifactRecord, ...] = ()
-    """Artifacts of the last attempt."""
-    repeat: tuple[Tried, ...] = ()
-    """Whole history of the job, by ids of devices, if another device should try it."""
-    avoid: tuple[str, ...] = ()
-    """Ids of devices that cannot run the job, if another device should try it."""
-    outvoted: tuple[str, ...] = ()
-    """Devices, as the history names them, on which the job had failed, if it passed here."""
-
-
-class Returned(NamedTuple):
-    """A job that was not begun, because the device may not be used."""
-
-    off: bool = False
-    """Nothing of farm is left on the device."""
-    unfit: str = ""
-    """Fault of the device, which has to be recovered first."""
-    recovered: bool = False
-    given_up: str = ""
-    """Reason for the end of the device's use."""
-    halt: str = ""
-    """Lasting fault of this machine."""
 
 
 class Parts(NamedTuple):
@@ -106,7 +76,7 @@ class Worker:
 
     def run(
         self, planned: PlannedJob, history: tuple[Tried, ...] = (), following: PlannedJob | None = None
-    ) -> Outcome | Returned:
+    ) -> JobEnded | JobReturned:
         """Run one job that other devices may have tried. `following` is staged meanwhile.
 
         A job under which the adb server ends runs again, here, once the health check passes.
@@ -123,15 +93,15 @@ class Worker:
             except LocalError as error:
                 attempt = Attempt(planned.job.id, Verdict.INFRA, Stage.EXECUTE, str(error), cause=Cause(error.cause))
                 if not error.is_general:
-                    return Outcome((attempt,))
+                    return JobEnded((attempt,))
                 if not self._has_recovered():
-                    return Returned(halt=str(error))
+                    return JobReturned(halt=str(error))
 
-    def _get_ready(self, planned: PlannedJob, *, may_go: bool) -> Returned | None:
+    def _get_ready(self, planned: PlannedJob, *, may_go: bool) -> JobReturned | None:
         """Wait until a job can begin; return the reason if it cannot begin here and now."""
         if not may_go:
             # A device is recovered when no job waits for that.
-            return Returned() if self._grant.recover and not self._is_orphan() else self._left_device()
+            return JobReturned() if self._grant.recover and not self._is_orphan() else self._left_device()
         self._device_worker.await_health_check()
         built = self._executor.is_built(planned)
         if not built and await_reply(self._plan.folder, planned.key, self._must_leave) is None:
@@ -142,9 +112,9 @@ class Worker:
         if not problem:
             return None
         self._executor.forget()
-        return self._given_up(problem) if self._device_worker.given_up else Returned(unfit=problem)
+        return self._given_up(problem) if self._device_worker.given_up else JobReturned(unfit=problem)
 
-    def apply_grant(self) -> Returned | None:
+    def apply_grant(self) -> JobReturned | None:
         """Recover the device or leave it, as the grant has it; return None if jobs may begin."""
         if self._may_begin():
             return None
@@ -156,13 +126,13 @@ class Worker:
                 break
             except (LocalError, OSError) as error:
                 if not self._has_recovered():
-                    return Returned(halt=str(error))
+                    return JobReturned(halt=str(error))
                 if self._must_leave():
                     return self._left_device()
         self._local_trouble_s = None
         if self._must_leave():
             return self._left_device()
-        return self._given_up(problem) if problem else Returned(recovered=True)
+        return self._given_up(problem) if problem else JobReturned(recovered=True)
 
     def abort(self) -> None:
         """End the running job with an error. Any thread may call it."""
@@ -200,19 +170,19 @@ class Worker:
         grant = self._read_grant()
         return grant.is_over or not (grant.go or grant.recover) or self._is_orphan()
 
-    def _left_device(self) -> Returned:
+    def _left_device(self) -> JobReturned:
         self._leave()
-        return Returned(off=True)
+        return JobReturned(off=True)
 
-    def _given_up(self, problem: str) -> Returned:
+    def _given_up(self, problem: str) -> JobReturned:
         self._leave()
-        return Returned(given_up=problem)
+        return JobReturned(given_up=problem)
 
     def _leave(self) -> None:
         self._executor.forget()
         self._device_worker.end_session()
 
-    def _run(self, planned: PlannedJob, following: PlannedJob | None) -> Outcome | None:
+    def _run(self, planned: PlannedJob, following: PlannedJob | None) -> JobEnded | None:
         """Run a job and return its outcome; None if the adb server ended meanwhile."""
         attempts, artifacts = self._executor.run(planned, following, self._may_go_on)
         last = attempts[-1]
@@ -222,7 +192,8 @@ class Worker:
             return None
         outcome = self._classified(planned, last)
         self._local_trouble_s = None
-        return outcome._replace(attempts=(*attempts[:-1], *outcome.attempts), artifacts=artifacts)
+        attempts = (*attempts[:-1], *outcome.attempts)
+        return msgspec.structs.replace(outcome, attempts=attempts, artifacts=artifacts)
 
     def _has_recovered(self) -> bool:
         """Wait until this machine's disk has room again; return whether another try makes sense."""
@@ -235,12 +206,12 @@ class Worker:
                 return True
         return False
 
-    def _classified(self, planned: PlannedJob, last: Attempt) -> Outcome:
+    def _classified(self, planned: PlannedJob, last: Attempt) -> JobEnded:
         """Return the attempt with a verdict that takes in every device that tried the job."""
         if last.verdict is Verdict.SKIPPED:
-            return Outcome((last,), avoid=self._virtual_devices())
+            return JobEnded((last,), avoid=self._virtual_devices())
         if not last.device:
-            return Outcome((last,))
+            return JobEnded((last,))
         failed_before = planned.failed_before or bool(last.known_issue)
         if needs_health_check(last, failed_before=failed_before):
             self._executor.finish()
@@ -256,7 +227,7 @@ class Worker:
         outvoted = [one for one in self._history if is_open(one.cause)] if is_outvote else []
         self._device_worker.outvote(outvoted)
         self._device_worker.ended(settled)
-        return Outcome(
+        return JobEnded(
             (settled,),
             repeat=self._shared(history) if decision.repeat else (),
             outvoted=tuple(one.device for one in outvoted),

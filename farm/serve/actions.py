@@ -10,13 +10,13 @@ import datetime
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
+from farm.base.config.settings import OWN_COMMAND
 from farm.base.errors import UsageError
 from farm.dispatch.cluster.client.cancel import cancel
 from farm.dispatch.pool.inventory import resolve_device
@@ -335,12 +335,6 @@ def _require_operator(context: Context, *, force: bool) -> None:
         raise UsageError("force: needs the role operator")
 
 
-def _environment(context: Context) -> dict[str, str]:
-    """Return the environment of a command that uses the server's configuration, and no other server."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("FARM_SERVER", "FARM_TOKEN")}
-    return {**kept, **context.config.variables, "FARM_USER": context.user, "NO_COLOR": "1"}
-
-
 def _start(context: Context, words: list[str]) -> Done:
     """Start a command of farm in the name of the user; it goes on without the server.
 
@@ -351,12 +345,11 @@ def _start(context: Context, words: list[str]) -> Done:
     log = folder / f"{context.store.leases.now_ms()}-{words[0]}-{os.urandom(3).hex()}.log"
     with log.open("xb") as output:
         process = subprocess.Popen(
-            # -P: without it, modules of the current folder come before farm's.
-            [sys.executable, "-P", "-m", "farm.cli.main", *words],
+            [*OWN_COMMAND, *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=_environment(context),
+            env={**context.config.environment, "FARM_USER": context.user, "NO_COLOR": "1"},
             start_new_session=True,
         )
     if words[-1] == "--detach" and (run_id := submission.run_id_of(process, log)):

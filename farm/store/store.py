@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from farm.store.cluster.roles import Roles
     from farm.store.leases.leasing import Leases
     from farm.store.leases.quarantines import Quarantines
-    from farm.store.leases.quotas import Quotas
     from farm.store.leases.registry import Registry
+    from farm.store.leases.situations import Quotas
     from farm.store.messages.messages import Messages
     from farm.store.objects.named import NamedFiles
     from farm.store.pruning import Pruning
@@ -209,7 +209,7 @@ class Store(Recording):
     @cached_property
     def quotas(self) -> Quotas:
         """Quotas of users and labels."""
-        from farm.store.leases.quotas import Quotas
+        from farm.store.leases.situations import Quotas
 
         return Quotas(self._database, self._clock)
 

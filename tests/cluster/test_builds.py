@@ -17,7 +17,7 @@ from waiting import all_the_time
 from farm.base.trust import weakness
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
-from farm.dispatch.cluster.agent.build_task import RefusedBuildError, job_here, require_inside
+from farm.dispatch.cluster.agent.builds import RefusedBuildError, job_here, require_inside
 from farm.dispatch.cluster.files.suite_archive import upload_sources
 from farm.dispatch.cluster.toolchain_id import toolchain_id
 from farm.policy.situation import Priority

@@ -22,8 +22,7 @@ from waiting import until
 from farm.base.errors import StoreError
 from farm.dispatch.cluster.delivery import app as delivery_app
 from farm.dispatch.cluster.delivery.app import Periodic
-from farm.dispatch.cluster.delivery.recovery import recover
-from farm.dispatch.cluster.delivery.worker import MessageDelivery
+from farm.dispatch.cluster.delivery.worker import MessageDelivery, recover
 from farm.store.messages.install import needed_version
 from farm.store.store import Store, open_store
 

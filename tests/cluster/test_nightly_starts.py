@@ -36,7 +36,8 @@ STUB = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (open(LOG, "a").write("stopped\\n"), os._exit(130)))
 LOG, seconds = sys.argv[1], float(sys.argv[2])
-open(LOG, "a").write(" ".join(["nightly", *sys.argv[4:]]) + "\\n")
+inherited = {"FARM_SERVER", "FARM_TOKEN"} & {*os.environ}
+open(LOG, "a").write(" ".join(["nightly", *sys.argv[4:], *inherited]) + "\\n")
 time.sleep(seconds)
 print("all is well", file=sys.stderr)
 """
@@ -165,8 +166,10 @@ class Host:
 
 
 @pytest.fixture
-def hosts(store: Store, url: str, tmp_path: Path) -> Iterator[list[Host]]:
-    """Two agents with the same nightly run, which was due a moment ago."""
+def hosts(store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Host]]:
+    """Two agents with the same nightly run, which was due a moment ago; it inherits no server."""
+    monkeypatch.setenv("FARM_SERVER", "http://127.0.0.1:1")
+    monkeypatch.setenv("FARM_TOKEN", "a token")
     name = next(_names)
     made = [Host(store, tmp_path, url, f"{name}-host-{n}", name, ago_s=0.0) for n in range(2)]
     for one in made:

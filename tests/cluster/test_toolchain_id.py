@@ -15,7 +15,7 @@ from farm.base.config.settings import load_config
 from farm.base.errors import NoDeviceError
 from farm.builds.toolchains.prepare import prepare
 from farm.builds.toolchains.select import use_toolchain
-from farm.dispatch.cluster.agent.host_toolchains import HostToolchains
+from farm.dispatch.cluster.agent.builds import HostToolchains
 from farm.dispatch.cluster.toolchain_id import offered, require_offered, toolchain_id
 from farm.store.cluster.records import Agent, AgentFacts
 

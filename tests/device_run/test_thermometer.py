@@ -19,8 +19,8 @@ from farm.devices.device import Device
 from farm.devices.transport import Transport
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
-from farm.dispatch.device_run import thermometer as room
-from farm.dispatch.device_run.thermometer import Thermometer
+from farm.dispatch.device_run import device_run as room
+from farm.dispatch.device_run.device_run import Thermometer
 
 SOON_S = 0.05
 

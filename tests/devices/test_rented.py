@@ -30,7 +30,7 @@ from farm.devices.discovery import scan, scan_all
 from farm.devices.health import Event, Health, HealthMark, next_health
 from farm.devices.rented import remove_rented
 from farm.dispatch.device_run.device_run import DeviceRun
-from farm.policy.session_time import UNKNOWN_SECONDS, fits
+from farm.policy.estimate import UNKNOWN_SECONDS, fits
 
 FORWARD_ONLY = ("PermitTTY no", "AllowTcpForwarding local", "X11Forwarding no", "AllowAgentForwarding no")
 SERIAL = "virtual-SM8650-0"

@@ -12,7 +12,6 @@ from farm.devices.health import HealthEvent
 from farm.dispatch.device_process import DeviceLoop
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.messages import (
-    GRANT_APPLIED,
     Abort,
     ApplyGrant,
     Begin,
@@ -25,7 +24,6 @@ from farm.dispatch.messages import (
     SetGrant,
 )
 from farm.dispatch.request.plan import PlannedJob, RunPlan
-from farm.dispatch.worker import Outcome, Returned
 from farm.results.attempt import Attempt, Stage, Verdict
 
 PLANNED = PlannedJob(health_check_job("SM8650", "htp"), "key", cached=True)
@@ -40,16 +38,16 @@ class StubWorker:
         self.event: HealthEvent | None = None
         self.jobs = 0
 
-    def run(self, planned: PlannedJob, *_: object) -> Outcome | Returned:
+    def run(self, planned: PlannedJob, *_: object) -> JobEnded | JobReturned:
         if not self._grant().go:
-            return Returned(off=True)
+            return JobReturned(off=True)
         self.jobs += 1
         if self.event is not None:
             self._record_health(self.event)
-        return Outcome((Attempt(planned.job.id, Verdict.PASSED, Stage.DONE, ""),))
+        return JobEnded((Attempt(planned.job.id, Verdict.PASSED, Stage.DONE, ""),))
 
-    def apply_grant(self) -> Returned:
-        return Returned(off=True)
+    def apply_grant(self) -> JobReturned:
+        return JobReturned(off=True)
 
     def abort(self) -> None: ...
     def close(self) -> None: ...
@@ -92,7 +90,7 @@ def test_a_worker_counts_failures_from_shard_to_shard_of_a_run(process: Process)
         begin = [] if number else [process.begin]
         answers = process.take(go, *begin, RunJob(number, PLANNED))
         assert [type(one) for one in answers] == [JobBegun, JobEnded]
-        assert process.take(stop, ApplyGrant()) == [JobReturned(GRANT_APPLIED, off=True)]
+        assert process.take(stop, ApplyGrant()) == [JobReturned(off=True)]
     [worker] = process.workers
     assert worker.jobs == 8
 
@@ -100,7 +98,7 @@ def test_a_worker_counts_failures_from_shard_to_shard_of_a_run(process: Process)
 def test_after_a_job_was_broken_off_the_run_begins_with_another_worker(process: Process) -> None:
     go = SetGrant(Grant(go=True))
     process.take(go, process.begin, RunJob(0, PLANNED))
-    assert process.take(SetGrant(Grant(go=False)), Abort(), ApplyGrant()) == [JobReturned(GRANT_APPLIED, off=True)]
+    assert process.take(SetGrant(Grant(go=False)), Abort(), ApplyGrant()) == [JobReturned(off=True)]
     process.take(go, process.begin, RunJob(1, PLANNED))
     assert [worker.jobs for worker in process.workers] == [1, 1]
 
@@ -114,4 +112,4 @@ def test_health_events_of_a_broken_job_are_not_told(process: Process) -> None:
     assert any(isinstance(one, DeviceEvent) for one in process.take(RunJob(0, PLANNED)))
     answers = process.take(Abort(), RunJob(1, PLANNED))
     assert not any(isinstance(one, DeviceEvent) for one in answers)
-    assert answers[-1] == JobReturned(1, off=True)
+    assert answers[-1] == JobReturned(off=True, number=1)

@@ -133,7 +133,9 @@ def test_jobs_end_one_after_the_other_and_a_run_that_is_broken_off_leaves_the_de
     device.await_begin()
     began = time.monotonic()
     device.process.send(SetGrant(Grant(go=False)), Abort(), ApplyGrant())
-    assert [device.next() for _ in range(4)] == [JobReturned(number, off=True) for number in (0, 1, 2, GRANT_APPLIED)]
+    assert [device.next() for _ in range(4)] == [
+        JobReturned(off=True, number=number) for number in (0, 1, 2, GRANT_APPLIED)
+    ]
     assert time.monotonic() - began < 5
     assert not device.sessions()
     # A job that farm broke off is no event of the device.
@@ -144,7 +146,7 @@ def test_jobs_end_one_after_the_other_and_a_run_that_is_broken_off_leaves_the_de
 def test_without_a_lease_nothing_begins_and_with_one_it_does(device: Device) -> None:
     device.begin()
     device.process.send(device.go(until_s=now_s() - 1), *device.runs())
-    assert [device.next() for _ in range(3)] == [JobReturned(number, off=True) for number in range(3)]
+    assert [device.next() for _ in range(3)] == [JobReturned(off=True, number=number) for number in range(3)]
     device.process.send(device.go(), *device.runs())
     assert all(isinstance(device.next(), JobEnded) for _ in range(3))
 
@@ -182,7 +184,7 @@ def test_a_device_that_is_away_is_brought_back_by_its_process(device: Device) ->
     assert back.unfit
     clear(root)
     device.process.send(device.go(go=False, recover=True), ApplyGrant())
-    assert device.next() == JobReturned(GRANT_APPLIED, recovered=True)
+    assert device.next() == JobReturned(recovered=True)
     device.process.send(device.go(), first)
     assert isinstance(device.next(), JobEnded)
     assert "recovered" in device.health

@@ -16,7 +16,6 @@ from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.job_source import Prepared
 from farm.dispatch.messages import (
-    GRANT_APPLIED,
     Abort,
     ApplyGrant,
     Begin,
@@ -193,7 +192,7 @@ class Bench:
         self.runner.claimed(held, 1e12)
 
     def ended(self, run: RunJob, verdict: Verdict = Verdict.PASSED) -> None:
-        self.process.answer(JobEnded(run.number, (Attempt(run.planned.job.id, verdict, Stage.DONE, ""),)))
+        self.process.answer(JobEnded((Attempt(run.planned.job.id, verdict, Stage.DONE, ""),), number=run.number))
 
     def runs(self) -> list[RunJob]:
         """Return the jobs that the slot got since."""
@@ -280,7 +279,7 @@ def test_without_more_work_the_slot_lets_go_before_the_lease_ends(bench: Bench) 
     assert not last_grant(sent).go
     assert isinstance(sent[-1], ApplyGrant)
     assert not bench.source.released
-    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
+    bench.process.answer(JobReturned(off=True))
     assert bench.source.released == [1]
     assert bench.runner.is_free
     assert bench.source.wanted == [None]
@@ -291,7 +290,7 @@ def test_until_its_lease_has_ended_a_device_is_not_claimed_for(bench: Bench) -> 
     bench.claimed(shard(1, "a"))
     bench.ended(*bench.runs())
     bench.source.ring()
-    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
+    bench.process.answer(JobReturned(off=True))
     assert not bench.source.wanted
     assert not bench.runner.is_free
     bench.source.end_leases()
@@ -304,10 +303,10 @@ def test_who_is_waited_for_finishes_the_job_that_runs_and_gives_back_the_rest(be
     bench.runner.wanted("bob")
     assert not last_grant(bench.process.take()).go
     bench.ended(runs[0])
-    bench.process.answer(JobReturned(runs[1].number, off=True))
-    bench.process.answer(JobReturned(runs[2].number, off=True))
+    bench.process.answer(JobReturned(off=True, number=runs[1].number))
+    bench.process.answer(JobReturned(off=True, number=runs[2].number))
     assert not bench.source.released
-    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
+    bench.process.answer(JobReturned(off=True))
     assert bench.recorded == ["a"]
     assert bench.source.back == [(1, ["b", "c", "d", "e"])]
     assert bench.source.released == [1]
@@ -319,7 +318,7 @@ def test_a_shard_that_was_claimed_while_the_device_was_handed_over_is_given_back
     bench.runner.wanted("bob")
     bench.claimed(shard(2, "b c"))
     bench.ended(*runs)
-    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
+    bench.process.answer(JobReturned(off=True))
     assert bench.source.back == [(2, ["b", "c"])]
     assert bench.source.released == [1]
 
@@ -332,8 +331,8 @@ def test_a_cancelled_run_is_broken_off(bench: Bench) -> None:
     bench.runner.cancelled("run")
     assert [type(one) for one in bench.process.take()] == [SetGrant, Abort, ApplyGrant]
     for run in runs:
-        bench.process.answer(JobReturned(run.number, off=True))
-    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
+        bench.process.answer(JobReturned(off=True, number=run.number))
+    bench.process.answer(JobReturned(off=True))
     assert not bench.source.results
     assert bench.source.released == [1]
     # The next run of the same name gets a worker of its own.
@@ -357,8 +356,8 @@ def test_a_lost_lease_stops_the_work_and_releases_nothing(bench: Bench) -> None:
     bench.runner.lease_lost()
     assert any(isinstance(one, Abort) for one in bench.process.take())
     for run in runs:
-        bench.process.answer(JobReturned(run.number, off=True))
-    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
+        bench.process.answer(JobReturned(off=True, number=run.number))
+    bench.process.answer(JobReturned(off=True))
     assert not bench.source.results
     assert not bench.source.released
     assert bench.runner.is_free
@@ -368,7 +367,7 @@ def test_a_lease_that_was_over_for_the_slot_goes_on_when_it_is_renewed(bench: Be
     bench.claimed(shard(1, "a b"))
     runs = bench.runs()
     for run in runs:
-        bench.process.answer(JobReturned(run.number, off=True))
+        bench.process.answer(JobReturned(off=True, number=run.number))
     assert not bench.process.take()
     bench.runner.renewed(2e12)
     sent = bench.process.take()
@@ -414,15 +413,15 @@ def test_a_device_whose_processes_keep_exiting_rests(bench: Bench) -> None:
 def test_a_device_that_is_unfit_is_brought_back_while_others_do_its_jobs(bench: Bench) -> None:
     bench.claimed(shard(1, "a b c d"))
     runs = bench.runs()
-    bench.process.answer(JobReturned(runs[0].number, unfit="no answer"))
-    bench.process.answer(JobReturned(runs[1].number, off=True))
-    bench.process.answer(JobReturned(runs[2].number, off=True))
+    bench.process.answer(JobReturned(unfit="no answer", number=runs[0].number))
+    bench.process.answer(JobReturned(off=True, number=runs[1].number))
+    bench.process.answer(JobReturned(off=True, number=runs[2].number))
     assert bench.source.back == [(1, ["a", "b", "c", "d"])]
     sent = bench.process.take()
     assert last_grant(sent).recover
     assert not last_grant(sent).go
     assert not bench.source.released
-    bench.process.answer(JobReturned(GRANT_APPLIED, recovered=True))
+    bench.process.answer(JobReturned(recovered=True))
     assert bench.source.wanted == [lease(1)]
     bench.claimed(shard(2, "e"))
     assert names(bench.runs()) == ["e"]
@@ -430,10 +429,10 @@ def test_a_device_that_is_unfit_is_brought_back_while_others_do_its_jobs(bench: 
 
 def test_a_device_that_does_not_come_back_rests(bench: Bench) -> None:
     bench.claimed(shard(1, "a"))
-    bench.process.answer(JobReturned(bench.runs()[0].number, unfit="no answer"))
-    bench.process.answer(JobReturned(GRANT_APPLIED, given_up="it could not be brought back"))
+    bench.process.answer(JobReturned(unfit="no answer", number=bench.runs()[0].number))
+    bench.process.answer(JobReturned(given_up="it could not be brought back"))
     assert bench.runner.resting == "it could not be brought back"
-    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
+    bench.process.answer(JobReturned(off=True))
     assert bench.source.released == [1]
 
 
@@ -443,20 +442,20 @@ def test_a_device_that_was_outvoted_shows_that_it_works(bench: Bench) -> None:
     bench.runner.outvoted(1)
     assert not last_grant(bench.process.take()).go
     bench.ended(runs[0])
-    bench.process.answer(JobReturned(runs[1].number, off=True))
-    bench.process.answer(JobReturned(runs[2].number, off=True))
+    bench.process.answer(JobReturned(off=True, number=runs[1].number))
+    bench.process.answer(JobReturned(off=True, number=runs[2].number))
     grant = last_grant(bench.process.take())
     assert (grant.recover, grant.outvoted) == (True, 1)
     assert bench.source.back == [(1, ["b", "c", "d"])]
     assert not bench.source.wanted
-    bench.process.answer(JobReturned(GRANT_APPLIED, recovered=True))
+    bench.process.answer(JobReturned(recovered=True))
     assert bench.source.wanted == [lease(1)]
 
 
 def test_a_device_that_is_being_recovered_keeps_its_permission_while_its_lease_is_renewed(bench: Bench) -> None:
     bench.claimed(shard(1, "a"))
     [run] = bench.runs()
-    bench.process.answer(JobReturned(run.number, unfit="its health check fails"))
+    bench.process.answer(JobReturned(unfit="its health check fails", number=run.number))
     assert last_grant(bench.process.take()).recover
     bench.runner.renewed(2e12)
     grant = last_grant(bench.process.take())
@@ -492,8 +491,8 @@ def test_a_shard_that_cannot_be_prepared_is_given_back_and_what_runs_goes_on(ben
     assert bench.source.back == [(2, ["c"])]
     assert "away" in bench.runner.resting
     bench.ended(runs[0])
-    bench.process.answer(JobReturned(runs[1].number, off=True))
-    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
+    bench.process.answer(JobReturned(off=True, number=runs[1].number))
+    bench.process.answer(JobReturned(off=True))
     assert bench.source.back == [(2, ["c"]), (1, ["b"])]
     assert bench.recorded == ["a"]
 
@@ -524,8 +523,8 @@ def test_a_drained_device_finishes_what_runs(bench: Bench) -> None:
     bench.runner.drain("its agent takes no more work")
     bench.ended(runs[0])
     for run in runs[1:]:
-        bench.process.answer(JobReturned(run.number, off=True))
-    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
+        bench.process.answer(JobReturned(off=True, number=run.number))
+    bench.process.answer(JobReturned(off=True))
     assert bench.recorded == ["a"]
     assert bench.source.back == [(1, ["b", "c", "d"])]
     assert bench.runner.is_free
@@ -539,7 +538,7 @@ def test_a_slot_that_dies_while_the_lease_ends_changes_nothing(bench: Bench) -> 
     bench.claimed(shard(1, "a"))
     bench.ended(*bench.runs())
     bench.source.ring()
-    bench.process.answer(JobReturned(GRANT_APPLIED, off=True))
+    bench.process.answer(JobReturned(off=True))
     bench.process.answer(ProcessEnded("signal 9"))
     assert bench.source.released == [1]
     assert not bench.runner.is_free

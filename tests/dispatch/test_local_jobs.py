@@ -32,7 +32,7 @@ from farm.base.errors import LeaseLostError, RowRefusedError, StoreError
 from farm.base.processes import Supervisor
 from farm.devices.device import AdbAddress, Device
 from farm.devices.discovery import _Found, scan_all
-from farm.dispatch.messages import GRANT_APPLIED, FromDevice, JobBroken, JobEnded, JobReturned, RunJob
+from farm.dispatch.messages import FromDevice, JobBroken, JobEnded, JobReturned, RunJob
 from farm.results.attempt import Cause, Verdict
 
 A, B, C = (device(serial) for serial in "ABC")
@@ -238,7 +238,7 @@ def test_a_job_that_a_virtual_device_cannot_run_is_run_by_hardware(make: Callabl
 
     def skips(process: Any, run: RunJob) -> FromDevice:
         skipped = attempt_of(process, run, Verdict.SKIPPED)
-        return JobEnded(run.number, (skipped,), avoid=tuple(one.id for one in virtual))
+        return JobEnded((skipped,), avoid=tuple(one.id for one in virtual), number=run.number)
 
     bench.acts = dict.fromkeys(bench.names, only_on("C", otherwise=skips))
     bench.run()
@@ -320,7 +320,7 @@ def test_a_device_that_is_given_up_leaves_its_jobs_to_others(make: Callable[...,
 def test_a_device_that_does_not_come_back_leaves_its_jobs_to_others(make: Callable[..., Bench]) -> None:
     bench = make(5, [A, B])
     bench.acts["0"] = once(unfit)
-    bench.settles["A"] = [JobReturned(GRANT_APPLIED, given_up="it does not answer")]
+    bench.settles["A"] = [JobReturned(given_up="it does not answer")]
     bench.run()
     assert bench.ended == dict.fromkeys(bench.names, "passed")
     assert bench.pool.is_retired(0)
@@ -397,7 +397,7 @@ def test_known_issues_and_failures_for_another_device_are_no_failures_of_the_run
 
     def is_known(process: Any, run: RunJob) -> FromDevice:
         attempt = replace(attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS), known_issue="understood")
-        return JobEnded(run.number, (attempt,))
+        return JobEnded((attempt,), number=run.number)
 
     bench.acts["0"] = is_known
     bench.acts["1"] = once(fails_here)
@@ -485,10 +485,10 @@ def test_every_job_ends_or_is_abandoned_whatever_happens(
     for name in bench.names:
         acts = [data.draw(troubles) for _ in range(3)]
         bench.acts[name] = lambda process, run, acts=acts: (acts.pop() if acts else passes)(process, run)
-    gone = JobReturned(GRANT_APPLIED, given_up="it does not answer")
+    gone = JobReturned(given_up="it does not answer")
     for one in devices:
         if data.draw(st.booleans()):
-            bench.settles[one.serial] = [JobReturned(GRANT_APPLIED, recovered=True), gone]
+            bench.settles[one.serial] = [JobReturned(recovered=True), gone]
     for name in data.draw(st.lists(st.sampled_from(bench.names), max_size=2)):
         bench.recorder.refused[name] = data.draw(st.sampled_from([LeaseLostError("lost"), RowRefusedError("no")]))
     bench.begin()

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from farm.base.errors import FarmError
-from farm.dispatch.local_run import replay_results, result_log
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import ResultLog
+from farm.dispatch.run.run import replay_results, result_log
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
 from farm.store.cluster.records import ShardResult
 from farm.store.records import RunRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from receivers import LOOPBACK, mail_server, make_certificate, trickling_server, web_server
 
-from farm.dispatch.nightly.tables import MailTable
+from farm.dispatch.nightly.plan import MailTable
 from farm.dispatch.nightly.templates import SAMPLE, render
 from farm.dispatch.notify import mail as mail_module
 from farm.dispatch.notify import webhook

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from farm.base.errors import UsageError
+from farm.dispatch.nightly.plan import MailTable
 from farm.dispatch.nightly.record import JobNote
 from farm.dispatch.nightly.render import render_nightly_run
-from farm.dispatch.nightly.tables import MailTable
 from farm.dispatch.nightly.templates import SAMPLE, check_template, context, render, subject
 from farm.dispatch.notify.mail import message
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from farm.policy.order import dispatch_order
+from farm.policy.divide import dispatch_order
 
 
 def test_compiled_jobs_go_first_then_the_longest_then_the_order_given() -> None:

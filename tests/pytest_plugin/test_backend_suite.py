@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from farm.dispatch.pytest_plugin.backend_suite import BackendSuite, is_of_backend, result_of
-from farm.dispatch.pytest_plugin.trees import rooted_arguments
+from farm.dispatch.pytest_plugin.launch import rooted_arguments
 from farm.results.attempt import Cause, Stage
 
 

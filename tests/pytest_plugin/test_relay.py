@@ -7,7 +7,7 @@ import sys
 
 RELAYING = """
 import subprocess, sys
-from farm.dispatch.pytest_plugin.relay import relayed_output
+from farm.dispatch.pytest_plugin.launch import relayed_output
 
 child = "import sys; [print(n, flush=n == 0) for n in range(20000)]; print('error', file=sys.stderr); sys.exit(7)"
 with relayed_output() as relay:

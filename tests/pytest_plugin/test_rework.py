@@ -14,8 +14,8 @@ from farm_home import FarmHome
 
 from farm.base.errors import UsageError
 from farm.builds.toolchains.toolchain import Compiler
+from farm.dispatch.pytest_plugin.launch import require_tree, rooted_arguments
 from farm.dispatch.pytest_plugin.rework import count_report, follow_workspaces
-from farm.dispatch.pytest_plugin.trees import require_tree, rooted_arguments
 
 # Other plugins of this environment take pytest longer to import than it takes to run these tests.
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -23,13 +23,13 @@ from farm.devices.adb.server import start_adb_server
 from farm.devices.device import Device
 from farm.devices.health import Event, HealthEvent
 from farm.devices.virtual.boot import boot
-from farm.dispatch.messages import Grant
+from farm.dispatch.messages import Grant, JobReturned
 from farm.dispatch.pool.acquire import AcquiredDevice
 from farm.dispatch.pytest_plugin.runner import DeviceProgram, ProgramResult, Runner
 from farm.dispatch.pytest_plugin.worker import SuiteWorker
 from farm.dispatch.request.plan import PlannedJob, RunPlan
 from farm.dispatch.request.profiling import Profile
-from farm.dispatch.worker import Returned, Worker
+from farm.dispatch.worker import Worker
 from farm.policy.retries import Tried
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.one_off_tries import OneOffTries
@@ -126,7 +126,7 @@ class StubFarm:
             history: tuple[Tried, ...] = ()
             for place, worker in enumerate(self.workers):
                 done = worker.run(job, history, following if not place else None)
-                if isinstance(done, Returned):
+                if isinstance(done, JobReturned):
                     # The device has to be recovered, or is given up: others do its jobs.
                     serial = self.plan.devices[place].serial
                     self.events.append((serial, done.unfit or done.given_up))
@@ -293,7 +293,7 @@ def test_a_device_whose_libraries_do_not_fit_is_left_out_and_neither_rebooted_no
     one = farm(f"device 1\n{NO_SKEL}", models=(b"good",))
     [worker] = one.workers
     returned = worker.run(one.jobs[0])
-    assert isinstance(returned, Returned)
+    assert isinstance(returned, JobReturned)
     assert "the skel is not visible to the DSP" in returned.unfit
     device_worker = worker._device_worker
     monkeypatch.setattr(type(device_worker.run.transport), "reboot", lambda _: pytest.fail("a reboot changes nothing"))

@@ -230,6 +230,24 @@ def test_two_agents_of_one_name_are_told_apart(store: Store) -> None:
     assert [each.job for each in again.jobs] == [job(1)]
 
 
+def test_a_silent_agent_whose_name_was_taken_records_nothing(store: Store) -> None:
+    one = agent(store)
+    run_id = submit(store, shards(1))
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    # The agent runs its job, but the machine is too busy for its heartbeats.
+    store._database.write(let_leases_expire)
+
+    two = store.cluster.register("h1", facts("h1"), TTL_S, user="farm")
+
+    assert list(store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)) == [0]
+    store.cluster.begun(two)
+    [again] = store.cluster.claim(two, SOC, ["h1-0"], ttl_s=TTL_S)
+    assert list(store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)) == [0]
+    assert store.cluster.heartbeat(one, None, TTL_S, [held.lease]).replaced
+    assert store.cluster.record(two, [result(again, again.jobs[0])], ttl_s=TTL_S) == {}
+    assert sum(len(each.attempts) for each in store.runs.view(run_id).jobs) == 1
+
+
 def test_nobody_is_dead_before_the_database_has_been_up_for_a_time_to_live(store: Store) -> None:
     submit(store, shards(1))
     one = agent(store)

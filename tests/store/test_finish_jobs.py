@@ -11,8 +11,7 @@ import pytest
 from shared_rows import SOC, TTL_S, agent, result, shards, submit
 from waiting import until
 
-from farm.dispatch.cluster.delivery.recovery import recover
-from farm.dispatch.cluster.ending import finish
+from farm.dispatch.cluster.delivery.worker import finish, recover
 from farm.results.attempt import Verdict
 from farm.store.cluster.records import AgentId, HeldShard
 from farm.store.store import Store, open_store

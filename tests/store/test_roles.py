@@ -23,7 +23,7 @@ from waiting import until
 
 from farm.base.errors import LeaseLostError, StoreError, UsageError
 from farm.base.interrupts import INTERRUPTED
-from farm.dispatch.cluster.ending import finish
+from farm.dispatch.cluster.delivery.worker import finish
 from farm.policy.situation import Lease, Priority
 from farm.store.accounts import Role
 from farm.store.cluster.records import Build, NewBuild, NewOrder

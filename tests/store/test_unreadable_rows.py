@@ -10,9 +10,9 @@ import pytest
 from shared_rows import SOC, TTL_S, AgentId, agent, result, shards, submit
 
 from farm.base.exit_codes import ExitCode
-from farm.dispatch.cluster.ending import finish
+from farm.dispatch.cluster.delivery.worker import finish
+from farm.store.cluster.part import REFUSED_BY
 from farm.store.cluster.records import NewBuild
-from farm.store.cluster.unreadable import REFUSED_BY
 from farm.store.protocol import PROTOCOL
 from farm.store.store import Store, open_store
 

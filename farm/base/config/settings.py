@@ -38,6 +38,8 @@ from farm.base.toml_tables import read_table
 from farm.base.trust import weakness
 
 FILE_NAME = "farm.toml"
+OWN_COMMAND = (sys.executable, "-P", "-m", "farm.cli.main")
+"""First words of a command of farm that farm starts. -P: modules of the current folder would come before farm's."""
 
 # A week.
 _MOST_BUILD_SECONDS = 604_800
@@ -178,9 +180,13 @@ class Config(msgspec.Struct, frozen=True):
         return self.artifacts is not None and self.store_url.startswith("postgres")
 
     @property
-    def variables(self) -> dict[str, str]:
-        """Environment variables by which a command that this process starts reads the same farm.toml."""
-        return {"FARM_CONFIG": str(self.file)} if self.file else {}
+    def environment(self) -> dict[str, str]:
+        """Environment of a command of farm that this process starts: it reads the same farm.toml, and asks no server.
+
+        Servers and agents start commands, which need the store itself.
+        """
+        kept = {name: value for name, value in os.environ.items() if name not in ("FARM_SERVER", "FARM_TOKEN")}
+        return {**kept, "FARM_CONFIG": str(self.file)} if self.file else kept
 
     def require_there(self, *keys: str) -> None:
         """Raise UsageError for a configured path of these keys of the [qnn] table that does not exist."""

@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import signal
-import sys
 import threading
 import time
 import tomllib
@@ -22,6 +21,7 @@ from datetime import time as time_of_day
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
+from farm.base.config.settings import OWN_COMMAND
 from farm.base.errors import FarmError, StoreError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 # Names as in farm.dispatch.nightly.plan.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
-NIGHTLY = (sys.executable, "-P", "-m", "farm.cli.main", "nightly")
 _EVERY_HALF_MINUTE = "* * * * * */30"
 _RETRY_S = 3.0
 # Time for `farm nightly` to finish running cells and report after a request to end.
@@ -96,7 +95,7 @@ def nightly_lines(starts: Iterable[NightlyStart]) -> list[str]:
 class NightlyStarter:
     """Nightly runs of one agent. Any thread may call the methods."""
 
-    def __init__(self, config: Config, store: Store, command: Sequence[str] = NIGHTLY) -> None:
+    def __init__(self, config: Config, store: Store, command: Sequence[str] = (*OWN_COMMAND, "nightly")) -> None:
         """Read the names of the nightly runs. Raises UsageError for a file without a name, or for a name twice."""
         self._config, self._store, self._command = config, store, tuple(command)
         self._nightly_runs: dict[str, NightlyConfig] = {}
@@ -174,7 +173,7 @@ class NightlyStarter:
         folder = self._config.state_dir / "nightly" / name
         log = folder / "agent.log"
         words = [*self._command, str(nightly_run.file), *(["--resume"] if resume else [])]
-        env = {**os.environ, **self._config.variables}
+        env = self._config.environment
         try:
             make_folders(folder)
             with self._lock:

@@ -29,11 +29,13 @@ from farm.base.errors import (
     DeviceGoneError,
     DeviceSpaceError,
     FarmError,
+    InfraError,
     LocalError,
     MissingPackageError,
     NeedsDeviceError,
 )
 from farm.devices.connect import open_transport
+from farm.devices.device import Device
 from farm.devices.execution.content_store import SESSION_PREFIX
 from farm.devices.execution.crash_logs import collect_crash_logs
 from farm.devices.execution.raw import RawResult, RunnerOptions
@@ -41,8 +43,8 @@ from farm.devices.execution.session import DeviceSession
 from farm.devices.execution.takeover import take_over
 from farm.devices.health import FULL, RUNTIME
 from farm.devices.local.files import local_error
-from farm.devices.status import check, read_status, wait_until_cool
-from farm.dispatch.device_run.thermometer import Thermometer
+from farm.devices.status import POLL_SECONDS, STATUS_SECONDS, check, read_status, wait_until_cool
+from farm.devices.transport import Transport
 from farm.policy.retries import damaged
 from farm.results.attempt import Attempt, Cause, Verdict
 from farm.results.dsp_trouble import explain_by_logs
@@ -57,9 +59,7 @@ if TYPE_CHECKING:
     from farm.base.config.settings import HealthConfig
     from farm.builds.bundles.bundle import Bundle
     from farm.builds.runtime.runtime import Runtime
-    from farm.devices.device import Device
     from farm.devices.execution.workspace import Workspace
-    from farm.devices.transport import Transport
     from farm.dispatch.device_run.artifacts import AttemptArtifacts
     from farm.dispatch.request.profiling import Profile
     from farm.store.records import ArtifactRecord
@@ -67,6 +67,43 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job, Target
 
 logger = logging.getLogger(__name__)
+
+
+class Thermometer:
+    """Reads the temperature of a device as long as it is entered. A device that gives none has no readings."""
+
+    def __init__(self, device: Device, transport: Transport, every_s: float = POLL_SECONDS) -> None:
+        self._device, self._transport, self._every_s = device, transport, every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="thermometer", daemon=True)
+        self.readings: tuple[float, ...] = ()
+        """Degrees Celsius, in the order of time: as `DeviceStatus.temperature_c`."""
+
+    def __enter__(self) -> Self:
+        self._read()
+        self._thread.start()
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self._over.set()
+        # After an error the thread is not awaited, as the device may not answer.
+        if error is None:
+            self._thread.join(STATUS_SECONDS)
+            if not self._thread.is_alive():
+                self._read()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._every_s):
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            celsius = read_status(self._transport, os=self._device.os).temperature_c
+        except (InfraError, OSError):
+            # The execution itself reports an absent device or a lost lease.
+            return
+        self.readings += () if celsius is None else (celsius,)
+
 
 # Enough for a median and its spread; together they take less than one job.
 _HEALTH_CHECK_INFERENCES = 20

@@ -1,4 +1,7 @@
-"""Nightly run, from its plan to its exit code: one cell after the other, also after a failed cell."""
+"""Nightly run, from its plan to its exit code: one cell after the other, also after a failed cell.
+
+Failed notifications do not change the exit code.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import logging
 import socket
 import time
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,10 +19,20 @@ from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.base.user import user_name
 from farm.dispatch.nightly.collect_results import collect_results, export_files
-from farm.dispatch.nightly.notify import notify
-from farm.dispatch.nightly.record import NOTHING, CellResult, DebuggedJob, Findings, NightlyRun, cell_code, nightly_code
+from farm.dispatch.nightly.record import (
+    NOTHING,
+    CellResult,
+    DebuggedJob,
+    Findings,
+    NightlyRun,
+    cell_code,
+    has_changed,
+    nightly_code,
+)
 from farm.dispatch.nightly.render import write_pages
 from farm.dispatch.nightly.state import NightlyRuns, new_id
+from farm.dispatch.nightly.templates import render, subject
+from farm.dispatch.notify.delivery import Delivery, by_mail, by_webhook
 from farm.report.model.format import duration
 
 if TYPE_CHECKING:
@@ -27,12 +41,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.base.config.settings import Config
-    from farm.dispatch.nightly.plan import Plan, PlannedCell
+    from farm.dispatch.nightly.plan import Plan, PlannedCell, When
     from farm.dispatch.notify.credentials import Credentials
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.request import RunOutcome, RunRequest
 
 logger = logging.getLogger(__name__)
+
+
+def notify(
+    plan: Plan, credentials: Credentials, nightly_run: NightlyRun, before: NightlyRun | None
+) -> tuple[Delivery, ...]:
+    """Send the due notifications, and return their deliveries; `before` is the previous nightly run."""
+    found = []
+    for number, hook in enumerate(plan.webhooks, start=1):
+        if _is_due(hook.when, nightly_run, before):
+            found.append(by_webhook(hook, number, credentials, partial(render, hook.template, "json", nightly_run)))
+    if (mail := plan.mail) is not None and _is_due(mail.when, nightly_run, before):
+
+        def body() -> tuple[str, str]:
+            return render(mail.template, "text", nightly_run), render(mail.html_template, "html", nightly_run)
+
+        found.append(by_mail(mail, credentials, subject(nightly_run), body))
+    return tuple(found)
+
+
+def _is_due(when: When, nightly_run: NightlyRun, before: NightlyRun | None) -> bool:
+    if when == "always":
+        return True
+    return nightly_run.code != 0 if when == "failure" else has_changed(nightly_run, before)
+
 
 SUSPECTED_SHARE = 0.2
 """Part of a cell's time for confirming suspected regressions: docs/explanation/statistics.md has their cost."""

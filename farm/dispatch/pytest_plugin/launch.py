@@ -7,10 +7,14 @@ import logging
 import os
 import secrets
 import signal
+import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -26,19 +30,171 @@ from farm.builds.compile.pool import MemoryLimits
 from farm.devices.device import Device, common_kind
 from farm.dispatch.pool.fleet import Choice, Fleet
 from farm.dispatch.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, SuitePlan
-from farm.dispatch.pytest_plugin.relay import relayed_output
-from farm.dispatch.pytest_plugin.trees import require_tree, rooted_arguments
 from farm.dispatch.request.ending import exit_code_of, write_report
 from farm.report.model.format import plural
 from farm.store.view import Purpose, RunView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from farm.builds.toolchains.toolchain import Compiler, Toolchain
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
+
+
+class TestTree(NamedTuple):
+    """Tree of upstream's tests."""
+
+    folder: tuple[str, ...]
+    """Place in the package `executorch`."""
+    files: str = ""
+    """Pattern of the names of its test files; empty for pytest's own."""
+    filled_in: tuple[str, ...] = ()
+    """Options of its conftest that farm fills in for each worker: docs/guides/pytest.md."""
+
+    @property
+    def package(self) -> str:
+        """Name of its package."""
+        return ".".join(("executorch", *self.folder))
+
+
+REWORK = TestTree(
+    ("backends", "qualcomm", "tests", "rework"),
+    "test.py",
+    ("--device", "--host", "--soc_model", "--backend", "--build_folder", "--target", "--config_file"),
+)
+ALL_BACKENDS = TestTree(("backends", "test", "suite"))
+_TREES = (REWORK, ALL_BACKENDS)
+
+_INSTALLED = (
+    "import importlib.util as u; s = u.find_spec('executorch'); "
+    "print(*(s and s.submodule_search_locations or ()), sep='\\n')"
+)
+
+
+def find_tree(arguments: Sequence[str], folder: Path) -> tuple[TestTree, Path] | None:
+    """Return the tree with an argument of pytest, which is relative to `folder`, and the folder of that tree."""
+    for argument in arguments:
+        path = Path(os.path.normpath(folder / argument.partition("::")[0]))
+        if argument.startswith("-") or not path.exists():
+            continue
+        for parent in (path, *path.parents):
+            for tree in _TREES:
+                if parent.parts[-len(tree.folder) :] == tree.folder and (parent / "conftest.py").is_file():
+                    return tree, parent
+    return None
+
+
+def rooted_arguments(arguments: Sequence[str], folder: Path) -> list[str]:
+    """Return further arguments of pytest for collecting these tests from a source tree in any place.
+
+    Their conftest declares options and markers, and pytest looks for a conftest only below its root; many modules have
+    one name. Empty for other tests. Raises UsageError for options of these tests that farm fills in.
+    """
+    found = find_tree(arguments, folder)
+    if found is None:
+        return []
+    tree, place = found
+    names = [argument.partition("=")[0] for argument in arguments]
+    if named := next((name for name in names if name in tree.filled_in), ""):
+        raise UsageError(f"{named} is filled in for each device: say --soc, --backend or --device, before the --")
+    wanted = {
+        "-c": os.devnull,
+        "--rootdir": str(place.parent),
+        "--confcutdir": str(place),
+        "--import-mode": "importlib",
+    }
+    chosen = [word for name, value in wanted.items() if name not in names for word in (name, value)]
+    return [*chosen, *(("-o", f"python_files={tree.files}") if tree.files else ())]
+
+
+def require_tree(arguments: Sequence[str], folder: Path, compiler: Compiler) -> None:
+    """Raise UsageError if these tests would import their own modules from another source tree."""
+    found = find_tree(arguments, folder)
+    if found is None:
+        return
+    tree, place = found
+    if not any(tree.package.encode() in path.read_bytes() for path in place.rglob("*.py")):
+        return
+    done = subprocess.run(
+        [compiler.python, "-c", _INSTALLED],
+        env={**os.environ, **compiler.env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    trees = [Path(line) for line in done.stdout.splitlines() if line]
+    if not any(one.joinpath(*tree.folder).resolve() == place.resolve() for one in trees):
+        installed = one_line(done.stdout) or "no executorch"
+        raise UsageError(
+            f"{place} would be run with {installed}, which is another tree: say --toolchain with an environment that "
+            "tree is installed in, or run the tests that are installed there"
+        )
+
+
+_LAST_SECONDS = 5.0
+
+
+class OutputRelay:
+    """Relay of output by threads; `finish` is called once the child has ended."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def start(self, source: int, target: int) -> None:
+        """Copy data from the descriptor `source` to `target`, and close both at the end of the data."""
+        thread = threading.Thread(target=_hand_on, args=(source, target), name="output", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def finish(self) -> None:
+        """Wait at most 5 s for each output's last data; a process that the child left may keep an output open."""
+        for thread in self._threads:
+            thread.join(_LAST_SECONDS)
+
+
+@contextmanager
+def relayed_output() -> Iterator[OutputRelay]:
+    """Replace standard output and error, if they are pipes, by pipes of a relay for processes started in the block.
+
+    The reader of a pipe may close it before the child has ended, as `| head` does, which many programs do not survive.
+    """
+    relay, kept = OutputRelay(), {}
+    pipes: dict[tuple[int, int], int] = {}
+    for number in (1, 2):
+        status = os.fstat(number)
+        if not stat.S_ISFIFO(status.st_mode):
+            continue
+        original = kept[number] = os.dup(number)
+        # Two outputs into the same pipe, as with `2>&1`, share one relay, which keeps their order.
+        place = status.st_dev, status.st_ino
+        if place not in pipes:
+            source, pipes[place] = os.pipe()
+            relay.start(source, os.dup(original))
+        os.dup2(pipes[place], number)
+    try:
+        yield relay
+    finally:
+        for number, original in kept.items():
+            os.dup2(original, number)
+            os.close(original)
+        for end in pipes.values():
+            os.close(end)
+
+
+def _hand_on(source: int, target: int) -> None:
+    is_read = True
+    while data := os.read(source, 1 << 16):
+        try:
+            while is_read and data:
+                data = data[os.write(target, data) :]
+        except OSError:
+            is_read = False
+    os.close(source)
+    os.close(target)
+
 
 # Plugins by the names of their entry points: loaded once, also with the user's PYTEST_DISABLE_PLUGIN_AUTOLOAD.
 _PLUGINS = ("-p", "xdist", "-p", "farm.dispatch.pytest_plugin.plugin")

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from farm.dispatch.pytest_plugin.bundles import Bundles
-    from farm.dispatch.pytest_plugin.device import LeasedDevice
     from farm.dispatch.pytest_plugin.runner import Runner
     from farm.dispatch.pytest_plugin.scheduling import GroupScheduling
-    from farm.dispatch.pytest_plugin.worker import SuiteWorker
+    from farm.dispatch.pytest_plugin.worker import LeasedDevice, SuiteWorker
 
 _WORKER = pytest.StashKey["SuiteWorker"]()
 _SCHEDULING = pytest.StashKey["GroupScheduling"]()

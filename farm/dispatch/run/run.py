@@ -1,47 +1,259 @@
 """`farm run` on this machine, from names to exit code: `run`, `_Run.execute`, `_Run._on_devices`, in order.
 
+`LocalRun` has dispatcher, device processes, result log and recorder of the jobs; `Wait` is the wait for devices.
 `farm.dispatch.run.steps` has the steps common with runs on a shared farm.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import socket
+import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from farm.base.errors import FarmError
+from farm.base.errors import FarmError, LeaseLostError, NoDeviceError, RowRefusedError
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler, handling
 from farm.base.socs import find_soc
-from farm.dispatch.local_run import replay_results
+from farm.base.threads import noticing_deaths
+from farm.dispatch.device_runner import DeviceRunner
+from farm.dispatch.dispatcher import Dispatcher
+from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.pool.announce import Announcer, hide_secrets
-from farm.dispatch.pool.waiting import Wait
+from farm.dispatch.process_link import ForkedProcess
+from farm.dispatch.recorder import Recorder
 from farm.dispatch.request.budget import Budget
 from farm.dispatch.request.choose import device_kind_of, optrace_tools
 from farm.dispatch.request.ending import exit_code_of
+from farm.dispatch.result_log import ResultLog
 from farm.dispatch.run.compiling import builders
 from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers, narrowed
+from farm.report.model.format import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from farm.base.config.settings import Config
+    from farm.base.fork_server import ForkServer
     from farm.base.processes import Supervisor
     from farm.builds.toolchains.toolchain import Toolchain
+    from farm.devices.device import Device
+    from farm.devices.health import HealthEvent
+    from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.pool.fleet import Fleet
     from farm.dispatch.pool.lease_keeper import LeaseTerms
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.plan import PlannedJob, RunPlan
     from farm.dispatch.request.request import RunOutcome, RunRequest
+    from farm.policy.situation import Lease
+    from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
     from farm.store.store import Store
     from farm.store.view import DeviceView
     from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
+
+# Reading the identity of every device disturbs measurements of other users.
+_RESCAN_SECONDS = 15.0
+# A request without waiting has this grace: the leases of free devices take a moment.
+_GRACE_SECONDS = 5.0
+
+
+class Wait:
+    """How long a run waits for devices; begins when it is made."""
+
+    def __init__(self, seconds: float | None) -> None:
+        """`seconds` is None for a run that waits for busy devices as long as it may, and for absent ones not at all."""
+        self._seconds = seconds
+        self._end_s = float("inf") if seconds is None else time.monotonic() + seconds
+
+    def fleet(self, first: Callable[[], Fleet], again: Callable[[bool], Fleet]) -> Fleet:
+        """Return the devices as soon as every SoC has an attached device, or all devices at the end of the wait.
+
+        `first` and `again` find them; `again` takes whether some SoCs may be without. Raises NoDeviceError when none
+        has any.
+        """
+        try:
+            return first()
+        except NoDeviceError as error:
+            if self._seconds is None:
+                raise
+            logger.info("waiting up to %s: %s", duration(self._seconds), error)
+        while (left := self._end_s - time.monotonic()) > 0:
+            time.sleep(min(_RESCAN_SECONDS, left))
+            try:
+                return again(False)
+            except NoDeviceError:
+                continue
+        return again(True)
+
+    def acquire(self, pool: DevicePool, socs: Collection[str], until_s: float) -> frozenset[str]:
+        """Wait for a lease of a device of every SoC; return the SoCs that are given up as none became free.
+
+        `until_s` is when the run's time is over, on the clock of `time.monotonic`. Raises NoDeviceError when no SoC
+        has any.
+        """
+        if self._seconds is None:
+            pool.acquire(until_s)
+            return frozenset()
+        pool.acquire(min(until_s, max(self._end_s, time.monotonic() + _GRACE_SECONDS)), partly=True)
+        lacking = frozenset(socs) - {device.soc for device in pool.held()}
+        if lacking:
+            names = " and no ".join(sorted(lacking))
+            reason = f"no {names} became free within {duration(self._seconds)}: {pool.leases.holders(lacking)}"
+            if lacking == frozenset(socs):
+                raise NoDeviceError(reason)
+            pool.give_up(lacking, reason)
+        return lacking
+
+
+_TICK_SECONDS = 0.25
+_LAST_SECONDS = 5.0
+"""For the last results, after every device is left."""
+
+
+class LocalEnd(NamedTuple):
+    """End of the jobs of a plan."""
+
+    abandoned: frozenset[str]
+    """Ids of jobs for which no device was left."""
+
+
+class LocalRecords:
+    """A `RecordSink`: the store, for a run on this machine."""
+
+    def __init__(self, run_id: str, store: Store, let_go: Callable[[str, int], None] | None = None) -> None:
+        """`let_go` ends the lease of a device, by its id and fence."""
+        self._run_id, self._store = run_id, store
+        self._let_go = let_go or (lambda *_: None)
+        self._recorded: set[tuple[int, str, int]] = set()
+        """Attempts of the present batch that are recorded, by shard, job and index."""
+
+    def record(self, results: Sequence[ShardResult]) -> Mapping[int, FarmError]:
+        """Record the attempts of results under their fences; return the reason for each refused result, by index.
+
+        Raises StoreError; the next call with the same results goes on after the recorded attempts.
+        """
+        refused: dict[int, FarmError] = {}
+        for index, result in enumerate(results):
+            try:
+                self._record(result)
+            except (LeaseLostError, RowRefusedError) as error:
+                refused[index] = error
+        self._recorded.clear()
+        return refused
+
+    def _record(self, result: ShardResult) -> None:
+        fence = (result.device, result.fence) if result.fence else None
+        for number, attempt in enumerate(result.attempts):
+            key = result.shard, result.job_id, number
+            if key not in self._recorded:
+                artifacts = result.artifacts if number == len(result.attempts) - 1 else ()
+                self._store.record_attempt(self._run_id, attempt, artifacts=artifacts, fence=fence)
+                self._recorded.add(key)
+
+    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+        """Do nothing: the jobs are in memory."""
+
+    def release(self, leases: Sequence[Lease]) -> None:
+        """End leases."""
+        for lease in leases:
+            self._let_go(lease.device, lease.fence)
+
+    def record_health(self, event: HealthEvent) -> None:
+        """Record a health event of a device."""
+        self._store.devices.record_health(event)
+
+
+class LocalRun:
+    """Run of one plan. `run` belongs to the main thread."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        pool: DevicePool,
+        store: Store,
+        listener: ProgressListener,
+        *,
+        forks: ForkServer,
+        most_failures: int = 0,
+    ) -> None:
+        """`forks` makes device processes. After `most_failures` failed jobs nothing begins."""
+        self._plan, self._pool, self._store = plan, pool, store
+        self._forks = forks
+        self._dispatcher = Dispatcher(self._process)
+        self._jobs = LocalJobs(plan, pool, self._dispatcher, listener, most_failures)
+        self._log = ResultLog(result_log(plan.folder))
+        numbers = {device.id: number for number, device in enumerate(plan.devices)}
+        records = LocalRecords(plan.run_id, store, lambda device, fence: pool.let_go(numbers[device], fence))
+        self._recorder = Recorder(
+            records, self._log, None, recorded=self._jobs.recorded, failing=self._jobs.store_failing
+        )
+        self._runners = [
+            DeviceRunner(device, self._jobs, self._dispatcher, linger_s=math.inf, rest_s=math.inf)
+            for device in plan.devices
+        ]
+
+    def finish_running(self) -> None:
+        """Begin no other job; running jobs are finished. Safe in a signal handler, and in any thread."""
+        self._dispatcher.post(self._jobs.finish_running)
+
+    def run(self) -> LocalEnd:
+        """Run every job, and leave every device, also after KeyboardInterrupt."""
+        try:
+            with noticing_deaths(self._thread_died):
+                self._recorder.begin()
+                self._jobs.begin(self._runners, self._recorder)
+                self._pool.begin(self._jobs.pool_changed)
+                self._dispatcher.run(lambda: self._jobs.is_over, self._tick, _TICK_SECONDS)
+        finally:
+            self._close()
+        return LocalEnd(frozenset(self._jobs.abandoned))
+
+    def _thread_died(self, why: str) -> None:
+        self._dispatcher.post(lambda: self._jobs.halt(why))
+
+    def _tick(self) -> None:
+        for runner in self._runners:
+            runner.tick()
+
+    def _close(self) -> None:
+        threads = [threading.Thread(target=runner.close, name="close") for runner in self._runners]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._dispatcher.close()
+        self._recorder.close(_LAST_SECONDS)
+        self._log.close()
+
+    def _process(self, device: Device) -> ForkedProcess:
+        number = self._plan.devices.index(device)
+        return ForkedProcess(self._forks, self._plan.folder / "logs" / f"device-{number}.log")
+
+
+def result_log(run_folder: Path) -> Path:
+    """Return the file of the result log of a run."""
+    return run_folder / "results.log"
+
+
+def replay_results(run_id: str, run_folder: Path, store: Store) -> None:
+    """Record the results that a killed run left in its log. Raises StoreError."""
+    if not result_log(run_folder).exists():
+        return
+    log = ResultLog(result_log(run_folder))
+    try:
+        recorder = Recorder(LocalRecords(run_id, store), log, None)
+        recorder.begin()
+        recorder.close(_LAST_SECONDS)
+    finally:
+        log.close()
 
 
 def run(
@@ -188,7 +400,6 @@ class _Run(RunSteps):
     ) -> None:
         """Run `jobs`; `before` has the devices of a resumed run."""
         from farm.dispatch.device_forks import device_forks
-        from farm.dispatch.local_run import LocalRun
         from farm.dispatch.pool.device_pool import DevicePool
         from farm.dispatch.request.resume import require_same_runtimes
 

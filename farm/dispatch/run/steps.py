@@ -165,7 +165,7 @@ class RunSteps:
     def _order(self, jobs: Sequence[Job], tools: Toolchain, rebuild: Rebuild | None = None) -> list[PlannedJob]:
         """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""
         from farm.dispatch.request.plan import PlannedJob
-        from farm.policy.order import dispatch_order
+        from farm.policy.divide import dispatch_order
 
         cache = BundleCache(self._config.cache_dir)
         found = rebuild.find(jobs, tools) if rebuild else find_bundles_for(jobs, tools, cache)

@@ -11,9 +11,8 @@ from farm.base.errors import LeaseLostError, UnreadableRowError
 from farm.base.text import one_line
 from farm.store import values
 from farm.store.cluster.build_rows import find_builds, manifest_facts, offer, outcome_columns
-from farm.store.cluster.part import ClusterPart
+from farm.store.cluster.part import REFUSED_BY, ClusterPart, reading
 from farm.store.cluster.records import Build, BuildState, HeldBuild, NewBuild
-from farm.store.cluster.unreadable import REFUSED_BY, reading
 from farm.store.messages.install import ensure_messages
 
 if TYPE_CHECKING:

@@ -14,13 +14,11 @@ from farm.policy.retries import MOST_DEVICES
 from farm.policy.sharing import share_out
 from farm.policy.situation import Lease, LivingDevice, Share, usable
 from farm.store.cluster.build_rows import find_builds, find_failures
-from farm.store.cluster.part import ClusterPart
+from farm.store.cluster.part import ClusterPart, reading
 from farm.store.cluster.records import AgentId, HeldShard, ShardJob
 from farm.store.cluster.shard_rows import jobs_left
-from farm.store.cluster.unreadable import reading
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.situations import KnownSoc, read_free, read_living
-from farm.store.leases.wanted import look_for_wanted
+from farm.store.leases.situations import KnownSoc, look_for_wanted, read_free, read_living
 
 # Other devices for a second try of a failed job: age of the cached list in seconds, and their greatest number.
 _LIVING_S = 3.0

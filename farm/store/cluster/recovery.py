@@ -18,8 +18,7 @@ from farm.store.cluster.part import ClusterPart
 from farm.store.cluster.records import Recovered
 from farm.store.cluster.shard_rows import decode_names, encode_names, jobs_left
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.situations import read_situation
-from farm.store.leases.wanted import mark_wanted
+from farm.store.leases.situations import mark_wanted, read_situation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

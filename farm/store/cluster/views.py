@@ -12,9 +12,8 @@ from farm.store.cluster.orders import OPEN_ORDERS, ORDER, order_of
 from farm.store.cluster.part import ClusterPart
 from farm.store.cluster.records import QueueView, RunProgress, ShardSum
 from farm.store.cluster.shard_rows import decode_jobs
-from farm.store.leases.quotas import read_quotas
 from farm.store.leases.rows import requests_now
-from farm.store.leases.situations import read_situation
+from farm.store.leases.situations import read_quotas, read_situation
 
 # Ids are assigned before rows are visible: a smaller id may appear later, from a longer transaction. So each look
 # reads so many ids again.

@@ -1,21 +1,154 @@
-"""Situation of a SoC for the policy, from rows: the same for shards and for processes that wait."""
+"""Situation of a SoC for the policy, from rows: the same for shards and for processes that wait.
+
+Quotas belong to it. Devices that their holders have to hand over are decided from it, and marked in the leases.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Connection, Row, TextClause, func, select, text
+from sqlalchemy import Connection, Row, TextClause, delete, func, select, text
 
-from farm.base.errors import UnreadableRowError
-from farm.policy.situation import LABEL, USER, Lease, LivingDevice, OpenOrder, Priority, Request, Retry, Situation
-from farm.store import schema
+from farm.base.errors import UnreadableRowError, UsageError
+from farm.policy.sharing import hand_over
+from farm.policy.situation import (
+    LABEL,
+    USER,
+    Lease,
+    LivingDevice,
+    OpenOrder,
+    Priority,
+    Request,
+    Retry,
+    Share,
+    Situation,
+)
+from farm.store import schema, values
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.quotas import read_quotas
 from farm.store.protocol import PROTOCOL
+
+if TYPE_CHECKING:
+    from farm.store.clock import Clock
+    from farm.store.database import Database
+
+# The decision costs as much as a full distribution, and many claims request it on a busy farm: limit its rate, less for
+# new waiters.
+_LOOK_MS, _LOOK_FOR_NEWS_MS = 1_000, 100
+_NEW_MS = 3_000
+
+_LOOK = text("""
+    INSERT INTO soc_look (soc, looked_ms) VALUES (:soc, :now_ms)
+    ON CONFLICT (soc) DO UPDATE SET looked_ms = excluded.looked_ms WHERE soc_look.looked_ms <= :now_ms - :look_ms
+    RETURNING soc
+""")
+_NOTIFY = text("SELECT pg_notify('farm', :hint)")
+_MARK = text("""
+    UPDATE lease SET wanted_by = mark.user_name
+    FROM unnest(CAST(:devices AS text[]), CAST(:users AS text[])) AS mark (device, user_name)
+    WHERE lease.device = mark.device AND (token <> '' OR mark.user_name = '')
+""")
+
+
+def look_for_wanted(connection: Connection, known: KnownSoc, shares: Mapping[str, Share]) -> None:
+    """Mark the devices to hand over, if a decision leaves runs or processes waiting; at most once a second for a SoC.
+
+    With a new waiter, at most ten times a second. `known` is the situation of the decision: the free devices.
+    """
+    situation = known.situation
+    given = Counter(share.run_id or share.request for share in shares.values())
+    left = [
+        (order.priority, order.user, order.since_ms)
+        for order in situation.orders
+        if order.ready + len(order.retries) > given[order.run_id]
+    ] + [(one.priority, one.user, one.since_ms) for one in situation.requests if one.count > given[one.id]]
+    if not may_be_wanted({(priority, user) for priority, user, _ in left}, known.held):
+        return
+    is_news = max(since_ms for *_, since_ms in left) > situation.now_ms - _NEW_MS
+    look_ms = _LOOK_FOR_NEWS_MS if is_news else _LOOK_MS
+    asked = {"soc": situation.soc, "now_ms": situation.now_ms, "look_ms": look_ms}
+    if connection.scalar(_LOOK, asked) is not None:
+        known = read_situation(connection, situation.soc, situation.now_ms, situation.requests)
+        mark_wanted(connection, known)
+
+
+def may_be_wanted(left: Iterable[tuple[Priority, str]], held: Mapping[tuple[Priority, str], int]) -> bool:
+    """Return whether a waiter may have a better right than some holder; pure.
+
+    `left` are the waiters and `held` the holders, by priority and user; `held` with their number of devices.
+    """
+    has: Counter[str] = Counter()
+    for (_, user), count in held.items():
+        has[user] += count
+    return any(
+        lower < priority or (lower == priority and has[holder] >= has[user] + 2)
+        for priority, user in left
+        for lower, holder in held
+    )
+
+
+def mark_wanted(connection: Connection, known: KnownSoc) -> int:
+    """Mark the devices of a SoC that holders have to hand over, and return the number of newly marked ones."""
+    wanted = hand_over(known.situation)
+    changed = {
+        device: wanted.get(device, "")
+        for device in sorted(wanted.keys() | known.wanted.keys())
+        if known.wanted.get(device, "") != wanted.get(device, "")
+    }
+    if changed:
+        connection.execute(_MARK, {"devices": list(changed), "users": list(changed.values())})
+    news = sum(bool(user) and device not in known.wanted for device, user in changed.items())
+    if news:
+        connection.execute(_NOTIFY, {"hint": f"wanted {known.situation.soc}"})
+    return news
+
+
+_SUBJECT_LIMIT = 320
+_SET = text("""
+    INSERT INTO quota (subject, most, set_by, set_ms) VALUES (:subject, :most, :by, :now_ms)
+    ON CONFLICT (subject) DO UPDATE SET most = excluded.most, set_by = excluded.set_by, set_ms = excluded.set_ms
+""")
+
+
+class Quotas:
+    """Quotas of a store. Every method is one transaction and raises StoreError."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def all(self) -> dict[str, int]:
+        """Return the quotas by subject: `user:ada` or `label:camera`."""
+        with self._database.reading() as connection:
+            return read_quotas(connection)
+
+    def set(self, subject: str, most: int | None, by: str) -> None:
+        """Set a quota, or remove it with None. Raises UsageError for an illegal subject or number."""
+        kind = next((kind for kind in (USER, LABEL) if subject.startswith(kind)), "")
+        if not kind or subject == kind:
+            raise UsageError(f"quota: {subject!r} is neither {USER}NAME nor {LABEL}NAME")
+        if most is not None and not 0 <= most < 2**31:
+            raise UsageError(f"quota: {most} is no number of devices")
+        key = values.clean(subject, _SUBJECT_LIMIT)
+
+        def change(connection: Connection) -> None:
+            if most is None:
+                connection.execute(delete(schema.quota).where(schema.quota.c.subject == key))
+                return
+            row = {"subject": key, "most": most, "by": values.clean(by, values.NAME_LIMIT)}
+            connection.execute(_SET, {**row, "now_ms": self._clock(connection)})
+
+        self._database.write(change)
+
+
+def read_quotas(connection: Connection) -> dict[str, int]:
+    """Return the quotas by subject."""
+    row = schema.quota.c
+    found = connection.execute(select(row.subject, row.most).order_by(row.subject))
+    return {one.subject: one.most for one in found}
+
 
 _DEVICE = """
     SELECT agent_device.device, agent_device.soc, agent_device.kind, agent_device.os, agent_device.serial,

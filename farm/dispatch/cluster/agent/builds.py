@@ -4,17 +4,24 @@ A slot is a thread with one builder process, as in the pool of a single machine,
 slot takes one task in one transaction, so that no task waits behind a long compile on one host while another host is
 idle. A slot is no `procrastinate.worker.Worker`: that class aborts its jobs when a connection breaks, while their
 compiles go on. Users' code is imported in builder processes alone.
+
+Toolchains are farm's own environment and the ones in farm.toml, read again every half minute.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shutil
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
+from farm.base.config.toolchains import DEFAULT
 from farm.base.errors import (
     ArtifactLostError,
     ArtifactsError,
@@ -23,30 +30,207 @@ from farm.base.errors import (
     RowRefusedError,
     StoreError,
     StoreLostError,
+    UsageError,
 )
 from farm.base.processes import Supervisor
 from farm.base.publish import own_folder
+from farm.base.resources import data_folder
 from farm.builds.bundles.cache import BundleCache, remove_leftovers
+from farm.builds.bundles.key import HOST_CPU, bundle_key, recipe_digest, recipe_now, source_as_of_ns
 from farm.builds.bundles.reuse import forget_pruned
+from farm.builds.bundles.source import named_files
 from farm.builds.compile.builder_slot import BuilderGate, BuilderSlot, MemoryLimits
-from farm.builds.compile.protocol import BuildReply
+from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.compile.template import BuilderTemplate
-from farm.dispatch.cluster.agent.build_task import RefusedBuildError, job_here, prepare_build
-from farm.dispatch.cluster.agent.host_toolchains import HostToolchains
 from farm.dispatch.cluster.bundles import failed_build, sent_build
+from farm.dispatch.cluster.toolchain_id import offered
+from farm.dispatch.device_forks import SECRETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Bundle
-    from farm.store.cluster.records import AgentId, HeldBuild, OfferedToolchain
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.store.cluster.records import AgentId, HeldBuild, NewBuild, OfferedToolchain
     from farm.store.objects.objects import Objects
     from farm.store.store import Store
-    from farm.suites.suite import Job
+    from farm.suites.suite import Case, Job
 
 logger = logging.getLogger(__name__)
+
+# A look takes 0.2 s of the processor for each toolchain (2-core machine). Until the next look, runs of a checkout that
+# has just changed on a build host are refused, as no host has that toolchain.
+_LOOK_EVERY_S = 30.0
+_MISSING = "missing"
+
+
+_OF_THE_AGENT = ("SSH_AUTH_SOCK",)
+"""Environment variables of an agent, beside SECRETS, that give access and that no builder needs."""
+
+
+class HostToolchains:
+    """Toolchains of this host. Any thread may call the methods; one thread at a time looks."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._looking = threading.Lock()
+        self._tools: dict[str, Toolchain] = {}
+        """Toolchains by name."""
+        self._by_id: dict[str, Toolchain] = {}
+        self._offered: tuple[OfferedToolchain, ...] = ()
+        self._problems: dict[str, str] = {}
+        self._looked_s = float("-inf")
+
+    @property
+    def offered(self) -> tuple[OfferedToolchain, ...]:
+        """Offered toolchains of this host as of the last look; none before the first."""
+        return self._offered
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of the offered toolchains, sorted."""
+        return tuple(sorted(self._by_id))
+
+    def find(self, toolchain: str) -> Toolchain | None:
+        """Return the toolchain of an id; None if this host does not have it, or no longer has it."""
+        return self._by_id.get(toolchain)
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Read the toolchains anew if the last look is half a minute old, or always with `at_once`.
+
+        An unusable toolchain is logged once and left out. Environments of releases are created here.
+        """
+        with self._looking:
+            if not at_once and time.monotonic() < self._looked_s + _LOOK_EVERY_S:
+                return
+            found = {name: tools for name in (DEFAULT, *self._config.toolchains) if (tools := self._look_at(name))}
+            if at_once or {name: one.versions for name, one in found.items()} != self._versions():
+                # Keep the objects of unchanged toolchains: a builder takes another object for another toolchain.
+                same = {} if at_once else self._tools
+                self._tools = {
+                    name: same[name] if name in same and same[name].versions == one.versions else one
+                    for name, one in found.items()
+                }
+            self._publish()
+            self._looked_s = time.monotonic()
+
+    def _versions(self) -> dict[str, dict[str, str]]:
+        return {name: one.versions for name, one in self._tools.items()}
+
+    def _publish(self) -> None:
+        by_id: dict[str, Toolchain] = {}
+        known: list[OfferedToolchain] = []
+        for name, tools in self._tools.items():
+            for one in offered(name, tools.versions):
+                if recipe_now(one.backend) != recipe_digest(one.backend):
+                    # Builders that start now would compile by another recipe than the one in the keys.
+                    problem = (
+                        f"farm was upgraded: restart this agent, which builds nothing for {one.backend} until then"
+                    )
+                    self._warn_once(one.backend, problem)
+                elif by_id.setdefault(one.id, tools) is tools:
+                    known.append(one)
+        self._by_id, self._offered = by_id, tuple(known)
+
+    def _look_at(self, name: str) -> Toolchain | None:
+        from farm.builds.toolchains.prepare import prepare
+        from farm.builds.toolchains.select import use_toolchain
+
+        try:
+            tools = prepare(use_toolchain(self._config, name))
+        except FarmError as error:
+            self._warn_once(name, f"toolchain {name} is not offered: {error}")
+            return None
+        lacking = [package for package in ("torch", "executorch") if tools.versions.get(package) == _MISSING]
+        if lacking:
+            self._warn_once(name, f"toolchain {name} is not offered: it has no {' and no '.join(lacking)}")
+            return None
+        self._problems.pop(name, None)
+        # A builder imports developers' code, which must not read the agent's secrets.
+        env = tools.compiler.env | dict.fromkeys((*SECRETS, *_OF_THE_AGENT), "")
+        return msgspec.structs.replace(tools, name=name, compiler=msgspec.structs.replace(tools.compiler, env=env))
+
+    def _warn_once(self, subject: str, problem: str) -> None:
+        if self._problems.get(subject) != problem:
+            self._problems[subject] = problem
+            logger.warning(problem)
+
+
+# Legal module names of a manifest: a path may reach the folder beside the suite's, but no further.
+_MODULE = re.compile(r"(\.{0,2}[\w-]+(\.[\w-]+)*:[\w.]+)?")
+_HOST_CPUS = ("arm", "x86")
+
+
+class RefusedBuildError(FarmError):
+    """Refusal of this host to make a bundle of that key; another host may make it."""
+
+
+def prepare_build(task: NewBuild, tools: Toolchain, job: Job, log: Path) -> BuildRequest:
+    """Return the request to a builder; `job` is the task's job, with its code on this host.
+
+    The key is computed anew: a bundle is only made under the key that this host's toolchain, farm and copy of the code
+    give. Raises RefusedBuildError if that key differs from the key of `task`.
+    """
+    require_inside(job.case)
+    wanted = task.versions.get(HOST_CPU, "")
+    versions = tools.versions | ({HOST_CPU: wanted} if wanted in _HOST_CPUS else {})
+    try:
+        key = bundle_key(job, versions)
+    except (OSError, UsageError) as error:
+        raise RefusedBuildError(f"the code of {job.id} cannot be read: {error}") from error
+    if key != task.key:
+        raise RefusedBuildError(why_another_key(task, job))
+    return BuildRequest(job, key, versions, str(log), anew=task.anew, suite_as_of_ns=source_as_of_ns(job))
+
+
+def why_another_key(task: NewBuild, job: Job) -> str:
+    """Return why a host with the toolchain of `task` computes another key, and the user's next step."""
+    if not task.source:
+        return (
+            f"its suite {Path(job.case.folder).name or job.case.suite} is not as it was where {job.id} was submitted: "
+            "install the same version of farm on both"
+        )
+    return (
+        f"{job.id} has another key here: a package that its suite imports is not as it was where the run was "
+        "submitted: install the same wheels on both, or submit with --build-on here"
+    )
+
+
+def job_here(task: NewBuild, unpack: Callable[[str, Job], Job]) -> Job:
+    """Return the job of `task` with its code on this host: a suite of farm, or an archive unpacked by `unpack`.
+
+    Raises RefusedBuildError if the farm of this host has no such suite.
+    """
+    if task.source:
+        return unpack(task.source, task.job)
+    case = task.job.case
+    if not case.folder:
+        return task.job
+    folder = data_folder("test_suites") / Path(case.folder).name
+    if not folder.is_dir():
+        raise RefusedBuildError(f"farm has no suite {folder.name} here: install the version that submitted the run")
+    return msgspec.structs.replace(task.job, case=msgspec.structs.replace(case, folder=str(folder)))
+
+
+def require_inside(case: Case) -> None:
+    """Raise RefusedBuildError for a case whose files or module lead out of its suite: no loaded manifest has such.
+
+    The agent itself reads these files, to compute the key.
+    """
+    root = Path(case.folder).resolve()
+    folders = case.generate.folders if case.generate is not None else ()
+    for name in case.files:
+        path = (root / name).resolve()
+        is_there = path.is_dir() if name in folders else path.is_file()
+        if not case.folder or not path.is_relative_to(root.parent) or not is_there:
+            raise RefusedBuildError(f"{case.suite}/{case.name}: {name!r} is no file of its suite")
+    for path in named_files(case):
+        if not path.resolve().is_relative_to(root.parent):
+            raise RefusedBuildError(f"{case.suite}/{case.name}: {path.name!r} is no file of its suite")
+    if not _MODULE.fullmatch(case.module):
+        raise RefusedBuildError(f"{case.suite}/{case.name}: {case.module!r} is no module")
+
 
 # Space for a large model and the folder of its builder. With less, builds are left to hosts with more space.
 _LEAST_FREE_BYTES = 512 * 2**20

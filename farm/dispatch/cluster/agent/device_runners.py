@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -13,11 +13,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.dispatch.cluster.agent.host_devices import Attachments, HostDevice
-    from farm.dispatch.cluster.agent.timing import Timing
     from farm.dispatch.job_source import Host, JobSource
     from farm.store.cluster.records import AgentDevice, HeartbeatReply, HeldShard
 
 logger = logging.getLogger(__name__)
+
+
+class Timing(NamedTuple):
+    """Intervals and patience, in seconds."""
+
+    scan_s: float = 3.0
+    """Interval between two scans of attached devices."""
+    linger_s: float = 0.5
+    """Time for which a device without work keeps its lease and its session."""
+    rest_s: float = 60.0
+    """Time without work for a device on which a shard could not begin."""
+    fetch_s: float = 15.0
+    """Patience with an unreachable artifact store; afterwards hosts that reach it get the shard."""
 
 
 class DeviceRunners:

@@ -9,6 +9,7 @@ messages (`farm.dispatch.cluster.delivery`).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -16,22 +17,20 @@ import socket
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from farm import __version__
-from farm.base.errors import FarmError, InfraError, UsageError
+from farm.base.atomic import write_atomically
+from farm.base.errors import AgentRefusedError, FarmError, InfraError, UsageError
 from farm.base.log_setup import JsonFormatter, logged_to
 from farm.base.private import hide_environment
 from farm.base.threads import noticing_deaths
-from farm.dispatch.cluster.agent.agent_folder import AgentFolder, register_when_free
 from farm.dispatch.cluster.agent.claimer import Claimer
-from farm.dispatch.cluster.agent.device_runners import DeviceRunners
+from farm.dispatch.cluster.agent.device_runners import DeviceRunners, Timing
 from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
 from farm.dispatch.cluster.agent.host_devices import Attachments, HostDevices
-from farm.dispatch.cluster.agent.ledger import Ledger
+from farm.dispatch.cluster.agent.ledger import Ledger, SharedRecords
 from farm.dispatch.cluster.agent.shared_jobs import SharedJobs, SharedParts
-from farm.dispatch.cluster.agent.shared_records import SharedRecords
-from farm.dispatch.cluster.agent.timing import Timing
 from farm.dispatch.cluster.files.prepare import Preparer
 from farm.dispatch.device_forks import device_forks
 from farm.dispatch.dispatcher import Dispatcher
@@ -44,6 +43,8 @@ from farm.store.protocol import PROTOCOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
 
     from farm.base.config.settings import Config
     from farm.base.fork_server import ForkServer
@@ -55,6 +56,72 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+
+
+class AgentFolder:
+    """Folder of an agent, locked from start to end of its process; a context manager.
+
+    Raises AgentRefusedError if another process has the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.previous_token = ""
+        """Token of the previous process of this agent, if it ended without `remove_token`."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InfraError(f"{self.path}: {error.strerror}: an agent keeps there what is not recorded yet") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise AgentRefusedError(
+                f"an agent {self.path.name} runs on this host already: "
+                "end that one, or give this one another name with '--name'"
+            ) from None
+        if self._token.exists():
+            self.previous_token = self._token.read_text()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+    def write_token(self, token: str) -> None:
+        """Write the token of this process for the next one. Raises OSError."""
+        write_atomically(self._token, token, mode=0o600, durable=True)
+
+    def remove_token(self) -> None:
+        """Remove the token: the store has the end of this process."""
+        self._token.unlink(missing_ok=True)
+
+    @property
+    def _token(self) -> Path:
+        return self.path / "token"
+
+
+def register_when_free(register: Callable[[], AgentId], ttl_s: float, ending: threading.Event) -> AgentId:
+    """Return the result of `register`, called again until a dead agent of the same name has expired in the store.
+
+    Needed on a host that lost its folder, or took over the name of another. Raises AgentRefusedError if that agent
+    lives on.
+    """
+    # The database may have started a moment ago: agents expire only after it has been up for a lease duration.
+    deadline = time.monotonic() + 2 * ttl_s + _RETRY_SECONDS
+    while True:
+        try:
+            return register()
+        except AgentRefusedError as error:
+            if not error.may_pass or time.monotonic() > deadline or ending.wait(_RETRY_SECONDS):
+                raise
+
 
 LOG_NAME = "agent.log"
 """Log file of an agent, in its folder."""
@@ -224,8 +291,7 @@ class HostAgent:
         self._runners.open()
 
     def _begin_delivery(self) -> None:
-        from farm.dispatch.cluster.delivery.recovery import recover
-        from farm.dispatch.cluster.delivery.worker import MessageDelivery
+        from farm.dispatch.cluster.delivery.worker import MessageDelivery, recover
 
         periodic = self._nightly_runs.periodic() if self._nightly_runs is not None else ()
         ttl_s, is_stable = self._config.leases.ttl_s, self._heartbeats.is_stable

@@ -1,16 +1,30 @@
-"""An agent's worker of Procrastinate, in a thread of its own."""
+"""An agent's worker of Procrastinate, in a thread of its own, and the handlers of its jobs.
+
+Handlers are callables, each in a thread. `finish` records the end of a run: several agents may call it at once and
+again, and only the first complete call counts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from farm.dispatch.cluster.delivery import recovery
-from farm.dispatch.cluster.delivery.serving import SERVICES, Calls, Serving
+import msgspec
+
+from farm.base.errors import FarmError
+from farm.base.exit_codes import ExitCode
+from farm.base.interrupts import INTERRUPTED
+from farm.dispatch.cluster.terms import decode_terms
+from farm.dispatch.request.budget import Budget
+from farm.dispatch.request.ending import exit_code_of
+from farm.store.cluster.part import REFUSED_BY
+from farm.store.leases.rows import always_stable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,9 +33,134 @@ if TYPE_CHECKING:
     from procrastinate.worker import Worker
 
     from farm.dispatch.cluster.delivery.app import Periodic
+    from farm.store.cluster.records import Order
     from farm.store.store import Store
+    from farm.store.view import RunView
 
 logger = logging.getLogger(__name__)
+
+_KEPT_HOURS = 1.0
+
+
+def recover(store: Store, *, ttl_s: float, is_stable: Callable[[], bool] = always_stable) -> bool:
+    """Put back the shards and builds of dead agents and workers, and defer jobs that are missing.
+
+    Any number of agents may recover at once. Returns whether any run goes on. `ttl_s` and `is_stable` as in
+    `AbandonedWork.recover`. Raises StoreError.
+    """
+    recovered = store.cluster.recover(ttl_s=ttl_s, is_stable=is_stable)
+    store.messages.retry(ttl_s, is_stable)
+    for line in recovered.lines:
+        logger.info(line)
+    return recovered.is_busy
+
+
+def remove_ended(store: Store) -> None:
+    """Remove ended messages that were kept because of their outcome, after an hour. Raises StoreError."""
+    store.messages.remove_ended(_KEPT_HOURS)
+
+
+def finish(store: Store, run_id: str) -> int | None:
+    """Record the end of a run and compare its numbers with earlier runs; return its exit code.
+
+    None while work of the run is left, and for a run that was not submitted. Raises StoreError.
+    """
+    from farm.dispatch.history_comparison import record_comparison
+
+    store.cluster.end_if_over(run_id)
+    order = store.cluster.order(run_id)
+    if order is None or order.state != "ended":
+        return None
+    view = store.runs.view(run_id)
+    if view.finished_ms is not None:
+        return view.exit_code
+    if not order.cancelled_by:
+        _mark_skipped(store, view, order)
+        view = store.runs.view(run_id)
+    code = INTERRUPTED if order.cancelled_by else exit_code_of(view)
+    if order.cancelled_by == REFUSED_BY:
+        code = ExitCode.REFUSED
+    try:
+        record_comparison(store, run_id)
+    except FarmError as error:
+        # Verdicts are in the store, and stay.
+        run = {"run": run_id}
+        logger.warning("the numbers of run %s were not compared with those before: %s", run_id, error, extra=run)
+    # Last: if this agent dies before, other agents find a run without an end and repeat these steps.
+    store.finish_run(run_id, code, once=True)
+    return code
+
+
+def _mark_skipped(store: Store, view: RunView, order: Order) -> None:
+    """Mark the jobs that the budget kept from starting as skipped."""
+    try:
+        terms = decode_terms(order.terms)
+    except msgspec.MsgspecError:
+        # An order of another version of farm.
+        return
+    left = [job.id for job in view.jobs if not job.attempts and job.skipped is None]
+    if terms.budget_s is None or not left or not order.is_late:
+        return
+    branch, private = store.runs.branch(view.id)
+    kind = view.fingerprint.get("device_kind", "hardware")
+    past = store.selection.expected(left, kind, branch, local_runs_of=view.user if private else "")
+    store.mark_skipped(view.id, dict(Budget(terms.budget_s).unbegun(left, past)))
+
+
+REPEAT_S = 5.0
+SERVICES = 4
+"""Handlers that run at once."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Callables of the jobs, each called in a thread."""
+
+    finish: Callable[[str], object]
+    """Called with a run whose work is over."""
+    recover: Callable[[], bool]
+    """Returns whether any run goes on."""
+    remove_ended: Callable[[], object]
+
+
+class Serving:
+    """Handlers of jobs on one event loop (`farm.dispatch.cluster.delivery.app.Handler`)."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        # Not asyncio's own pool, which other code of the loop may fill.
+        self._threads = ThreadPoolExecutor(SERVICES, thread_name_prefix="service")
+
+    async def finish(self, run: str) -> None:
+        """Record the end of a run."""
+        await self._call(f"the end of run {run}", lambda: self._calls.finish(run))
+
+    async def recover(self) -> None:
+        """Repair rows of dead agents, once more after a pause while runs go on: an idle farm asks half as often."""
+        if await self._call("recovery", self._calls.recover):
+            await asyncio.sleep(REPEAT_S)
+            await self._call("recovery", self._calls.recover)
+
+    async def remove_ended(self) -> None:
+        """Remove ended jobs."""
+        await self._call("old messages", self._calls.remove_ended)
+
+    async def call(self, periodic: Periodic) -> None:
+        """Call a periodic callable."""
+        await self._call(periodic.name, periodic.call)
+
+    def close(self) -> None:
+        """Begin no other handler; running handlers go on."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _call(self, what: str, call: Callable[[], object]) -> object:
+        """Return the result of `call`; None after a logged error. A cancelled handler leaves `call` running."""
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self._threads.submit(call)))
+        except Exception as error:  # noqa: BLE001 - the next job of its kind comes within seconds
+            logger.warning("%s: %s", what, error)
+            return None
+
 
 # Interval of looks without a notification, which may be lost. Every recovery job sends one, so that looks are rare.
 _LOOK_S = 12.0
@@ -48,8 +187,7 @@ class MessageDelivery:
     ) -> None:
         self._store, self._periodic = store, tuple(periodic)
         self._ttl_s = ttl_s
-        remove_ended = partial(recovery.remove_ended, store)
-        self._serving = Serving(Calls(finish or self._finish_run, recover, remove_ended))
+        self._serving = Serving(Calls(finish or self._finish_run, recover, partial(remove_ended, store)))
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = asyncio.Event()
@@ -174,8 +312,6 @@ class MessageDelivery:
             await asyncio.wait_for(self._ending.wait(), seconds)
 
     def _finish_run(self, run_id: str) -> None:
-        from farm.dispatch.cluster.ending import finish
-
         finish(self._store, run_id)
 
 
