@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from farm.base.errors import DeviceError
 from farm.base.text import count_of
 from farm.builds.bundles.bundle import MODEL, Bundle, Generation, read_tensor
 from farm.builds.bundles.generation import NO_TOKEN
@@ -151,7 +152,10 @@ class _Runs:
         """Ending of the last process."""
 
     def generate(self, generation: Generation, sample: int) -> tuple[list[int], Observed]:
-        """Return the tokens after a prompt, and the times of another process that wrote no logits."""
+        """Return the tokens after a prompt, and the times of another process that wrote no logits.
+
+        Raises DeviceError where the logits do not arrive whole.
+        """
         prompt = ids_of(self._workspace.bundle, sample, 0)
         length = min(len(prompt) + generation.new, generation.context)
         times = self._run(prompt, length, mode=_HYBRID if generation.prefill else _KV)
@@ -163,10 +167,11 @@ class _Runs:
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / dump
             self._transport.pull({self._workspace.folder / dump: local}, max_bytes=size + 1)
+            if (arrived := local.stat().st_size) != size:
+                # The program wrote all of them: the connection is at fault.
+                raise DeviceError(self._transport.serial, f"{dump} arrived with {arrived} bytes, and has {size}")
             logits = np.fromfile(local, LOGITS)
         self._transport.run(["rm", "-f", dump], cwd=self._workspace.folder, timeout_s=_SHELL_SECONDS)
-        if logits.nbytes != size:
-            raise self._failed(f"{dump} arrived with {logits.nbytes} bytes, and has {size}")
         return logits.reshape(rows, -1)[len(prompt) - 1 :].argmax(axis=1).tolist(), times
 
     def score(self, sample: int, dump: str, vocabulary: int) -> None:
