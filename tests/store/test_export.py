@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given
@@ -60,6 +63,24 @@ def test_files_are_written_unchanged_and_nothing_is_overwritten(tmp_path: Path) 
     with pytest.raises(UsageError, match="is there already"):
         export(store, records, link)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ArtifactStore(tmp_path / "artifacts")
+    records = [ArtifactRecord(store.put(b"x" * 1000), 1000, "etdump")]
+
+    def full(source: BinaryIO, target: BinaryIO) -> None:
+        target.write(source.read(10))
+        target.flush()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = tmp_path / "to"
+    with monkeypatch.context() as patch:
+        patch.setattr("farm.store.transfer.files.shutil.copyfileobj", full)
+        with pytest.raises(UsageError, match="to: cannot be written: No space left on device"):
+            export(store, records, folder)
+    assert list(folder.iterdir()) == []
+    assert export(store, records, folder) == [folder / "etdump.etdp"]
 
 
 def test_what_is_gone_or_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
+from farm.base.atomic import replacing
 from farm.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def file_names(artifacts: Iterable[ArtifactRecord]) -> dict[str, ArtifactRecord]
 
 
 def export(store: ArtifactStore, artifacts: Iterable[ArtifactRecord], folder: Path) -> list[Path]:
-    """Write artifacts into `folder`, made if missing, and return their paths.
+    """Write artifacts into `folder`, made if missing, and return their paths; a file is there whole or not at all.
 
     Raises UsageError for an existing file or a folder without write access; StoreError for an artifact that is not in
     the store.
@@ -48,7 +49,7 @@ def export(store: ArtifactStore, artifacts: Iterable[ArtifactRecord], folder: Pa
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, artifact in wanted.items():
-            with store.open(artifact.sha256) as source, path.open("xb") as target:
+            with store.open(artifact.sha256) as source, replacing(path, durable=True) as target:
                 shutil.copyfileobj(source, target)
             written.append(path)
     except OSError as error:
