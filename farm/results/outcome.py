@@ -69,7 +69,7 @@ def _outcome(raw: RawResult) -> Ending | RunnerReport:
         return _bad_ending(raw, report, refused)
     if report is None:
         return infra(Stage.PULL, refused or f"the runner ended well, but there is no {RESULT_FILE}")
-    if problem := _clock_problem(raw, report):
+    if problem := _executions_problem(raw, report) or _clock_problem(raw, report):
         return infra(Stage.PULL, f"{RESULT_FILE} is refused: {problem}")
     return report
 
@@ -123,6 +123,15 @@ def _signal_text(number: int) -> str:
     except ValueError:
         name = "a real-time signal"
     return f"the runner ended with signal {number} ({name}){_SIGNAL_HINTS.get(name, '')}"
+
+
+def _executions_problem(raw: RawResult, report: RunnerReport) -> str:
+    for inference in report.inferences:
+        if inference.executions < raw.executions:
+            return (
+                f"inferences[{inference.line}] has {inference.executions} executions, {raw.executions} were asked for"
+            )
+    return ""
 
 
 def _clock_problem(raw: RawResult, report: RunnerReport) -> str | None:

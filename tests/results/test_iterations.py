@@ -47,6 +47,17 @@ def test_one_execution_that_differs_fails_the_job_although_the_last_is_right(alo
     assert attempt.comparisons[0].violations == ()
 
 
+def test_fewer_executions_than_asked_for_are_no_result(make_execution: Callable[..., Execution]) -> None:
+    execution = make_execution(samples=4)
+    execution.raw["executions"] = 3
+    assert ending(execution.judge()) == PASSED
+    execution.report["inferences"][2] |= {"iterations_ns": [3_000]}
+    attempt = execution.judge()
+    assert ending(attempt) == ("infra", "pull", "")
+    assert attempt.reason == "result.json is refused: inferences[2] has 2 executions, 3 were asked for"
+    assert attempt.measurements == ()
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [

@@ -96,6 +96,8 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     """The runner's process crashed, hung or gave up during this execution: try it once in a process of its own."""
     refused: bool = False
     """The runner answered with an error; the next execution has a new process."""
+    executions: int = 0
+    """Executions of each sample that the runner was asked for, warm-up included; 0 where it does not count them."""
     heap: bool = False
     """True for an execution that measures the DSP heap alone; its times are no measurement."""
     simulated: bool = False

@@ -109,8 +109,8 @@ class Execution:
             if self.cause == "gone":
                 self.cause = "connection"
 
-    def result(self, *, heap: bool, simulated: bool) -> RawResult:
-        """Return all that is known; `heap` and `simulated` as in RawResult."""
+    def result(self, *, executions: int, heap: bool, simulated: bool) -> RawResult:
+        """Return all that is known; arguments as in RawResult."""
         ending = self.ending
         code = ending.code if ending else None
         return RawResult(
@@ -127,6 +127,7 @@ class Execution:
             timed_out=bool(ending and not ending.answer and code is None and not self._error),
             process_ended=not self._error and self.process_ended,
             refused=not self._error and self.refused,
+            executions=executions,
             heap=heap,
             simulated=simulated,
             notes=tuple(self.notes),

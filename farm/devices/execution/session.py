@@ -162,7 +162,8 @@ class DeviceSession:
         if manifest.generation is not None:
             execution.step("pull", lambda: collect_tokens(self._transport, execution))
         execution.resolve(self._liveness.demand)
-        return execution.result(heap=options.heap, simulated=self._runtime.kind == "simulator")
+        executions = 0 if manifest.generation is not None else options.warm_up + options.iterations
+        return execution.result(executions=executions, heap=options.heap, simulated=self._runtime.kind == "simulator")
 
     def execute_alone(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
         """Do the same in a process that begins anew and runs nothing else; the heap in a process for each iteration."""
