@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm.builds.runtime.runtime import LLAMA_RUNNER
 from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.request.choose import require_dsp
 from farm.replay.llama_program import LlamaProgram, job_of
 from farm.replay.one_off import OneOffOutcome, run_one
 from farm.replay.one_off_request import OneOffRequest
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 SAME = "same"
 """Value of `--device` for the device of the stored result."""
@@ -62,16 +67,25 @@ def repro(
     """Run a stored result again, judge it by the limits of its case, record it, and return both.
 
     `device` is a name, serial or id of an attached one, or SAME; empty is any of the SoC, of the kind it was. `limits`
-    are iterations, warm_up, reducible and timeout_s of OneOffRequest. `program` is what generates in place of farm's
-    runner. Raises UsageError where its bundle is gone and cannot be made again, NoDeviceError.
+    are iterations, warm_up, reducible and timeout_s of OneOffRequest; all else is measured as in the run of `stored`.
+    `program` is what generates in place of farm's runner. Raises UsageError where its bundle is gone and cannot be made
+    again, NoDeviceError, IllegalTargetError for the DSP's heap on a virtual device.
     """
     job = find_job(config, stored, by_program=program is not None)
+    virtual = virtual or (stored.kind == "virtual" and not device)
+    for text in stored.left_out_by(LLAMA_RUNNER) if program is not None else ():
+        logger.warning("%s", text)
+    heap = stored.is_heap and program is None
+    if heap and virtual:
+        require_dsp(config)
     request = OneOffRequest(
         job=job if program is None else job_of(job),
         program=program,
-        virtual=virtual or (stored.kind == "virtual" and not device),
+        virtual=virtual,
         choice=Choice((stored.attempt.device if device == SAME else device,)) if device else Choice(),
         profile=stored.profile,
+        heap=heap,
+        seconds=stored.seconds if program is None else None,
         command=command,
         facts={_FACT: stored.run.id},
         toolchain=stored.run.toolchain or RunToolchain(),

@@ -89,6 +89,7 @@ def write_script(
     publish_folder(folder, lambda partial: _fill(partial, config, stored, bundle, runtime, flags, virtual=virtual))
     what = "a VIRTUAL device, with the simulator for x86_64: not for a phone" if virtual else "an Android phone"
     lines = [f"{folder}: for {what}", f"run it:  {shlex.quote(str(folder / SCRIPT))} [SERIAL]"]
+    lines += stored.left_out_by("the script")
     if not stored.outputs:
         lines.append("the outputs of then were not kept: the script tells their sizes, and has nothing to compare with")
     return lines

@@ -98,6 +98,15 @@ class StoredResult(msgspec.Struct, frozen=True):
         seconds = self.run.fingerprint.get("seconds", "")
         return int(seconds) if seconds.isascii() and seconds.isdecimal() and len(seconds) < _MOST_DIGITS else None
 
+    def left_out_by(self, runner: str) -> list[str]:
+        """Return the options of its run that `runner`, the subject of the texts, does not have."""
+        found = [f"{runner} measures no DSP heap, as run {self.run.id} did: --heap is left out"] if self.is_heap else []
+        if self.seconds is not None:
+            found.append(
+                f"{runner} does not generate for {self.seconds} s, as run {self.run.id} did: --seconds is left out"
+            )
+        return found
+
     @property
     def profile(self) -> Profile:
         """Profiling of its run; AUTO instead of a timeline, which costs time and is in no figure."""

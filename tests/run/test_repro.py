@@ -29,7 +29,10 @@ from farm.base.socs import find_soc
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.runtime.device_files import android_places, device_parts
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
-from farm.replay.repro import compare_outputs, differences, rows
+from farm.replay.llama_program import LlamaProgram
+from farm.replay.one_off import OneOffOutcome
+from farm.replay.one_off_request import OneOffRequest
+from farm.replay.repro import compare_outputs, differences, repro, rows
 from farm.replay.repro_script import write_script
 from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_stored_result
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
@@ -134,6 +137,36 @@ def test_a_result_that_is_not_there_is_told(done: FarmHome, store: Store) -> Non
         find_stored_result(store, "smoke/conv3d", None)
     with pytest.raises(UnknownNameError, match="unknown run 'nonsense'"):
         find_stored_result(store, "smoke/conv2d", "nonsense")
+
+
+def measured_with(past: StoredResult, **facts: str) -> StoredResult:
+    """Return the result of a phone in a run with other options."""
+    run = msgspec.structs.replace(past.run, fingerprint=past.run.fingerprint | facts)
+    return msgspec.structs.replace(past, kind="hardware", run=run)
+
+
+def test_it_measures_what_its_run_measured(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    past, asked = find_stored_result(store, JOB, None), []
+
+    def stub_run_one(_: object, __: object, request: OneOffRequest, ___: object) -> OneOffOutcome:
+        asked.append((request.heap, request.seconds))
+        return OneOffOutcome(past.run.id, 0, None, "hardware", {}, Path())
+
+    monkeypatch.setattr("farm.replay.repro.run_one", stub_run_one)
+    how = {"virtual": False, "device": "", "command": "", "iterations": 1, "warm_up": 0, "timeout_s": 1.0}
+    for facts in ({}, {"heap": "measured"}, {"seconds": "20"}):
+        repro(load_config(), store, measured_with(past, **facts), **how)
+    assert asked == [(False, None), (True, None), (False, 20)]
+    assert not caplog.messages
+    by = LlamaProgram(program=Path("program"), tokenizer=Path("tokenizer"))
+    repro(load_config(), store, measured_with(past, heap="measured", seconds="20"), program=by, **how)
+    assert asked[-1] == (False, None)
+    assert caplog.messages == [
+        f"qnn_llama_runner measures no DSP heap, as run {past.run.id} did: --heap is left out",
+        f"qnn_llama_runner does not generate for 20 s, as run {past.run.id} did: --seconds is left out",
+    ]
 
 
 class TestWithoutItsBundle:
@@ -405,6 +438,11 @@ class TestScript:
             assert ran.returncode == 0, ran.stderr
             assert ran.stdout.splitlines()[-1].endswith("bytes, the same as then")
             assert (copy / "outputs" / "user").read_text() == "root\n"
+
+    def test_it_names_the_options_of_the_run_that_a_script_lacks(self, store: Store, tmp_path: Path) -> None:
+        past = measured_with(find_stored_result(store, JOB, None), heap="measured")
+        lines = write_script(load_config(), past, tmp_path / "out", virtual=True, iterations=1, warm_up=0, timeout_s=1)
+        assert f"the script measures no DSP heap, as run {past.run.id} did: --heap is left out" in lines
 
     def test_a_phone_gets_no_files_of_another_machine(self, store: Store, tmp_path: Path) -> None:
         past = msgspec.structs.replace(find_stored_result(store, JOB, None), kind="hardware")

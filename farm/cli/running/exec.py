@@ -372,9 +372,9 @@ def rerun_command(
     """Run a past result of JOB again, from its exact bundle, and show both side by side.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. Without --run it is the
-    newest result. The job runs on the same SoC, on a device of the same kind. With --program, ExecuTorch's
-    qnn_llama_runner generates the text, and its logits are judged by the limits of JOB; the result belongs to the
-    suite qnn_llama_runner.
+    newest result. The job runs on the same SoC, on a device of the same kind, with --heap and --seconds of its run.
+    With --program, ExecuTorch's qnn_llama_runner generates the text, and its logits are judged by the limits of JOB;
+    the result belongs to the suite qnn_llama_runner.
 
     \b
     Exit codes: 0 it passes now; 1 it fails now; 2 usage; 4 no device or
@@ -397,6 +397,8 @@ def rerun_command(
     with opened(config_file, readonly=script is not None, existing=True) as (config, store):
         past = find_stored_result(store, job, ref)
         notice(past.description)
+        if past.is_heap and other is None and script is None:
+            refuse_together({"--warm-up": warm_up}, f"run {past.run.id} measured the DSP's heap: leave {{}} out")
         selected = config_to_run_again(config, past.run, toolchain)
         if script is not None:
             from farm.replay.repro_script import write_script
