@@ -30,17 +30,20 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def keep(cache_dir: Path, runtime: Runtime) -> Runtime:
-    """Keep the files of a runtime under its digest, remove the oldest of too many, and return `runtime`."""
+    """Keep the files of a runtime under its digest, remove the oldest of too many, and return `runtime`.
+
+    A kept runtime with a damaged file is kept anew.
+    """
     folders = cache_dir / _FOLDER
-    if (folders / runtime.digest).is_dir():
-        os.utime(folders / runtime.digest)
-        return runtime
+
+    def is_whole(folder: Path) -> bool:
+        return any(_files(cache_dir, folder, kept) for one, kept in _all(cache_dir) if one == folder)
 
     def fill(folder: Path) -> None:
         known = {
-            kept.runtime.hashes[name]: other / _FILES / place
+            kept.runtime.hashes[name]: path
             for other, kept in _all(cache_dir)
-            for name, place in kept.names.items()
+            for name, path in _files(cache_dir, other, kept).items()
         }
         (folder / _FILES).mkdir()
         names = {name: str(number) for number, name in enumerate(sorted(runtime.files))}
@@ -48,7 +51,7 @@ def keep(cache_dir: Path, runtime: Runtime) -> Runtime:
             _place(path, known.get(runtime.hashes[name]), folder / _FILES / names[name])
         (folder / _RECORD).write_bytes(msgspec.json.encode(_Kept(names, msgspec.structs.replace(runtime, files={}))))
 
-    published(folders / runtime.digest, fill)
+    os.utime(published(folders / runtime.digest, fill, is_whole))
     for old in _by_age(cache_dir)[_MOST:]:
         shutil.rmtree(old, ignore_errors=True)
     return runtime
@@ -60,9 +63,7 @@ def find_kept(cache_dir: Path, versions: Mapping[str, str]) -> Runtime | None:
         return None
     found = [one for one in _all(cache_dir) if one[1].runtime.versions == dict(versions)]
     for folder, kept in found:
-        files = {name: folder / _FILES / place for name, place in kept.names.items()}
-        hashes = hash_files(cache_dir, files.values())
-        if {name: hashes[path] for name, path in files.items()} == kept.runtime.hashes:
+        if files := _files(cache_dir, folder, kept):
             return msgspec.structs.replace(kept.runtime, files=files)
     return None
 
@@ -84,6 +85,16 @@ def _all(cache_dir: Path) -> Iterator[tuple[Path, _Kept]]:
         if not weakness_inside(folder):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 yield folder, msgspec.json.decode((folder / _RECORD).read_bytes(), type=_Kept)
+
+
+def _files(cache_dir: Path, folder: Path, kept: _Kept) -> dict[str, Path]:
+    """Return the files of a kept runtime by path on the device; none where one is lost or damaged."""
+    files = {name: folder / _FILES / place for name, place in kept.names.items()}
+    try:
+        hashes = hash_files(cache_dir, files.values())
+    except OSError:
+        return {}
+    return files if {name: hashes[path] for name, path in files.items()} == kept.runtime.hashes else {}
 
 
 def _by_age(cache_dir: Path) -> list[Path]:
