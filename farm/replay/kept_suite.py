@@ -19,7 +19,6 @@ import numpy as np
 
 from farm.base.backends.registry import runs_on_cpu
 from farm.base.errors import UsageError
-from farm.base.hashes import sha256_of
 from farm.base.text import one_line
 from farm.builds.bundles.bundle import MODEL, Bundle, Generation, read_tensor
 from farm.builds.program.pte import read_pte
@@ -207,7 +206,7 @@ def _recorded_outputs(
         row = []
         for index, spec in enumerate(manifest.outputs):
             sha256 = stored.outputs.get(f"output_{sample}_{index}.raw", "")
-            path = _whole(artifacts, sha256)
+            path = artifacts.find_whole(sha256)
             if path is None or path.stat().st_size != spec.nbytes:
                 return ()
             row.append(read_tensor(path, spec))
@@ -215,16 +214,10 @@ def _recorded_outputs(
     return tuple(found)
 
 
-def _whole(artifacts: ArtifactStore, sha256: str) -> Path | None:
-    """Return an artifact if it is here and undamaged: other users may write its folder."""
-    path = artifacts.find(sha256) if sha256 else None
-    return path if path is not None and sha256_of(path) == sha256 else None
-
-
 def _recorded_tokens(artifacts: ArtifactStore, stored: StoredResult) -> tuple[tuple[int, ...], ...]:
     if not stored.tokens:
         return ()
-    path = _whole(artifacts, stored.tokens)
+    path = artifacts.find_whole(stored.tokens)
     if path is None:
         raise UsageError(f"what {stored.view.id} generated in run {stored.run.id} is lost or damaged: run it again")
     return msgspec.json.decode(path.read_bytes(), type=tuple[tuple[int, ...], ...])

@@ -86,12 +86,15 @@ def write_script(
     # ExecuTorch's own runners know neither.
     if not runtime.one_shot:
         flags |= {"result_path": f"{_OUTPUTS}/result.json", "timeout_ms": str(round(timeout_s * 1000))}
-    publish_folder(folder, lambda partial: _fill(partial, config, stored, bundle, runtime, flags, virtual=virtual))
+    recorded = _recorded_outputs(config, stored)
+    publish_folder(folder, lambda partial: _fill(partial, stored, bundle, runtime, flags, recorded, virtual=virtual))
     what = "a VIRTUAL device, with the simulator for x86_64: not for a phone" if virtual else "an Android phone"
     lines = [f"{folder}: for {what}", f"run it:  {shlex.quote(str(folder / SCRIPT))} [SERIAL]"]
     lines += stored.left_out_by("the script")
     if not stored.outputs:
         lines.append("the outputs of then were not kept: the script tells their sizes, and has nothing to compare with")
+    if lost := sorted(name for name, path in recorded.items() if path is None):
+        lines.append(f"kept outputs of then are lost or damaged, and left out: {', '.join(lost)}")
     return lines
 
 
@@ -119,11 +122,11 @@ def stored_bundle(config: Config, stored: StoredResult, *, virtual: bool) -> Bun
 
 def _fill(
     folder: Path,
-    config: Config,
     stored: StoredResult,
     bundle: Bundle,
     runtime: Runtime,
     flags: Mapping[str, str],
+    recorded: Mapping[str, Path | None],
     *,
     virtual: bool,
 ) -> None:
@@ -147,7 +150,10 @@ def _fill(
     )
     for kind in bundle.manifest.references:
         shutil.copytree(bundle.folder / f"reference_{kind}", folder / f"reference_{kind}")
-    _write_recorded_outputs(config, stored, folder / THEN)
+    for output, path in recorded.items():
+        if path is not None:
+            (folder / THEN).mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / THEN / output)
     about = {
         "schema": 1,
         "job": stored.view.id,
@@ -164,15 +170,13 @@ def _fill(
     script.chmod(0o755)
 
 
-def _write_recorded_outputs(config: Config, stored: StoredResult, folder: Path) -> None:
+def _recorded_outputs(config: Config, stored: StoredResult) -> dict[str, Path | None]:
+    """Return the kept outputs by their names in the script's folder; None for a lost or damaged one."""
     from farm.store.artifacts import open_artifacts
 
     store = open_artifacts(config)
-    for name, sha256 in stored.outputs.items():
-        # Named by farm, but kept where others may write.
-        if _OUTPUT_NAME.fullmatch(name) and (path := store.find(sha256)):
-            folder.mkdir(exist_ok=True)
-            shutil.copyfile(path, folder / name)
+    # Other users may write where farm keeps the names.
+    return {name: store.find_whole(sha256) for name, sha256 in stored.outputs.items() if _OUTPUT_NAME.fullmatch(name)}
 
 
 def _script(stored: StoredResult, bundle: Bundle, runtime: Runtime, *, virtual: bool) -> str:

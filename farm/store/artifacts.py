@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from farm.base.errors import ArtifactsError, FarmError, StoreError
+from farm.base.hashes import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -96,6 +97,11 @@ class ArtifactStore:
             return self._fetch(sha256)
         except ArtifactsError:
             return None
+
+    def find_whole(self, sha256: str) -> Path | None:
+        """Return the path of an artifact as `find`; None also for a damaged one: other users may write its folder."""
+        path = self.find(sha256)
+        return path if path is not None and sha256_of(path) == sha256 else None
 
     def may_find(self, sha256: str) -> bool:
         """Return whether an artifact is here or may be among a shared farm's files, without a request to them."""

@@ -36,6 +36,7 @@ from farm.replay.repro import compare_outputs, differences, repro, rows
 from farm.replay.repro_script import write_script
 from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_stored_result
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
+from farm.store.artifacts import open_artifacts
 from farm.store.store import Store, open_store
 from farm.suites.features import Features, OpPackage
 from farm.suites.suite import InputSpec, MethodInputs
@@ -438,6 +439,18 @@ class TestScript:
             assert ran.returncode == 0, ran.stderr
             assert ran.stdout.splitlines()[-1].endswith("bytes, the same as then")
             assert (copy / "outputs" / "user").read_text() == "root\n"
+
+    def test_damaged_outputs_of_then_are_left_out_and_named(self, store: Store, tmp_path: Path) -> None:
+        artifacts = open_artifacts(load_config())
+        hashes = [artifacts.put(content) for content in (b"as it was", b"before the damage")]
+        path = artifacts.path(hashes[1])
+        path.chmod(0o644)
+        path.write_bytes(b"after the damage!")
+        outputs = {f"output_0_{number}.raw": sha256 for number, sha256 in enumerate([*hashes, "0" * 64])}
+        past = msgspec.structs.replace(find_stored_result(store, JOB, None), outputs=outputs)
+        lines = write_script(load_config(), past, tmp_path / "out", virtual=True, iterations=1, warm_up=0, timeout_s=1)
+        assert [path.name for path in (tmp_path / "out" / "outputs_then").iterdir()] == ["output_0_0.raw"]
+        assert "kept outputs of then are lost or damaged, and left out: output_0_1.raw, output_0_2.raw" in lines
 
     def test_it_names_the_options_of_the_run_that_a_script_lacks(self, store: Store, tmp_path: Path) -> None:
         past = measured_with(find_stored_result(store, JOB, None), heap="measured")
