@@ -164,6 +164,8 @@ class Runner:
             for sample in range(len(report.inferences))
         )
         notes = (*raw.notes, *again, *filter(None, [describe_differing(report)]), *cycles.notes)
+        # Later executions remove the files on the device that a wrong number is checked with.
+        judged = worker.run.judge(job, bundle, raw) if job is not None and not own_inputs else None
         worker.executed(ExecutedProgram(manifest.key, measured, cycles.operators), notes)
         return ProgramResult(
             outputs,
@@ -172,12 +174,11 @@ class Runner:
             operators=cycles.operators,
             measurements=measured,
             notes=notes,
-            _judge=partial(self._judged, job, bundle, raw) if job is not None and not own_inputs else None,
+            _judge=partial(self._checked, judged) if judged is not None else None,
         )
 
-    def _judged(self, job: Job, bundle: Bundle, raw: RawResult) -> Attempt:
+    def _checked(self, attempt: Attempt) -> Attempt:
         """Return the attempt of an execution; infra if the health check fails after wrong numbers."""
-        attempt = self._worker.run.judge(job, bundle, raw)
         if needs_health_check(attempt, failed_before=False):
             return self._worker.checked(attempt, self._health_check)
         return attempt
