@@ -201,7 +201,7 @@ FIGURES = {
         # SQNR in the prompt of the logits by `prefill_forward` against the logits by `kv_forward`; first output only.
         Figure("prefill_db", "dB", _HIGHER, against=("quantized",), of_logits=True, decides=False),
         # Figures of a task: questions whose likeliest choice differs from the reference's, and answers that only the
-        # reference has right: farm/results/accuracy.py.
+        # reference has right: farm/results/likelihoods.py.
         Figure("other_choices", "count", _LOWER, of_logits=True, decides=False, least=0),
         Figure("lost_answers", "count", _LOWER, of_logits=True, decides=False),
         # Smallest ratio of a chosen token's probability to the likeliest token's probability, by the FP32 module.

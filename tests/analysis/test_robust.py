@@ -176,7 +176,7 @@ def test_a_step_does_not_look_like_noise() -> None:
 
 
 def test_a_command_does_not_load_scipy() -> None:
-    modules = ("factors", "suspected", "change_points", "confirmation", "first_bad", "history", "nights")
+    modules = ("factors", "suspected", "change_points", "confirmation", "first_bad", "history", "run_judgement")
     loads = "; ".join(f"import farm.results.analysis.{name}" for name in modules)
     shown = "print([m for m in sys.modules if m.startswith('scipy')])"
     program = f"{loads}; import sys; farm.results.analysis.robust.p_of_next(1, 8); {shown}"
