@@ -310,7 +310,7 @@ def main() -> int:
         if isinstance(cluster, str):
             sys.stderr.write(f"bench/cluster.py needs a PostgreSQL server: {cluster}\n")
             return 2
-        say("THE DEVICES ARE STUBS that sleep; database, messages, agents, leases and spools are the real thing")
+        say("THE DEVICES ARE STUBS that sleep; database, messages, agents, leases and result logs are the real thing")
         with tempfile.TemporaryDirectory(prefix="farm-cluster-", dir="/tmp") as name:
             print(json.dumps(run(options, Path(name), cluster)))
     return 0

@@ -16,7 +16,7 @@ import pytest
 
 from farm.base.errors import FarmError
 from farm.dispatch.recorder import Recorder
-from farm.dispatch.result_log import ResultLog
+from farm.dispatch.result_log import ResultLog, open_result_log
 from farm.dispatch.run.run import replay_results, result_log
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
 from farm.store.cluster.records import ShardResult
@@ -39,6 +39,12 @@ def test_what_was_not_recorded_is_there_at_the_next_start(tmp_path: Path) -> Non
     second = ResultLog(tmp_path / "log")
     assert second.left() == [result(number) for number in range(3)]
     assert not second.left()
+
+
+def test_an_agent_records_the_log_that_farm_0_2_0_left(tmp_path: Path) -> None:
+    assert ResultLog(tmp_path / "spool").append(result(1))
+    assert open_result_log(tmp_path).left() == [result(1)]
+    assert open_result_log(tmp_path).left() == [result(1)]
 
 
 def test_what_is_found_out_while_the_database_is_away_is_in_the_log_at_once(tmp_path: Path) -> None:

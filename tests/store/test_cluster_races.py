@@ -162,7 +162,7 @@ def test_what_was_put_back_and_is_held_elsewhere_is_not_taken_up_again(store: St
     assert store.cluster.record(two, [result(again, each) for each in again.jobs], ttl_s=TTL_S) == {}
 
 
-def test_a_spool_that_comes_late_renews_its_lease_with_what_it_records(store: Store) -> None:
+def test_a_result_log_that_comes_late_renews_its_lease_with_what_it_records(store: Store) -> None:
     run_id = submit(store, shards(1))
     one = agent(store)
     [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)

@@ -37,7 +37,7 @@ from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.pool.announce import Announcer, hide_secrets
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder
-from farm.dispatch.result_log import ResultLog
+from farm.dispatch.result_log import open_result_log
 from farm.store.cluster.records import AgentFacts, AgentId, HeartbeatReply, HeldShard
 from farm.store.protocol import PROTOCOL
 
@@ -235,7 +235,7 @@ class HostAgent:
             self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.files.lose_bundle
         )
         self._stack.callback(preparer.close)
-        self._log = ResultLog(folder / "spool")
+        self._log = open_result_log(folder)
         ledger = Ledger()
         self._records = SharedRecords(self._store, ledger, ttl_s)
         self._recorder = Recorder(self._records, self._log, preparer)
