@@ -11,7 +11,7 @@ from farm.store.cluster.records import AgentId, NightlyStart, NightlyState
 
 _COLUMNS = "name, due_ms, state, agent, started_ms, ended_ms, exit_code, why"
 # Starts of one name are decided one after the other, also for different due times.
-_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('farm nightly run'), hashtext(:name))")
+_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('farm nightly_start'), hashtext(:name))")
 _IS_KNOWN = text("SELECT 1 FROM nightly_start WHERE name = :name AND due_ms >= :due_ms")
 _IS_MINE = text("""
     SELECT 1 FROM nightly_start WHERE name = :name AND due_ms = :due_ms AND token = :token AND state = 'running'
