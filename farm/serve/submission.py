@@ -55,7 +55,6 @@ def keep_suite(config: Config, name: str, content: bytes) -> str:
     The suite's code is read and not executed: build hosts execute it. Suites that no run has used for 90 days are
     removed. Raises UsageError for an archive without that suite, or with files elsewhere.
     """
-    from farm.dispatch.cluster.files.suite_archive import relative
     from farm.store.objects.archive import unpack
     from farm.suites.manifests import load_suite
 
@@ -68,11 +67,12 @@ def keep_suite(config: Config, name: str, content: bytes) -> str:
         archive.write_bytes(content)
         unpack(archive, folder)
         archive.unlink()
-        own = folder / "suites" / name
-        for case in load_suite(own / "suite.toml").cases:
-            for file in case.files:
-                if not relative(Path(case.folder, file), own.parent):
-                    raise UsageError(f"{name}/{case.name}: {file[:200]!r} is outside of the suite")
+        root = folder.resolve() / "suites"
+        try:
+            load_suite(root / name / "suite.toml", inside=root)
+        except UsageError as error:
+            # Users may not see folders of the server.
+            raise UsageError(str(error).replace(f"{root}/", "")) from None
 
     uploads = _uploads(config)
     try:

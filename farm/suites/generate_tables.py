@@ -64,7 +64,7 @@ def check_expected(manifest: Path, key: str, expected: Iterable[Expectation]) ->
                 raise ConfigError(manifest, f"{key}[{index}].{name}", "is for a case that generates text: leave it out")
 
 
-def checked(manifest: Path, key: str, case: Case) -> int:
+def checked(manifest: Path, key: str, case: Case, inside: Path | None = None) -> int:
     """Return the number of prompts of a case of text generation, 1 for given sequences; check that its files exist.
 
     Raises ConfigError with the key for anything that cannot be compiled or run.
@@ -78,7 +78,7 @@ def checked(manifest: Path, key: str, case: Case) -> int:
     _check_sources(manifest, key, case)
     _check_widths(manifest, key, case)
     vocabulary = _check_decoder(manifest, key, case)
-    check_scored(manifest, key, case, vocabulary)
+    check_scored(manifest, key, case, vocabulary, inside)
     generate = generate_of(case)
     _check_vocabulary(manifest, f"{key}.stop", (generate.stop,), vocabulary)
     # The tokenizer counts sequences and tokens of words when they are compiled.

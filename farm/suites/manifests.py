@@ -15,6 +15,7 @@ import msgspec
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.base.errors import ConfigError, UnknownNameError, UsageError
+from farm.base.paths import require_inside
 from farm.base.resources import data_folder
 from farm.base.socs import PRECISIONS, READY, load_socs
 from farm.base.toml_tables import read_table
@@ -108,11 +109,14 @@ class _SuiteManifest(_Table, frozen=True):
     """Cases taken from a suite in a sibling folder, under their own names."""
 
 
-def load_suite(manifest: Path, including: tuple[Path, ...] = (), files: Path | None = None) -> Suite:
+def load_suite(
+    manifest: Path, including: tuple[Path, ...] = (), files: Path | None = None, inside: Path | None = None
+) -> Suite:
     """Read one suite.toml. Raises ConfigError, naming file and key, for anything it cannot mean.
 
     `including` are the manifests that brought us here. `files`: the folder of the files of a template, of which cases
-    without their files are left out.
+    without their files are left out. `inside`: the folder of all files of a foreign suite; a name that leads out of it
+    is refused before its file is looked up.
     """
     try:
         table = read_table(manifest, _SuiteManifest)
@@ -134,9 +138,9 @@ def load_suite(manifest: Path, including: tuple[Path, ...] = (), files: Path | N
     _check_misspelt(manifest, table.case)
     place = files or manifest.parent.resolve()
     there = {name: case for name, case in table.case.items() if files is None or _has_files(case, files)}
-    cases = [_case(manifest, str(place), table.suite, name, case) for name, case in there.items()]
+    cases = [_case(manifest, str(place), table.suite, name, case, inside) for name, case in there.items()]
     for include in table.include:
-        cases += _included(manifest, table.suite, include, including)
+        cases += _included(manifest, table.suite, include, including, inside)
     if not cases:
         missing = f"no case has its files in {files}" if files else "the suite has no case: add a [case.NAME] table"
         raise ConfigError(manifest, "case", missing)
@@ -184,7 +188,7 @@ def _check_limits(manifest: Path, key: str, tolerances: Mapping[str, Tolerance])
                 raise ConfigError(manifest, f"{key}.{precision}.{reference}.{name}", problem)
 
 
-def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _CaseTable) -> Case:
+def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _CaseTable, inside: Path | None) -> Case:
     key = f"case.{name}"
     _check_keys(manifest, key, name, table)
     if table.generate is not None:
@@ -222,10 +226,11 @@ def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _Ca
     case = Case(suite=suite.name, name=name, folder=folder, **{**given, **filled_in})
     folders = case.generate.folders if case.generate is not None else ()
     for file in case.files:
+        require_inside(manifest, key, Path(folder, file), inside)
         if file not in folders and not Path(case.folder, file).is_file():
             raise ConfigError(manifest, key, f"{file!r} is no file; it is looked for in {case.folder}")
     if case.generate is not None:
-        return msgspec.structs.replace(case, samples=checked(manifest, key, case))
+        return msgspec.structs.replace(case, samples=checked(manifest, key, case, inside))
     return case
 
 
@@ -325,14 +330,17 @@ def _placed(issue: KnownIssue, backends: tuple[str, ...]) -> KnownIssue:
     return msgspec.structs.replace(issue, backends=issue.backends or backends)
 
 
-def _included(manifest: Path, suite: _SuiteTable, include: _Include, including: tuple[Path, ...]) -> list[Case]:
+def _included(
+    manifest: Path, suite: _SuiteTable, include: _Include, including: tuple[Path, ...], inside: Path | None
+) -> list[Case]:
+    _check_name(manifest, "include.suite", include.suite)
     path, files = manifest.resolve().parent.parent / include.suite / "suite.toml", None
     template = data_folder("test_suites") / f"{include.suite}.toml"
     if not path.is_file() and template.is_file():
         path, files = template, manifest.resolve().parent
     if path in (*including, manifest.resolve()):
         raise ConfigError(manifest, "include.suite", f"{include.suite!r} includes this suite: that never ends")
-    source = load_suite(path, (*including, manifest.resolve()), files)
+    source = load_suite(path, (*including, manifest.resolve()), files, inside)
     by_name = {case.name: case for case in source.cases}
     for name in (*include.cases, *include.without):
         if name not in by_name:

@@ -84,12 +84,66 @@ def test_a_hostile_upload_leaves_nothing(shared: Config, tmp_path: Path) -> None
         for content in contents:
             with pytest.raises(FarmError):
                 submission.keep_suite(shared, name, content)
-    # A file of the server.
-    outside = archive(tmp_path / "outside", f'program = "{__file__}"').replace(b'module = ".net:Net"', b"#" * 19)
-    with pytest.raises(UsageError, match="is outside of the suite"):
-        submission.keep_suite(shared, "mine", outside)
-    left = shared.state_dir / "serve" / "suites"
-    assert [one for one in left.rglob("*") if not one.name.endswith(".lock")] == []
+    assert kept(shared) == []
+
+
+def kept(config: Config) -> list[Path]:
+    folder = config.state_dir / "serve" / "suites"
+    return [one for one in folder.rglob("*") if not one.name.endswith(".lock")]
+
+
+TASK = "output_type: multiple_choice\ndoc_to_text: q\ndoc_to_choice: c\ndoc_to_target: t\n"
+SCORED = """\
+[case.scored]
+precisions = ["16a8w"]
+generate = {params = {dim = 64, n_layers = 1, n_heads = 2, vocab_size = 512}, tokenizer = "bytes", task = "task.yaml"}
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["{place}/there", "{place}/missing", "../../{up}{place}/there", "../../x", "../../../x"]
+)
+@pytest.mark.parametrize(
+    "more",
+    [
+        'checkpoint = "NAME"',
+        '[case.other]\ninputs = [{shape = [1]}]\nprogram = "NAME"',
+        '[case.other]\ninputs = [{shape = [1]}]\npte = "NAME"',
+        '[case.files]\nmodule = ".net:Net"\ninputs = [{files = ["NAME"]}]',
+        '[case.words]\ngenerate = {hugging_face = "NAME", prompts = [[1]]}',
+        '[[include]]\nsuite = "NAME"',
+        f"{SCORED}#include: NAME",
+        f"{SCORED}#dataset_path: NAME.json",
+    ],
+)
+def test_a_name_outside_of_an_upload_is_refused_before_it_is_looked_up(
+    shared: Config, tmp_path: Path, more: str, name: str
+) -> None:
+    """The message is the same for a file that exists and for one that does not, and names no folder of the server."""
+    place = tmp_path / "place"
+    for folder in (place, place / "there"):
+        folder.mkdir()
+    (place / "there" / "suite.toml").write_text("[secret]")
+    (place / "there.json").write_text("[]")
+    name = name.format(place=place, up="../" * 40)
+    manifest, _, task = more.replace("NAME", name).partition("#")
+    root = tmp_path / "mine"
+    root.mkdir()
+    (root / "task.yaml").write_text(TASK + task)
+    with pytest.raises(UsageError) as error:
+        submission.keep_suite(shared, "mine", archive(root, manifest))
+    message = str(error.value)
+    expected = "is not a name" if "include]]" in more else "is outside of the suite"
+    assert message.startswith("mine/")
+    assert expected in message
+    assert str(shared.state_dir) not in message
+    assert kept(shared) == []
+
+
+def test_a_refused_upload_names_no_folder_of_the_server(shared: Config, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        submission.keep_suite(shared, "mine", archive(tmp_path / "mine", 'checkpoint = "missing.pt"'))
+    assert str(error.value) == "mine/suite.toml: case.net: 'missing.pt' is no file; it is looked for in mine"
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,11 @@ _NEEDS = {"tokenizer": _WORDS, "prefix": _WORDS, "windows": ("score_text",),
           "wikitext": ("score_text",), "documents": ("task",)}  # fmt: skip
 
 
-def check_scored(manifest: Path, key: str, case: Case, vocabulary: int | None) -> None:
-    """Raise ConfigError with the key for a text or task that cannot be scored; `vocabulary` is None for a `.pte`."""
+def check_scored(manifest: Path, key: str, case: Case, vocabulary: int | None, inside: Path | None = None) -> None:
+    """Raise ConfigError with the key for a text or task that cannot be scored; `vocabulary` is None for a `.pte`.
+
+    `inside`: the folder of all files of a task.
+    """
     generate = generate_of(case)
     given = {name for name in Generate.__struct_fields__ if getattr(generate, name) != getattr(Generate(), name)}
     for name, needed in _NEEDS.items():
@@ -45,7 +48,7 @@ def check_scored(manifest: Path, key: str, case: Case, vocabulary: int | None) -
     if generate.task:
         from farm.suites.accuracy.task_format import read_task
 
-        read_task(Path(case.folder, generate.task))
+        read_task(Path(case.folder, generate.task), inside)
 
 
 def _check_tokenizer(manifest: Path, key: str, case: Case, vocabulary: int | None) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from farm.base.errors import ConfigError
+from farm.base.paths import require_inside
 
 METRICS = ("acc", "acc_norm")
 _SUFFIXES = (".json", ".jsonl")
@@ -54,9 +55,12 @@ class TaskFile(msgspec.Struct, frozen=True):
     metrics: tuple[str, ...] = METRICS
 
 
-def read_task(path: Path) -> TaskFile:
-    """Return the task in `path`. Raises ConfigError with file and key for unsupported settings."""
-    table, files = _with_includes(path, ())
+def read_task(path: Path, inside: Path | None = None) -> TaskFile:
+    """Return the task in `path`, whose files are in the folder `inside`.
+
+    Raises ConfigError with file and key for unsupported settings, and for a file elsewhere.
+    """
+    table, files = _with_includes(path, (), inside)
     for key, value in table.items():
         if key not in _READ | _WITHOUT_EFFECT and value not in _USUAL.get(key, ()):
             why = _INSTEAD.get(key, "farm does not know it, and leaving it out could change the numbers")
@@ -81,7 +85,7 @@ def read_task(path: Path) -> TaskFile:
     for key in ("target_delimiter", "description"):
         if not isinstance(table.get(key, ""), str):
             raise ConfigError(path, key, f"is {table[key]!r}, expected a text")
-    data = _data_of(path, table)
+    data = _data_of(path, table, inside)
     return TaskFile(
         path=path,
         files=(*files, *data),
@@ -120,7 +124,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return found
 
 
-def _with_includes(path: Path, including: tuple[Path, ...]) -> tuple[dict[str, Any], tuple[Path, ...]]:
+def _with_includes(
+    path: Path, including: tuple[Path, ...], inside: Path | None
+) -> tuple[dict[str, Any], tuple[Path, ...]]:
     """Return the keys of `path` over the keys of its included files, whose first file overrides the others."""
     if path.resolve() in including or len(including) > _MOST_INCLUDES:
         raise ConfigError(path, "include", "the files include each other in a circle")
@@ -131,13 +137,14 @@ def _with_includes(path: Path, including: tuple[Path, ...]) -> tuple[dict[str, A
     for name in reversed([named] if isinstance(named, str) else list(named)):
         if not isinstance(name, str):
             raise ConfigError(path, "include", f"is {name!r}, expected the path of a YAML file")
-        table, below = _with_includes(path.parent / name, (*including, path.resolve()))
+        require_inside(path, "include", path.parent / name, inside)
+        table, below = _with_includes(path.parent / name, (*including, path.resolve()), inside)
         merged |= table
         files += below
     return {**merged, **own}, tuple(dict.fromkeys(files))
 
 
-def _data_of(path: Path, table: Mapping[str, Any]) -> tuple[Path, ...]:
+def _data_of(path: Path, table: Mapping[str, Any], inside: Path | None) -> tuple[Path, ...]:
     """Return the files of the questions: of the split for tests, else of that for validation, as in lm-eval."""
     named = table.get("dataset_path")
     given = table.get("dataset_kwargs") or {}
@@ -166,6 +173,7 @@ def _data_of(path: Path, table: Mapping[str, Any]) -> tuple[Path, ...]:
     found = []
     for one in listed:
         file = path.parent / one
+        require_inside(path, "dataset_kwargs.data_files", file, inside)
         if not one.endswith(_SUFFIXES) or not file.is_file():
             problem = f"{one!r} is no .json or .jsonl file; it is looked for in {path.parent}"
             raise ConfigError(path, "dataset_kwargs.data_files", problem)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.errors import ArtifactLostError, UsageError
+from farm.base.paths import relative
 from farm.base.publish import published
 from farm.base.resources import data_folder
 from farm.builds.bundles.source import source_place, suite_files
@@ -96,16 +97,3 @@ def _upload(objects: Objects, case: Case) -> str:
         target = folder / _ARCHIVE
         write_archive(files, target)
         return objects.put(target)
-
-
-def relative(path: Path, root: Path) -> str:
-    """Return the path below `root`, without following links; empty for a path that leads elsewhere."""
-    parts: list[str] = []
-    for part in path.parts[len(root.parts) :] if path.parts[: len(root.parts)] == root.parts else ():
-        if part == "..":
-            if not parts:
-                return ""
-            parts.pop()
-        else:
-            parts.append(part)
-    return "/".join(parts)

@@ -1,0 +1,29 @@
+"""Paths that other users have named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farm.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def relative(path: Path, root: Path) -> str:
+    """Return the path below `root`, without following links; empty for a path that leads elsewhere."""
+    parts: list[str] = []
+    for part in path.parts[len(root.parts) :] if path.parts[: len(root.parts)] == root.parts else ():
+        if part == "..":
+            if not parts:
+                return ""
+            parts.pop()
+        else:
+            parts.append(part)
+    return "/".join(parts)
+
+
+def require_inside(manifest: Path, key: str, path: Path, root: Path | None) -> None:
+    """Raise ConfigError for a path that leads out of `root`; its file is not looked up. Without a root all may be."""
+    if root is not None and not relative(path, root):
+        raise ConfigError(manifest, key, f"{str(path)[:200]!r} is outside of the suite")
