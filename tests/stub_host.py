@@ -142,7 +142,7 @@ class StubHost(threading.Thread):
 
     def _run_shard(self, store: Store, agent: AgentId, held: HeldShard) -> None:
         device = next(one for one in self._devices if one.id == held.lease.device)
-        store.record_device(held.run_id, device_of(device, self.name), {"runner": "stub"})
+        store.record_device(held.run_id, device_of(device, self.name))
         for one in held.jobs:
             if not self._may_go_on(store, agent, held):
                 break
