@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.store.store import Store
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# Without a dot: `farm.toml` would be a file of the server.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 Seconds = Annotated[int, msgspec.Meta(ge=1, le=90 * 86_400)]
 TimeMs = Annotated[int, msgspec.Meta(ge=0, le=1 << 53, description="Epoch, milliseconds; 0 is now.")]
 Note = Annotated[str, msgspec.Meta(max_length=4000)]
@@ -125,7 +126,7 @@ class StartRun(msgspec.Struct, frozen=True):
     name: Text = ""
     virtual: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
     """Virtual devices that the run starts on the server; 0 for attached devices."""
-    options: list[Text] = []
+    options: Annotated[list[Text], msgspec.Meta(max_length=100)] = []
     """Further options of `farm run`, as `--iterations=5`; none that names a file."""
     followed: bool = False
     """Refuse a run that is not submitted to a shared farm: its id is unknown at first."""

@@ -24,14 +24,17 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 32 << 20
 """Largest archive of a suite."""
-RUN_OPTIONS = frozenset({
+_FLAGS = frozenset({"--heap", "--exitfirst", "--last-failed", "--failed-first", "--wait-for-hosts"})
+RUN_OPTIONS = _FLAGS | {
     "--backend", "--precision", "--device", "--label", "--max-devices", "--toolchain", "--purpose", "--option",
-    "--profile", "--heap", "--exitfirst", "--maxfail", "--last-failed", "--failed-first", "--changed-since", "--shard",
-    "--budget", "--wait-for-hosts", "--iterations", "--warm-up", "--seconds", "--timeout",
-})  # fmt: skip
+    "--profile", "--maxfail", "--changed-since", "--shard", "--budget", "--iterations", "--warm-up", "--seconds",
+    "--timeout",
+}  # fmt: skip
 """Options of `farm run` that a user may give to a run on the server: none names a file."""
 # Planning and uploading take seconds; a longer command goes on, and its run appears in the list.
 _SUBMIT_S = 45.0
+# Other texts of --toolchain are paths: `~bob`, `..`.
+_TOOLCHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _UPLOAD = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)@([0-9a-f]{64})")
 # A run that is resumed needs its suite again.
 _KEPT_S = 90 * 86_400
@@ -39,12 +42,19 @@ _KEPT_S = 90 * 86_400
 
 def checked(options: Iterable[str]) -> list[str]:
     """Return the options of a run. Raises UsageError for an option that the server refuses."""
-    found = list(options)
+    found, toolchains = list(options), 0
     for word in found:
-        name, _, value = word.partition("=")
+        name, equals, value = word.partition("=")
         if name not in RUN_OPTIONS:
             raise UsageError(f"options: {name[:40]!r}: expected {', '.join(sorted(RUN_OPTIONS))}")
-        if "/" in value and name != "--shard":
+        # A word without its value would take the next word as one.
+        if bool(equals) == (name in _FLAGS):
+            raise UsageError(f"options: {word[:60]!r}: expected {name if equals else f'{name}=VALUE'}")
+        toolchains += name == "--toolchain"
+        if toolchains > 1:
+            raise UsageError("options: --toolchain: a run has one toolchain: start a run for each")
+        is_path = "/" in value if name != "--toolchain" else not _TOOLCHAIN.fullmatch(value)
+        if is_path and name != "--shard":
             raise UsageError(f"options: {word[:60]!r}: names a path, which would be the server's: upload the suite")
     return found
 

@@ -184,6 +184,17 @@ def test_pages_have_the_forms_of_the_role_of_a_signed_in_user_alone(start: Start
         ("cancel", {"run": "latest"}, "share a store on PostgreSQL"),
         ("run", {"suite": "smoke", "soc": "SM8650", "options": ["--html=/tmp/x"]}, "options: '--html': expected"),
         ("run", {"suite": "smoke", "soc": "SM8650", "options": ["--toolchain=/tmp"]}, "names a path"),
+        ("run", {"suite": "farm.toml", "soc": "SM8650"}, "expected names"),
+        *(
+            ("run", {"suite": "smoke", "soc": "SM8650", "options": [f"--toolchain={path}"]}, "names a path")
+            for path in ("~", "~root", ".", "..", "-x", "")
+        ),
+        *(
+            ("run", {"suite": "smoke", "soc": "SM8650", "options": [word]}, f"expected {expected}")
+            for word, expected in (("--label", "--label=VALUE"), ("--heap=1", "--heap"))
+        ),
+        ("run", {"suite": "smoke", "soc": "SM8650", "options": ["--toolchain=a", "--toolchain=b"]}, "one toolchain"),
+        ("run", {"suite": "smoke", "soc": "SM8650", "options": ["--heap"] * 101}, "options"),
         ("run", {"suite": f"mine@{'0' * 64}", "soc": "SM8650"}, "build hosts of a shared farm alone"),
         ("upload", {"name": "mine", "content": "AAAA"}, "to a shared farm alone"),
         ("resume", {"run": "latest"}, "latest"),
