@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 _MESSAGE_BYTES = 2**18
 _MOST_STREAMS = 8
-_NONE, _READY = "none", "ready"
+# Most seconds until an answer: a fork costs milliseconds, and the imports before the first fork seconds.
+_ANSWER_S = 60.0
+_READY = 0
+_EXITED = (BrokenPipeError, ConnectionResetError, TimeoutError)
 
 
 class Forked(NamedTuple):
@@ -47,12 +50,25 @@ class Forked(NamedTuple):
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
-    """Request for a fork."""
+    """Request for a fork, or for the exit code of a fork."""
 
-    words: tuple[str, ...] = ()
+    words: tuple[bytes, ...] = ()
     """Arguments of the fork."""
-    env: dict[str, str] = {}
+    env: dict[bytes, bytes] = {}
     """Whole environment of the fork; empty for the server's."""
+    waits_for: int = 0
+    """Process id of the fork that is ending; 0 for a new fork."""
+    number: int = 0
+    """Number of the request, from 1."""
+
+
+class ForkAnswer(msgspec.Struct, frozen=True):
+    """Answer to a request. The first one, with the number 0, follows the imports of the server."""
+
+    number: int
+    """Number of the request. The answer to an interrupted request may come later, and is ignored."""
+    value: int | None = None
+    """Process id, or exit code; None without one."""
 
 
 class ForkServer:
@@ -65,6 +81,7 @@ class ForkServer:
         self._supervisor, self._argv, self._name, self._env, self._log = supervisor, argv, name, env, log
         self._lock = threading.Lock()
         self._is_ready = False
+        self._number = _READY
         self._control, self._child = self._start()
 
     @property
@@ -81,13 +98,10 @@ class ForkServer:
         """Return whether the server has imported its modules within `timeout_s`. Raises OSError if it has exited."""
         with self._lock:
             if not self._is_ready:
-                self._control.settimeout(max(0.0, timeout_s))
                 try:
-                    self._take_ready(self._control.recv(_MESSAGE_BYTES).decode())
+                    self._receive(_READY, timeout_s)
                 except (BlockingIOError, TimeoutError):
                     return False
-                finally:
-                    self._control.settimeout(None)
             return True
 
     def fork(self, log: Path) -> Forked:
@@ -124,7 +138,8 @@ class ForkServer:
             pipes = os.fdopen(to_process, "wb"), os.fdopen(from_process, "rb")
             for pipe in pipes:
                 ours.callback(pipe.close)
-            request = ForkRequest(tuple(words), dict(env))
+            variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
+            request = ForkRequest(tuple(map(os.fsencode, words)), variables)
             pid = self._fork(request, [stdin, stdout, stderr, *pass_fds])
             process = ForkProcess(self, pid, *pipes)
             ours.pop_all()
@@ -133,7 +148,7 @@ class ForkServer:
     def wait(self, pid: int) -> int | None:
         """Return the exit code of a fork that is ending, -n for signal n; None if the server has changed."""
         with contextlib.suppress(OSError):
-            return self._ask(f"wait {pid}", [])
+            return self._ask(ForkRequest(waits_for=pid), [])
         return None
 
     def close(self) -> None:
@@ -146,38 +161,46 @@ class ForkServer:
 
         Raises OSError, InfraError.
         """
-        pid = self._ask(msgspec.json.encode(request).decode(), streams, again=again)
+        pid = self._ask(request, streams, again=again)
         if pid is None:
             raise OSError(errno.EAGAIN, "no other process can be made")
         return pid
 
-    def _ask(self, request: str, streams: list[int], *, again: bool = False) -> int | None:
+    def _ask(self, request: ForkRequest, streams: list[int], *, again: bool = False) -> int | None:
         with self._lock:
-            answer = self._send(request, streams)
-            if not answer and again:
-                # The server was killed; the reaper ends its forks.
-                self._control.close()
-                self._is_ready = False
-                self._control, self._child = self._start()
-                answer = self._send(request, streams)
-        if not answer:
-            raise OSError(errno.EPIPE, f"{self._name} has exited")
-        return None if answer == _NONE else int(answer)
+            try:
+                return self._send(request, streams)
+            except OSError as error:
+                # Other errors, as of a request beyond the size of a message, are no fault of the server.
+                if not isinstance(error, _EXITED) and error.errno != errno.EBADF:
+                    raise
+                # The server was killed; or it hangs, and is killed. The reaper ends its forks.
+                self._child.terminate(timeout_s=0.0)
+                if again:
+                    self._control.close()
+                    self._is_ready = False
+                    self._control, self._child = self._start()
+                    with contextlib.suppress(OSError):
+                        return self._send(request, streams)
+        raise OSError(errno.EPIPE, f"{self._name} has exited")
 
-    def _send(self, request: str, streams: list[int]) -> str:
-        """Return the answer; empty if the server has exited."""
-        try:
-            socket.send_fds(self._control, [request.encode()], streams)
-            if not self._is_ready:
-                self._take_ready(self._control.recv(_MESSAGE_BYTES).decode())
-            return self._control.recv(_MESSAGE_BYTES).decode()
-        except OSError:
-            return ""
+    def _send(self, request: ForkRequest, streams: list[int]) -> int | None:
+        """Return the value of the answer. Raises OSError if the server has exited or hangs."""
+        self._number += 1
+        request = msgspec.structs.replace(request, number=self._number)
+        self._control.settimeout(_ANSWER_S)
+        socket.send_fds(self._control, [msgspec.msgpack.encode(request)], streams)
+        return self._receive(self._number, _ANSWER_S)
 
-    def _take_ready(self, message: str) -> None:
-        if message != _READY:
-            raise OSError(errno.EPIPE, f"{self._name} has exited")
-        self._is_ready = True
+    def _receive(self, number: int, timeout_s: float) -> int | None:
+        """Return the value of the answer of that number. Raises OSError."""
+        self._control.settimeout(max(0.0, timeout_s))
+        while data := self._control.recv(_MESSAGE_BYTES):
+            answer = msgspec.msgpack.decode(data, type=ForkAnswer)
+            self._is_ready = True
+            if answer.number == number:
+                return answer.value
+        raise OSError(errno.EPIPE, f"{self._name} has exited")
 
     def _start(self) -> tuple[socket.socket, Child]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -259,20 +282,23 @@ def serve_forks(
         signal.signal(number, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
-    # The client may have exited.
-    with contextlib.suppress(OSError):
-        control.send(_READY.encode())
+
+    def answer(number: int, value: int | None = None) -> None:
+        # The client may have exited.
+        with contextlib.suppress(OSError):
+            control.send(msgspec.msgpack.encode(ForkAnswer(number, value)))
+
+    answer(_READY)
     while True:
         data, streams, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, _MOST_STREAMS)
         if not data:
             return
-        word, _, number_text = data.decode().partition(" ")
-        if word == "wait":
-            try:
-                code = str(os.waitstatus_to_exitcode(os.waitpid(int(number_text), 0)[1]))
-            except ChildProcessError:
-                code = _NONE
-            control.send(code.encode())
+        request = msgspec.msgpack.decode(data, type=ForkRequest)
+        if request.waits_for:
+            code = None
+            with contextlib.suppress(ChildProcessError):
+                code = os.waitstatus_to_exitcode(os.waitpid(request.waits_for, 0)[1])
+            answer(request.number, code)
             continue
         ready, say_ready = os.pipe()
         try:
@@ -282,13 +308,13 @@ def serve_forks(
         if not pid:
             control.close()
             os.close(ready)
-            _be_fork(msgspec.json.decode(data, type=ForkRequest), streams, say_ready, run)
+            _be_fork(request, streams, say_ready, run)
         for stream in (*streams, say_ready):
             os.close(stream)
         # Until the process has a session of its own, or has exited.
         os.read(ready, 1)
         os.close(ready)
-        control.send((_NONE if pid < 0 else str(pid)).encode())
+        answer(request.number, None if pid < 0 else pid)
 
 
 def take_name(name: str) -> None:
@@ -308,11 +334,11 @@ def _be_fork(request: ForkRequest, streams: list[int], say_ready: int, run: Call
             os.close(stream)
         if request.env:
             os.environ.clear()
-            os.environ.update(request.env)
+            os.environb.update(request.env)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         from farm.base import processes
 
-        code = run(request.words)
+        code = run([os.fsdecode(word) for word in request.words])
         processes.close()
     except BaseException:  # noqa: BLE001 - nothing may return into the server's loop
         traceback.print_exc()

@@ -154,6 +154,21 @@ def test_memory_that_processes_share_is_no_file_of_a_toolchain(site: Path, tmp_p
         loaded.require_old("")
 
 
+def test_a_toolchain_below_the_users_folder_of_temporary_files_is_checked(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The template loads a toolchain with the user's TMPDIR, which may hold environments as well.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    await_later_file_time(tmp_path)
+    loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")
+    await_later_file_time(tmp_path)
+    (site / "seen_module.py").write_text("LEVEL = 2\n")
+    is_loaded(site)
+    with pytest.raises(InfraError, match=r"seen_module.py was changed after the run had begun"):
+        loaded.require_old("")
+
+
 @pytest.mark.parametrize("name", ["seen_module.py", "libQnnSeen.so"])
 def test_a_copy_with_an_old_time_is_an_edit(site: Path, tmp_path: Path, name: str) -> None:
     hash_tree(tmp_path / "cache", site)

@@ -15,8 +15,9 @@ from queue import SimpleQueue
 import pytest
 from waiting import ends, until
 
+from farm.base.errors import InfraError
 from farm.base.fork_server import ForkServer
-from farm.base.processes import Supervisor
+from farm.base.processes import Child, Supervisor
 from farm.dispatch.device_forks import PROCESS_NAME, SERVER_NAME, device_forks
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.messages import Begin, FromDevice, ProcessEnded
@@ -33,7 +34,7 @@ ACCESS = (
 DISPATCHER = """
 import json, pathlib, signal, sys
 from farm.dispatch.device_forks import device_forks
-from farm.base.processes import Supervisor
+from farm.base.processes import Child, Supervisor
 with Supervisor() as supervisor:
     forks = device_forks(supervisor)
     forked = forks.fork(pathlib.Path(sys.argv[1]))
@@ -192,6 +193,92 @@ def test_the_times_of_device_processes_count_as_those_of_the_dispatchers_childre
     reaped_s = after.children_user + after.children_system - before.children_user - before.children_system
     # Sums of hundredths of a second.
     assert round(reaped_s, 2) >= round(_ticks(own_and_children), 2)
+
+
+@contextmanager
+def server_of(supervisor: Supervisor, run: str) -> Iterator[ForkServer]:
+    """Start a server whose forks are the function `run(words)` of the text."""
+    program = f"import os, sys, time\nfrom farm.base.fork_server import serve_forks\n{run}\nserve_forks(print, run)"
+    forks = ForkServer(supervisor, [sys.executable, "-P", "-c", program], name="forks", env=dict(os.environ))
+    try:
+        yield forks
+    finally:
+        forks.close()
+
+
+def spawned(supervisor: Supervisor, forks: ForkServer, word: str, folder: Path) -> Child:
+    return supervisor.spawn(
+        [word], name="fork", stdin_pipe=True, stdout_pipe=True, stderr=folder / "stderr", popen=forks.popen
+    )
+
+
+def test_a_fork_gets_variables_and_arguments_that_are_not_utf8(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The name of a user or a folder in Latin-1.
+    name = os.fsdecode(b"Andr\xe9")
+    monkeypatch.setenv("FARM_TOLD", name)
+    say = "def run(words): os.write(1, os.environb[b'FARM_TOLD'] + b' ' + os.fsencode(words[0])); return 0"
+    with server_of(supervisor, say) as forks:
+        assert forks.wait_ready(60)
+        child = spawned(supervisor, forks, name, tmp_path)
+        assert child.process.stdout is not None
+        assert child.process.stdout.read() == b"Andr\xe9 Andr\xe9"
+        assert child.process.wait(60) == 0
+
+
+def test_a_request_beyond_the_size_of_a_message_ends_no_server(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server_of(supervisor, "def run(words): return 0") as forks:
+        assert forks.wait_ready(60)
+        for number in range(16):
+            monkeypatch.setenv(f"FARM_LONG_{number}", "x" * 100_000)
+        with pytest.raises(InfraError, match="Message too long"):
+            spawned(supervisor, forks, "", tmp_path)
+        assert forks.is_alive
+
+
+def test_a_server_that_answers_no_longer_is_killed(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server_of(supervisor, "def run(words): sys.stdin.read(); return 0") as forks:
+        assert forks.wait_ready(60)
+        monkeypatch.setattr("farm.base.fork_server._ANSWER_S", 0.3)
+        os.kill(forks.pid, signal.SIGSTOP)
+        with pytest.raises(InfraError, match="forks has exited"):
+            spawned(supervisor, forks, "", tmp_path)
+        assert not forks.is_alive
+        # Device processes get another server.
+        monkeypatch.setattr("farm.base.fork_server._ANSWER_S", 60.0)
+        forked = forks.fork(tmp_path / "log")
+        os.kill(forked.pid, signal.SIGKILL)
+        assert forks.wait(forked.pid) == -signal.SIGKILL
+        os.close(forked.stdin)
+        os.close(forked.stdout)
+        forked.lifeline.cut()
+
+
+def test_ctrl_c_during_a_fork_gives_no_other_request_its_answer(supervisor: Supervisor, tmp_path: Path) -> None:
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    with server_of(supervisor, "def run(words): sys.stdin.read(); return 7") as forks:
+        assert forks.wait_ready(60)
+        first = forks.fork(tmp_path / "first")
+        os.kill(forks.pid, signal.SIGSTOP)
+        kept = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                forks.fork(tmp_path / "second")
+        finally:
+            signal.signal(signal.SIGALRM, kept)
+        os.kill(forks.pid, signal.SIGCONT)
+        os.close(first.stdin)
+        assert forks.wait(first.pid) == 7
+        os.close(first.stdout)
+        first.lifeline.cut()
 
 
 def plan_of_many_jobs(folder: Path) -> Path:

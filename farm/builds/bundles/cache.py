@@ -159,7 +159,7 @@ def builder_folder(root: Path, name: str) -> AbstractContextManager[Path]:
 
     Entering the context raises OSError and UntrustedError.
     """
-    return own_folder(_builders(root), name)
+    return own_folder(builder_folders(root), name)
 
 
 def work_in(folder: Path) -> None:
@@ -173,12 +173,15 @@ def work_in(folder: Path) -> None:
 
 def builder_folder_size(root: Path, name: str) -> int:
     """Return the size in bytes of the folder of a builder."""
-    return folder_size(_builders(root) / name)[1]
+    return folder_size(builder_folders(root) / name)[1]
 
 
 def leftovers(root: Path) -> list[Leftover]:
     """Return the leftovers in the cache at `root`, without the folders of living processes."""
-    found = [*(left for parent in _bundle_parents(root) for left in half_made(parent)), *without_owner(_builders(root))]
+    found = [
+        *(left for parent in _bundle_parents(root) for left in half_made(parent)),
+        *without_owner(builder_folders(root)),
+    ]
     return [Leftover(str(path), *folder_size(path)) for path in found]
 
 
@@ -186,13 +189,13 @@ def remove_leftovers(root: Path) -> None:
     """Remove what `leftovers` lists."""
     for parent in _bundle_parents(root):
         sweep(parent)
-    if not _builders(root).is_symlink():
-        sweep_own(_builders(root))
+    if not builder_folders(root).is_symlink():
+        sweep_own(builder_folders(root))
 
 
 def remove_builder(root: Path, name: str) -> None:
     """Remove the leftovers of an ended builder."""
-    sweep_own(_builders(root), name)
+    sweep_own(builder_folders(root), name)
 
 
 def folder_size(folder: Path) -> tuple[int, int]:
@@ -208,7 +211,8 @@ def folder_size(folder: Path) -> tuple[int, int]:
     return files, nbytes
 
 
-def _builders(root: Path) -> Path:
+def builder_folders(root: Path) -> Path:
+    """Return the parent of the builders' folders in the cache at `root`."""
     return root / "builders"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import farm
 from farm.base.errors import InfraError
 from farm.base.hashes import CLOCK_STEP_NS, remembered_files, sha256_of
+from farm.builds.bundles.cache import builder_folders
 from farm.builds.bundles.source import suite_files
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class LoadedFiles:
     def __init__(self, as_of_ns: int, cache_root: Path) -> None:
         self._as_of_ns, self._cache_root = as_of_ns, cache_root
         self._path = _with_targets(entry for entry in sys.path if os.path.isabs(entry))  # noqa: PTH117 - text, as below
-        self._own = _with_targets([os.path.dirname(farm.__file__)])  # noqa: PTH120
+        # Files of farm, and files that a compiler writes into the builder's folders, are in no key.
+        self._own = _with_targets([os.path.dirname(farm.__file__), str(builder_folders(cache_root))])  # noqa: PTH120
         self._seen: set[str] = set()
         self._known: dict[int, list[tuple[str, HashedFile]]] | None = None
         self.problem = ""
@@ -86,8 +88,7 @@ class LoadedFiles:
                 raise InfraError(was_changed(path))
 
     def _look_at(self, path: str) -> None:
-        # Files of farm, and files that a compiler writes into the builder's folders, are in no key.
-        if _is_below(path, (*self._own, os.getcwd(), os.environ.get("TMPDIR", os.devnull))):  # noqa: PTH109
+        if _is_below(path, self._own):
             return
         try:
             status = os.stat(path)  # noqa: PTH116
