@@ -124,6 +124,12 @@ class BuilderSlot:
             self._is_fork = False
             self._template.release()
 
+    def rest(self) -> None:
+        """End the process, and the template after its last builder, until the next request."""
+        self.end()
+        if self._template is not None:
+            self._template.end_unused()
+
     def _remember(self, request: BuildRequest, compiler: Compiler) -> None:
         """Record the bundle for reuse after edits outside of its trace."""
         developed = compiler.developed

@@ -4,8 +4,8 @@ Run as `python -m farm.builds.compile.template CACHE AS_OF_NS BACKEND KIND` it i
 (farm/base/fork_server.py): the imports of a builder take 5 s of processor time and 290 MB, which forks share. It starts
 no thread, as a lock of another thread would stay closed in a fork; a fork of a process with threads is refused.
 
-Builders that trace start by themselves: their trace begins before the first import. Without a template, or after its
-third end, all builders do.
+Builders that trace start by themselves: their trace begins before the first import. Without a template, after its third
+end, or after a start that takes longer than a job may, all builders do.
 """
 
 from __future__ import annotations
@@ -104,6 +104,11 @@ class BuilderTemplate:
                             return None
                         self._users += 1
                     return server.popen
+            if server is not None and not is_stopping():
+                self._give_up(server)
+                logger.warning(
+                    "builders start without a template, as it is not ready in %g s: see %s", timeout_s, self._log
+                )
         except OSError as error:
             logger.warning("builders start without a template, as %s: see %s", error, self._log)
         return None
@@ -113,10 +118,25 @@ class BuilderTemplate:
         with self._lock:
             self._users -= 1
 
+    def end_unused(self) -> None:
+        """End the process, which has 0.3 GB, unless a builder is its fork; the next job starts another."""
+        # A process that is still loading has a slot that waits for it.
+        with self._lock, contextlib.suppress(OSError):
+            if self._server is not None and not self._users and self._server.wait_ready(0.0):
+                self._starts = 0
+                self._end()
+
     def close(self) -> None:
         """End the process, after its builders."""
         with self._lock:
             self._end()
+
+    def _give_up(self, server: ForkServer) -> None:
+        """End a process that hangs, and start no other for its compiler."""
+        with self._lock:
+            if server is self._server:
+                self._starts = _STARTS
+                self._end()
 
     def _end(self) -> None:
         server, self._server = self._server, None

@@ -392,7 +392,7 @@ class BuildHost:
         while True:
             with self._changed:
                 if not self._changed.wait_for(self._has_news, timeout=_IDLE_S):
-                    slot.builder.end()
+                    slot.builder.rest()
                     self._changed.wait_for(self._has_news)
                 if self._draining:
                     return None

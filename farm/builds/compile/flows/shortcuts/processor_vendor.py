@@ -7,6 +7,7 @@ Without py-cpuinfo ExecuTorch goes on without the vendor, and so does this short
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import sys
 from contextlib import contextmanager
@@ -32,7 +33,8 @@ def vendor_from_kernel() -> Iterator[None]:
     # A flow for QNN has imported the module.
     module = sys.modules.get(_MODULE)
     read: Any = getattr(module, _READ, None)
-    if not callable(read) or importlib.util.find_spec("cpuinfo") is None:
+    is_known = callable(read) and not inspect.signature(read).parameters
+    if not is_known or importlib.util.find_spec("cpuinfo") is None:
         yield
         return
 
