@@ -357,7 +357,15 @@ def build_bundle(config: Config, job: Job, key: str, tools: Toolchain, superviso
 
 
 def try_build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> tuple[BuildReply, Path]:
-    """Compile the bundle `key` of a job into the cache; return the reply, and the log, which a failure leaves."""
+    """Compile the bundle `key` of a job into the cache; return the reply, and the log, which a failure leaves.
+
+    Raises UsageError for a suite that a user has uploaded to the server of this machine.
+    """
+    if Path(job.case.folder).is_relative_to(config.uploads_folder.resolve()):
+        raise UsageError(
+            f"{job.id}: its bundle is gone, and its suite was uploaded: build hosts alone execute its code; "
+            "submit it again with farm run"
+        )
     from farm.builds.compile.pool import MemoryLimits, build_one
     from farm.builds.compile.protocol import BuildRequest
 

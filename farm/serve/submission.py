@@ -84,11 +84,12 @@ def keep_suite(config: Config, name: str, content: bytes) -> str:
             # Users may not see folders of the server.
             raise UsageError(str(error).replace(f"{root}/", "")) from None
 
-    uploads = _uploads(config)
+    uploads = config.uploads_folder
     try:
         published(uploads / found, fill)
     except ArtifactLostError as error:
         raise UsageError(str(error)) from None
+    os.utime(uploads / found)
     for old in uploads.glob("*@*"):
         if old.is_dir() and old.stat().st_mtime < time.time() - _KEPT_S:
             withdraw(old)
@@ -97,7 +98,7 @@ def keep_suite(config: Config, name: str, content: bytes) -> str:
 
 def folder_of(config: Config, upload: str) -> Path:
     """Return the folder of an uploaded suite, `NAME@SHA256`. Raises UsageError."""
-    known, root = _UPLOAD.fullmatch(upload), _uploads(config) / upload
+    known, root = _UPLOAD.fullmatch(upload), config.uploads_folder / upload
     if known is None or not root.is_dir():
         raise UsageError(f"suite: {upload[:100]!r}: is not on the server: upload it")
     os.utime(root)
@@ -120,7 +121,3 @@ def run_id_of(process: subprocess.Popen[bytes], log: Path) -> str:
             problem = last.removeprefix("farm: ") or f"farm ended with exit code {code}"
             raise (UsageError if code in (ExitCode.USAGE, ExitCode.NOTHING) else NoDeviceError)(problem)
     return ""
-
-
-def _uploads(config: Config) -> Path:
-    return config.state_dir / "serve" / "suites"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -11,10 +12,14 @@ import pytest
 
 from farm.base.config.shared import ArtifactsAddress
 from farm.base.errors import FarmError, NoDeviceError, UsageError
+from farm.base.processes import Supervisor
+from farm.builds.toolchains.toolchain import Compiler, Toolchain
+from farm.replay.stored_result import build_bundle
 from farm.serve import actions, submission
 from farm.store.accounts import Role
 from farm.store.objects.archive import write_archive
 from farm.suites.manifests import load_suite
+from farm.suites.suite import Job, Target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +72,25 @@ def test_an_uploaded_suite_is_one_of_a_run_and_none_of_its_code_is_executed(
             actions.run(context, actions.StartRun(wrong if "@" in wrong else f"{wrong}@", "SM8650"))
     with pytest.raises(UsageError, match="shared farm alone"):
         actions.run(context, actions.StartRun(name, "SM8650", virtual=1))
+
+
+def test_the_code_of_an_upload_is_not_executed_by_a_rerun_on_the_server(shared: Config, tmp_path: Path) -> None:
+    folder = submission.folder_of(shared, submission.keep_suite(shared, "mine", archive(tmp_path / "mine")))
+    job = Job(load_suite(folder / "suite.toml").cases[0], Target("SM8650", "htp", "8a8w"))
+    tools = Toolchain({}, Compiler("", {}), "")
+    with Supervisor() as supervisor, pytest.raises(UsageError, match="build hosts alone execute its code"):
+        build_bundle(shared, job, "0" * 64, tools, supervisor)
+
+
+def test_an_upload_that_is_repeated_after_90_days_stays(shared: Config, tmp_path: Path) -> None:
+    content = archive(tmp_path / "mine")
+    name = submission.keep_suite(shared, "mine", content)
+    for one in (root := submission.folder_of(shared, name).parents[1], root.with_name(f"other@{'0' * 64}")):
+        one.mkdir(exist_ok=True)
+        os.utime(one, (0, 0))
+    assert submission.keep_suite(shared, "mine", content) == name
+    assert submission.folder_of(shared, name).is_dir()
+    assert [one.name for one in root.parent.iterdir() if one.is_dir()] == [name]
 
 
 def test_a_hostile_upload_leaves_nothing(shared: Config, tmp_path: Path) -> None:

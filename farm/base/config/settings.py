@@ -193,6 +193,11 @@ class Config(msgspec.Struct, frozen=True):
         toolchain = f"toolchain {self.toolchain.name}" if self.toolchain.native else ""
         require_there({key: getattr(self, key) for key in keys}, self.file, toolchain)
 
+    @property
+    def uploads_folder(self) -> Path:
+        """Folder of the suites that users have uploaded to `farm serve`; none of their code is executed here."""
+        return self.state_dir / "serve" / "suites"
+
     def run_folder(self, run_id: str) -> Path:
         """Return the folder of a run's plan, logs and report.
 
