@@ -146,7 +146,9 @@ def run(context: Context, asked: StartRun) -> Done:
             raise UsageError(f"{option}: {text[:60]!r}: expected names, separated by commas")
         if uploads and not is_submitted:
             raise UsageError("an uploaded suite is compiled by build hosts of a shared farm alone")
-        found = [submission.folder_of(context.config, name) if name in uploads else name for name in names]
+        found = [
+            submission.folder_of(context.config, context.user, name) if name in uploads else name for name in names
+        ]
         words += [f"{option}={name}" for name in found]
     words += [f"-k{asked.keyword}"] if asked.keyword else []
     words += [f"--name={asked.name}"] if asked.name else []
@@ -186,7 +188,7 @@ def upload(context: Context, asked: UploadSuite) -> Done:
     """Keep a suite on the server, for the field `suite` of a run; build hosts execute its code."""
     if not context.config.is_shared:
         raise UsageError("a suite is uploaded to a shared farm alone: this server has the suites of its machine")
-    name = submission.keep_suite(context.config, asked.name, asked.content)
+    name = submission.keep_suite(context.config, context.user, asked.name, asked.content)
     return Done(f"suite {asked.name} is on the server", suite=name)
 
 

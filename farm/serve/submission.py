@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.base.errors import ArtifactLostError, NoDeviceError, UsageError
+from farm.base.errors import ArtifactLostError, InfraError, NoDeviceError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.ids import is_run_id
 from farm.base.publish import published, withdraw
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from farm.base.config.settings import Config
+
+logger = logging.getLogger(__name__)
 
 MOST_BYTES = 32 << 20
 """Largest archive of a suite."""
@@ -33,6 +36,8 @@ RUN_OPTIONS = _FLAGS | {
 """Options of `farm run` that a user may give to a run on the server: none names a file."""
 # Planning and uploading take seconds; a longer command goes on, and its run appears in the list.
 _SUBMIT_S = 45.0
+_MOST_FILES = 20_000
+_MOST_KEPT_BYTES = 1 << 30
 # Other texts of --toolchain are paths: `~bob`, `..`.
 _TOOLCHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _UPLOAD = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)@([0-9a-f]{64})")
@@ -59,11 +64,12 @@ def checked(options: Iterable[str]) -> list[str]:
     return found
 
 
-def keep_suite(config: Config, name: str, content: bytes) -> str:
+def keep_suite(config: Config, user: str, name: str, content: bytes) -> str:
     """Unpack the archive of a suite and return its name for a run, `NAME@SHA256`.
 
     The suite's code is read and not executed: build hosts execute it. Suites that no run has used for 90 days are
-    removed. Raises UsageError for an archive without that suite, or with files elsewhere.
+    removed, and the oldest ones of a user with more than 1 GiB. Raises UsageError for an archive without that suite, or
+    with files elsewhere, InfraError for a server without space.
     """
     from farm.store.objects.archive import unpack
     from farm.suites.manifests import load_suite
@@ -75,7 +81,7 @@ def keep_suite(config: Config, name: str, content: bytes) -> str:
     def fill(folder: Path) -> None:
         archive = folder / ".archive"
         archive.write_bytes(content)
-        unpack(archive, folder)
+        unpack(archive, folder, _MOST_FILES)
         archive.unlink()
         root = folder.resolve() / "suites"
         try:
@@ -84,21 +90,31 @@ def keep_suite(config: Config, name: str, content: bytes) -> str:
             # Users may not see folders of the server.
             raise UsageError(str(error).replace(f"{root}/", "")) from None
 
-    uploads = config.uploads_folder
+    own = _own(config, user)
     try:
-        published(uploads / found, fill)
+        published(own / found, fill)
     except ArtifactLostError as error:
         raise UsageError(str(error)) from None
-    os.utime(uploads / found)
-    for old in uploads.glob("*@*"):
-        if old.is_dir() and old.stat().st_mtime < time.time() - _KEPT_S:
+    except InfraError as error:
+        # Users may not see folders of the server.
+        logger.warning("upload of %s by %s: %s", name, user, error)
+        raise InfraError("the server cannot keep the suite: its operator finds the reason in its log") from None
+    os.utime(own / found)
+    oldest = time.time() - _KEPT_S
+    for old in config.uploads_folder.glob("*/*@*"):
+        if old.is_dir() and old.stat().st_mtime < oldest:
             withdraw(old)
+    left = _MOST_KEPT_BYTES
+    for kept in sorted((one for one in own.iterdir() if one.is_dir()), key=lambda one: -one.stat().st_mtime_ns):
+        left -= sum(path.stat().st_size for path in kept.rglob("*"))
+        if left < 0 and kept.name != found:
+            withdraw(kept)
     return found
 
 
-def folder_of(config: Config, upload: str) -> Path:
-    """Return the folder of an uploaded suite, `NAME@SHA256`. Raises UsageError."""
-    known, root = _UPLOAD.fullmatch(upload), config.uploads_folder / upload
+def folder_of(config: Config, user: str, upload: str) -> Path:
+    """Return the folder of a suite that a user has uploaded, `NAME@SHA256`. Raises UsageError."""
+    known, root = _UPLOAD.fullmatch(upload), _own(config, user) / upload
     if known is None or not root.is_dir():
         raise UsageError(f"suite: {upload[:100]!r}: is not on the server: upload it")
     os.utime(root)
@@ -121,3 +137,8 @@ def run_id_of(process: subprocess.Popen[bytes], log: Path) -> str:
             problem = last.removeprefix("farm: ") or f"farm ended with exit code {code}"
             raise (UsageError if code in (ExitCode.USAGE, ExitCode.NOTHING) else NoDeviceError)(problem)
     return ""
+
+
+def _own(config: Config, user: str) -> Path:
+    # A name of OpenID may have any characters.
+    return config.uploads_folder / hashlib.sha256(user.encode()).hexdigest()[:16]

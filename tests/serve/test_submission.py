@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import tarfile
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 from farm.base.config.shared import ArtifactsAddress
-from farm.base.errors import FarmError, NoDeviceError, UsageError
+from farm.base.errors import FarmError, InfraError, NoDeviceError, UsageError
 from farm.base.processes import Supervisor
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
 from farm.replay.stored_result import build_bundle
@@ -62,7 +65,7 @@ def test_an_uploaded_suite_is_one_of_a_run_and_none_of_its_code_is_executed(
     asked = actions.UploadSuite("mine", archive(tmp_path / "mine"))
     name = actions.upload(context, asked).suite
     assert actions.upload(context, asked).suite == name
-    folder = submission.folder_of(shared, name)
+    folder = submission.folder_of(shared, "ada", name)
     assert [case.name for case in load_suite(folder / "suite.toml").cases] == ["net"]
     actions.run(context, actions.StartRun(f"{name}, smoke", "SM8650", options=["--iterations=5", "--heap"]))
     suites = [f"--suite={folder}", "--suite=smoke", "--soc=SM8650"]
@@ -75,7 +78,9 @@ def test_an_uploaded_suite_is_one_of_a_run_and_none_of_its_code_is_executed(
 
 
 def test_the_code_of_an_upload_is_not_executed_by_a_rerun_on_the_server(shared: Config, tmp_path: Path) -> None:
-    folder = submission.folder_of(shared, submission.keep_suite(shared, "mine", archive(tmp_path / "mine")))
+    folder = submission.folder_of(
+        shared, "ada", submission.keep_suite(shared, "ada", "mine", archive(tmp_path / "mine"))
+    )
     job = Job(load_suite(folder / "suite.toml").cases[0], Target("SM8650", "htp", "8a8w"))
     tools = Toolchain({}, Compiler("", {}), "")
     with Supervisor() as supervisor, pytest.raises(UsageError, match="build hosts alone execute its code"):
@@ -84,13 +89,76 @@ def test_the_code_of_an_upload_is_not_executed_by_a_rerun_on_the_server(shared: 
 
 def test_an_upload_that_is_repeated_after_90_days_stays(shared: Config, tmp_path: Path) -> None:
     content = archive(tmp_path / "mine")
-    name = submission.keep_suite(shared, "mine", content)
-    for one in (root := submission.folder_of(shared, name).parents[1], root.with_name(f"other@{'0' * 64}")):
+    name = submission.keep_suite(shared, "ada", "mine", content)
+    for one in (root := submission.folder_of(shared, "ada", name).parents[1], root.with_name(f"other@{'0' * 64}")):
         one.mkdir(exist_ok=True)
         os.utime(one, (0, 0))
-    assert submission.keep_suite(shared, "mine", content) == name
-    assert submission.folder_of(shared, name).is_dir()
+    assert submission.keep_suite(shared, "ada", "mine", content) == name
+    assert submission.folder_of(shared, "ada", name).is_dir()
     assert [one.name for one in root.parent.iterdir() if one.is_dir()] == [name]
+
+
+def test_an_upload_is_its_users_own(shared: Config, tmp_path: Path) -> None:
+    name = submission.keep_suite(shared, "ada", "mine", archive(tmp_path / "mine"))
+    with pytest.raises(UsageError, match="is not on the server"):
+        submission.folder_of(shared, "bob", name)
+
+
+def test_the_oldest_uploads_of_a_user_are_removed_beyond_the_most_bytes(
+    shared: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = []
+    for number, user in enumerate(("bob", "ada", "ada", "ada")):
+        content = archive(tmp_path / "mine", code=f"# {number} ".ljust(1000))
+        names.append((user, submission.keep_suite(shared, user, "mine", content)))
+        root = submission.folder_of(shared, *names[-1]).parents[1]
+        os.utime(root, (time.time() - 100 + number,) * 2)
+        size = sum(path.stat().st_size for path in root.rglob("*"))
+        monkeypatch.setattr(submission, "_MOST_KEPT_BYTES", size * 5 // 2)
+    for user, name in (names[0], *names[2:]):
+        assert submission.folder_of(shared, user, name).is_dir()
+    with pytest.raises(UsageError, match="is not on the server"):
+        submission.folder_of(shared, *names[1])
+
+
+def test_a_server_without_space_names_no_folder(
+    shared: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = archive(tmp_path / "mine")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "x")
+
+    monkeypatch.setattr("farm.store.objects.archive.unpack", full)
+    with pytest.raises(InfraError, match="the server cannot keep the suite") as error:
+        submission.keep_suite(shared, "ada", "mine", content)
+    assert str(shared.state_dir) not in str(error.value)
+    assert "No space left on device" in caplog.text
+    assert kept(shared) == []
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a/" * 500 + f"{number}" for number in range(2)] + [f"{number}/" + "a/" * 490 + "b" for number in range(50)],
+        [".archive"],
+        ["a", "a/b"],
+        ["a/b", "a"],
+        ["x" * 256],
+        ["\xe4" * 200],
+    ],
+)
+def test_names_that_no_suite_has_are_refused_without_a_folder_of_the_server(
+    shared: Config, tmp_path: Path, names: list[str]
+) -> None:
+    target = tmp_path / "mine.tar"
+    with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name in names:
+            tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(UsageError, match="none that farm wrote") as error:
+        submission.keep_suite(shared, "ada", "mine", target.read_bytes())
+    assert str(shared.state_dir) not in str(error.value)
+    assert kept(shared) == []
 
 
 def test_a_hostile_upload_leaves_nothing(shared: Config, tmp_path: Path) -> None:
@@ -107,13 +175,13 @@ def test_a_hostile_upload_leaves_nothing(shared: Config, tmp_path: Path) -> None
     for name, contents in hostile.items():
         for content in contents:
             with pytest.raises(FarmError):
-                submission.keep_suite(shared, name, content)
+                submission.keep_suite(shared, "ada", name, content)
     assert kept(shared) == []
 
 
 def kept(config: Config) -> list[Path]:
     folder = config.state_dir / "serve" / "suites"
-    return [one for one in folder.rglob("*") if not one.name.endswith(".lock")]
+    return [one for one in folder.glob("*/*") if not one.name.endswith(".lock")]
 
 
 TASK = "output_type: multiple_choice\ndoc_to_text: q\ndoc_to_choice: c\ndoc_to_target: t\n"
@@ -155,7 +223,7 @@ def test_a_name_outside_of_an_upload_is_refused_before_it_is_looked_up(
     root.mkdir()
     (root / "task.yaml").write_text(TASK + task)
     with pytest.raises(UsageError) as error:
-        submission.keep_suite(shared, "mine", archive(root, manifest))
+        submission.keep_suite(shared, "ada", "mine", archive(root, manifest))
     message = str(error.value)
     expected = "is not a name" if "include]]" in more else "is outside of the suite"
     assert message.startswith("mine/")
@@ -166,7 +234,7 @@ def test_a_name_outside_of_an_upload_is_refused_before_it_is_looked_up(
 
 def test_a_refused_upload_names_no_folder_of_the_server(shared: Config, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
-        submission.keep_suite(shared, "mine", archive(tmp_path / "mine", 'checkpoint = "missing.pt"'))
+        submission.keep_suite(shared, "ada", "mine", archive(tmp_path / "mine", 'checkpoint = "missing.pt"'))
     assert str(error.value) == "mine/suite.toml: case.net: 'missing.pt' is no file; it is looked for in mine"
 
 

@@ -19,6 +19,8 @@ from farm.devices.local.files import local_errors
 
 MOST_FILES = 200_000
 _MOST_NAME_CHARS = 1024
+_MOST_PART_BYTES = 255
+"""Longest name of a file system."""
 _MOST_HEADER_BYTES = 4096
 """Most bytes of an extended header, which tarfile reads into memory before any check."""
 _EXTENDED = (
@@ -46,26 +48,34 @@ def write_archive(files: Mapping[str, Path], target: Path) -> None:
                 archive.addfile(member, file)
 
 
-def unpack(path: Path, folder: Path) -> list[str]:
+def unpack(path: Path, folder: Path, most_files: int = MOST_FILES) -> list[str]:
     """Write the files of an archive into `folder`, which has none of them yet; return the relative paths, sorted.
 
-    Raises ArtifactLostError for an archive that farm did not write, LocalError for failed writes on this machine.
+    `most_files` counts folders as well. Raises ArtifactLostError for an archive that farm did not write, LocalError for
+    failed writes on this machine.
     """
     with local_errors(path), path.open("rb") as file:
         try:
-            return sorted(_unpack(file, folder))
+            return sorted(_unpack(file, folder, most_files))
         except _NOT_OURS as error:
-            raise ArtifactLostError(f"an archive is none that farm wrote, and is not used: {error}") from None
+            # An error of the file system names a folder of this machine.
+            problem = error.strerror if isinstance(error, OSError) else error
+            raise ArtifactLostError(f"an archive is none that farm wrote, and is not used: {problem}") from None
 
 
-def _unpack(file: BinaryIO, folder: Path) -> set[str]:
-    left, found = os.fstat(file.fileno()).st_size, set[str]()
+def _unpack(file: BinaryIO, folder: Path, most_files: int) -> set[str]:
+    left, found, folders = os.fstat(file.fileno()).st_size, set[str](), set[str]()
     _require_small_headers(file)
     with tarfile.open(fileobj=file, mode="r:", errorlevel=2) as archive:
         for member in archive:
             _require_plain(member)
             left -= member.size
-            if left < 0 or len(found) >= MOST_FILES or member.name in found:
+            # A name of one kilobyte makes 500 folders.
+            above = member.name.rpartition("/")[0]
+            while above and above not in folders:
+                folders.add(above)
+                above = above.rpartition("/")[0]
+            if left < 0 or len(found) + len(folders) >= most_files or member.name in found:
                 raise tarfile.ReadError(f"{member.name!r:.100} is too much, or there twice")
             found.add(member.name)
             target = folder.joinpath(*PurePosixPath(member.name).parts)
@@ -114,6 +124,7 @@ def _require_plain(member: tarfile.TarInfo) -> None:
     parts = PurePosixPath(name).parts
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse() or member.size < 0:
         raise tarfile.ReadError(f"{name!r:.100} is no regular file")
-    plain = name and len(name) <= _MOST_NAME_CHARS and "\0" not in name and name == "/".join(parts)
+    is_short = len(name) <= _MOST_NAME_CHARS and all(len(os.fsencode(part)) <= _MOST_PART_BYTES for part in parts)
+    plain = name and is_short and "\0" not in name and name == "/".join(parts)
     if not plain or PurePosixPath(name).is_absolute() or ".." in parts:
         raise tarfile.ReadError(f"{name!r:.100} is no path in its folder")
