@@ -153,6 +153,8 @@ def main(argv: list[str]) -> None:
 
         take_name(TEMPLATE_NAME)
         os.chdir("/")
+        # torch names its folder of debug files as it is imported: each fork has its own current folder.
+        os.environ.setdefault("TORCH_COMPILE_DEBUG_DIR", ".")
         loaded.append(builder.prepare(Path(argv[0]), int(argv[1])))
         # A builder meets the same error and reports it.
         with contextlib.suppress(Exception, SystemExit):
