@@ -111,9 +111,13 @@ class Server:
     def _ask(self, method: str, address: str, accept: str = "application/json", **more: Any) -> bytes:
         import httpx
 
+        # A proxy of the environment would get the token of an http address in the clear.
+        trusts_environment = self._url.casefold().startswith("https:")
         headers = {"Accept": accept, **({"Authorization": f"Bearer {self._token}"} if self._token else {})}
         try:
-            answer = httpx.request(method, address, headers=headers, timeout=_TIMEOUT_S, **more)
+            answer = httpx.request(
+                method, address, headers=headers, timeout=_TIMEOUT_S, trust_env=trusts_environment, **more
+            )
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise InfraError(f"{self._url} does not answer: {one_line(str(error), 200)}") from None
         if answer.is_success:

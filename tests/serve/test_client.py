@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -155,3 +156,19 @@ def test_an_answer_of_something_else_is_one_line(content: bytes, monkeypatch: py
     monkeypatch.setattr(Server, "_ask", lambda *_, **__: content)
     with pytest.raises(InfraError, match="no answer of this version of farm"):
         server.act("release", device="x")
+
+
+def test_a_proxy_of_the_environment_gets_no_token_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy, socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()[1]
+        closed.close()
+        proxy.settimeout(0.2)
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr("farm.serve.client._TIMEOUT_S", 2.0)
+        with pytest.raises(InfraError, match="does not answer"):
+            Server(f"http://127.0.0.1:{address}", "token").act("cancel", run="latest")
+        with pytest.raises(TimeoutError):
+            proxy.accept()
