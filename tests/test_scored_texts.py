@@ -125,6 +125,11 @@ def test_the_ways_to_say_what_a_question_is(
         (TASK + "metric_list: [{metric: acc, aggregation: median}]", r"metric_list\[0\].aggregation"),
         (TASK.replace('doc_to_target: "{{a}}"', ""), "doc_to_target: is missing"),
         (TASK + "include: task.yaml", "include each other in a circle"),
+        (TASK.replace("{test: q.jsonl}", "{1: x, a: y}"), "test_split: is 'test', and data_files has 1, a"),
+        (TASK + "dataset_kwargs: {1: x, a: y}", "dataset_kwargs.1: only data_files"),
+        (TASK.replace("test_split: test", "test_split: [test]"), "test_split: is .'test'., and data_files has"),
+        (f"{TASK}metadata: [&a [x], {'*a, ' * 17}]", "has more than 16 aliases"),
+        (f"{TASK}# {'x' * (1 << 20)}", "is larger than 1048576 bytes"),
         ("- a list", "has no table"),
         ("a: [", "is no YAML"),
     ],
@@ -132,6 +137,14 @@ def test_the_ways_to_say_what_a_question_is(
 def test_what_of_a_task_would_change_its_numbers_is_refused_by_name(tmp_path: Path, task: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         read_task(written(tmp_path, task))
+
+
+def test_a_task_whose_files_include_each_other_often_is_refused_at_once(tmp_path: Path) -> None:
+    for level in range(14):
+        (tmp_path / f"{level}.yaml").write_text(f"include: [{', '.join([f'{level + 1}.yaml'] * 9)}]\n")
+    (tmp_path / "14.yaml").write_text("task: last\n")
+    with pytest.raises(ConfigError, match="reads more than 256 files"):
+        read_task(tmp_path / "0.yaml")
 
 
 @pytest.mark.parametrize(

@@ -545,6 +545,20 @@ def test_the_expectation_of_a_suite_is_for_included_cases_as_well(tmp_path: Path
         load_suite(_write(tmp_path / "mine", text))
 
 
+def test_a_suite_that_many_includes_name_is_read_once(tmp_path: Path) -> None:
+    """A foreign suite keeps a server busy for ever otherwise: 20 levels with 20 includes each."""
+    case = '[case.c{}]\nmodule = "torch.nn:ReLU"\ninputs = [{{ shape = [1] }}]\n'
+    for level in range(21):
+        includes = f'[[include]]\nsuite = "s{level + 1}"\nwithout = {{c{level + 1} = "x"}}\n' * 20 * (level < 20)
+        text = f'[suite]\nname = "s{level}"\ndescription = "d"\n{case.format(level)}{includes}'
+        last = _write(tmp_path / f"s{level}", text)
+    assert [one.name for one in load_suite(tmp_path / "s0" / "suite.toml").cases] == ["c0"]
+    last.write_text(last.read_text() + "#" * (1 << 20))
+    assert load_suite(last).cases
+    with pytest.raises(ConfigError, match="is larger than"):
+        load_suite(last, inside=tmp_path)
+
+
 def test_a_ready_program_runs_at_what_it_says_or_at_no_precision_of_ours(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "x.pte").touch()

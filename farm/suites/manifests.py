@@ -45,6 +45,8 @@ _FACTORY = re.compile(r"\.{0,2}[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 # Limits of a module's arguments: JSON, which carries them to the builder, has only these integers.
 _MOST_NESTED = 32
 _LEAST_INT, _GREATEST_INT = -(2**63), 2**64 - 1
+_MOST_FOREIGN_BYTES = 1 << 20
+"""Largest manifest of another user: a parser of TOML takes a second for it."""
 
 # Tables of a manifest; defaults of its [suite] table complete its cases.
 
@@ -110,15 +112,22 @@ class _SuiteManifest(_Table, frozen=True):
 
 
 def load_suite(
-    manifest: Path, including: tuple[Path, ...] = (), files: Path | None = None, inside: Path | None = None
+    manifest: Path,
+    including: tuple[Path, ...] = (),
+    files: Path | None = None,
+    inside: Path | None = None,
+    read: dict[tuple[Path, Path | None], Suite] | None = None,
 ) -> Suite:
     """Read one suite.toml. Raises ConfigError, naming file and key, for anything it cannot mean.
 
     `including` are the manifests that brought us here. `files`: the folder of the files of a template, of which cases
     without their files are left out. `inside`: the folder of all files of a foreign suite; a name that leads out of it
-    is refused before its file is looked up.
+    is refused before its file is looked up. `read` are suites that other includes have read.
     """
+    read = {} if read is None else read
     try:
+        if inside is not None and manifest.stat().st_size > _MOST_FOREIGN_BYTES:
+            raise ConfigError(manifest, "", f"is larger than {_MOST_FOREIGN_BYTES} bytes: make several suites")
         table = read_table(manifest, _SuiteManifest)
     except OSError as error:
         raise ConfigError(manifest, "", error.strerror or str(error)) from None
@@ -140,7 +149,7 @@ def load_suite(
     there = {name: case for name, case in table.case.items() if files is None or _has_files(case, files)}
     cases = [_case(manifest, str(place), table.suite, name, case, inside) for name, case in there.items()]
     for include in table.include:
-        cases += _included(manifest, table.suite, include, including, inside)
+        cases += _included(manifest, table.suite, include, including, inside, read)
     if not cases:
         missing = f"no case has its files in {files}" if files else "the suite has no case: add a [case.NAME] table"
         raise ConfigError(manifest, "case", missing)
@@ -331,7 +340,12 @@ def _placed(issue: KnownIssue, backends: tuple[str, ...]) -> KnownIssue:
 
 
 def _included(
-    manifest: Path, suite: _SuiteTable, include: _Include, including: tuple[Path, ...], inside: Path | None
+    manifest: Path,
+    suite: _SuiteTable,
+    include: _Include,
+    including: tuple[Path, ...],
+    inside: Path | None,
+    read: dict[tuple[Path, Path | None], Suite],
 ) -> list[Case]:
     _check_name(manifest, "include.suite", include.suite)
     path, files = manifest.resolve().parent.parent / include.suite / "suite.toml", None
@@ -340,7 +354,10 @@ def _included(
         path, files = template, manifest.resolve().parent
     if path in (*including, manifest.resolve()):
         raise ConfigError(manifest, "include.suite", f"{include.suite!r} includes this suite: that never ends")
-    source = load_suite(path, (*including, manifest.resolve()), files, inside)
+    # Suites that include each other twice would be read twice as often with each level.
+    if (path, files) not in read:
+        read[path, files] = load_suite(path, (*including, manifest.resolve()), files, inside, read)
+    source = read[path, files]
     by_name = {case.name: case for case in source.cases}
     for name in (*include.cases, *include.without):
         if name not in by_name:

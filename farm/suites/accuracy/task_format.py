@@ -36,6 +36,9 @@ _INSTEAD = {
     "group": "a group has tasks of its own: name each in a case",
 }
 _MOST_INCLUDES = 16
+_MOST_FILES = 256
+_MOST_BYTES = 1 << 20
+_MOST_ALIASES = 16
 
 
 class TaskFile(msgspec.Struct, frozen=True):
@@ -60,7 +63,7 @@ def read_task(path: Path, inside: Path | None = None) -> TaskFile:
 
     Raises ConfigError with file and key for unsupported settings, and for a file elsewhere.
     """
-    table, files = _with_includes(path, (), inside)
+    table, files = _with_includes(path, (), inside, [])
     for key, value in table.items():
         if key not in _READ | _WITHOUT_EFFECT and value not in _USUAL.get(key, ()):
             why = _INSTEAD.get(key, "farm does not know it, and leaving it out could change the numbers")
@@ -100,7 +103,17 @@ def read_task(path: Path, inside: Path | None = None) -> TaskFile:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Plain values alone."""
+    """Plain values alone, with few aliases: nested ones double a value with each line."""
+
+    aliases = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Return the next node."""
+        if self.check_event(yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases > _MOST_ALIASES:
+                raise ValueError(f"has more than {_MOST_ALIASES} aliases (*name): write the values")
+        return super().compose_node(parent, index)
 
 
 def _refuse_tag(_loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> None:
@@ -112,7 +125,11 @@ _Loader.add_multi_constructor("!", _refuse_tag)
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.load(path.read_bytes(), _Loader)  # noqa: S506 - a SafeLoader
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ConfigError(path, "", f"is larger than {_MOST_BYTES} bytes: data belong into dataset_path")
+        found = yaml.load(content, _Loader)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise ConfigError(path, "", error.strerror or str(error)) from None
     except yaml.YAMLError as error:
@@ -125,11 +142,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _with_includes(
-    path: Path, including: tuple[Path, ...], inside: Path | None
+    path: Path, including: tuple[Path, ...], inside: Path | None, read: list[Path]
 ) -> tuple[dict[str, Any], tuple[Path, ...]]:
     """Return the keys of `path` over the keys of its included files, whose first file overrides the others."""
     if path.resolve() in including or len(including) > _MOST_INCLUDES:
         raise ConfigError(path, "include", "the files include each other in a circle")
+    read.append(path)
+    if len(read) > _MOST_FILES:
+        raise ConfigError(path, "include", f"the task reads more than {_MOST_FILES} files")
     own = _read_yaml(path)
     named = own.pop("include", None) or []
     merged: dict[str, Any] = {}
@@ -138,7 +158,7 @@ def _with_includes(
         if not isinstance(name, str):
             raise ConfigError(path, "include", f"is {name!r}, expected the path of a YAML file")
         require_inside(path, "include", path.parent / name, inside)
-        table, below = _with_includes(path.parent / name, (*including, path.resolve()), inside)
+        table, below = _with_includes(path.parent / name, (*including, path.resolve()), inside, read)
         merged |= table
         files += below
     return {**merged, **own}, tuple(dict.fromkeys(files))
@@ -150,13 +170,13 @@ def _data_of(path: Path, table: Mapping[str, Any], inside: Path | None) -> tuple
     given = table.get("dataset_kwargs") or {}
     if not isinstance(given, dict):
         raise ConfigError(path, "dataset_kwargs", f"is {given!r}, expected a table with data_files")
-    if odd := sorted(set(given) - {"data_files"}):
+    if odd := sorted(map(str, set(given) - {"data_files"})):
         raise ConfigError(path, f"dataset_kwargs.{odd[0]}", "only data_files is known here: leave it out")
     split = table.get("test_split") or table.get("validation_split")
     if named == "json":
         files = given.get("data_files")
         if isinstance(files, dict):
-            if split not in files:
+            if not isinstance(split, str) or split not in files:
                 raise ConfigError(path, "test_split", f"is {split!r}, and data_files has {', '.join(map(str, files))}")
             files = files[split]
         elif split not in (None, "train"):
