@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -29,6 +30,8 @@ BEGAN = b"began\n"
 """Line that a builder sends before it compiles a request: its end after this line is due to the compiler."""
 
 _REASON_CHARS = 500
+# `_IOLBF` of stdio.h.
+_BY_LINE = 1
 _OF_A_PASS = re.compile(r"An error occurred when running the '(\w+)' pass")
 
 
@@ -85,7 +88,17 @@ def reply_pipe() -> IO[bytes]:
     # QNN's C++ code prints to descriptors 1 and 2, so that replies need a separate descriptor.
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
+    _end_lines_at_once()
     return replies
+
+
+def _end_lines_at_once() -> None:
+    """Let native code write each line at its end: C keeps a block of output to a file, beyond the end of a job."""
+    import ctypes
+
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        native = ctypes.CDLL(None)
+        native.setvbuf(ctypes.c_void_p.in_dll(native, "stdout"), None, _BY_LINE, ctypes.c_size_t(0))
 
 
 def collect_rarely() -> None:
