@@ -116,6 +116,24 @@ def test_a_hostile_archive_writes_nothing_outside_and_no_more_than_it_is(name: s
     assert sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) <= 16
 
 
+@pytest.mark.parametrize(
+    ("kind", "names"), [(tarfile.XHDTYPE, ""), (tarfile.XGLTYPE, "x"), (tarfile.GNUTYPE_LONGNAME, "")]
+)
+def test_many_extended_headers_take_no_time(kind: bytes, names: str, tmp_path: Path) -> None:
+    path, folder = tmp_path / "evil.tar", tmp_path / "out"
+    folder.mkdir()
+    record = b"7 a=b\n\0"
+    with path.open("wb") as file:
+        for number in range(3000):
+            file.write(member("header", kind, len(record)).tobuf(tarfile.USTAR_FORMAT) + record.ljust(512, b"\0"))
+            if names:
+                file.write(member(f"{names}{number}", tarfile.REGTYPE, 0).tobuf(tarfile.USTAR_FORMAT))
+        file.write(b"\0" * 1024)
+    with pytest.raises(ArtifactLostError, match="more than 4 extended headers"):
+        unpack(path, folder)
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
 def test_a_huge_extended_header_takes_no_memory(kind: bytes, tmp_path: Path) -> None:
     size = 1 << 28

@@ -23,6 +23,8 @@ _MOST_PART_BYTES = 255
 """Longest name of a file system."""
 _MOST_HEADER_BYTES = 4096
 """Most bytes of an extended header, which tarfile reads into memory before any check."""
+_MOST_EXTENDED = 4
+"""Most extended headers of a member, which tarfile reads by recursion, and global ones, which it copies for each."""
 _EXTENDED = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -95,8 +97,9 @@ def _unpack(file: BinaryIO, folder: Path, most_files: int) -> set[str]:
 
 
 def _require_small_headers(file: BinaryIO) -> None:
-    """Raise ReadError for an extended header that would take much memory."""
+    """Raise ReadError for extended headers that would take much memory or time."""
     size: int | None = None
+    in_a_row = global_ones = 0
     while len(block := file.read(tarfile.BLOCKSIZE)) == tarfile.BLOCKSIZE and block.strip(b"\0"):
         header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         is_extended = header.type in _EXTENDED
@@ -104,6 +107,10 @@ def _require_small_headers(file: BinaryIO) -> None:
             raise tarfile.ReadError(
                 f"an extended header has {header.size} bytes, expected at most {_MOST_HEADER_BYTES}"
             )
+        in_a_row = in_a_row + 1 if is_extended else 0
+        global_ones += header.type == tarfile.XGLTYPE
+        if max(in_a_row, global_ones) > _MOST_EXTENDED:
+            raise tarfile.ReadError(f"more than {_MOST_EXTENDED} extended headers in a row, or global ones")
         if is_extended:
             records = file.read(-(-header.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
             # Sizes above 8 GiB are in an extended header alone.
