@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -35,6 +36,7 @@ _MOST_STREAMS = 8
 # Most seconds until an answer: a fork costs milliseconds, and the imports before the first fork seconds.
 _ANSWER_S = 60.0
 _READY = 0
+_FIRST_WAIT_S, _MOST_WAIT_S = 0.002, 0.5
 _EXITED = (BrokenPipeError, ConnectionResetError, TimeoutError)
 
 
@@ -69,6 +71,8 @@ class ForkAnswer(msgspec.Struct, frozen=True):
     """Number of the request. The answer to an interrupted request may come later, and is ignored."""
     value: int | None = None
     """Process id, or exit code; None without one."""
+    is_running: bool = False
+    """True for a fork without an exit code yet."""
 
 
 class ForkServer:
@@ -147,8 +151,13 @@ class ForkServer:
 
     def wait(self, pid: int) -> int | None:
         """Return the exit code of a fork that is ending, -n for signal n; None if the server has changed."""
+        wait_s = _FIRST_WAIT_S
         with contextlib.suppress(OSError):
-            return self._ask(ForkRequest(waits_for=pid), [])
+            # The server does not wait itself: a process may be stuck in the kernel, and others need the server.
+            while (answer := self._ask(ForkRequest(waits_for=pid), [])).is_running:
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, _MOST_WAIT_S)
+            return answer.value
         return None
 
     def close(self) -> None:
@@ -161,12 +170,12 @@ class ForkServer:
 
         Raises OSError, InfraError.
         """
-        pid = self._ask(request, streams, again=again)
+        pid = self._ask(request, streams, again=again).value
         if pid is None:
             raise OSError(errno.EAGAIN, "no other process can be made")
         return pid
 
-    def _ask(self, request: ForkRequest, streams: list[int], *, again: bool = False) -> int | None:
+    def _ask(self, request: ForkRequest, streams: list[int], *, again: bool = False) -> ForkAnswer:
         with self._lock:
             try:
                 return self._send(request, streams)
@@ -184,22 +193,22 @@ class ForkServer:
                         return self._send(request, streams)
         raise OSError(errno.EPIPE, f"{self._name} has exited")
 
-    def _send(self, request: ForkRequest, streams: list[int]) -> int | None:
-        """Return the value of the answer. Raises OSError if the server has exited or hangs."""
+    def _send(self, request: ForkRequest, streams: list[int]) -> ForkAnswer:
+        """Return the answer. Raises OSError if the server has exited or hangs."""
         self._number += 1
         request = msgspec.structs.replace(request, number=self._number)
         self._control.settimeout(_ANSWER_S)
         socket.send_fds(self._control, [msgspec.msgpack.encode(request)], streams)
         return self._receive(self._number, _ANSWER_S)
 
-    def _receive(self, number: int, timeout_s: float) -> int | None:
-        """Return the value of the answer of that number. Raises OSError."""
+    def _receive(self, number: int, timeout_s: float) -> ForkAnswer:
+        """Return the answer of that number. Raises OSError."""
         self._control.settimeout(max(0.0, timeout_s))
         while data := self._control.recv(_MESSAGE_BYTES):
             answer = msgspec.msgpack.decode(data, type=ForkAnswer)
             self._is_ready = True
             if answer.number == number:
-                return answer.value
+                return answer
         raise OSError(errno.EPIPE, f"{self._name} has exited")
 
     def _start(self) -> tuple[socket.socket, Child]:
@@ -283,10 +292,10 @@ def serve_forks(
     gc.collect()
     gc.freeze()
 
-    def answer(number: int, value: int | None = None) -> None:
+    def answer(number: int, value: int | None = None, *, is_running: bool = False) -> None:
         # The client may have exited.
         with contextlib.suppress(OSError):
-            control.send(msgspec.msgpack.encode(ForkAnswer(number, value)))
+            control.send(msgspec.msgpack.encode(ForkAnswer(number, value, is_running)))
 
     answer(_READY)
     while True:
@@ -295,10 +304,12 @@ def serve_forks(
             return
         request = msgspec.msgpack.decode(data, type=ForkRequest)
         if request.waits_for:
-            code = None
-            with contextlib.suppress(ChildProcessError):
-                code = os.waitstatus_to_exitcode(os.waitpid(request.waits_for, 0)[1])
-            answer(request.number, code)
+            try:
+                ended, status = os.waitpid(request.waits_for, os.WNOHANG)
+            except ChildProcessError:
+                answer(request.number)
+            else:
+                answer(request.number, os.waitstatus_to_exitcode(status) if ended else None, is_running=not ended)
             continue
         ready, say_ready = os.pipe()
         try:

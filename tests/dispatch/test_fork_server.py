@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import pytest
 from waiting import ends, until
@@ -257,6 +258,31 @@ def test_a_server_that_answers_no_longer_is_killed(
         os.close(forked.stdin)
         os.close(forked.stdout)
         forked.lifeline.cut()
+
+
+def test_a_fork_that_does_not_end_delays_no_other(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A killed process that waits in the kernel, as for a network disk, ends later.
+    with server_of(supervisor, "def run(words): sys.stdin.read(); return 7") as forks:
+        first = forks.fork(tmp_path / "first")
+        monkeypatch.setattr("farm.base.fork_server._ANSWER_S", 2.0)
+        codes: SimpleQueue[int | None] = SimpleQueue()
+        waiting = threading.Thread(target=lambda: codes.put(forks.wait(first.pid)))
+        waiting.start()
+        with pytest.raises(Empty):
+            codes.get(timeout=0.3)
+        before = forks.pid
+        second = forks.fork(tmp_path / "second")
+        assert forks.pid == before
+        for one in (first, second):
+            os.close(one.stdin)
+        assert codes.get(timeout=60) == 7
+        assert forks.wait(second.pid) == 7
+        waiting.join()
+        for one in (first, second):
+            os.close(one.stdout)
+            one.lifeline.cut()
 
 
 def test_ctrl_c_during_a_fork_gives_no_other_request_its_answer(supervisor: Supervisor, tmp_path: Path) -> None:
