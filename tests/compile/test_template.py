@@ -32,7 +32,7 @@ debug = os.path.join(os.environ.get("TORCH_COMPILE_DEBUG_DIR", os.getcwd()), "to
 def set_num_threads(number):
     if pathlib.Path("/proc/self/comm").read_text() != "farm-builder\\n":
         return
-    masks = [line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith("Sig")]
+    masks = [line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
     umask = os.umask(0)
     os.umask(umask)
     own = ("FARM_PROCESS", "TMPDIR")
@@ -98,6 +98,18 @@ def test_a_template_that_hangs_is_ended_and_not_waited_for_again(
     assert process.poll() is not None
     assert template.acquire(compiler, JOB, 60.0, lambda: False) is None
     assert supervisor.find(TEMPLATE_NAME).process is process
+
+
+def test_a_template_without_torch_has_no_forks(supervisor: Supervisor, tmp_path: Path) -> None:
+    # The failure may pass, as of a full disk; but another import in the same process finds half of torch.
+    (tmp_path / "torch.py").write_text("raise OSError('no descriptors left')")
+    compiler = Compiler(sys.executable, {"PYTHONPATH": str(tmp_path)})
+    template = BuilderTemplate(supervisor, tmp_path / "cache", tmp_path)
+    assert template.acquire(compiler, JOB, 60.0, lambda: False) is None
+    process = supervisor.find(TEMPLATE_NAME).process
+    assert template.acquire(compiler, JOB, 60.0, lambda: False) is None
+    assert supervisor.find(TEMPLATE_NAME).process is process
+    assert "no descriptors left" in (tmp_path / "builder-template.log").read_text()
 
 
 def test_a_fork_is_like_a_builder_that_starts_by_itself(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Run as `python -m farm.builds.compile.template CACHE AS_OF_NS BACKEND KIND` it i
 no thread, as a lock of another thread would stay closed in a fork; a fork of a process with threads is refused.
 
 Builders that trace start by themselves: their trace begins before the first import. Without a template, after its third
-end, or after a start that takes longer than a job may, all builders do.
+end, or if it cannot load ExecuTorch in the time of a job, all builders do.
 """
 
 from __future__ import annotations
@@ -96,20 +96,23 @@ class BuilderTemplate:
         """
         deadline = time.monotonic() + timeout_s
         server = self.start(compiler, job)
+        if server is None:
+            return None
         try:
-            while server is not None and not is_stopping() and time.monotonic() < deadline:
+            while not is_stopping() and time.monotonic() < deadline:
                 if server.wait_ready(_LOOK_EVERY_S):
                     with self._lock:
                         if server is not self._server:
                             return None
                         self._users += 1
                     return server.popen
-            if server is not None and not is_stopping():
+            if not is_stopping():
                 self._give_up(server)
                 logger.warning(
                     "builders start without a template, as it is not ready in %g s: see %s", timeout_s, self._log
                 )
         except OSError as error:
+            self._give_up(server)
             logger.warning("builders start without a template, as %s: see %s", error, self._log)
         return None
 
@@ -132,7 +135,7 @@ class BuilderTemplate:
             self._end()
 
     def _give_up(self, server: ForkServer) -> None:
-        """End a process that hangs, and start no other for its compiler."""
+        """End a process that cannot load ExecuTorch, and start no other for its compiler."""
         with self._lock:
             if server is self._server:
                 self._starts = _STARTS
@@ -156,11 +159,10 @@ def main(argv: list[str]) -> None:
         # torch names its folder of debug files as it is imported: each fork has its own current folder.
         os.environ.setdefault("TORCH_COMPILE_DEBUG_DIR", ".")
         loaded.append(builder.prepare(Path(argv[0]), int(argv[1])))
-        # A builder meets the same error and reports it.
-        with contextlib.suppress(Exception, SystemExit):
-            import torch
+        # After an error the process ends: a second import in a fork would find half of torch.
+        import torch
 
-            torch.set_num_threads(1)
+        torch.set_num_threads(1)
         builder.load_flow(argv[2], argv[3] == _TEXT)
         # A fork checks only the files that it loads itself.
         loaded[0].look()
