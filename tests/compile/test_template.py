@@ -32,7 +32,8 @@ debug = os.path.join(os.environ.get("TORCH_COMPILE_DEBUG_DIR", os.getcwd()), "to
 def set_num_threads(number):
     if pathlib.Path("/proc/self/comm").read_text() != "farm-builder\\n":
         return
-    masks = [line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    masks = [line for line in lines if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
     umask = os.umask(0)
     os.umask(umask)
     own = ("FARM_PROCESS", "TMPDIR")
