@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import inspect
+import os
 import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -21,15 +23,19 @@ _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 
 @cache
 def installed() -> dict[str, str]:
-    """Return the versions of the packages of `TRIED` in this process; "" for a missing package."""
-    found = {}
-    for name in TRIED:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = ""
-    # The imported torch may lie outside of the installed packages.
-    return {**found, "torch": str(torch.__version__)}
+    """Return the versions of the packages of `TRIED` in this process; "" for a missing package, or for a checkout."""
+    return {**{name: _version(name) for name in TRIED}, "torch": str(torch.__version__)}
+
+
+def _version(name: str) -> str:
+    # A checkout may precede an installed package, whose version is not the checkout's.
+    spec = importlib.util.find_spec(name)
+    folders = {os.path.realpath(folder) for folder in (spec and spec.submodule_search_locations) or ()}
+    try:
+        installed_one = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return installed_one.version if folders == {os.path.realpath(str(installed_one.locate_file(name)))} else ""
 
 
 def is_tried(versions: Mapping[str, str] | None = None) -> bool:
