@@ -65,6 +65,8 @@ class StubBuilder:
 
     def end(self) -> None: ...
 
+    def rest(self) -> None: ...
+
 
 def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
