@@ -113,6 +113,16 @@ def test_a_template_without_torch_has_no_forks(supervisor: Supervisor, tmp_path:
     assert "no descriptors left" in (tmp_path / "builder-template.log").read_text()
 
 
+def test_a_template_with_a_thread_does_not_stay(supervisor: Supervisor, tmp_path: Path) -> None:
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    (tmp_path / "torch.py").write_text(f"{thread}\ndef set_num_threads(number): ...")
+    compiler = Compiler(sys.executable, {"PYTHONPATH": str(tmp_path)})
+    template = BuilderTemplate(supervisor, tmp_path / "cache", tmp_path)
+    assert template.acquire(compiler, JOB, 60.0, lambda: False) is None
+    assert supervisor.find(TEMPLATE_NAME).process.poll() is not None
+    assert "a library has started a thread" in (tmp_path / "builder-template.log").read_text()
+
+
 def test_a_fork_is_like_a_builder_that_starts_by_itself(supervisor: Supervisor, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(TORCH_STUB)
     env = {"PYTHONPATH": str(tmp_path), "STATE": str(tmp_path)}

@@ -42,6 +42,8 @@ _TEXT = "text"
 _STARTS = 3
 # Seconds between two looks whether the template is no longer needed.
 _LOOK_EVERY_S = 0.2
+# Most seconds until the threads of imports have ended.
+_THREADS_END_S = 1.0
 
 
 class BuilderTemplate:
@@ -149,6 +151,8 @@ class BuilderTemplate:
 
 def main(argv: list[str]) -> None:
     """Serve forks that are builders."""
+    from farm.builds.compile.forking import is_single_threaded
+
     loaded: list[LoadedFiles] = []
 
     def prepare() -> None:
@@ -166,6 +170,11 @@ def main(argv: list[str]) -> None:
         builder.load_flow(argv[2], argv[3] == _TEXT)
         # A fork checks only the files that it loads itself.
         loaded[0].look()
+        deadline = time.monotonic() + _THREADS_END_S
+        while not is_single_threaded():
+            if time.monotonic() > deadline:
+                sys.exit("a library has started a thread: this process cannot be forked")
+            time.sleep(0.05)
 
     def run(words: Sequence[str]) -> int:
         from farm.builds.compile import builder
@@ -175,8 +184,6 @@ def main(argv: list[str]) -> None:
         tempfile.tempdir = None
         _, _, _, *arguments = words
         return builder.serve(arguments, loaded[0])
-
-    from farm.builds.compile.forking import is_single_threaded
 
     serve_forks(prepare, run, may_fork=is_single_threaded)
 
