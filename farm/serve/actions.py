@@ -359,4 +359,5 @@ def _start(context: Context, words: list[str]) -> Done:
         return Done(f"run {run_id} is submitted", run_id=run_id, log=str(log))
     # A reaped process leaves no zombie.
     threading.Thread(target=process.wait, daemon=True).start()
-    return Done(f"started as process {process.pid} on the server: farm {' '.join(words)}", log=str(log))
+    command = submission.without_folders(" ".join(words))
+    return Done(f"started as process {process.pid} on the server: farm {command}", log=str(log))

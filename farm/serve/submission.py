@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,11 +37,14 @@ RUN_OPTIONS = _FLAGS | {
 """Options of `farm run` that a user may give to a run on the server: none names a file."""
 # Planning and uploading take seconds; a longer command goes on, and its run appears in the list.
 _SUBMIT_S = 45.0
+# One upload at a time: another one could remove a suite that is there already.
+_UPLOADING = threading.Lock()
 _MOST_FILES = 20_000
 _MOST_KEPT_BYTES = 1 << 30
 # Other texts of --toolchain are paths: `~bob`, `..`.
 _TOOLCHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _UPLOAD = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)@([0-9a-f]{64})")
+_UPLOADED = re.compile(r"[^\s='\"]*/serve/suites/[0-9a-f]{16}/[^/\s]+@[0-9a-f]{64}/suites/")
 # A run that is resumed needs its suite again.
 _KEPT_S = 90 * 86_400
 
@@ -92,24 +96,29 @@ def keep_suite(config: Config, user: str, name: str, content: bytes) -> str:
 
     own = _own(config, user)
     try:
-        published(own / found, fill)
+        with _UPLOADING:
+            os.utime(published(own / found, fill))
+            _remove_old(config.uploads_folder, own / found)
     except ArtifactLostError as error:
         raise UsageError(str(error)) from None
     except InfraError as error:
         # Users may not see folders of the server.
         logger.warning("upload of %s by %s: %s", name, user, error)
         raise InfraError("the server cannot keep the suite: its operator finds the reason in its log") from None
-    os.utime(own / found)
-    oldest = time.time() - _KEPT_S
-    for old in config.uploads_folder.glob("*/*@*"):
-        if old.is_dir() and old.stat().st_mtime < oldest:
-            withdraw(old)
-    left = _MOST_KEPT_BYTES
-    for kept in sorted((one for one in own.iterdir() if one.is_dir()), key=lambda one: -one.stat().st_mtime_ns):
-        left -= sum(path.stat().st_size for path in kept.rglob("*"))
-        if left < 0 and kept.name != found:
-            withdraw(kept)
     return found
+
+
+def _remove_old(uploads: Path, newest: Path) -> None:
+    """Remove suites without a use in 90 days, and the oldest ones of a user with more than the most bytes."""
+    # Locks, and folders of a killed server, have longer names.
+    found = [folder for folder in uploads.glob("*/*@*") if _UPLOAD.fullmatch(folder.name)]
+    used = [(folder.stat().st_mtime, folder) for folder in found]
+    left, oldest = _MOST_KEPT_BYTES, time.time() - _KEPT_S
+    for used_s, folder in sorted(used, reverse=True):
+        is_own = folder.parent == newest.parent
+        left -= sum(path.stat().st_size for path in folder.rglob("*")) if is_own else 0
+        if used_s < oldest or (left < 0 and is_own and folder != newest):
+            withdraw(folder)
 
 
 def folder_of(config: Config, user: str, upload: str) -> Path:
@@ -134,9 +143,14 @@ def run_id_of(process: subprocess.Popen[bytes], log: Path) -> str:
             return last
         # Other codes are results, of a resumed run without missing jobs.
         if code not in (ExitCode.PASSED, ExitCode.FAILED, ExitCode.REGRESSION):
-            problem = last.removeprefix("farm: ") or f"farm ended with exit code {code}"
+            problem = without_folders(last.removeprefix("farm: ")) or f"farm ended with exit code {code}"
             raise (UsageError if code in (ExitCode.USAGE, ExitCode.NOTHING) else NoDeviceError)(problem)
     return ""
+
+
+def without_folders(text: str) -> str:
+    """Return a text with uploaded suites named as a user names them, without folders of the server."""
+    return _UPLOADED.sub("", text)
 
 
 def _own(config: Config, user: str) -> Path:

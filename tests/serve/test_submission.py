@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -121,6 +122,18 @@ def test_the_oldest_uploads_of_a_user_are_removed_beyond_the_most_bytes(
         submission.folder_of(shared, *names[1])
 
 
+def test_uploads_at_the_same_moment_are_whole(shared: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "_MOST_KEPT_BYTES", 1)
+    contents = [archive(tmp_path / "mine", code=f"# {number}") for number in range(3)] * 8
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(lambda content: submission.keep_suite(shared, "ada", "mine", content), contents))
+    assert len(set(names)) == 3
+    left = [path for path in shared.uploads_folder.glob("*/*") if path.is_dir()]
+    assert left
+    for root in left:
+        assert load_suite(root / "suites" / "mine" / "suite.toml").cases
+
+
 def test_a_server_without_space_names_no_folder(
     shared: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,7 +153,8 @@ def test_a_server_without_space_names_no_folder(
 @pytest.mark.parametrize(
     "names",
     [
-        ["a/" * 500 + f"{number}" for number in range(2)] + [f"{number}/" + "a/" * 490 + "b" for number in range(50)],
+        ["a/" * 64 + "b"],
+        [f"{number}/" + "a/" * 49 + "b" for number in range(2)],
         [".archive"],
         ["a", "a/b"],
         ["a/b", "a"],
@@ -149,8 +163,9 @@ def test_a_server_without_space_names_no_folder(
     ],
 )
 def test_names_that_no_suite_has_are_refused_without_a_folder_of_the_server(
-    shared: Config, tmp_path: Path, names: list[str]
+    shared: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
+    monkeypatch.setattr(submission, "_MOST_FILES", 100)
     target = tmp_path / "mine.tar"
     with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as tar:
         for name in names:
@@ -211,7 +226,7 @@ generate = {params = {dim = 64, n_layers = 1, n_heads = 2, vocab_size = 512}, to
 def test_a_name_outside_of_an_upload_is_refused_before_it_is_looked_up(
     shared: Config, tmp_path: Path, more: str, name: str
 ) -> None:
-    """The message is the same for a file that exists and for one that does not, and names no folder of the server."""
+    """The message is equal for existing and missing files, and names no folder of the server."""
     place = tmp_path / "place"
     for folder in (place, place / "there"):
         folder.mkdir()
@@ -244,6 +259,7 @@ def test_a_refused_upload_names_no_folder_of_the_server(shared: Config, tmp_path
         ("farm: run ... is handed in\n20260101-000000-abcdef", 0, "20260101-000000-abcdef"),
         ("something else", 0, ""),
         ("farm: unknown suite 'x'", 2, UsageError),
+        (f"farm: /srv/lab/serve/suites/{'a' * 16}/mine@{'b' * 64}/suites/mine/suite.toml: no case", 2, UsageError),
         ("waiting\nfarm: no living host has a SM8650", 4, NoDeviceError),
         ("", 9, NoDeviceError),
     ],
@@ -259,6 +275,5 @@ def test_the_id_of_a_submitted_run_or_the_reason_why_there_is_none(
         return
     with pytest.raises(found) as error:
         submission.run_id_of(process, log)
-    assert str(error.value) == (
-        printed.splitlines()[-1].removeprefix("farm: ") if printed else "farm ended with exit code 9"
-    )
+    last = printed.splitlines()[-1].removeprefix("farm: ") if printed else "farm ended with exit code 9"
+    assert str(error.value) == (last if "/srv" not in last else "mine/suite.toml: no case")

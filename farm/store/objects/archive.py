@@ -19,6 +19,7 @@ from farm.devices.local.files import local_errors
 
 MOST_FILES = 200_000
 _MOST_NAME_CHARS = 1024
+_MOST_PARTS = 64
 _MOST_PART_BYTES = 255
 """Longest name of a file system."""
 _MOST_HEADER_BYTES = 4096
@@ -72,7 +73,7 @@ def _unpack(file: BinaryIO, folder: Path, most_files: int) -> set[str]:
         for member in archive:
             _require_plain(member)
             left -= member.size
-            # A name of one kilobyte makes 500 folders.
+            # Each name may make as many folders as it has parts.
             above = member.name.rpartition("/")[0]
             while above and above not in folders:
                 folders.add(above)
@@ -132,6 +133,6 @@ def _require_plain(member: tarfile.TarInfo) -> None:
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse() or member.size < 0:
         raise tarfile.ReadError(f"{name!r:.100} is no regular file")
     is_short = len(name) <= _MOST_NAME_CHARS and all(len(os.fsencode(part)) <= _MOST_PART_BYTES for part in parts)
-    plain = name and is_short and "\0" not in name and name == "/".join(parts)
+    plain = name and is_short and len(parts) <= _MOST_PARTS and "\0" not in name and name == "/".join(parts)
     if not plain or PurePosixPath(name).is_absolute() or ".." in parts:
         raise tarfile.ReadError(f"{name!r:.100} is no path in its folder")
