@@ -175,7 +175,9 @@ def test_the_end_of_a_session_is_infra_and_no_quarantine(farm: FarmHome, rack: A
     with poor_adb_proxy(rack.port, 0.0) as proxy:
         farm.farm("devices", "host", "add", "qdc", "--adb", f"127.0.0.1:{proxy.port}", "--until", "1h", code=0)
         with farm.running("run", "--soc", "SM8650", "--suite", "smoke", "--name", "cut") as run:
-            until(lambda: any(job["attempts"] for job in jobs_of(farm, "cut")), timeout_s=200)
+            assert run.stdout is not None
+            while "[1/8]" not in (line := run.stdout.readline()):
+                assert line, "no job"
             proxy.close()
             run.communicate(timeout=300)
     assert run.returncode == 4
