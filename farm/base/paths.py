@@ -26,4 +26,4 @@ def relative(path: Path, root: Path) -> str:
 def require_inside(manifest: Path, key: str, path: Path, root: Path | None) -> None:
     """Raise ConfigError for a path that leads out of `root`; its file is not looked up. Without a root all may be."""
     if root is not None and not relative(path, root):
-        raise ConfigError(manifest, key, f"{str(path)[:200]!r} is outside of the suite")
+        raise ConfigError(manifest, key, f"{str(path).removeprefix(f'{root}/')[:200]!r} is outside of the suite")
