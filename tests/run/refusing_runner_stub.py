@@ -57,7 +57,7 @@ def work(number: int, flags: dict[str, str]) -> dict[str, object]:
     times = int(flags["iteration"])
     inference = {
         "line": 0,
-        "warm_up_ns": [],
+        "warm_up_ns": [1000] * int(flags.get("warm_up", "0")),
         "iterations_ns": [1000] * times,
         "differing": {"count": 0, "executions": []},
     }
