@@ -27,7 +27,7 @@ import msgspec
 from farm.base.lifeline import Lifeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from farm.base.processes import Child, Supervisor
 
@@ -111,21 +111,14 @@ class ForkServer:
     def fork(self, log: Path) -> Forked:
         """Return a new fork whose standard error goes into `log`, made anew. Raises OSError, InfraError."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            stdin, to_process = os.pipe()
-            from_process, stdout = os.pipe()
-            for number in (stdin, stdout):
-                theirs.callback(os.close, number)
-            for number in (to_process, from_process):
-                ours.callback(os.close, number)
-            stderr = theirs.enter_context(log.open("wb")).fileno()
+        with _pipes() as pipes, log.open("wb") as stderr, contextlib.ExitStack() as failed:
             lifeline = Lifeline()
-            ours.callback(lifeline.cut)
-            streams = [stdin, stdout, stderr, lifeline.child_end]
+            failed.callback(lifeline.cut)
+            streams = [pipes.stdin, pipes.stdout, stderr.fileno(), lifeline.child_end]
             pid = self._fork(ForkRequest(), streams, again=True)
             lifeline.tie(pid, group=True)
-            ours.pop_all()
-        return Forked(pid, to_process, from_process, lifeline)
+            failed.pop_all()
+        return Forked(pid, pipes.to_process, pipes.from_process, lifeline)
 
     def popen(
         self, words: Sequence[str], *, env: Mapping[str, str], stderr: int, pass_fds: Sequence[int], **_: Any
@@ -134,20 +127,11 @@ class ForkServer:
 
         Raises OSError, also if the server has exited: `Supervisor.spawn` cannot start another meanwhile.
         """
-        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            stdin, to_process = os.pipe()
-            from_process, stdout = os.pipe()
-            for number in (stdin, stdout):
-                theirs.callback(os.close, number)
-            pipes = os.fdopen(to_process, "wb"), os.fdopen(from_process, "rb")
-            for pipe in pipes:
-                ours.callback(pipe.close)
-            variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
-            request = ForkRequest(tuple(map(os.fsencode, words)), variables)
-            pid = self._fork(request, [stdin, stdout, stderr, *pass_fds])
-            process = ForkProcess(self, pid, *pipes)
-            ours.pop_all()
-        return process
+        variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
+        request = ForkRequest(tuple(map(os.fsencode, words)), variables)
+        with _pipes() as pipes:
+            pid = self._fork(request, [pipes.stdin, pipes.stdout, stderr, *pass_fds])
+        return ForkProcess(self, pid, os.fdopen(pipes.to_process, "wb"), os.fdopen(pipes.from_process, "rb"))
 
     def wait(self, pid: int) -> int | None:
         """Return the exit code of a fork that is ending, -n for signal n; None if the server has changed."""
@@ -222,6 +206,29 @@ class ForkServer:
                 ours.close()
                 raise
         return ours, child
+
+
+class _Pipes(NamedTuple):
+    """Ends of the pipes to a fork's standard input and output: the fork's, then this process's."""
+
+    stdin: int
+    stdout: int
+    to_process: int
+    from_process: int
+
+
+@contextlib.contextmanager
+def _pipes() -> Iterator[_Pipes]:
+    """Yield new pipes; close the fork's ends afterwards, and all ends after an error. Raises OSError."""
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+        stdin, to_process = os.pipe()
+        theirs.callback(os.close, stdin)
+        ours.callback(os.close, to_process)
+        from_process, stdout = os.pipe()
+        theirs.callback(os.close, stdout)
+        ours.callback(os.close, from_process)
+        yield _Pipes(stdin, stdout, to_process, from_process)
+        ours.pop_all()
 
 
 class ForkProcess:

@@ -1,4 +1,4 @@
-"""Paths that other users have named."""
+"""Paths that users name, also other users."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def relative(path: Path, root: Path) -> str:
         else:
             parts.append(part)
     return "/".join(parts)
+
+
+def is_suite_path(name: str) -> bool:
+    """Return whether a suite is named by the path of its folder or manifest."""
+    return "/" in name or name.endswith(".toml")
 
 
 def require_inside(manifest: Path, key: str, path: Path, root: Path | None) -> None:

@@ -37,7 +37,7 @@ RUN_OPTIONS = _FLAGS | {
 """Options of `farm run` that a user may give to a run on the server: none names a file."""
 # Planning and uploading take seconds; a longer command goes on, and its run appears in the list.
 _SUBMIT_S = 45.0
-# One upload at a time: another one could remove a suite that is there already.
+# Lock of uploads: a second upload could remove a suite whose new use is not noted yet.
 _UPLOADING = threading.Lock()
 _MOST_FILES = 20_000
 _MOST_KEPT_BYTES = 1 << 30

@@ -15,7 +15,7 @@ import msgspec
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.base.errors import ConfigError, UnknownNameError, UsageError
-from farm.base.paths import require_inside
+from farm.base.paths import is_suite_path, require_inside
 from farm.base.resources import data_folder
 from farm.base.socs import PRECISIONS, READY, load_socs
 from farm.base.toml_tables import read_table
@@ -401,7 +401,7 @@ def find_suites(folders: Sequence[Path] = ()) -> dict[str, Path]:
 def resolve_suite(name: str, known: Mapping[str, Path]) -> Suite:
     """Return the suite called `name`, or the one in the folder or manifest that `name` is a path to."""
     path = Path(name)
-    if "/" in name or name.endswith(".toml"):
+    if is_suite_path(name):
         return load_suite(path / "suite.toml" if path.is_dir() else path)
     if name not in known:
         raise UnknownNameError("suite", name, known, "(farm suites lists them)")

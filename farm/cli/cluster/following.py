@@ -59,7 +59,7 @@ def follow_there(server: Server, run: str, *, html: Path | None, junitxml: Path 
     from farm.serve.pages.progress import ProgressQuery, progress_page
     from farm.serve.pages.run import RunQuery, run_page
 
-    said = ""
+    shown = ""
     try:
         run = server.read(run_page, RunQuery(run=run, limit=1)).run.run_id
         while True:
@@ -67,9 +67,9 @@ def follow_there(server: Server, run: str, *, html: Path | None, junitxml: Path 
             progress = next((one for one in runs if one.run_id == run and one.finished_ms is None), None)
             if progress is None:
                 break
-            if progress.text != said:
-                said = progress.text
-                notice(f"run {run}: {said}")
+            if progress.text != shown:
+                shown = progress.text
+                notice(f"run {run}: {shown}")
             time.sleep(_LOOK_S)
     except KeyboardInterrupt:
         notice(f"the run goes on: 'farm runs watch {run}' follows it, 'farm runs cancel {run}' ends it")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.base.errors import InfraError, UsageError
+from farm.base.paths import is_suite_path
 from farm.cli.options import duration, is_given, require_for_server
 from farm.cli.output import notice, show
 
@@ -70,7 +71,7 @@ def _word(option: click.Parameter, long: str, value: object) -> str:
 
 def _uploaded(server: Server, suite: str) -> str:
     """Return the name of a suite on the server, after an upload of a suite that is given by its path."""
-    if "/" not in suite and not suite.endswith(".toml"):
+    if not is_suite_path(suite):
         return suite
     from farm.dispatch.cluster.files.suite_archive import suite_members
     from farm.store.objects.archive import write_archive

@@ -22,6 +22,7 @@ from farm.base.backends.registry import DEFAULT_BACKEND, find_backend
 from farm.base.config.notify import Mail, Webhook, mail_problems, webhook_problems
 from farm.base.durations import in_seconds
 from farm.base.errors import ConfigError, FarmError, UnknownNameError, UsageError
+from farm.base.paths import is_suite_path
 from farm.base.socs import PRECISIONS, find_soc
 from farm.base.toml_tables import seconds_of
 from farm.devices.execution.raw import MOST_SECONDS
@@ -397,7 +398,7 @@ def _bad_name(name: str) -> str:
 
 def _suite_path(name: str, base: Path) -> str:
     """Return a suite as for the command line: a path is relative to the folder of nightly.toml."""
-    return str(base / Path(name).expanduser()) if "/" in name or name.endswith(".toml") else name
+    return str(base / Path(name).expanduser()) if is_suite_path(name) else name
 
 
 def _toolchain(name: str, base: Path) -> str:

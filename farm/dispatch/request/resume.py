@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FILE, _LOCK = "intent.json", "lock"
-# Characters of a hash that tell two runtimes apart.
+# Shown characters of a hash: enough for two different runtimes.
 _SHOWN = 16
 # Errors of a file from another version of farm, or of an incomplete one.
 _UNREADABLE = (msgspec.DecodeError, KeyError, ValueError, TypeError)
@@ -189,7 +189,7 @@ def require_same_runtimes(
     all attempts of a run.
     """
     for device in then:
-        # The store adds what the device itself reports.
+        # The store adds the SoC that the device reports.
         had = {name: value for name, value in device.runtime.items() if name != "soc_reported"}
         versions = now(device)
         if had and versions and had not in versions:
