@@ -156,6 +156,7 @@ def test_bundles_of_a_job_run_with_the_toolchain_of_the_newer_run(
     class Past(msgspec.Struct):
         run: RunView
         description: str = ""
+        is_heap: bool = False
 
     old, new = Past(begin(RunToolchain())), Past(begin())
     monkeypatch.setattr("farm.numbers.regressions.confirm_job.choose_results", lambda *_: (old, new))
@@ -168,5 +169,5 @@ def test_bundles_of_a_job_run_with_the_toolchain_of_the_newer_run(
         raise UsageError("enough")
 
     monkeypatch.setattr(f"{module}.{name}", work)
-    CliRunner().invoke(cli, list(arguments))
-    assert used == ["main"]
+    result = CliRunner().invoke(cli, list(arguments))
+    assert (used, str(result.exception)) == (["main"], "enough")
