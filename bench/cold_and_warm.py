@@ -10,7 +10,9 @@ are made once a machine. The last line is one JSON object:
 
 * jobs, cold_s, warm_s, cold_over_warm: jobs, and seconds from Enter to prompt; medians of the rounds.
 * cold_processor_s: processor time of the cold run and its ended child processes, without virtual devices.
-* cold_ratio, warm_ratio, processor_ratio: medians of the ratios to the other checkout in each round; null without one.
+* cold_idle_s: seconds of the cold run in which its devices had no job, summed over the devices.
+* cold_ratio, warm_ratio, processor_ratio, idle_ratio: medians of the ratios to the other checkout in each round; null
+  without one.
 
 On a machine with other work the processor time is the figure to compare.
 """
@@ -43,6 +45,7 @@ class Took(NamedTuple):
     seconds: float
     processor_s: float
     jobs: int
+    idle_s: float
 
 
 class Round(NamedTuple):
@@ -60,7 +63,11 @@ def run(python: str, chosen: list[str], env: dict[str, str]) -> Took:
     )
     seconds, after = time.perf_counter() - started, os.times()
     processor_s = after.children_user + after.children_system - before.children_user - before.children_system
-    return Took(seconds, processor_s, len(json.loads(done.stdout)["jobs"]))
+    run_data = json.loads(done.stdout)
+    attempts = [attempt for job in run_data["jobs"] for attempt in job["attempts"]]
+    devices = len({attempt["device"] for attempt in attempts})
+    idle_s = seconds * devices - sum(attempt["seconds"] for attempt in attempts)
+    return Took(seconds, processor_s, len(run_data["jobs"]), idle_s)
 
 
 def set_up(python: str, env: dict[str, str]) -> None:
@@ -135,9 +142,11 @@ def main() -> None:
         "warm_s": round(warm_s, 2),
         "cold_over_warm": round(cold_s / warm_s, 1),
         "cold_processor_s": round(statistics.median(one.cold.processor_s for one in own), 2),
+        "cold_idle_s": round(statistics.median(one.cold.idle_s for one in own), 1),
         "cold_ratio": ratio(cold_pairs, "seconds"),
         "warm_ratio": ratio([(one.warm, other.warm) for one, other in pairs], "seconds"),
         "processor_ratio": ratio(cold_pairs, "processor_s"),
+        "idle_ratio": ratio(cold_pairs, "idle_s"),
     }
     print(json.dumps(result))
 
