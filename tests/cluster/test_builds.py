@@ -85,7 +85,7 @@ def test_what_its_cache_has_is_sent_and_not_compiled(farm: BuildFarm, host: Runn
 def test_a_user_s_suite_is_compiled_from_its_archive_and_its_failure_is_the_job_s(
     farm: BuildFarm, host: RunningHost
 ) -> None:
-    suite = farm.suite()
+    suite = farm.suite("refusing")
     bad = made_job(".ops:Refuses", folder=suite)
     run = farm.submit([bad, made_job("torch.nn:ReLU", folder=suite)])
     host.host.wake()
@@ -97,7 +97,7 @@ def test_a_user_s_suite_is_compiled_from_its_archive_and_its_failure_is_the_job_
     assert "ValueError" in failed.reply.reason
     assert "about to refuse" in failed.log
     assert "of the agent" not in failed.log, "what developers wrote does not get what lets the agent into the store"
-    [unpacked] = (host.config.cache_dir / "suites").rglob("ops.py")
+    [unpacked] = (host.config.cache_dir / "suites").rglob("refusing/ops.py")
     assert unpacked.read_text() == (suite / "ops.py").read_text()
     assert unpacked.stat().st_uid == os.geteuid()
     assert weakness(unpacked) == "", "nobody else can change what is executed"
