@@ -121,6 +121,7 @@ def test_the_ways_to_say_what_a_question_is(
         (TASK.replace("q.jsonl", "gone.jsonl"), "'gone.jsonl' is no .json or .jsonl file"),
         (TASK.replace("{test: q.jsonl}", "{dev: q.jsonl}"), "test_split: is 'test', and data_files has dev"),
         (TASK.replace("}}\n", "}, field: x}\n", 1), "dataset_kwargs.field: only data_files is known"),
+        (TASK + "metric_list: []", "metric_list: is empty"),
         (TASK + "metric_list: [{metric: f1}]", r"metric_list\[0\]: is 'f1'"),
         (TASK + "metric_list: [{metric: acc, aggregation: median}]", r"metric_list\[0\].aggregation"),
         (TASK.replace('doc_to_target: "{{a}}"', ""), "doc_to_target: is missing"),

@@ -111,7 +111,7 @@ MUTATIONS = (
         "feature.TensorDump: intermediate outputs",
         "tests/results/test_judge.py::test_a_dump_has_as_many_layers_as_the_case_expects",
         "farm/results/judge.py",
-        "    per_inference = {count for count in counts if count}\n",
+        "    per_inference = set(counts)\n",
         "    per_inference = {expected.intermediate_outputs for count in counts if count}\n",
         "passed with one layer, expected 'failed'",
     ),

@@ -253,10 +253,10 @@ def _dump_problem(job: Job, raw: RawResult) -> str:
         counts = intermediate_outputs((raw.folder / ETDUMP_FILE).read_bytes())
     except (OSError, ETDumpError) as error:
         return f"the outputs of its layers cannot be read: {error}"
-    per_inference = {count for count in counts if count}
+    per_inference = set(counts)
     if per_inference == {expected.intermediate_outputs}:
         return ""
-    found = " or ".join(map(str, sorted(per_inference))) or "no"
+    found = " or ".join(map(str, sorted(per_inference))) if any(per_inference) else "no"
     return f"{found} outputs of layers were written, expected {expected.intermediate_outputs}"
 
 

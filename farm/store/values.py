@@ -216,9 +216,15 @@ def case_version(case: Case, source: str) -> str:
 
 
 def judged_by(job: Job) -> str:
-    """Return a hash of the inputs of a job's verdict besides its bundle: limits, expectation, metrics, known issue."""
+    """Return a hash of the inputs of a job's verdict besides its bundle, from limits to known issues."""
     case, target = job.case, job.target
-    return _hash((case.tolerance(target.precision), case.expectation(target), case.metrics, job.known_issue))
+    usual = (case.tolerance(target.precision), case.expectation_of_text(target), case.metrics, job.known_issue)
+    # Named, and only where a case has them: hashes of other cases stay those of older farms.
+    rare = {
+        "deterministic": None if case.deterministic is None else str(case.deterministic),
+        "on hardware": issue if (issue := case.known_issue(target, virtual=False)) != job.known_issue else None,
+    }
+    return _hash((*usual, *((name, value) for name, value in rare.items() if value is not None)))
 
 
 def selection_hash(names: Sequence[str]) -> str:

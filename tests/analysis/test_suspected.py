@@ -67,6 +67,12 @@ def test_only_the_last_21_runs_count() -> None:
     assert judged.count == 21
 
 
+def test_only_a_better_level_before_a_run_counts_alone() -> None:
+    fallen = [*noisy(13, level=1.02e6, noise=0.0005), *noisy(8, noise=0.0005)]
+    neither_way = msgspec.structs.replace(LATENCY, direction=Direction.NONE)
+    assert [judge(series, fallen, 1e6).count for series in (LATENCY, neither_way)] == [4, 21]
+
+
 def test_a_change_below_3_percent_is_none_however_calm_the_history() -> None:
     calm = noisy(21, noise=0.0001)
     assert judge(LATENCY, calm, 1.02e6).finding is Finding.UNCHANGED

@@ -21,6 +21,7 @@ from farm.report.model.history import tables
 from farm.report.model.summary import spread_of, summarize
 from farm.report.terminal.history import history_lines
 from farm.report.terminal.job import job_lines
+from farm.results.analysis.confirmation import Answer
 from farm.results.analysis.scale import Series
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.records import HistoryPoint
@@ -93,6 +94,15 @@ def test_two_sides_are_compared_by_the_value_that_decides() -> None:
     [sqnr] = figures_of(before, after)
     assert sqnr.pairs == (((38.35,), (30.0,)),)
     assert sqnr.worse.change == pytest.approx(-8.35)
+
+
+def test_a_figure_without_a_number_is_not_the_same() -> None:
+    number, none = attempt(38.65), attempt(math.nan)
+    for sides in ((number, none), (none, number)):
+        [sqnr] = figures_of(*sides)
+        assert sqnr.worse.answer is sqnr.better.answer is Answer.UNKNOWN
+    [same] = figures_of(number, number)
+    assert same.worse.answer is Answer.REFUTED
 
 
 def test_a_search_looks_at_the_value_that_decides() -> None:

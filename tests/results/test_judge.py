@@ -568,8 +568,10 @@ def test_a_dump_has_as_many_layers_as_the_case_expects(execution: Execution) -> 
         (layers, ""),
         (layers[:1], "1 outputs of layers were written, expected 2"),
         ([], "no outputs"),
+        (None, "0 or 2 outputs of layers were written, expected 2"),
     ):
-        blocks = [LOAD_BLOCK, ("Execute", [kernel, *inside]), ("Execute", [*inside, *LOAD_BLOCK[1]])]
+        first, second = (layers, []) if inside is None else (inside, inside)
+        blocks = [LOAD_BLOCK, ("Execute", [kernel, *first]), ("Execute", [*second, *LOAD_BLOCK[1]])]
         (execution.folder / "etdump.etdp").write_bytes(write_etdump(blocks))
         attempt = execution.judge()
         assert (attempt.verdict, attempt.reason[: len(says)]) == ("failed" if says else "passed", says)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from farm.store.records import RunRecord
 from farm.store.store import Store
 from farm.store.values import judged_by
 from farm.store.view import SkipReason
-from farm.suites.suite import Job, Limits, Tolerance
+from farm.suites.suite import Expectation, Job, KnownIssue, Limits, Tolerance
 
 if TYPE_CHECKING:
     from conftest import Make
@@ -66,6 +66,26 @@ def test_the_newest_verdict_tells_what_it_is_about(store: Store, make: type[Make
     assert last.judged_by == judged_by(stricter)
     assert store.runs.verdicts(first) == {job.id: last}
     assert store.runs.verdicts(newest) == {}
+
+
+@pytest.mark.parametrize(
+    ("backend", "changed"),
+    [
+        ("xnnpack", {"expect": (Expectation(least_decode_rate=9.0),)}),
+        ("htp", {"deterministic": True}),
+        ("htp", {"deterministic": False}),
+        ("htp", {"known_issues": (KnownIssue("stub", virtual=True), KnownIssue("weak"))}),
+    ],
+)
+def test_all_that_a_verdict_depends_on_makes_a_case_worth_another_run(
+    make: type[Make], backend: str, changed: dict[str, Any]
+) -> None:
+    job = make.job()
+    target = msgspec.structs.replace(job.target, backend=backend)
+    case = msgspec.structs.replace(job.case, known_issues=(KnownIssue("stub", virtual=True),))
+    other = msgspec.structs.replace(case, **changed)
+    before, after = (msgspec.structs.replace(job, case=one, target=target) for one in (case, other))
+    assert judged_by(before) != judged_by(after)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def figures_of(first: Attempt, second: Attempt) -> tuple[MeasuredMetric, ...]:
             continue
         pair = (before,), (after,)
         figure = judged_metric(_series(one), [pair], decides="_quantized[" not in one.metric)
-        if abs(figure.gates) <= 1.0:
+        if figure.worse.pairs and abs(figure.gates) <= 1.0:
             worse, better = (
                 msgspec.structs.replace(claim, answer=Answer.REFUTED, reason="measured once, short of what counts")
                 for claim in (figure.worse, figure.better)

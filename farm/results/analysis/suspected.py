@@ -246,7 +246,7 @@ def settled(series: Series, before: NDArray[np.float64]) -> int:
     """
     import numpy as np
 
-    if series.direction is None or not np.isfinite(before).all():
+    if series.direction is Direction.NONE or not np.isfinite(before).all():
         return 0
     count = len(before)
     sigma = level_sigma(before, LEAST_SIGMA * GATES[series.scale].change)

@@ -13,7 +13,7 @@ import numpy as np
 
 from farm.builds.program.flatbuffer import Flatbuffer, FlatbufferError, Positions
 from farm.results.profile import etdump_schema as schema
-from farm.results.profile.event_names import names_node, unit_of
+from farm.results.profile.event_names import INFERENCE, names_node, unit_of
 
 ETDUMP_LIMIT = 32 * 2**20
 """Greatest size that is read, in bytes: a model of a thousand nodes takes about 100 KiB per inference."""
@@ -75,7 +75,7 @@ def read_etdump(data: bytes) -> list[Block]:
 
 
 def intermediate_outputs(data: bytes) -> tuple[int, ...]:
-    """Return how many tensors each block of an ETDump has from inside of delegates. Raises ETDumpError."""
+    """Return how many tensors each inference of an ETDump has from inside of delegates. Raises ETDumpError."""
     file, start = _opened(data)
     try:
         _, runs = file.vectors(file.root(start), schema.ETDumpSlots.RUN_DATA)
@@ -86,7 +86,9 @@ def intermediate_outputs(data: bytes) -> tuple[int, ...]:
         written = np.zeros(len(present) + 1, np.int64)
         # Tensors of a CPU kernel or of the program itself have neither.
         written[1:][present] = np.array([bool(name) for name in names], bool) | (numbers >= 0)
-        return tuple(np.diff(np.cumsum(written)[np.concatenate(([0], np.cumsum(counts)))]).tolist())
+        per_block = np.diff(np.cumsum(written)[np.concatenate(([0], np.cumsum(counts)))]).tolist()
+        blocks = zip(file.texts(runs, schema.RunDataSlots.NAME), per_block, strict=True)
+        return tuple(count for name, count in blocks if name == INFERENCE)
     except FlatbufferError as error:
         raise ETDumpError(str(error)) from None
 

@@ -204,6 +204,8 @@ def _data_of(path: Path, table: Mapping[str, Any], inside: Path | None) -> tuple
 def _metrics_of(path: Path, listed: object) -> tuple[str, ...]:
     if listed is None:
         return METRICS
+    if listed == []:
+        raise ConfigError(path, "metric_list", "is empty: name one, or leave it out")
     found = []
     for index, one in enumerate(listed if isinstance(listed, list) else [listed]):
         key = f"metric_list[{index}]"
