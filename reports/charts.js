@@ -18,7 +18,9 @@
   // Plotly reads tags in texts.
   const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;");
   const number = (value) => Number(value.toPrecision(5)).toString();
-  const day = (ms) => new Date(ms).toISOString().slice(0, 16).replace("T", " ");
+  // Plotly would show a Date in the reader's time zone; tables and titles are in UTC.
+  const utc = (ms) => new Date(ms).toISOString();
+  const day = (ms) => utc(ms).slice(0, 16).replace("T", " ");
 
   // Jobs of one case are told apart by their targets.
   const nameOf = (plot, series) => {
@@ -38,7 +40,7 @@
         if (!points.length) continue;
         found.push({
           name: plain(local ? `${name}, local runs` : name),
-          x: points.map((point) => new Date(point.time_ms)),
+          x: points.map((point) => utc(point.time_ms)),
           y: points.map((point) => point.value),
           customdata: points.map((point) => [series.job_id, point.run_id]),
           text: points.map((point) => [
@@ -56,7 +58,7 @@
         });
       }
       series.levels.forEach((level, at) => found.push({
-        name: "level", x: [new Date(level.from_ms), new Date(level.to_ms)], y: [level.value, level.value], mode: "lines",
+        name: "level", x: [utc(level.from_ms), utc(level.to_ms)], y: [level.value, level.value], mode: "lines",
         line: { color: paint, width: 4 }, opacity: 0.35, showlegend: false, hoverinfo: "skip", legendgroup: `levels${at}`,
       }));
     });
@@ -66,7 +68,7 @@
     }).filter(Boolean);
     if (marked.length) {
       found.push({
-        name: "alerts", mode: "markers", x: marked.map(([, point]) => new Date(point.time_ms)), y: marked.map(([, point]) => point.value),
+        name: "alerts", mode: "markers", x: marked.map(([, point]) => utc(point.time_ms)), y: marked.map(([, point]) => point.value),
         text: marked.map(([alert]) => `<b>alert ${alert.id}</b><br>${plain(alert.text)}`), hovertemplate: "%{text}<extra></extra>",
         customdata: marked.map(([alert]) => ["alert", String(alert.id)]),
         marker: { color: colour("--failed"), size: 13, symbol: "triangle-down", line: { color: colour("--paper"), width: 1 } },
@@ -100,21 +102,21 @@
     const times = timesOf(plot);
     const room = Math.max(0, 3600000 - (times[1] - times[0])) / 2;
     return {
-      margin: { l: 10, r: 10, t: 24, b: 10 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      margin: { l: 10, r: 10, t: narrow ? 24 : 44, b: 10 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, color: colour("--ink"), size: 12 },
-      xaxis: { ...axis, type: "date", title: { text: "start of the run", standoff: 8 }, nticks: narrow ? 3 : 8,
-        ...(room ? { range: [new Date(times[0] - room), new Date(times[1] + room)] } : {}) },
+      xaxis: { ...axis, type: "date", title: { text: "time (UTC)", standoff: 8 }, nticks: narrow ? 3 : 8,
+        ...(room ? { range: [utc(times[0] - room), utc(times[1] + room)] } : {}) },
       yaxis: { ...axis, title: { text: plot.unit ? `${plot.metric} (${plot.unit})` : plot.metric, standoff: 14 }, rangemode: "normal" },
       hovermode: "closest", dragmode: narrow ? "pan" : "zoom",
       hoverlabel: { bgcolor: colour("--raised"), bordercolor: soft, font: { color: colour("--ink") }, align: "left" },
       showlegend: plot.series.length > 1, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", font: { size: 11 } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: colour("--ink") },
       shapes: events.map((event) => ({
-        type: "line", xref: "x", yref: "paper", x0: new Date(event.time_ms), x1: new Date(event.time_ms), y0: 0, y1: 1,
+        type: "line", xref: "x", yref: "paper", x0: utc(event.time_ms), x1: utc(event.time_ms), y0: 0, y1: 1,
         line: { color: soft, width: 1, dash: "dot" },
       })),
       annotations: events.map((event) => ({
-        x: new Date(event.time_ms), y: 1, xref: "x", yref: "paper", yanchor: "bottom", showarrow: false,
+        x: utc(event.time_ms), y: 1, xref: "x", yref: "paper", yanchor: "bottom", showarrow: false,
         text: [...new Set(event.all.map((one) => kinds[one.kind]))].join(""),
         hovertext: event.all.slice(0, 12).map((one) => plain(`${day(one.time_ms)} ${one.kind}: ${one.text}`)).join("<br>"), font: { color: soft, size: 11 }, captureevents: true,
       })),
@@ -128,6 +130,7 @@
     const narrow = small.matches;
     // The style sheet has the heights: Plotly forgets its own when the window changes.
     place.classList.toggle("with-legend", plot.series.length > 1);
+    place.style.setProperty("--series", plot.series.length);
     const settings = {
       responsive: true, displaylogo: false, scrollZoom: false, displayModeBar: !narrow,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],

@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 # Without a dot: `farm.toml` would be a file of the server.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+# A run compiles and uses all cores; submissions of a shared farm end within seconds.
+_MOST_COMMANDS = 4
+_STARTING = threading.Lock()
+# Commands by user, also ended ones.
+_STARTED: dict[str, list[subprocess.Popen[bytes]]] = {}
 Seconds = Annotated[int, msgspec.Meta(ge=1, le=90 * 86_400)]
 TimeMs = Annotated[int, msgspec.Meta(ge=0, le=1 << 53, description="Epoch, milliseconds; 0 is now.")]
 Note = Annotated[str, msgspec.Meta(max_length=4000)]
@@ -47,6 +52,10 @@ class Context(NamedTuple):
     store: Store
     user: str
     role: Role
+
+
+class TooManyCommandsError(UsageError):
+    """Refusal of a command: the user has the most commands that the server starts at once."""
 
 
 class Done(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -341,20 +350,30 @@ def _require_operator(context: Context, *, force: bool) -> None:
 def _start(context: Context, words: list[str]) -> Done:
     """Start a command of farm in the name of the user; it goes on without the server.
 
-    With `--detach` at its end the command submits a run, whose id is awaited.
+    With `--detach` at its end the command submits a run, whose id is awaited. Raises TooManyCommandsError for a user
+    whose earlier commands go on.
     """
     folder = context.config.state_dir / "serve"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = folder / f"{context.store.leases.now_ms()}-{words[0]}-{os.urandom(3).hex()}.log"
-    with log.open("xb") as output:
-        process = subprocess.Popen(
-            [*OWN_COMMAND, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**context.config.environment, "FARM_USER": context.user, "NO_COLOR": "1"},
-            start_new_session=True,
-        )
+    with _STARTING:
+        going = [one for one in _STARTED.get(context.user, ()) if one.poll() is None]
+        if len(going) >= _MOST_COMMANDS:
+            processes = ", ".join(str(one.pid) for one in going)
+            raise TooManyCommandsError(
+                f"{len(going)} commands of {context.user} go on here (processes {processes}), and the "
+                "server starts no more at once: wait for the end of one; 'farm runs list' shows their runs"
+            )
+        with log.open("xb") as output:
+            process = subprocess.Popen(
+                [*OWN_COMMAND, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**context.config.environment, "FARM_USER": context.user, "NO_COLOR": "1"},
+                start_new_session=True,
+            )
+        _STARTED[context.user] = [*going, process]
     if words[-1] == "--detach" and (run_id := submission.run_id_of(process, log)):
         return Done(f"run {run_id} is submitted", run_id=run_id, log=str(log))
     # A reaped process leaves no zombie.

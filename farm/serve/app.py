@@ -23,6 +23,7 @@ from farm.dispatch.request.ending import report_context
 from farm.report.formats.run_json import render_json
 from farm.report.html.page_of_run import assets, render_html
 from farm.serve.access import Access
+from farm.serve.actions import TooManyCommandsError
 from farm.serve.address import link
 from farm.serve.inline import inline
 from farm.serve.metrics import CONTENT_TYPE, Metrics
@@ -56,6 +57,7 @@ _TITLES = {
     404: "Not found",
     405: "Method not allowed",
     409: "Not now",
+    429: "Too many at once",
     503: "No answer from the store",
 }
 
@@ -191,6 +193,8 @@ class _Server:
         """Return the answer to an error of farm."""
         if isinstance(error, UnknownNameError):
             status = 404
+        elif isinstance(error, TooManyCommandsError):
+            status = 429
         elif isinstance(error, UsageError):
             status = 400
         elif isinstance(error, NoDeviceError | LeaseLostError):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from farm.policy.situation import Waiting
     from farm.serve.actions import Done
     from farm.serve.reader import Found, Query
+    from farm.store.accounts import Account
     from farm.store.store import Store
     from farm.store.view import RunView
 
@@ -76,6 +77,13 @@ class Server:
 
         done: Done = self._decoded(self._ask("POST", self._api(f"/actions/{action}"), json=asked), Done)
         return done
+
+    def account(self) -> Account:
+        """Return the account of the token; its name is empty on a server without accounts. Raises as `read`."""
+        from farm.store.accounts import Account
+
+        found: Account = self._decoded(self._ask("GET", self._api("/me")), Account)
+        return found
 
     def report(self, run_id: str) -> bytes:
         """Return the report of a run, in one page. Raises as `read`."""

@@ -1,58 +1,80 @@
-"""`farm data mcp`: the pages as tools of the Model Context Protocol, over standard input and output.
+"""`farm data mcp`: pages and actions as tools of the Model Context Protocol, over standard input and output.
 
-A tool is a page: its arguments are the fields of the page's query, its answer is the page's JSON.
+A tool is a page: its arguments are the fields of the page's query, its answer is the page's JSON. With a server further
+tools are the actions that the account of its token may perform.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from farm import __version__
 from farm.base.errors import FarmError, MissingToolError
 from farm.serve.pages.all import PAGES
-from farm.store.store import open_store
 
 if TYPE_CHECKING:
-    from farm.base.config.settings import Config
-    from farm.serve.page import Page
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from farm.serve.client import Server
+    from farm.serve.page import Facts, Page
+    from farm.serve.reader import Reader
+
+    Reading = Callable[[], AbstractContextManager[Reader]]
 
 _INSTRUCTIONS = (
     "Results of ExecuTorch suites on Snapdragon devices. `infra` is trouble of the farm or a device, never a fault of "
-    "the code under test. Numbers of virtual devices are those of a simulator, and not times of a phone."
+    "the code under test. Numbers of virtual devices are those of a simulator, and not times of a phone. Tools whose "
+    "names begin with `action_` change the farm in the name of an account."
 )
 # A model reads the answer: longer ones name the arguments that shorten them.
 _MOST_CHARS = 200_000
+# Files are not for a model.
+_NO_TOOLS = ("upload",)
 
 
-def serve_mcp(config: Config) -> None:
-    """Answer requests on standard input until its end. Raises MissingToolError without the extra `mcp`."""
+class Callee(NamedTuple):
+    """Function of a tool, with the type of its arguments."""
+
+    about: str
+    asked: type[msgspec.Struct]
+    call: Callable[[Any], msgspec.Struct]
+    only_reads: bool
+
+
+def serve_mcp(reading: Reading, server: Server | None) -> None:
+    """Answer requests on standard input until its end; `reading` yields the reader of one answer.
+
+    Raises MissingToolError without the extra `mcp`, InfraError and UsageError for a server that refuses the token.
+    """
     try:
         import mcp.server  # noqa: F401 - says whether it is there
     except ModuleNotFoundError:
         from farm.builds.runtime.packages import install_hint
 
         raise MissingToolError(f"farm data mcp needs another package: {install_hint('mcp')}") from None
-    asyncio.run(_serve(config))
+    asyncio.run(_serve(callees(reading, server)))
 
 
-async def _serve(config: Config) -> None:
+async def _serve(known: dict[str, Callee]) -> None:
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
-    from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool
-
-    pages = {name_of(page): page for page in PAGES}
+    from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
 
     async def list_tools(*_: Any) -> ListToolsResult:
         return ListToolsResult(tools=[
-            Tool(name=name, description=page.make.__doc__, input_schema=schema_of(page)) for name, page in pages.items()
+            Tool(name=name, description=one.about, input_schema=schema_of(one.asked),
+                 annotations=ToolAnnotations(read_only_hint=one.only_reads))
+            for name, one in known.items()
         ])  # fmt: skip
 
     async def call_tool(_: Any, params: Any) -> CallToolResult:
         try:
-            text = await asyncio.to_thread(answer, config, pages, params.name, params.arguments or {})
+            text = await asyncio.to_thread(answer, known, params.name, params.arguments or {})
         except (FarmError, msgspec.ValidationError) as error:
             return CallToolResult(content=[TextContent(type="text", text=str(error))], is_error=True)
         return CallToolResult(content=[TextContent(type="text", text=text)])
@@ -63,19 +85,42 @@ async def _serve(config: Config) -> None:
         await server.run(read, write, server.create_initialization_options())
 
 
-def answer(config: Config, pages: dict[str, Page], name: str, arguments: dict[str, Any]) -> str:
-    """Return the JSON of a page. Raises FarmError, ValidationError."""
-    page = pages.get(name)
-    if page is None:
-        raise FarmError(f"no tool is called {name[:40]!r}: there are {', '.join(pages)}")
-    query = msgspec.convert(arguments, page.query)
-    with open_store(config.store_url, readonly=True) as store:
-        facts = page.make(store, query)
-    text = msgspec.json.encode(facts).decode()
+def callees(reading: Reading, server: Server | None) -> dict[str, Callee]:
+    """Return the functions of the tools by name. Raises InfraError, UsageError."""
+    found = {
+        name_of(page): Callee(str(page.make.__doc__), page.query, partial(_read, reading, page), only_reads=True)
+        for page in PAGES
+    }
+    if server is not None:
+        from farm.serve.actions import ACTIONS
+
+        account = server.account()
+        for action in ACTIONS:
+            if account.name and account.role.may(action.role) and action.name not in _NO_TOOLS:
+                about, call = str(action.perform.__doc__), partial(_act, server, action.name)
+                found[f"action_{action.name}"] = Callee(about, action.asked, call, only_reads=False)
+    return found
+
+
+def answer(known: dict[str, Callee], name: str, arguments: dict[str, Any]) -> str:
+    """Return the JSON of a page or of an action. Raises FarmError, ValidationError."""
+    one = known.get(name)
+    if one is None:
+        raise FarmError(f"no tool is called {name[:40]!r}: there are {', '.join(known)}")
+    text = msgspec.json.encode(one.call(msgspec.convert(arguments, one.asked))).decode()
     if len(text) > _MOST_CHARS:
-        fields = ", ".join(page.query.__struct_fields__)
+        fields = ", ".join(one.asked.__struct_fields__)
         raise FarmError(f"{name}: the answer has {len(text):,} characters, over {_MOST_CHARS:,}: narrow it by {fields}")
     return text
+
+
+def _read(reading: Reading, page: Page, query: msgspec.Struct) -> Facts:
+    with reading() as reader:
+        return reader.read(page.make, query)
+
+
+def _act(server: Server, action: str, asked: msgspec.Struct) -> msgspec.Struct:
+    return server.act(action, **msgspec.to_builtins(asked))
 
 
 def name_of(page: Page) -> str:
@@ -83,8 +128,8 @@ def name_of(page: Page) -> str:
     return page.make.__name__.removesuffix("_page")
 
 
-def schema_of(page: Page) -> dict[str, Any]:
-    """Return the JSON schema of a page's query."""
-    schema = msgspec.json.schema(page.query)
+def schema_of(asked: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the JSON schema of a tool's arguments."""
+    schema = msgspec.json.schema(asked)
     found: dict[str, Any] = schema["$defs"][schema["$ref"].rpartition("/")[2]]
     return found

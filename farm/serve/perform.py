@@ -81,27 +81,23 @@ class Actions:
         user: User = request.scope["user"]
         if not user.name:
             raise PermissionDeniedException("nothing can be changed without accounts: 'farm lab accounts' makes them")
+        fields = msgspec.structs.asdict(asked)
+        shown = {name: len(value) if isinstance(value, bytes) else value for name, value in fields.items()}
+        facts = (user.name, action.name, msgspec.json.encode(shown).decode())
         with self._stores.opened() as store:
-
-            def record(outcome: str) -> None:
-                fields = msgspec.structs.asdict(asked)
-                shown = {name: len(value) if isinstance(value, bytes) else value for name, value in fields.items()}
-                store.accounts.record(user.name, action.name, msgspec.json.encode(shown).decode(), outcome)
-
             if not user.may(action.role):
-                record(f"refused: needs the role {action.role}")
+                store.accounts.record(*facts, f"refused: needs the role {action.role}")
                 problem = f"{action.name} needs the role {action.role}, this account is {user.role}"
                 raise PermissionDeniedException(problem)
+            # An action that hangs, or whose server is killed, has this entry.
+            begin_id, outcome = store.accounts.record(*facts), "done"
             try:
-                done = action.perform(Context(self._config, store, user.name, user.role), asked)
-            except FarmError as error:
-                record(f"refused: {error}")
-                raise
+                return action.perform(Context(self._config, store, user.name, user.role), asked)
             except BaseException as error:
-                record(f"failed: {type(error).__name__}")
+                outcome = f"refused: {error}" if isinstance(error, FarmError) else f"failed: {type(error).__name__}"
                 raise
-            record("done")
-        return done
+            finally:
+                store.accounts.record(*facts, outcome, begin_id)
 
 
 def _route(path: str, answer: Any, action: Action, body: Any, returned: Any) -> HTTPRouteHandler:

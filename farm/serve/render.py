@@ -31,7 +31,7 @@ class Problem(msgspec.Struct, frozen=True):
     schema: int = 1
 
 
-PROBLEMS = {status: ResponseSpec(Problem, generate_examples=False) for status in (400, 401, 403, 404, 409, 503)}
+PROBLEMS = {status: ResponseSpec(Problem, generate_examples=False) for status in (400, 401, 403, 404, 409, 429, 503)}
 """Answers of each operation beside its result."""
 DEMO = "demo data"
 """Beginning of the titles in the JSON of a demo store."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from farm.base.errors import UnknownNameError, UsageError
 from farm.store import rows, schema, values
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "farm_"
 _MOST_TEXT = 4000
+_NOT_ENDED = "not ended"
 
 
 class Role(StrEnum):
@@ -50,7 +51,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
     asked: str
     """Parameters of the action as JSON."""
     outcome: str
-    """`done`, or the reason of the refusal."""
+    """`done`, the reason of the refusal, or `not ended`."""
 
 
 class Accounts:
@@ -104,21 +105,25 @@ class Accounts:
             found = connection.execute(query).first()
         return None if found is None else Account(found.name, Role(found.role), found.created_ms)
 
-    def record(self, user: str, action: str, asked: str, outcome: str) -> None:
-        """Record an action."""
+    def record(self, user: str, action: str, asked: str, outcome: str = _NOT_ENDED, begin_id: int | None = None) -> int:
+        """Record the begin of an action and return its id, or with this id its end; no entry is changed."""
         row = {
             "time_ms": rows.now_ms(),
             "user_name": values.clean(user, values.NAME_LIMIT),
             "action": action,
             "asked": values.clean(asked, _MOST_TEXT),
             "outcome": values.clean(outcome, _MOST_TEXT),
+            "begin_id": begin_id,
         }
-        self._database.write(lambda connection: connection.execute(insert(schema.audit), [row]))
+        new = insert(schema.audit).values(row).returning(schema.audit.c.id)
+        return self._database.write(lambda connection: int(connection.execute(new).scalar_one()))
 
     def audit(self, limit: int, user: str = "") -> list[AuditEntry]:
-        """Return the newest actions, also of one user, newest first."""
-        row = schema.audit.c
-        query = select(row.time_ms, row.user_name, row.action, row.asked, row.outcome).order_by(row.id.desc())
+        """Return the newest actions with their outcomes, also of one user, newest first."""
+        row, end = schema.audit.c, schema.audit.alias()
+        outcome = func.coalesce(end.c.outcome, row.outcome)
+        query = select(row.time_ms, row.user_name, row.action, row.asked, outcome).order_by(row.id.desc())
+        query = query.outerjoin_from(schema.audit, end, end.c.begin_id == row.id).where(row.begin_id.is_(None))
         if user:
             query = query.where(row.user_name == user)
         with self._database.reading() as connection:

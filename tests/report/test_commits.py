@@ -56,6 +56,16 @@ def test_only_a_web_address_is_a_link(template: str) -> None:
     assert NEW[:10] in page
 
 
+def test_a_page_names_both_the_branch_and_the_branch_of_git() -> None:
+    page = render_html(
+        msgspec.structs.replace(
+            run_view(), toolchain=msgspec.structs.replace(MAIN, branch="release", git_branch="fix/pad")
+        )
+    )
+    assert "(branch release)" in page
+    assert "on fix/pad" in page
+
+
 def test_a_commit_is_a_hash() -> None:
     assert commit_link(URL, NEW) == f"https://github.com/pytorch/executorch/commit/{NEW}"
     assert commit_link(URL, '"><script>') == ""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -246,6 +249,52 @@ def test_an_action_that_ends_unexpectedly_is_in_the_audit(
         assert deep.status == 400, deep.text
     assert [one.outcome for one in filled.store.accounts.audit(3)] == ["failed: KeyError"]
     assert "KeyError" in capfd.readouterr().err
+
+
+def test_an_action_that_hangs_is_in_the_audit(
+    start: Start, filled: Filled, home: FarmHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, goes_on = filled.store.accounts.add("ada", Role.DEVELOPER), threading.Event()
+
+    def hang(*_: object) -> actions.Done:
+        assert goes_on.wait(60)
+        return actions.Done("started")
+
+    monkeypatch.setattr(actions, "_start", hang)
+    with start() as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(act, server, "rerun", {"job": "a"}, token)
+        until(lambda: [one.outcome for one in filled.store.accounts.audit(3)] == ["not ended"])
+        assert "not ended" in home.farm("lab", "audit", code=0).stdout
+        goes_on.set()
+        assert answer.result().status == 200
+    [entry] = filled.store.accounts.audit(3)
+    assert (entry.user, entry.action, json.loads(entry.asked)["job"], entry.outcome) == ("ada", "rerun", "a", "done")
+
+
+def test_a_user_has_a_few_commands_on_the_server_at_once(
+    start: Start, filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going: dict[str, list[subprocess.Popen[bytes]]] = {}
+    monkeypatch.setattr(actions, "_STARTED", going)
+    monkeypatch.setattr(actions, "OWN_COMMAND", ["sh", "-c", "exec sleep 300"])
+    ada, bob = (filled.store.accounts.add(name, Role.DEVELOPER) for name in ("ada", "bob"))
+    asked = {"suite": "smoke", "soc": "SM8650"}
+    try:
+        with start() as server:
+            assert [act(server, "run", asked, ada).status for _ in range(5)] == [200] * 4 + [429]
+            refused = act(server, "rerun", {"job": "a"}, ada)
+            assert refused.status == 429
+            assert "4 commands of ada go on here" in refused.json["error"]
+            assert "'farm runs list' shows their runs" in refused.json["error"]
+            assert filled.store.accounts.audit(1)[0].outcome.startswith("refused: 4 commands of ada")
+            assert act(server, "run", asked, bob).status == 200
+            going["ada"][0].kill()
+            until(lambda: going["ada"][0].poll() is not None)
+            assert act(server, "run", asked, ada).status == 200
+    finally:
+        for processes in going.values():
+            for process in processes:
+                process.kill()
 
 
 def test_a_started_command_is_of_the_user_and_ends_by_itself(

@@ -179,13 +179,22 @@ def test_the_grid_is_used_by_keys_alone(browser: WebDriver, server_of_unchanged:
 def test_a_chart_names_run_commit_and_samples_and_a_table_has_the_numbers(
     browser: WebDriver, server_of_unchanged: Server, unchanged: Filled
 ) -> None:
+    browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Tokyo"})
     show(browser, f"{server_of_unchanged.url}/alerts/1")
     wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, ".chart .xtick"))
+    # As in the tables, also for a reader in another time zone.
+    shown, stored = browser.execute_script(
+        "const figure = document.querySelector('figure[data-plot]');"
+        "const plot = JSON.parse(document.getElementById(figure.dataset.plot).textContent);"
+        "return [figure.querySelector('.chart').calcdata[0][0].x, plot.series[0].points[0].time_ms];"
+    )
+    browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
+    assert shown == stored
     texts = browser.execute_script("return document.querySelector('.chart').data.map((one) => one.text).flat()")
     assert any(f"run {unchanged.runs[3]}" in text and "3 samples" in text for text in texts if text)
     assert any("alert 1" in text for text in texts if text)
     assert find(browser, ".chart .ytitle").text == "latency (ms)"
-    assert find(browser, ".chart .xtitle").text == "start of the run"
+    assert find(browser, ".chart .xtitle").text == "time (UTC)"
     dark = browser.execute_script("return getComputedStyle(document.querySelector('.chart .ytitle')).fill")
     find(browser, "#theme").click()
     wait(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,6 @@ from .conftest import Filled, fill, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from farm_home import FarmHome
 
@@ -100,6 +100,14 @@ def test_a_laptop_leases_releases_and_starts_a_run(
     ):
         assert problem in home.farm(*run, *more, env=state, code=2).stderr
     assert len(started) == 2
+
+
+def test_a_nightly_run_is_not_started_beside_the_server(home: FarmHome) -> None:
+    file = str(Path(__file__).parents[2] / "examples" / "nightly.toml")
+    env = {"FARM_SERVER": "http://127.0.0.1:1"}
+    refused = home.farm("nightly", file, env=env, code=2).stderr
+    assert "list the file in [agent] nights of a device host, or unset FARM_SERVER" in refused
+    assert home.farm("nightly", "--check", file, env=env, code=0)
 
 
 def test_a_laptop_remarks_and_changes_devices_as_its_role_allows(

@@ -173,7 +173,10 @@ def test_the_server_acts_for_users_and_writes_no_result(lab: Lab, stores: dict[s
     web.alerts.remark("job:x", Remark("acknowledged", "ada", "", "mine"))
     web.devices.set_service(phone.id, False, "wobbly", "ada")
     assert web.accounts.of_token(web.accounts.add("ada", Role.DEVELOPER)) is not None
-    web.accounts.record("ada", "disable", "{}", "done")
+    begin_id = web.accounts.record("ada", "disable", "{}")
+    assert [one.outcome for one in web.accounts.audit(2)] == ["not ended"]
+    web.accounts.record("ada", "disable", "{}", "done", begin_id)
+    assert [one.outcome for one in web.accounts.audit(2)] == ["done"]
     web.accounts.remove("ada")
     assert web.cluster.cancel(run_id, "bob", may_others=True)
     assert web.runs.view(run_id).user == "ada"

@@ -11,7 +11,7 @@ from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
 from farm.base.exit_codes import ExitCode
 from farm.cli.options import FILE, json_option, pull_request_option
-from farm.cli.output import echo, notice, show, width
+from farm.cli.output import asked_server, echo, notice, show, width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +49,11 @@ def command(
 
     if check and resume:
         raise UsageError("--check runs nothing, and --resume runs: leave one of them out")
+    if not check and asked_server() is not None:
+        raise UsageError(
+            "the server of $FARM_SERVER starts no nightly runs: list the file in [agent] nights of a device host, or "
+            "unset FARM_SERVER to run it with the store of this machine (docs/guides/nightly.md, 'Several hosts')"
+        )
     config = load_config(config_file)
     plan, jobs = read_plan(file, config)
     credentials = Credentials(plan.webhooks, plan.mail)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, String, Table, Text
+from sqlalchemy import BigInteger, Column, Index, String, Table, Text
 
 from farm.store.schema.base import RowId, metadata
 
@@ -26,6 +26,9 @@ audit = Table(
     Column("action", String(32), nullable=False),
     # Fields of the request, as JSON without secrets.
     Column("asked", Text, nullable=False),
-    # `done`, or the reason of the refusal.
+    # `not ended` in the row that an action begins with; `done`, or the reason of the refusal.
     Column("outcome", Text, nullable=False),
+    # Row of the begin, in a row with the end: rows are never changed.
+    Column("begin_id", BigInteger, nullable=True),
+    Index("ix_audit_begin_id", "begin_id", unique=True),
 )
