@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from farm.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from farm.base.errors import ConfigError, UsageError
 
 
 def relative(path: Path, root: Path) -> str:
@@ -21,6 +18,19 @@ def relative(path: Path, root: Path) -> str:
         else:
             parts.append(part)
     return "/".join(parts)
+
+
+def is_path(text: str) -> bool:
+    """Return whether a toolchain or an SDK is named by its path: names and versions begin with a letter or a digit."""
+    return "/" in text or text.startswith((".", "~"))
+
+
+def beside(base: Path, text: str) -> Path:
+    """Return the absolute path that a user named, relative to `base`. Raises UsageError for an unknown home, `~ada`."""
+    try:
+        return (base / Path(text).expanduser()).absolute()
+    except RuntimeError:
+        raise UsageError(f"{text}: there is no such home: write the path without ~") from None
 
 
 def is_suite_path(name: str) -> bool:

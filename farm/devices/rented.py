@@ -14,6 +14,7 @@ from farm.base.atomic import replacing
 from farm.base.config.devices import DeviceTables, HostConfig, HostTable
 from farm.base.errors import ConfigError, UsageError
 from farm.base.ids import NAME
+from farm.base.paths import beside
 from farm.base.reaper import read_stat
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class RentedHost(msgspec.Struct, frozen=True):
 
     def config(self) -> HostConfig:
         """Return the host as scans need it. Raises ConfigError for an invalid record."""
-        tables = DeviceTables(Path("host"), lambda text: Path(text).expanduser().absolute() if text else None)
+        tables = DeviceTables(Path("host"), lambda text: beside(Path.cwd(), text) if text else None)
         (host,) = tables.hosts([self.host])
         return msgspec.structs.replace(host, until_s=self.until_s)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from farm.base.errors import ArtifactLostError, InfraError, NoDeviceError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.ids import is_run_id
+from farm.base.paths import is_path
 from farm.base.publish import published, withdraw
 from farm.base.text import one_line
 
@@ -41,8 +42,6 @@ _SUBMIT_S = 45.0
 _UPLOADING = threading.Lock()
 _MOST_FILES = 20_000
 _MOST_KEPT_BYTES = 1 << 30
-# Other texts of --toolchain are paths: `~bob`, `..`.
-_TOOLCHAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _UPLOAD = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)@([0-9a-f]{64})")
 _UPLOADED = re.compile(r"[^\s='\"]*/serve/suites/[0-9a-f]{16}/[^/\s]+@[0-9a-f]{64}/suites/")
 # A run that is resumed needs its suite again.
@@ -57,13 +56,12 @@ def checked(options: Iterable[str]) -> list[str]:
         if name not in RUN_OPTIONS:
             raise UsageError(f"options: {name[:40]!r}: expected {', '.join(sorted(RUN_OPTIONS))}")
         # A word without its value would take the next word as one.
-        if bool(equals) == (name in _FLAGS):
-            raise UsageError(f"options: {word[:60]!r}: expected {name if equals else f'{name}=VALUE'}")
+        if (is_flag := name in _FLAGS) in (bool(equals), bool(value)):
+            raise UsageError(f"options: {word[:60]!r}: expected {name if is_flag else f'{name}=VALUE'}")
         toolchains += name == "--toolchain"
         if toolchains > 1:
             raise UsageError("options: --toolchain: a run has one toolchain: start a run for each")
-        is_path = "/" in value if name != "--toolchain" else not _TOOLCHAIN.fullmatch(value)
-        if is_path and name != "--shard":
+        if is_path(value) and name != "--shard":
             raise UsageError(f"options: {word[:60]!r}: names a path, which would be the server's: upload the suite")
     return found
 

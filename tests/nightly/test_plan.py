@@ -59,7 +59,12 @@ def test_toolchains_are_an_axis_and_those_of_a_path_are_beside_the_file(tmp_path
     for mark in ("exir", "backends"):
         (tmp_path / "et" / mark).mkdir(parents=True)
     (tmp_path / "et" / "exir" / "__init__.py").touch()
+    (tmp_path / ".et").symlink_to("et")
     config = load_config(folder=tmp_path)
+    text = 'toolchains = [".et"]\n'
+    assert [cell.request.toolchain for cell in plan_of(HEAD + RUN + text, tmp_path, config).cells] == [
+        f"{tmp_path}/.et"
+    ]
     text = 'backends = ["htp", "xnnpack"]\ntoolchains = ["default", "main", "1.4.1", "./et"]\n'
     cells = plan_of(HEAD + RUN + text, tmp_path, config).cells
     assert [cell.name for cell in cells] == [
@@ -73,6 +78,18 @@ def test_toolchains_are_an_axis_and_those_of_a_path_are_beside_the_file(tmp_path
     assert "toolchains: unknown toolchain 'man': did you mean 'main'?" in output
     assert "ExecuTorch 1.2.0 is too old" in output
     assert f"{tmp_path}/gone is not there" in output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD + RUN + 'toolchains = ["~no-such-user/et"]\n',
+        HEAD + 'report_dir = "~no-such-user/et"\n' + RUN,
+        HEAD + RUN + '[export]\nformats = ["junit"]\nfolder = "~no-such-user/et"\n',
+    ],
+)
+def test_the_home_of_an_unknown_user_is_refused_in_one_line(text: str, tmp_path: Path, config: Config) -> None:
+    assert "~no-such-user/et: there is no such home" in refused(text, tmp_path, config)
 
 
 def test_every_problem_is_named_at_once_with_its_table(tmp_path: Path, config: Config) -> None:

@@ -190,11 +190,15 @@ def test_pages_have_the_forms_of_the_role_of_a_signed_in_user_alone(start: Start
         ("run", {"suite": "farm.toml", "soc": "SM8650"}, "expected names"),
         *(
             ("run", {"suite": "smoke", "soc": "SM8650", "options": [f"--toolchain={path}"]}, "names a path")
-            for path in ("~", "~root", ".", "..", "-x", "")
+            for path in ("~", "~root", ".", "..", ".venv")
         ),
         *(
             ("run", {"suite": "smoke", "soc": "SM8650", "options": [word]}, f"expected {expected}")
-            for word, expected in (("--label", "--label=VALUE"), ("--heap=1", "--heap"))
+            for word, expected in (
+                ("--label", "--label=VALUE"),
+                ("--toolchain=", "--toolchain=VALUE"),
+                ("--heap=1", "--heap"),
+            )
         ),
         ("run", {"suite": "smoke", "soc": "SM8650", "options": ["--toolchain=a", "--toolchain=b"]}, "one toolchain"),
         ("run", {"suite": "smoke", "soc": "SM8650", "options": ["--heap"] * 101}, "options"),

@@ -59,6 +59,8 @@ def test_a_name_of_farm_toml_comes_first_then_a_path_then_a_release(config: Conf
         ("here", UnknownNameError, "(the folder is ./here)"),
         ("./nothing", UsageError, "nothing is not there"),
         ("./here", UsageError, "here is none of them"),
+        (".venv", UsageError, ".venv is not there"),
+        ("~no-such-user/et", UsageError, "~no-such-user/et: there is no such home"),
         ("1.2.0", UsageError, "ExecuTorch 1.2.0 is too old: farm compiles with 1.3.1 and newer"),
         ("main", UsageError, "toolchain main: {0}/et: a source tree of ExecuTorch is expected, it is not there"),
         ("env", MissingToolError, "{0}/env/bin/python cannot be started: No such file"),

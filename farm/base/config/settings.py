@@ -33,6 +33,7 @@ from farm.base.config.variables import QNN_PATHS, require_folder, require_known_
 from farm.base.errors import ConfigError, UsageError
 from farm.base.ids import is_run_id
 from farm.base.memory import usable_bytes
+from farm.base.paths import beside
 from farm.base.socs import set_like
 from farm.base.toml_tables import read_table
 from farm.base.trust import weakness
@@ -372,12 +373,7 @@ def _from_environment(name: str) -> Path | None:
 
 
 def _beside(base: Path, value: str | None) -> Path | None:
-    if not value:
-        return None
-    try:
-        return (base / Path(value).expanduser()).absolute()
-    except RuntimeError as error:  # a home of an unknown user
-        raise UsageError(f"{value}: {error}") from None
+    return beside(base, value) if value else None
 
 
 def _nearest(folder: Path) -> Path | None:

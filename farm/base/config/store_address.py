@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from farm.base.errors import UnknownNameError, UsageError
+from farm.base.paths import beside
 
 _SECRETS = ("password", "sslpassword")
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
@@ -21,7 +22,7 @@ _SYSTEM = "system"
 def with_files_beside(base: Path, url: str) -> str:
     """Return the address with the paths of its certificates and password file made absolute, relative to `base`."""
     return _with_query(
-        url, lambda key, value: _absolute(base, value) if key in _FILES and value not in ("", _SYSTEM) else value
+        url, lambda key, value: str(beside(base, value)) if key in _FILES and value not in ("", _SYSTEM) else value
     )
 
 
@@ -91,10 +92,3 @@ def _with_query(url: str, change: Callable[[str, str], str]) -> str:
         return url
     changed = [(key, change(key, value)) for key, value in _query(url)]
     return head + mark + urlencode(changed, quote_via=quote, safe="/*:,")
-
-
-def _absolute(base: Path, name: str) -> str:
-    try:
-        return str((base / Path(name).expanduser()).absolute())
-    except RuntimeError as error:  # a home of an unknown user
-        raise UsageError(f"store: {name}: {error}") from None

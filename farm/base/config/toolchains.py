@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from farm.base.errors import ConfigError
+from farm.base.paths import is_path
 from farm.base.toml_tables import convert_table
 
 # Part of names of files, and not to be taken for a version or a path.
@@ -100,7 +101,7 @@ def read_toolchains(
             raise ConfigError(file, f"toolchain.{name}.version", problem)
         _require_commit_url(file, name, table.commit_url)
         qnn = table.qnn or ""
-        if "/" in qnn or qnn.startswith("~"):
+        if is_path(qnn):
             qnn = str(beside(qnn))
         found[name] = ToolchainConfig(
             name=name,

@@ -12,6 +12,7 @@ import msgspec
 
 from farm.base.backends.registry import BACKENDS, find_backend
 from farm.base.errors import MissingToolError, UsageError
+from farm.base.paths import beside, is_path
 from farm.base.socs import load_socs
 from farm.base.trust import require_own
 from farm.builds.bundles.cache import folder_size
@@ -103,9 +104,7 @@ def require_version(text: str) -> str:
 
 def default_path(text: str) -> str:
     """Return an argument of a command line, with a path made absolute."""
-    if "/" in text or text in (".", "..") or text.startswith("~"):
-        return str(Path(text).expanduser().absolute())
-    return text
+    return str(beside(Path.cwd(), text)) if is_path(text) else text
 
 
 def find_cached(config: Config, version: str) -> Path | None:

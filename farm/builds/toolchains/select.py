@@ -11,6 +11,7 @@ import msgspec
 
 from farm.base.config.toolchains import DEFAULT, ToolchainConfig, release_of
 from farm.base.errors import MissingToolError, UnknownNameError, UsageError
+from farm.base.paths import beside, is_path
 from farm.base.trust import weakness
 from farm.builds.toolchains.generations import generation_of
 from farm.builds.toolchains.handover import checkout_link
@@ -43,7 +44,7 @@ def toolchain_of(config: Config, ref: str) -> ToolchainConfig:
         return ToolchainConfig()
     if ref in config.toolchains:
         return config.toolchains[ref]
-    if _is_path(ref):
+    if is_path(ref):
         return _at_path(ref)
     if release := release_of(ref):
         generation_of(release)
@@ -54,7 +55,7 @@ def toolchain_of(config: Config, ref: str) -> ToolchainConfig:
 
 def absolute_ref(ref: str) -> str:
     """Return a ref that means the same in another folder. Raises UsageError."""
-    return str(_path(ref)) if _is_path(ref) else ref
+    return str(_path(ref)) if is_path(ref) else ref
 
 
 def select(config: Config, toolchain: ToolchainConfig) -> Config:
@@ -129,15 +130,8 @@ def require_libraries(toolchain: ToolchainConfig, folder: Path) -> None:
         )
 
 
-def _is_path(ref: str) -> bool:
-    return "/" in ref or ref in (".", "..") or ref.startswith("~")
-
-
 def _path(ref: str) -> Path:
-    try:
-        return Path(os.path.normpath(Path(ref).expanduser().absolute()))
-    except RuntimeError as error:  # a home of an unknown user
-        raise UsageError(f"toolchain {ref}: {error}") from None
+    return Path(os.path.normpath(beside(Path.cwd(), ref)))
 
 
 def _at_path(ref: str) -> ToolchainConfig:

@@ -22,7 +22,7 @@ from farm.base.backends.registry import DEFAULT_BACKEND, find_backend
 from farm.base.config.notify import Mail, Webhook, mail_problems, webhook_problems
 from farm.base.durations import in_seconds
 from farm.base.errors import ConfigError, FarmError, UnknownNameError, UsageError
-from farm.base.paths import is_suite_path
+from farm.base.paths import beside, is_path, is_suite_path
 from farm.base.socs import PRECISIONS, find_soc
 from farm.base.toml_tables import seconds_of
 from farm.devices.execution.raw import MOST_SECONDS
@@ -34,7 +34,7 @@ from farm.report.formats import export_formats
 from farm.store.view import Purpose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from farm.base.config.settings import Config
     from farm.suites.suite import Job
@@ -273,13 +273,13 @@ def read_plan(path: Path, config: Config) -> tuple[Plan, dict[str, tuple[Job, ..
         path=path.absolute(),
         name=nightly.name,
         budget_s=in_seconds(nightly.budget) if nightly.budget else None,
-        report_dir=base / Path(nightly.report_dir).expanduser() if nightly.report_dir else None,
+        report_dir=beside(base, nightly.report_dir) if nightly.report_dir else None,
         report_url=nightly.report_url.rstrip("/"),
         keep=nightly.keep,
         debug=nightly.debug,
         cells=tuple(cells),
         formats=tuple(dict.fromkeys(export.formats)) if export else (),
-        export_dir=base / Path(export.folder).expanduser() if export else None,
+        export_dir=beside(base, export.folder) if export else None,
         webhooks=webhooks,
         mail=mail,
     )
@@ -311,13 +311,13 @@ def _cells(
     """Yield one cell for each toolchain and backend; none for a table with problems."""
     before = len(problems)
     _check_run(table, place, problems)
-    suites = tuple(_suite_path(name, base) for name in table.suites)
-    toolchains = tuple(dict.fromkeys(_toolchain(name, base) for name in table.toolchains)) or ("",)
+    suites = tuple(_beside(base, name) if is_suite_path(name) else name for name in table.suites)
+    toolchains = dict.fromkeys(_beside(base, name) if is_path(name) else name for name in table.toolchains)
     problems += _unknown(table, suites, toolchains, place, config)
     if len(problems) > before:
         return
     suffix = len(table.backends) > 1 or not table.name
-    for toolchain, backend in product(toolchains, dict.fromkeys(table.backends)):
+    for toolchain, backend in product(toolchains or ("",), dict.fromkeys(table.backends)):
         parts = [table.name] if table.name else [*(Path(name).name for name in table.suites), *table.socs]
         parts += [backend] if suffix else []
         parts += [Path(toolchain).name] if len(toolchains) > 1 else []
@@ -363,7 +363,7 @@ def _check_run(table: RunTable, place: str, problems: list[str]) -> None:
 
 
 def _unknown(
-    table: RunTable, suites: tuple[str, ...], toolchains: tuple[str, ...], place: str, config: Config
+    table: RunTable, suites: tuple[str, ...], toolchains: Iterable[str], place: str, config: Config
 ) -> list[str]:
     """Return the problems of unknown names: SoCs, suites, backends, precisions and toolchains."""
     from farm.builds.toolchains.select import toolchain_of
@@ -375,7 +375,7 @@ def _unknown(
         "suites": (suites, lambda name: resolve_suite(name, known_suites)),
         "backends": (table.backends, find_backend),
         "precisions": (table.precisions, _find_precision),
-        "toolchains": (tuple(filter(None, toolchains)), lambda name: toolchain_of(config, name)),
+        "toolchains": (tuple(toolchains), lambda name: toolchain_of(config, name)),
     }
     found = []
     for key, (names, find) in finders.items():
@@ -394,16 +394,6 @@ def _find_precision(name: str) -> None:
 
 def _bad_name(name: str) -> str:
     return f"name {name!r}: letters, digits and _ . + -, at most 80, as files have it"
-
-
-def _suite_path(name: str, base: Path) -> str:
-    """Return a suite as for the command line: a path is relative to the folder of nightly.toml."""
-    return str(base / Path(name).expanduser()) if is_suite_path(name) else name
-
-
-def _toolchain(name: str, base: Path) -> str:
-    """Return a toolchain as for the command line: a path is relative to the folder of nightly.toml."""
-    return str(base / Path(name).expanduser()) if name.startswith((".", "~")) or "/" in name else name
 
 
 def _option(name: str, value: object) -> str:
@@ -449,7 +439,7 @@ def _notify(tables: Tables, base: Path, problems: list[str]) -> tuple[MailTable 
 
 
 def _beside(base: Path, name: str) -> str:
-    return str(base / Path(name).expanduser()) if name else ""
+    return str(beside(base, name)) if name else ""
 
 
 def command_of(request: RunRequest) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from farm.base.atomic import write_atomically
 from farm.base.errors import FarmError, UsageError
+from farm.base.paths import is_path
 from farm.base.publish import make_folders
 from farm.base.trust import weakness_of_open
 from farm.builds.bundles.source import source_digest, source_place
@@ -124,7 +125,7 @@ def config_to_run_again(config: Config, run: RunView, given: str) -> Config:
 def _recorded(run: RunView) -> str:
     """Return the name of a run's toolchain in the store. Raises UsageError for a path, which any user may own."""
     name = run.toolchain.name if run.toolchain else ""
-    if "/" in name or name.startswith((".", "~")):
+    if is_path(name):
         raise UsageError(f"{name} is of another user or machine, whose programs are not started")
     return name
 

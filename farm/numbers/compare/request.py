@@ -11,6 +11,7 @@ import msgspec
 from farm.base.backends.registry import DEFAULT_BACKEND
 from farm.base.config.toolchains import DEFAULT
 from farm.base.errors import UsageError
+from farm.base.paths import beside
 from farm.dispatch.pool.fleet import Choice
 from farm.dispatch.request.choose import jobs_of, select
 from farm.dispatch.request.request import RunRequest
@@ -92,7 +93,7 @@ def sides_of(
             raise UsageError(f"{option} is given {len(given)} times: two sides are compared, A and B")
         pairs.append((*given, *given)[:_TWO] if given else ("", ""))
     if checkout:
-        folder = str(Path(checkout).expanduser().absolute())
+        folder = str(beside(Path.cwd(), checkout))
         pairs[0] = (folder, folder)
     a, b = (
         SideRequest(toolchain=toolchain, base=base if side == 0 else "", qnn=sdk, options=text)
