@@ -45,7 +45,7 @@ from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.changes import Body, parts_of
 from farm.builds.bundles.reuse import find_bundles_for
-from farm.builds.bundles.same import is_same_job
+from farm.builds.bundles.same import differences, program_of
 from farm.builds.bundles.trace import read_trace
 from farm.builds.compile.pool import BuilderPool, MemoryLimits
 from farm.builds.compile.protocol import BuildRequest
@@ -173,8 +173,7 @@ def figures_edits(toolchain: Path, jobs: Sequence[Job], *, rounds: int, seconds:
                 wrong = [
                     job.id
                     for job in kept
-                    if (bundle := fresh.get(job.id)) is None
-                    or not is_same_job(_bundle(cache, found[job.id].key), bundle)
+                    if (bundle := fresh.get(job.id)) is None or _differ(_bundle(cache, found[job.id].key), bundle)
                 ]
         finally:
             for path, text in made.items():
@@ -271,6 +270,10 @@ def _bundle(cache: BundleCache, key: str) -> Bundle:
     if bundle is None:
         raise SystemExit(f"bundle {key} is gone")
     return bundle
+
+
+def _differ(one: Bundle, other: Bundle) -> bool:
+    return bool(differences(one.manifest, program_of(one), other))
 
 
 def main() -> None:

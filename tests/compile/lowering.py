@@ -36,7 +36,7 @@ from torch.export import decomp_utils, exported_program
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
 from farm.base.errors import FarmError
-from farm.builds.bundles.key import toolchain_versions
+from farm.builds.bundles.key import HOST_CPU
 from farm.builds.compile.flows.delegation import misread_codes, read_delegation
 from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.builds.compile.flows.node_origins import EdgeOrigins
@@ -139,14 +139,14 @@ def why_not(module: torch.nn.Module, shares: int) -> str:
 
 
 def specs_of(target: Target, *, virtual: bool = False) -> dict[str, object]:
-    versions = toolchain_versions("any", virtual=virtual)
+    versions = {HOST_CPU: "x86" if virtual else "arm"}
     options = flatbuffer_to_option(generate_qnn_executorch_option(compiler_specs(target, versions)))
     return asdict(options)
 
 
 def compile_for_gpu() -> str:
     try:
-        target, versions = Target("SM8650", "gpu", "fp16"), toolchain_versions("any")
+        target, versions = Target("SM8650", "gpu", "fp16"), {HOST_CPU: "arm"}
         case = Case("any", "chain", module="", inputs=())
         FLOW(Lowering(Chain(), Example(INPUTS, None), [INPUTS], target, versions, Stopwatch(), case, Path()))
     except FarmError as error:
@@ -159,7 +159,7 @@ def op_packages(soc: str, files: dict[str, bytes], **device: Any) -> dict[str, o
     folder = Path(tempfile.mkdtemp(dir=Path.cwd()))
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    target, versions = Target(soc, "htp", "fp16"), toolchain_versions("any")
+    target, versions = Target(soc, "htp", "fp16"), {HOST_CPU: "arm"}
     features = Features(op_packages=(OpPackage("Package", "my_ops.mul3.default", "Mul3", "Get", "x86.so", **device),))
     case = Case("any", "mul3", module="", inputs=(), features=features, folder=str(folder))
     try:
@@ -250,7 +250,7 @@ def read_options() -> dict[str, object]:
         run(*arguments)
 
     runs, run = list[int](), qc_schema_serialize._flatc_decompile
-    specs = [compiler_specs(Target(soc, "htp", "8a8w"), toolchain_versions("any")) for soc in ("SM8650", "SM8750")]
+    specs = [compiler_specs(Target(soc, "htp", "8a8w"), {HOST_CPU: "arm"}) for soc in ("SM8650", "SM8750")]
     first, other = (generate_qnn_executorch_option(one) for one in specs)
     qc_schema_serialize._flatc_decompile = count
     try:

@@ -10,7 +10,7 @@ import pytest
 from farm.base.backends.registry import BACKENDS
 from farm.builds.bundles import key as key_module
 from farm.builds.bundles import source as source_module
-from farm.builds.bundles.key import bundle_key, recipe_files, relevant_versions, shares_weights, toolchain_versions
+from farm.builds.bundles.key import HOST_CPU, bundle_key, recipe_files, relevant_versions, shares_weights
 from farm.builds.bundles.source import named_files
 from farm.suites.generate import Generate, Mode
 from farm.suites.suite import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
@@ -57,7 +57,7 @@ def test_options_decide_when_they_are_compiled_in(job: Job) -> None:
 
 
 def test_lpai_bundles_of_virtual_devices_are_their_own(job: Job) -> None:
-    versions = {virtual: toolchain_versions("2.51", virtual=virtual) for virtual in (False, True)}
+    versions = {virtual: {**VERSIONS, HOST_CPU: "x86" if virtual else "arm"} for virtual in (False, True)}
     lpai = Job(job.case, Target("SM8850", "lpai", "8a8w"))
     assert bundle_key(lpai, versions[False]) != bundle_key(lpai, versions[True])
     assert bundle_key(job, versions[False]) == bundle_key(job, versions[True])
@@ -71,7 +71,7 @@ def _of_text(job: Job, mode: Mode = "kv", **names: str) -> Job:
 
 
 def test_methods_share_weights_on_attached_devices_alone(job: Job) -> None:
-    versions = {virtual: toolchain_versions("2.51", virtual=virtual) for virtual in (False, True)}
+    versions = {virtual: {**VERSIONS, HOST_CPU: "x86" if virtual else "arm"} for virtual in (False, True)}
     modes: dict[Mode, bool] = {"kv": False, "hybrid": True, "lookahead": True}
     for mode, is_shared in modes.items():
         text = _of_text(job, mode)

@@ -15,7 +15,7 @@ from farm.base.socs import find_soc
 from farm.builds.bundles.bundle import MANIFEST, Bundle, Manifest, TensorSpec, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
-from farm.builds.bundles.same import compare_hashes, compare_programs, data_hash, is_same_job, program_of
+from farm.builds.bundles.same import compare_hashes, data_hash, differences, program_of
 from farm.builds.compile.pool import BuilderPool, MemoryLimits
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.program.canonical import program_hash
@@ -128,11 +128,15 @@ def bundle(folder: Path, program: bytes, *, recorded: bool = True, **changes: ob
     return load_bundle(folder)
 
 
+def compared(first: Bundle, second: Bundle) -> tuple[str, ...]:
+    return differences(first.manifest, program_of(first), second)
+
+
 def test_a_job_is_the_same_where_it_would_be_judged_the_same(programs: dict[str, bytes], tmp_path: Path) -> None:
     mine = bundle(tmp_path / "mine", programs["first"])
     again = bundle(tmp_path / "again", programs["again"])
-    assert is_same_job(mine, again)
-    assert not is_same_job(mine, bundle(tmp_path / "weight", programs["weight"]))
+    assert not compared(mine, again)
+    assert compared(mine, bundle(tmp_path / "weight", programs["weight"]))
     judged_otherwise: list[dict[str, object]] = [
         {"files": {**mine.manifest.files, "reference_fp32/output_0_0.raw": "other"}},
         {"files": {**mine.manifest.files, "inputs/input_0_0.raw": "other"}},
@@ -142,7 +146,7 @@ def test_a_job_is_the_same_where_it_would_be_judged_the_same(programs: dict[str,
     for number, change in enumerate(judged_otherwise):
         other = bundle(tmp_path / str(number), programs["again"], **change)
         assert program_of(other) == program_of(mine)
-        assert not is_same_job(mine, other), change
+        assert compared(mine, other), change
     # Place and time of the compile make no difference.
     late = msgspec.structs.replace(
         mine.manifest, seconds={"total": 9.0}, files={**mine.manifest.files, "model.pte": "x"}
@@ -160,19 +164,18 @@ def test_a_bundle_from_before_has_its_program_hashed_when_it_is_asked_for(
 
 def test_two_sides_are_compared_job_by_job(programs: dict[str, bytes], tmp_path: Path) -> None:
     first, again, weight = (bundle(tmp_path / name, programs[name]) for name in ("first", "again", "weight"))
-    found = compare_programs(
-        {"a": first, "b": first, "gone": first, "broken": first, "red": None, "fixed": None},
-        {"a": again, "b": weight, "new": first, "broken": None, "red": None, "fixed": again},
+    one, same, other = map(program_of, (first, again, weight))
+    found = compare_hashes(
+        {"a": one, "b": one, "gone": one, "broken": one, "red": "", "fixed": ""},
+        {"a": same, "b": other, "new": one, "broken": "", "red": "", "fixed": same},
     )
     assert (found.same, found.changed) == (("a",), ("b",))
     assert (found.newly_failing, found.newly_compiling, found.failing) == (("broken",), ("fixed",), ("red",))
     assert (found.only_first, found.only_second) == (("gone",), ("new",))
-    assert not found.changes_nothing
     assert str(found) == (
         "1 of 2 programs are the same, 1 newly failing, 1 newly compiling, 1 failing, 1 only first, 1 only second"
     )
     nothing = compare_hashes({"a": "x", "b": "y", "red": ""}, {"a": "x", "b": "y", "red": ""})
-    assert nothing.changes_nothing
     assert str(nothing) == "no program of 2 jobs has changed, 1 failing"
 
 
@@ -202,10 +205,9 @@ def test_builders_that_had_other_jobs_before_make_the_same_of_a_job(tools: Toolc
             pool.start()
             pool.join()
         assert [reply.reason for reply in replies if not reply.ok] == []
-        sides.append({job.id: cache.lookup(keys[job.id]) for job in order})
-    found = compare_programs(*sides)
+        sides.append({job.id: found for job in order if (found := cache.lookup(keys[job.id]))})
+    found = compare_hashes(*({job: program_of(one) for job, one in side.items()} for side in sides))
     assert found.changed == ()
     assert len(found.same) == len(jobs)
     # References do not depend on earlier compiles either.
-    pairs = [(sides[0][job.id], sides[1][job.id]) for job in jobs]
-    assert [one.manifest.job_id for one, other in pairs if one and other and not is_same_job(one, other)] == []
+    assert [job.id for job in jobs if compared(sides[0][job.id], sides[1][job.id])] == []

@@ -12,7 +12,7 @@ from executorch.backends.qualcomm.utils.utils import (
     to_edge_transform_and_lower_to_qnn,
 )
 
-from farm.builds.bundles.key import toolchain_versions
+from farm.builds.bundles.key import HOST_CPU
 from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.builds.compile.flows.qualcomm import FLOW
 from farm.builds.compile.flows.shortcuts.every import less_work
@@ -43,7 +43,7 @@ class Chain(torch.nn.Module):
 
 
 def quantized(module: torch.nn.Module, sample: torch.Tensor = INPUT) -> bytes:
-    versions, inputs = toolchain_versions("any"), (sample,)
+    versions, inputs = {HOST_CPU: "arm"}, (sample,)
     target = Target("SM8650", "htp", "8a8w")
     case = Case("suite", "case", "", ())
     lowering = Lowering(

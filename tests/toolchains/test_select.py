@@ -16,7 +16,7 @@ from made_environments import make_environment, make_source_tree
 from farm.base.config.settings import Config, load_config
 from farm.base.config.toolchains import release_of
 from farm.base.errors import ConfigError, FarmError, MissingToolError, UnknownNameError, UsageError
-from farm.builds.toolchains.generations import generation_of, newer_than_known, variables_of
+from farm.builds.toolchains.generations import generation_of, newer_than_known
 from farm.builds.toolchains.interpreters import inspect, process_environment
 from farm.builds.toolchains.prepare import branch_of, is_private
 from farm.builds.toolchains.select import import_environment, look_into, select, toolchain_of, use_toolchain
@@ -204,8 +204,8 @@ def test_releases_are_told_from_names_and_know_what_they_need(tmp_path: Path, mo
     flatc = tmp_path / "data" / "bin" / "flatc"
     flatc.parent.mkdir(parents=True)
     flatc.touch(mode=0o755)
-    assert variables_of({"executorch": "1.3.1"}, tmp_path) == {"FLATC_EXECUTABLE": str(flatc)}
-    assert variables_of({"executorch": "1.4.1"}, tmp_path) == {}
+    assert generation_of("1.3.1").environment(tmp_path) == {"FLATC_EXECUTABLE": str(flatc)}
+    assert generation_of("1.4.1").environment(tmp_path) == {}
 
 
 def test_commands_refuse_what_cannot_be_before_anything_begins(home: FarmHome) -> None:

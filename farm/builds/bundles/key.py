@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import time
 from pathlib import Path
@@ -79,20 +78,6 @@ def _module_file(name: str) -> Path:
     if spec is None or spec.origin is None:
         raise MissingToolError(f"the compile flow {name} is not installed")
     return Path(spec.origin)
-
-
-def toolchain_versions(qnn: str, *, virtual: bool = False) -> dict[str, str]:
-    """Return the versions that a bundle depends on besides its job; `qnn` is the QNN build of the compiler.
-
-    `virtual`: for virtual devices, whose HOST_CPU is different.
-    """
-    versions = {"qnn": qnn, HOST_CPU: "x86" if virtual else "arm"}
-    for name in ("executorch", "torch", "torchao"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "missing"
-    return versions
 
 
 def relevant_versions(backend: str, versions: Mapping[str, str], case: Case | None = None) -> dict[str, str]:

@@ -31,11 +31,6 @@ class ProgramComparison(msgspec.Struct, frozen=True):
     """The second side does not have them."""
     only_second: tuple[str, ...] = ()
 
-    @property
-    def changes_nothing(self) -> bool:
-        """True for two sides with the same jobs and unchanged programs."""
-        return not (self.changed or self.newly_failing or self.newly_compiling or self.only_first or self.only_second)
-
     def __str__(self) -> str:
         compiled = len(self.same) + len(self.changed)
         parts = [f"{len(self.same)} of {compiled} programs are the same"]
@@ -67,14 +62,6 @@ def data_hash(manifest: Manifest) -> str:
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
-def is_same_job(first: Bundle, second: Bundle) -> bool:
-    """Return whether two bundles have equal programs, inputs and references. Raises OSError.
-
-    Tolerances belong to the case and are not compared.
-    """
-    return data_hash(first.manifest) == data_hash(second.manifest) and program_of(first) == program_of(second)
-
-
 def differences(first: Manifest, first_program: str, second: Bundle) -> tuple[str, ...]:
     """Return the differences of a bundle from its predecessor, as texts for people; empty for equal bundles.
 
@@ -99,21 +86,12 @@ def differences(first: Manifest, first_program: str, second: Bundle) -> tuple[st
     return tuple(found)
 
 
-def compare_programs(first: Mapping[str, Bundle | None], second: Mapping[str, Bundle | None]) -> ProgramComparison:
-    """Return which jobs have the same program on both sides; None is a job that was not compiled. Raises OSError."""
-    return compare_hashes(_hashes(first), _hashes(second))
-
-
 def compare_hashes(first: Mapping[str, str], second: Mapping[str, str]) -> ProgramComparison:
     """Return the comparison for hashes of programs by job, as in the store; "" is a job that was not compiled."""
     found: dict[str, list[str]] = {}
     for job in dict.fromkeys((*first, *second)):
         found.setdefault(_group(first.get(job), second.get(job)), []).append(job)
     return ProgramComparison(**{group: tuple(jobs) for group, jobs in found.items()})
-
-
-def _hashes(bundles: Mapping[str, Bundle | None]) -> dict[str, str]:
-    return {job: "" if bundle is None else program_of(bundle) for job, bundle in bundles.items()}
 
 
 def _group(first: str | None, second: str | None) -> str:

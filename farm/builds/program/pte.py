@@ -47,7 +47,6 @@ _OTHERS = {1: "none", 6: "string", 7: "int list", 8: "float list", 9: "bool list
 _KERNEL_CALL, _DELEGATE_CALL = 1, 2
 
 _PROGRAM_VERSION, _PROGRAM_PLANS, _PROGRAM_SEGMENTS = Slot(0, "<u4"), Slot(1, "[table]"), Slot(4, "[table]")
-_PROGRAM_INLINE = Slot(3, "[table]")
 _SEGMENT_OFFSET, _SEGMENT_SIZE = Slot(0, "<u8"), Slot(1, "<u8")
 _PLAN_NAME, _PLAN_VALUES, _PLAN_CHAINS = Slot(0, "text"), Slot(2, "[table]"), Slot(5, "[table]")
 _PLAN_INPUTS, _PLAN_OUTPUTS = Slot(3, "[<i4]"), Slot(4, "[<i4]")

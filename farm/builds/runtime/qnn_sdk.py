@@ -148,15 +148,15 @@ def sdk_version(sdk_root: Path | None) -> str:
     if sdk_root is None:
         return ""
     # QAIRT SDKs carry `version: 2.47.0.260601` in sdk.yaml and are unpacked into a folder named so.
-    return _named(sdk_root, "version") or sdk_root.name
+    return sdk_field(sdk_root, "version") or sdk_root.name
 
 
 def sdk_product(sdk_root: Path | None) -> str:
     """Return the product name in the sdk.yaml of an SDK, in one line; "" without one."""
-    return one_line(_named(sdk_root, "product"), _PRODUCT_LIMIT) if sdk_root is not None else ""
+    return one_line(sdk_field(sdk_root, "product"), _PRODUCT_LIMIT) if sdk_root is not None else ""
 
 
-def _named(sdk_root: Path, key: str) -> str:
+def sdk_field(sdk_root: Path, key: str) -> str:
     """Return the value of a key of sdk.yaml; "" without the key."""
     try:
         lines = (sdk_root / "sdk.yaml").read_text(errors="replace").splitlines()

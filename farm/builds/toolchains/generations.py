@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from farm.builds.toolchains.interpreters import InterpreterFacts
 
 OLDEST = "1.3.1"
 """Before it, ExecuTorch's Qualcomm backend has no LPAI, whose names farm's flow imports."""
@@ -67,9 +69,9 @@ def newer_than_known(version: str) -> bool:
     return numbers is not None and newest is not None and numbers[:2] > newest[:2]
 
 
-def variables_of(versions: Mapping[str, str], package: Path | None) -> dict[str, str]:
-    """Return the variables, besides paths, for the processes of a toolchain of these versions. Raises UsageError."""
-    generation = generation_of(versions.get("executorch", ""))
+def variables_of(facts: InterpreterFacts) -> dict[str, str]:
+    """Return the variables, besides paths, for the processes of an interpreter's ExecuTorch. Raises UsageError."""
+    generation, package = generation_of(facts.version_of("executorch")), facts.folder("executorch")
     return generation.environment(package) if package is not None else {}
 
 

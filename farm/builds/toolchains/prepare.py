@@ -14,7 +14,7 @@ import msgspec
 
 from farm.base.errors import FarmError
 from farm.base.hashes import let_the_clock_pass
-from farm.builds.bundles.key import HOST_CPU, QNN_PRODUCT, forget_sources, stub_of, toolchain_versions
+from farm.builds.bundles.key import HOST_CPU, QNN_PRODUCT, forget_sources, stub_of
 from farm.builds.runtime.native.build import build_native
 from farm.builds.runtime.native.executorch import runner_executorch
 from farm.builds.runtime.qnn_sdk import sdk_product
@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 def prepare(config: Config, *, virtual: bool = False) -> Toolchain:
     """Return the toolchain that `config` has selected, after building its missing parts.
 
-    `virtual` is as in `toolchain_versions`. Raises MissingToolError, UsageError for an unreadable file.
+    `virtual`: for virtual devices, whose HOST_CPU is different. Raises MissingToolError, and UsageError for a file that
+    cannot be read.
     """
     forget_sources()
     executorch = runner_executorch(config)
@@ -48,16 +49,13 @@ def prepare(config: Config, *, virtual: bool = False) -> Toolchain:
     selected = config.toolchain
     if selected.python is None:
         facts = own_facts()
-        versions = toolchain_versions(sdk.qnn_version, virtual=virtual)
-        compiler = Compiler(sys.executable, dict(sdk.env) | variables_of(versions, facts.folder("executorch")))
+        env = variables_of(facts)
     else:
         facts = look_into(config, selected)
-        versions = {
-            "qnn": sdk.qnn_version,
-            HOST_CPU: "x86" if virtual else "arm",
-            **{name: facts.version_of(name) for name in PACKAGES},
-        }
-        compiler = Compiler(str(selected.python), dict(sdk.env) | compiler_environment(config, selected, facts))
+        env = compiler_environment(config, selected, facts)
+    packages = {name: facts.version_of(name) for name in PACKAGES}
+    versions = {"qnn": sdk.qnn_version, HOST_CPU: "x86" if virtual else "arm", **packages}
+    compiler = Compiler(str(selected.python or sys.executable), dict(sdk.env) | env)
     # The bridge may have been laid out just now.
     let_the_clock_pass([sdk.lib_dir / LIBRARY])
     as_of_ns = time.time_ns()
@@ -88,10 +86,9 @@ def compiler_environment(config: Config, toolchain: ToolchainConfig, facts: Inte
     """Return the variables with which an interpreter imports farm's and the toolchain's code, without QNN's ones."""
     env = import_environment(config, toolchain)
     code = handover(config.cache_dir, toolchain.python or Path(sys.executable), facts)
-    versions = {name: facts.version_of(name) for name in PACKAGES}
     path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     own = {"PYTHONPATH": os.pathsep.join(filter(None, [str(code), path]))}
-    return env | own | variables_of(versions, facts.folder("executorch"))
+    return env | own | variables_of(facts)
 
 
 def branch_of(config: Config, toolchain: ToolchainConfig | None = None) -> str:

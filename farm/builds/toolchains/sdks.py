@@ -84,7 +84,7 @@ def resolve_qnn(config: Config, text: str) -> Path | None:
             f"QNN {text} is not on this machine, there is {known}: run 'farm setup sdk fetch {wanted}', "
             "or name the folder of a QNN SDK"
         )
-    chosen = max(found, key=lambda sdk: (_numbers(sdk.version), sdk.root is None))
+    chosen = max(found, key=lambda sdk: (version_numbers(sdk.version), sdk.root is None))
     if chosen.root is not None:
         require_own(chosen.root)
         require_host_libraries(chosen.root, text)
@@ -180,7 +180,7 @@ def installed_sdks(config: Config) -> list[QnnSdk]:
     found = [QnnSdk(sdk_version(root), root, _origin(root)) for root in _cached(config.cache_dir)]
     if version := wheel_version():
         found.append(QnnSdk(version, None, f"{WHEEL} {package_version(WHEEL)}"))
-    return sorted(found, key=lambda sdk: _numbers(sdk.version), reverse=True)
+    return sorted(found, key=lambda sdk: version_numbers(sdk.version), reverse=True)
 
 
 def sdks_folder(cache_dir: Path) -> Path:
@@ -240,5 +240,6 @@ def _cached(cache_dir: Path) -> list[Path]:
     return [path.parent for path in sdks_folder(cache_dir).glob("*/sdk.yaml")]
 
 
-def _numbers(version: str) -> list[int]:
+def version_numbers(version: str) -> list[int]:
+    """Return the numbers of a version, in the order in which versions are compared."""
     return [int(part) for part in re.findall(r"\d+", version)]

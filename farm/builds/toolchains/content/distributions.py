@@ -7,20 +7,24 @@ import hashlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import Distribution
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from packaging.utils import canonicalize_name
 
 from farm.base.atomic import write_atomically
 from farm.base.publish import make_folders
 from farm.base.trust import weakness
+from farm.builds.toolchains.probe import PACKAGES
 
+_T = TypeVar("_T")
 _FARM = "snapdragon-farm"
 # Extras of farm that take no part in compiling, except QNN's libraries of `simulator`, which have their own hash.
 _TOOLS = frozenset({"cluster", "dev", "simulator"})
-_MAIN = frozenset({"executorch", "torch", "torchao"})
+_MAIN = frozenset(PACKAGES)
 # Installers of packages take part in no compile.
 _INSTALLERS = frozenset({"pip"})
 _INFO = (".dist-info", ".egg-info")
@@ -42,15 +46,23 @@ def parts_of(cache_dir: Path, entries: Sequence[str]) -> NamesByPart:
     """Return the names in `entries` of sys.path that take part; decided once for each set of installed packages."""
     installed = [_info_folders(entry) for entry in entries]
     state = msgspec.json.encode((_RULE, entries, installed))
-    memory = cache_dir / _FOLDER / f"{hashlib.sha256(state).hexdigest()[:32]}.json"
+    return remembered(cache_dir / _FOLDER, state, NamesByPart, _MOST_REMEMBERED, lambda: _decide(entries))
+
+
+def remembered(folder: Path, state: bytes, kind: type[_T], most: int, decide: Callable[[], _T]) -> _T:
+    """Return the decision for a state of files, taken once: `folder` keeps the `most` latest decisions.
+
+    A file that another user could have written is not used.
+    """
+    memory = folder / f"{hashlib.sha256(state).hexdigest()[:32]}.json"
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         if not weakness(memory):
-            return msgspec.json.decode(memory.read_bytes(), type=NamesByPart)
-    found = _decide(entries)
+            return msgspec.json.decode(memory.read_bytes(), type=kind)
+    found = decide()
     with contextlib.suppress(OSError):
-        make_folders(memory.parent)
+        make_folders(folder)
         write_atomically(memory, msgspec.json.encode(found), mode=0o600)
-        for path in sorted(memory.parent.glob("*.json"), key=os.path.getmtime, reverse=True)[_MOST_REMEMBERED:]:
+        for path in sorted(folder.glob("*.json"), key=os.path.getmtime, reverse=True)[most:]:
             path.unlink(missing_ok=True)
     return found
 
@@ -70,7 +82,7 @@ def _decide(entries: Iterable[str]) -> NamesByPart:
     distributions: dict[str, Distribution] = {}
     for found in importlib.metadata.distributions(path=list(entries)):
         if name := found.metadata["Name"]:
-            distributions.setdefault(_canonical(name), found)
+            distributions.setdefault(canonicalize_name(name), found)
     out = {*_INSTALLERS, _FARM}
     if _FARM in distributions:
         tools = _closure(_requirements(distributions[_FARM], _TOOLS), distributions)
@@ -83,18 +95,14 @@ def _decide(entries: Iterable[str]) -> NamesByPart:
     return NamesByPart(_INSTALLERS | (brought[True] - brought[False]), frozenset(required))
 
 
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def _requirements(found: Distribution, extras: Iterable[str] = ()) -> set[str]:
     """Return the names of the requirements of a distribution, including the requirements of `extras`."""
-    names = set()
+    names = set[str]()
     for line in found.requires or ():
         extra = re.search(r"""extra\s*==\s*['"]([^'"]+)""", line)
         name = re.match(r"[A-Za-z0-9._-]+", line)
         if name and (extra is None or extra[1] in extras):
-            names.add(_canonical(name[0]))
+            names.add(canonicalize_name(name[0]))
     return names
 
 

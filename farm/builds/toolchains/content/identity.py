@@ -26,8 +26,8 @@ from farm.builds.runtime.native.targets import BRIDGE
 from farm.builds.toolchains.content.distributions import parts_of
 from farm.builds.toolchains.generations import generation_of, is_supported
 from farm.builds.toolchains.interpreters import SITES, InterpreterFacts, added_by
+from farm.builds.toolchains.probe import PACKAGES
 
-MAIN_PACKAGES = ("executorch", "torch", "torchao")
 # QNN's libraries have a hash of their own, which bundles for the CPU leave out.
 _QNN_WHEEL = frozenset({"onnxruntime_qnn", "onnxruntime_qnn.libs"})
 # Folders that are ignored in packages beside the main three: only pytest imports tests.
@@ -72,7 +72,7 @@ def identify(
     content, trees = {}, {}
     edited: list[Path] = []
     flatc = _foreign_flatc(cache_dir, facts, env)
-    for name in MAIN_PACKAGES:
+    for name in PACKAGES:
         found = facts.packages.get(name)
         folders = [folder.resolve() for folder in (found.folders if found else ())]
         trees[name] = tuple(PackageTree(folder, _content(cache_dir, folder, edited)) for folder in folders)
@@ -108,7 +108,7 @@ def _packages(cache_dir: Path, python: Path, facts: InterpreterFacts, edited: li
     entries = [entry for entry in facts.path if not _is_standard(entry)]
     sites = [entry for entry in entries if Path(entry).name in SITES]
     parts = parts_of(cache_dir, entries)
-    without = frozenset({*MAIN_PACKAGES, *_QNN_WHEEL, *parts.without})
+    without = frozenset({*PACKAGES, *_QNN_WHEEL, *parts.without})
     for site in sites:
         digest.update(_content(cache_dir, Path(site), edited, without, _TESTS).encode())
     # A folder on PYTHONPATH may be a home folder. Only two kinds of packages in it count: packages that hide installed

@@ -5,21 +5,18 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
-import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.atomic import write_atomically
 from farm.base.errors import FarmError
 from farm.base.git import git
 from farm.base.hashes import is_read, tree_files
-from farm.base.publish import make_folders
-from farm.base.trust import weakness
 from farm.builds.bundles.key import CONTENT
 from farm.builds.bundles.trace import DevelopedRoot
+from farm.builds.toolchains.content.distributions import remembered
 from farm.builds.toolchains.toolchain import SourceState
 
 if TYPE_CHECKING:
@@ -101,19 +98,19 @@ def edited_files(cache_dir: Path, tree: PackageTree) -> tuple[str, ...]:
         return ()
     status = record.stat()
     state = f"{tree.folder}\0{tree.digest}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
-    memory = cache_dir / _FOLDER / f"{hashlib.sha256(os.fsencode(state)).hexdigest()[:32]}.json"
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        if not weakness(memory):
-            return msgspec.json.decode(memory.read_bytes(), type=tuple[str, ...])
+    return remembered(
+        cache_dir / _FOLDER,
+        os.fsencode(state),
+        tuple[str, ...],
+        _MOST_REMEMBERED,
+        lambda: _differing(cache_dir, tree, record),
+    )
+
+
+def _differing(cache_dir: Path, tree: PackageTree, record: Path) -> tuple[str, ...]:
     now, then = tree_files(cache_dir, tree.folder), dict(_recorded(record, tree.folder.name))
     gone = [name for name in then.keys() - now.keys() if is_read(name) and not (tree.folder / name).exists()]
-    found = tuple(sorted([*gone, *(name for name, sha256 in now.items() if then.get(name) != sha256)])[:_MOST_CHANGED])
-    with contextlib.suppress(OSError):
-        make_folders(memory.parent)
-        write_atomically(memory, msgspec.json.encode(found), mode=0o600)
-        for path in sorted(memory.parent.glob("*.json"), key=os.path.getmtime, reverse=True)[_MOST_REMEMBERED:]:
-            path.unlink(missing_ok=True)
-    return found
+    return tuple(sorted([*gone, *(name for name, sha256 in now.items() if then.get(name) != sha256)])[:_MOST_CHANGED])
 
 
 def _record_of(folder: Path) -> Path | None:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from farm.base.errors import ConfigError, InfraError
 from farm.base.text import one_line
 from farm.builds.runtime.native.elf import AARCH64, HEXAGON, MACHINES, X86_64, read_elf
+from farm.builds.runtime.qnn_sdk import sdk_field
 from farm.builds.runtime.simulator import LIBRARY, TARGET
 
 # Limits far above any SDK: the SDKs of 2025 are 2 GB, 6 GB unpacked, in 20,000 files.
@@ -70,7 +71,7 @@ def unpack(archive: Path, folder: Path, prefix: str, most_bytes: int) -> None:
 
 def check_sdk(folder: Path, version: str) -> None:
     """Raise InfraError unless `folder` has the SDK of `version` for this machine, with each library in its place."""
-    actual = _version_in(folder)
+    actual = sdk_field(folder, "version")
     if actual != version:
         raise refused(f"its sdk.yaml says version {one_line(actual, 80) or 'nothing'}, and {version} was fetched")
     missing = [name for name in _NEEDED if not (folder / "lib" / TARGET / name).is_file()]
@@ -93,14 +94,6 @@ def check_machines(folder: Path) -> None:
             if found.machine != machine:
                 name = library.relative_to(folder.parent)
                 raise refused(f"{name} is made for {found.machine_name}, expected {MACHINES[machine]}")
-
-
-def _version_in(folder: Path) -> str:
-    try:
-        lines = (folder / "sdk.yaml").read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip(" '\"") for line in lines if line.startswith("version:")), "")
 
 
 def _checked(members: list[zipfile.ZipInfo], most_bytes: int) -> Iterator[zipfile.ZipInfo]:

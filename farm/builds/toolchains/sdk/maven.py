@@ -7,8 +7,10 @@ An AAR is a zip file; its libraries and skels are in `jni/arm64-v8a`. Layout of 
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import re
+import shutil
 import time
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -22,7 +24,7 @@ from farm.builds.runtime.native.elf import AARCH64, HEXAGON, read_elf
 from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, MAVEN, ORIGIN, FetchedSdk, require_archive
 from farm.builds.toolchains.sdk.archive import refused, unpack
 from farm.builds.toolchains.sdk.download import download, read_small, require_safe, size_of
-from farm.builds.toolchains.sdks import is_version, sdks_folder
+from farm.builds.toolchains.sdks import is_version, sdks_folder, version_numbers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +67,7 @@ def offered_release(config: Config, wanted: str) -> MavenRelease:
             f"the repository {config.maven_url} has no {MAVEN}: name another one by maven_url in the [qnn] table"
         ) from None
     texts = (one.text or "" for one in metadata.iterfind("versioning/versions/version"))
-    versions = sorted((text for text in texts if _VERSION.fullmatch(text)), key=_numbers)
+    versions = sorted((text for text in texts if _VERSION.fullmatch(text)), key=version_numbers)
     found = [one for one in versions if not wanted or is_version(one, wanted)]
     if not found:
         known = ", ".join(versions[-5:]) or "none"
@@ -113,7 +115,7 @@ def _licence(url: str, version: str) -> str:
         data = read_small(place, _MOST_TEXT)
     except FileNotFoundError:
         raise InfraError(f"{place} is missing: the repository is incomplete") from None
-    _require_checksum(place, data)
+    _require_checksum(place, io.BytesIO(data))
     pom = _parse(data, place)
     described = tuple(_text(pom, name) for name in ("groupId", "artifactId", "version", "packaging"))
     if described != (_GROUP, _ARTIFACT, version, "aar"):
@@ -128,19 +130,15 @@ def _licence(url: str, version: str) -> str:
 
 def _verify(url: str, archive: Path) -> str:
     """Return the SHA-256 of a file whose strongest checksum in the repository is right. Raises InfraError."""
-    name, expected = _checksum(url)
     with archive.open("rb") as file:
-        found = hashlib.file_digest(file, name).hexdigest()
+        _require_checksum(url, file)
         file.seek(0)
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        raise InfraError(f"{url} was damaged on the way: its {name} is {found}, expected {expected}: fetch it again")
-    return sha256
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _require_checksum(url: str, data: bytes) -> None:
+def _require_checksum(url: str, file: io.BufferedIOBase) -> None:
     name, expected = _checksum(url)
-    if (found := hashlib.new(name, data, usedforsecurity=False).hexdigest()) != expected:
+    if (found := hashlib.file_digest(file, name).hexdigest()) != expected:
         raise InfraError(f"{url} was damaged on the way: its {name} is {found}, expected {expected}: fetch it again")
 
 
@@ -184,13 +182,7 @@ def _lay_out(folder: Path) -> None:
     for path in sorted(unpacked.rglob("*")):
         if path.is_file() and re.match(r"(?i)(licen[cs]e|notice)", path.name) and not (folder / path.name).exists():
             path.rename(folder / path.name)
-    _remove(unpacked)
-
-
-def _remove(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), key=lambda one: len(one.parts), reverse=True):
-        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-    folder.rmdir()
+    shutil.rmtree(unpacked)
 
 
 def _parse(data: bytes, url: str) -> ElementTree.Element:
@@ -214,7 +206,3 @@ def _text(parent: ElementTree.Element, name: str) -> str:
 
 def _local(element: ElementTree.Element) -> str:
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]

@@ -21,7 +21,7 @@ from farm.builds.runtime.native.wheels import pip_download
 from farm.builds.runtime.qnn_sdk import ORIGIN, WHEEL, FetchedSdk, fetched_sdk
 from farm.builds.runtime.simulator import LIBRARY, TARGET, library_version
 from farm.builds.toolchains.sdk.archive import check_machines
-from farm.builds.toolchains.sdks import is_version, sdks_folder, version_in_wheel
+from farm.builds.toolchains.sdks import is_version, sdks_folder, version_in_wheel, version_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ def candidates(wanted: str) -> list[str]:
     """Return the versions of the wheel that may have QNN `wanted`, newest first; without a known one, newer wheels."""
     known = [wheel for wheel, qnn in KNOWN_WHEELS.items() if _may_be(qnn, wanted)]
     if known:
-        return sorted(known, key=_numbers, reverse=True)
-    newest = max(map(_numbers, KNOWN_WHEELS))
-    unknown = [wheel for wheel in published_wheels() if _numbers(wheel) > newest]
+        return sorted(known, key=version_numbers, reverse=True)
+    newest = max(map(version_numbers, KNOWN_WHEELS))
+    unknown = [wheel for wheel in published_wheels() if version_numbers(wheel) > newest]
     return unknown[:_MOST_UNKNOWN]
 
 
@@ -84,7 +84,7 @@ def published_wheels() -> list[str]:
     found = _AVAILABLE.search(done.stdout)
     versions = [text.strip() for text in found[1].split(",")] if found else []
     plain = [text for text in versions if re.fullmatch(r"\d{1,6}(\.\d{1,6}){0,3}", text)]
-    return sorted(plain, key=_numbers, reverse=True)
+    return sorted(plain, key=version_numbers, reverse=True)
 
 
 def _make(cache_dir: Path, wheel: str) -> tuple[Path, str]:
@@ -149,7 +149,3 @@ def _unpack(wheel: Path, folder: Path) -> str:
 def _may_be(known: str, wanted: str) -> bool:
     """Return whether a build of `known` can be of `wanted`, which may have more numbers."""
     return is_version(known, wanted) or is_version(wanted, known)
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
