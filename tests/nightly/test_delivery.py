@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,13 @@ from farm.dispatch.nightly.templates import SAMPLE, render
 from farm.dispatch.notify import mail as mail_module
 from farm.dispatch.notify import webhook
 from farm.dispatch.notify.credentials import NotifyError
+from farm.dispatch.notify.delivery import persistently
 from farm.dispatch.notify.mail import message, send
-from farm.dispatch.notify.webhook import origin, post
+from farm.dispatch.notify.webhook import origin
+
+
+def post(url: str, body: str, token: str = "", wait: Callable[[float], object] = lambda _: None) -> None:
+    persistently(lambda: webhook.post(url, body, token), wait)
 
 
 def test_a_webhook_that_fails_at_first_is_tried_again() -> None:

@@ -17,7 +17,6 @@ from farm.base.errors import InfraError, MissingToolError, NoDeviceError
 from farm.dispatch.nightly.nightly_run import SUSPECTED_SHARE, CellWork, run_nightly
 from farm.dispatch.nightly.plan import read_plan
 from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, NightlyRun
-from farm.dispatch.notify.credentials import Credentials
 from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.store.view import RunView
 
@@ -64,8 +63,7 @@ class Stage(CellWork):
         self.file.write_text(FILE + more)
         plan, _ = read_plan(self.file, self.config)
         front: Callable[[], Any] = contextlib.nullcontext
-        credentials = Credentials(plan.webhooks, plan.mail)
-        return run_nightly(self.config, plan, credentials, front, self, resume=resume)
+        return run_nightly(self.config, plan, front, self, resume=resume)
 
     def run(self, request: RunRequest, _front: object, interrupts: Any, begun: Any) -> RunOutcome:
         self.asked.append(request)

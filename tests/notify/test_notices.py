@@ -17,7 +17,7 @@ from receivers import LOOPBACK, mail_server, make_certificate, trickling_server,
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import ConfigError
 from farm.devices.health import HealthEvent
-from farm.dispatch.notify import webhook
+from farm.dispatch.notify import delivery
 from farm.dispatch.notify.credentials import NotifyError
 from farm.dispatch.notify.webhook import post
 from farm.dispatch.pool import announce
@@ -68,7 +68,7 @@ def test_everybody_hears_of_a_quarantine_once(tmp_path: Path, store: Store, monk
         monkeypatch.setenv("LAB_HOOK", slack.url("/T0/hooksecret", "https"))
         monkeypatch.setenv("LAB_TOKEN", "tokensecret")
         monkeypatch.setenv("LAB_MAIL_USER", "farm")
-        monkeypatch.setattr(webhook, "_WAITS_S", (0.01, 0.01))
+        monkeypatch.setattr(delivery, "_WAITS_S", (0.01, 0.01))
         config = config_of(tmp_path, f"""
             [[notify.webhook]]
             url = "{plain.url('/quarantine')}"

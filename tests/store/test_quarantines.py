@@ -28,9 +28,11 @@ def test_each_quarantine_is_claimed_once(store: Store) -> None:
         "phone-1", "it could not be brought back at all", "20260301-020000-0a1b2c",
     )  # fmt: skip
     assert store.quarantines.claim() == []
-    store.quarantines.finish(one.claim, "sent: webhook 1")
+    for to in ("webhook 1", "webhook 2"):
+        store.quarantines.add_outcome(one.claim, f"sent: {to}")
     newest = store.devices.health_events("phone-1", 1)[0]
-    assert (newest.event, newest.state, newest.reason) == ("notice", "quarantined", "sent: webhook 1")
+    outcome = "sent: webhook 1; sent: webhook 2"
+    assert (newest.event, newest.state, newest.reason) == ("notice", "quarantined", outcome)
     health(store, "released", "suspect", "released")
     health(store, "gave_up", "quarantined", "again")
     assert [again.reason for again in store.quarantines.claim()] == ["again"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from farm.base.errors import ConfigError
 
+_Receiver = TypeVar("_Receiver", bound="Webhook | Mail")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAILBOX = re.compile(r"[^\s@<>(),;:\"\\]+@[^\s@<>(),;:\"\\]+")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9A-Fa-f:.]+")
@@ -85,14 +86,26 @@ def read_notify(path: Path, table: NotifyConfig, beside: Callable[[str], PurePat
     for number, hook in enumerate(table.webhook):
         for problem in (*webhook_problems(hook), *_address_problems(hook)):
             raise ConfigError(path, f"notify.webhook[{number}]", problem)
-        files = {key: str(beside(getattr(hook, key)) or "") for key in ("url_file", "token_file")}
-        webhooks.append(msgspec.structs.replace(hook, **files))
+        webhooks.append(with_files_of(hook, beside))
     mail = table.mail
     if mail is not None:
         for problem in mail_problems(mail):
             raise ConfigError(path, "notify.mail", problem)
-        mail = msgspec.structs.replace(mail, password_file=str(beside(mail.password_file) or ""))
+        mail = with_files_of(mail, beside)
     return NotifyConfig(tuple(webhooks), mail)
+
+
+def with_files_of(receiver: _Receiver, beside: Callable[[str], PurePath | None]) -> _Receiver:
+    """Return a receiver with absolute paths of the files with its secrets."""
+    keys = [key for key in ("url_file", "token_file", "password_file") if getattr(receiver, key, "")]
+    return msgspec.structs.replace(receiver, **{key: str(beside(getattr(receiver, key))) for key in keys})
+
+
+class NightlyReceivers(msgspec.Struct, frozen=True):
+    """`[notify]` of nightly.toml without templates and occasions, for agents."""
+
+    webhook: tuple[Webhook, ...] = ()
+    mail: Mail | None = None
 
 
 def _address_problems(hook: QuarantineWebhook) -> Iterator[str]:

@@ -56,8 +56,7 @@ def command(
         )
     config = load_config(config_file)
     plan, jobs = read_plan(file, config)
-    credentials = Credentials(plan.webhooks, plan.mail)
-    for lacking in credentials.missing():
+    for lacking in Credentials(plan.webhooks, plan.mail).missing():
         notice(f"a notification cannot be sent: {lacking}")
     if check:
         rows = matrix(config, plan, jobs)
@@ -75,7 +74,7 @@ def command(
 
     pull = find_pull_request(pull_request)
     work = CellWork(config, plan, confirm_suspected, debug_failures)
-    nightly_run = run_nightly(config, plan, credentials, _front, work, resume=resume)
+    nightly_run = run_nightly(config, plan, _front, work, resume=resume)
     _show_nightly_run(nightly_run, as_json=as_json)
     post_review(pull, lambda: nightly_review(nightly_run))
     assert nightly_run.code is not None  # noqa: S101 - it has ended

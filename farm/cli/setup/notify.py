@@ -13,11 +13,10 @@ from farm.cli.options import json_option
 from farm.cli.output import show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from farm.base.config.notify import NotifyConfig
-    from farm.dispatch.notify.delivery import Delivery
 
 
 @click.command("notify")
@@ -43,10 +42,12 @@ def command(*, test: bool, as_json: bool, config_file: Path | None) -> int:
         answer = {"receivers": list(_receivers(config.notify)), "missing": missing}
         show(answer, [*_receivers(config.notify), *(f"MISSING: {line}" for line in missing)], as_json=as_json)
         return ExitCode.USAGE if missing else 0
-    from farm.dispatch.notify.quarantine import made_up_notice, send_notice
+    from farm.dispatch.notify.delivery import find_receivers, send_notices
+    from farm.dispatch.notify.quarantine import made_up_notice, quarantine_notices
 
-    deliveries = send_notice(config.notify, credentials, made_up_notice())
-    show({"deliveries": deliveries}, _lines(deliveries), as_json=as_json)
+    receivers = find_receivers(config.notify.webhook, config.notify.mail)
+    deliveries = send_notices(quarantine_notices(receivers, made_up_notice()), None)
+    show({"deliveries": deliveries}, [one.line for one in deliveries], as_json=as_json)
     return 0 if all(one.ok for one in deliveries) else ExitCode.INFRA
 
 
@@ -58,8 +59,3 @@ def _receivers(config: NotifyConfig) -> Iterator[str]:
         yield f"webhook {number}: {origin(hook.url) if hook.url else f'address in {secret}'}, {hook.template}"
     if (mail := config.mail) is not None:
         yield f"mail to {', '.join(mail.to)} by {mail.host}:{mail.port}{'' if mail.starttls else ', without STARTTLS'}"
-
-
-def _lines(deliveries: Sequence[Delivery]) -> Iterator[str]:
-    for one in deliveries:
-        yield f"sent: {one.to}" if one.ok else f"NOT SENT: {one.to}: {one.problem}"

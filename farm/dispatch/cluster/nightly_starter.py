@@ -18,20 +18,27 @@ import time
 import tomllib
 from datetime import datetime, timedelta
 from datetime import time as time_of_day
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
+import msgspec
+
+from farm.base.config.notify import NightlyReceivers, with_files_of
 from farm.base.config.settings import OWN_COMMAND
 from farm.base.errors import FarmError, StoreError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED
+from farm.base.paths import beside
 from farm.base.processes import Child, Supervisor
 from farm.base.publish import make_folders
+from farm.dispatch.notify.credentials import TAKEN
+from farm.dispatch.notify.delivery import Receiver, find_receivers
 from farm.report.model.format import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from farm.base.config.settings import Config
     from farm.base.config.shared import NightlyConfig
@@ -72,6 +79,18 @@ def name_of(file: Path) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(f"{file}: the name of a nightly run has letters, digits and _ . + -, at most 80")
     return name
+
+
+def receivers_of(file: Path) -> list[Receiver]:
+    """Return the receivers of a nightly.toml, whose secrets leave the environment. Raises UsageError."""
+    try:
+        notify = tomllib.loads(file.read_text(encoding="utf-8")).get("notify", {})
+        found = msgspec.convert(notify, NightlyReceivers)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: no receivers of notices can be read: farm nightly {file} --check") from error
+    own = partial(beside, file.parent)
+    mail = None if found.mail is None else with_files_of(found.mail, own)
+    return find_receivers([with_files_of(one, own) for one in found.webhook], mail)
 
 
 def nightly_lines(starts: Iterable[NightlyStart]) -> list[str]:
@@ -173,7 +192,8 @@ class NightlyStarter:
         folder = self._config.state_dir / "nightly" / name
         log = folder / "agent.log"
         words = [*self._command, str(nightly_run.file), *(["--resume"] if resume else [])]
-        env = self._config.environment
+        # Children do not inherit the secrets of notices, except for this one.
+        env = self._config.environment | TAKEN
         try:
             make_folders(folder)
             with self._lock:

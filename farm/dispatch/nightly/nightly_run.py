@@ -5,6 +5,7 @@ Failed notifications do not change the exit code.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -19,6 +20,7 @@ from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.base.user import user_name
 from farm.dispatch.nightly.collect_results import collect_results, export_files
+from farm.dispatch.nightly.plan import MailTable, WebhookTable
 from farm.dispatch.nightly.record import (
     NOTHING,
     CellResult,
@@ -32,38 +34,66 @@ from farm.dispatch.nightly.record import (
 from farm.dispatch.nightly.render import write_pages
 from farm.dispatch.nightly.state import NightlyRuns, new_id
 from farm.dispatch.nightly.templates import render, subject
-from farm.dispatch.notify.delivery import Delivery, by_mail, by_webhook
+from farm.dispatch.notify.delivery import GRACE_S, Delivery, Notice, find_receivers, send_notices
 from farm.report.model.format import duration
+from farm.store.messages.notices import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from farm.base.config.settings import Config
     from farm.dispatch.nightly.plan import Plan, PlannedCell, When
-    from farm.dispatch.notify.credentials import Credentials
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.request import RunOutcome, RunRequest
 
 logger = logging.getLogger(__name__)
 
 
-def notify(
-    plan: Plan, credentials: Credentials, nightly_run: NightlyRun, before: NightlyRun | None
-) -> tuple[Delivery, ...]:
-    """Send the due notifications, and return their deliveries; `before` is the previous nightly run."""
-    found = []
-    for number, hook in enumerate(plan.webhooks, start=1):
-        if _is_due(hook.when, nightly_run, before):
-            found.append(by_webhook(hook, number, credentials, partial(render, hook.template, "json", nightly_run)))
-    if (mail := plan.mail) is not None and _is_due(mail.when, nightly_run, before):
+def due_notices(plan: Plan, nightly_run: NightlyRun, before: NightlyRun | None) -> tuple[list[Notice], list[Delivery]]:
+    """Return the due notices, and the failures of those without a text; `before` is the previous nightly run."""
+    about = f"nightly run {nightly_run.name} {nightly_run.id}, exit code {nightly_run.code}, {nightly_run.finished_ms}"
+    notices, failed = [], []
+    for one in find_receivers(plan.webhooks, plan.mail):
+        assert isinstance(one.table, WebhookTable | MailTable)  # noqa: S101 - of nightly.toml
+        if not _is_due(one.table.when, nightly_run, before):
+            continue
+        try:
+            notices.append(Notice(one, _message(one.table, nightly_run), about))
+        except UsageError as error:
+            failed.append(Delivery(one.to, ok=False, problem=str(error)))
+    return notices, failed
 
-        def body() -> tuple[str, str]:
-            return render(mail.template, "text", nightly_run), render(mail.html_template, "html", nightly_run)
 
-        found.append(by_mail(mail, credentials, subject(nightly_run), body))
-    return tuple(found)
+def _message(table: WebhookTable | MailTable, nightly_run: NightlyRun) -> Message:
+    """Return the text for a receiver. Raises UsageError for a template that fails."""
+    if isinstance(table, WebhookTable):
+        return Message(render(table.template, "json", nightly_run))
+    text, html = render(table.template, "text", nightly_run), render(table.html_template, "html", nightly_run)
+    return Message(text, subject(nightly_run), html)
+
+
+def notify(config: Config, notices: Sequence[Notice], queued: Callable[[], None]) -> list[Delivery]:
+    """Send notices, and return their deliveries; `queued` is called once a shared farm has them in its queue."""
+    from farm.store.store import open_store
+
+    with contextlib.ExitStack() as stack:
+        messages, elsewhere = None, []
+        if config.is_shared and notices:
+            try:
+                messages = stack.enter_context(open_store(config.store_url)).messages
+                keys = messages.defer_notices([one.queued() for one in notices], GRACE_S)
+            except FarmError as error:
+                messages = None
+                logger.warning("notices are sent without a queue, and not again if that fails: %s", error)
+            else:
+                elsewhere = [one for one in notices if one.key not in keys]
+                notices = [one for one in notices if one.key in keys]
+        queued()
+        why = "it was queued before; agents send it"
+        left = [Delivery(one.receiver.to, ok=False, problem=why) for one in elsewhere]
+        return [*send_notices(notices, messages), *left]
 
 
 def _is_due(when: When, nightly_run: NightlyRun, before: NightlyRun | None) -> bool:
@@ -129,7 +159,6 @@ class CellWork:
 def run_nightly(
     config: Config,
     plan: Plan,
-    credentials: Credentials,
     fronts: Callable[[], AbstractContextManager[ProgressListener]],
     work: CellWork,
     *,
@@ -151,11 +180,16 @@ def run_nightly(
             for cell in plan.cells:
                 for path in export_files(plan, cell.name).values():
                     path.unlink(missing_ok=True)
-        nightly_run = _Cells(plan, nightly_run, nightly_runs, reports / nightly_run.id, interrupts, fronts, work).run()
+        if not nightly_run.is_done:
+            folder = reports / nightly_run.id
+            nightly_run = _Cells(plan, nightly_run, nightly_runs, folder, interrupts, fronts, work).run()
         before = next((one for one in reversed(known) if one.started_ms < nightly_run.started_ms and one.is_done), None)
         write_pages(nightly_run, known, reports)
         # Notify after the exit code is saved: it does not wait for a network.
-        nightly_run = msgspec.structs.replace(nightly_run, deliveries=notify(plan, credentials, nightly_run, before))
+        notices, failed = due_notices(plan, nightly_run, before)
+        nightly_run = msgspec.structs.replace(nightly_run, is_unnotified=False)
+        deliveries = notify(config, notices, partial(nightly_runs.save, nightly_run))
+        nightly_run = msgspec.structs.replace(nightly_run, deliveries=(*failed, *deliveries))
         for delivery in nightly_run.undelivered:
             logger.warning("NOT NOTIFIED: %s: %s", delivery.to, delivery.problem)
         nightly_runs.save(nightly_run)
@@ -223,6 +257,7 @@ class _Cells:
                 tuple(self._results.values()), interrupted=self._is_stopped or self._interrupts.was_interrupted
             ),
             finished_ms=time.time_ns() // 1_000_000,
+            is_unnotified=True,
             report=str(self._folder / "index.html"),
             report_url=self._plan.report_url,
         )

@@ -10,6 +10,7 @@ import math
 import re
 import shlex
 import tomllib
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -19,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from farm.base.backends.registry import DEFAULT_BACKEND, find_backend
-from farm.base.config.notify import Mail, Webhook, mail_problems, webhook_problems
+from farm.base.config.notify import Mail, Webhook, mail_problems, webhook_problems, with_files_of
 from farm.base.durations import in_seconds
 from farm.base.errors import ConfigError, FarmError, UnknownNameError, UsageError
 from farm.base.paths import beside, is_path, is_suite_path
@@ -421,17 +422,14 @@ def _notify(tables: Tables, base: Path, problems: list[str]) -> tuple[MailTable 
         problems += [f"{place}: {why}" for why in webhook_problems(hook)]
         template = hook.template if hook.template in BUILT_IN else _beside(base, hook.template)
         problems += [f"{place}: template: {why}" for why in check_template(template, "json")]
-        webhooks.append(msgspec.structs.replace(
-            hook, template=template, url_file=_beside(base, hook.url_file), token_file=_beside(base, hook.token_file)
-        ))  # fmt: skip
+        webhooks.append(msgspec.structs.replace(with_files_of(hook, partial(beside, base)), template=template))
     mail = tables.mail
     if mail is not None:
         problems += [f"[notify.mail]: {why}" for why in mail_problems(mail)]
         mail = msgspec.structs.replace(
-            mail,
+            with_files_of(mail, partial(beside, base)),
             template=_beside(base, mail.template),
             html_template=_beside(base, mail.html_template),
-            password_file=_beside(base, mail.password_file),
         )
         for key, form in (("template", "text"), ("html_template", "html")):
             problems += [f"[notify.mail]: {key}: {why}" for why in check_template(getattr(mail, key), form)]

@@ -104,6 +104,8 @@ class NightlyRun(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None
     cells: tuple[CellResult, ...]
     deliveries: tuple[Delivery, ...] = ()
+    is_unnotified: bool = False
+    """True from the end of the last cell until its notices are on their way: a killed process left them."""
     report: str = ""
     """Path of its page."""
     report_url: str = ""

@@ -82,7 +82,7 @@ class NightlyRuns:
         Raises UsageError without an unfinished one, or if its requests (`digest`) were others.
         """
         newest = next(reversed(self.all()), None)
-        if newest is None or newest.is_done:
+        if newest is None or (newest.is_done and not newest.is_unnotified):
             what = "is finished" if newest else "there is none yet"
             raise UsageError(f"--resume: the last run of {self.folder.name!r} {what}: leave --resume out for a new one"
                              if newest else f"--resume: {what} called {self.folder.name!r}")  # fmt: skip

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 _MOST_SECRET_CHARS = 8192
 
-# Secrets of the whole process: a nightly run and its runs may name the same variable.
-_taken: dict[str, str] = {}
+TAKEN: dict[str, str] = {}
+"""Secrets that were removed from the environment of this process: several configurations may name the same variable."""
 
 
 class NotifyError(FarmError):
-    """Failed delivery of a notification; the message contains no secret."""
+    """Failed delivery of a notification; the message contains no secret. `may_pass`: another attempt may succeed."""
+
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 class Credentials:
@@ -32,7 +36,7 @@ class Credentials:
         names += [mail.password_env] if mail is not None else []
         for name in filter(None, names):
             if value := os.environ.pop(name, "").strip():
-                _taken[name] = value
+                TAKEN[name] = value
 
     def missing(self) -> Iterator[str]:
         """Yield a line for each missing secret."""
@@ -51,7 +55,7 @@ class Credentials:
     def get(self, env: str, file: str = "") -> str:
         """Return the secret in an environment variable or a file, empty without both names. Raises NotifyError."""
         if env:
-            value = os.environ.get(env, "").strip() or _taken.get(env)
+            value = os.environ.get(env, "").strip() or TAKEN.get(env)
             if not value:
                 raise NotifyError(f"the environment variable {env} is not set")
             return value

@@ -21,14 +21,18 @@ _TIMEOUT_SECONDS = 30.0
 _DEADLINE_SECONDS = 120.0
 
 
-def message(mail: Mail, subject: str, text: str, html: str) -> EmailMessage:
-    """Return the mail; line ends in the subject, which mail refuses, become spaces."""
+def message(mail: Mail, subject: str, text: str, html: str, key: str = "") -> EmailMessage:
+    """Return the mail; line ends in the subject, which mail refuses, become spaces.
+
+    Two mails with the same `key` have the same Message-ID.
+    """
     made = EmailMessage()
     made["Subject"] = " ".join(subject.split())
     made["From"] = mail.sender
     made["To"] = ", ".join(mail.to)
     made["Date"] = formatdate(localtime=True)
-    made["Message-ID"] = make_msgid(domain=mail.sender.rpartition("@")[2])
+    domain = mail.sender.rpartition("@")[2]
+    made["Message-ID"] = f"<{key.replace(':', '.')}@{domain}>" if key else make_msgid(domain=domain)
     made["Auto-Submitted"] = "auto-generated"
     made.set_content(text)
     if html:
@@ -46,19 +50,21 @@ def send(mail: Mail, made: EmailMessage, user: str = "", password: str = "") -> 
     except smtplib.SMTPResponseException as error:
         # Leave out the server's text beside the code, which may quote the password.
         what = "does not accept user and password" if isinstance(error, smtplib.SMTPAuthenticationError) else "refuses"
-        raise NotifyError(f"{server}: {what} (SMTP {error.smtp_code})") from None
+        # 4xx is temporary, as of a server that lets unknown senders wait.
+        raise NotifyError(f"{server}: {what} (SMTP {error.smtp_code})", may_pass=400 <= error.smtp_code < 500) from None
     except smtplib.SMTPNotSupportedError:
         what = "STARTTLS" if mail.starttls and not user else "STARTTLS or a way to log in"
         raise NotifyError(f"{server}: does not offer {what}") from None
     except smtplib.SMTPException as error:
-        raise NotifyError(f"{server}: {type(error).__name__}") from None
+        is_cut = isinstance(error, smtplib.SMTPServerDisconnected)
+        raise NotifyError(f"{server}: {type(error).__name__}", may_pass=is_cut) from None
     except ssl.SSLCertVerificationError as error:
         raise NotifyError(f"{server}: its certificate is not accepted: {error.verify_message}") from None
     except TimeoutError:
-        raise NotifyError(f"{server}: takes too long to answer") from None
+        raise NotifyError(f"{server}: takes too long to answer", may_pass=True) from None
     except (OSError, UnicodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else None
-        raise NotifyError(f"{server}: {problem or type(error).__name__}") from None
+        raise NotifyError(f"{server}: {problem or type(error).__name__}", may_pass=isinstance(error, OSError)) from None
     if refused:
         raise NotifyError(f"{server}: takes no mail for {', '.join(refused)}; the others have it")
 

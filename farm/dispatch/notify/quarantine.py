@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import socket
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.config.notify import Mail
 from farm.base.text import one_line
 from farm.base.user import user_name
-from farm.dispatch.notify.delivery import Delivery, by_mail, by_webhook
+from farm.dispatch.notify.delivery import Notice
 from farm.dispatch.notify.webhook import slack_text
+from farm.store.messages.notices import Message
 
 if TYPE_CHECKING:
-    from farm.base.config.notify import NotifyConfig
-    from farm.dispatch.notify.credentials import Credentials
+    from collections.abc import Iterable
+
+    from farm.dispatch.notify.delivery import Receiver
 
 _REASON_CHARS = 300
 
@@ -101,18 +103,10 @@ class QuarantineNotice(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode({"text": slack_text(text)}).decode()
 
 
-def send_notice(config: NotifyConfig, credentials: Credentials, notice: QuarantineNotice) -> tuple[Delivery, ...]:
-    """Send the notice to all receivers in farm.toml, one after the other, and return the deliveries; never raises.
-
-    An unanswering webhook takes about 50 s, an unanswering mail server two minutes.
-    """
-    found = [
-        by_webhook(hook, number, credentials, notice.slack if hook.template == "slack" else notice.json, hook.url)
-        for number, hook in enumerate(config.webhook, start=1)
-    ]
-    if config.mail is not None:
-        found.append(by_mail(config.mail, credentials, notice.subject, partial(_mail, notice)))
-    return tuple(found)
+def quarantine_notices(receivers: Iterable[Receiver], notice: QuarantineNotice, claim: int = 0) -> list[Notice]:
+    """Return the notice for all receivers in farm.toml."""
+    about = f"quarantine of {notice.called}, {notice.since_ms}"
+    return [Notice(one, _message(one, notice), about, claim) for one in receivers]
 
 
 def made_up_notice() -> QuarantineNotice:
@@ -122,8 +116,10 @@ def made_up_notice() -> QuarantineNotice:
     )
 
 
-def _mail(notice: QuarantineNotice) -> tuple[str, str]:
-    return notice.text(), ""
+def _message(receiver: Receiver, notice: QuarantineNotice) -> Message:
+    if isinstance(receiver.table, Mail):
+        return Message(notice.text(), notice.subject)
+    return Message(notice.slack() if getattr(receiver.table, "template", "") == "slack" else notice.json())
 
 
 def _sender() -> str:

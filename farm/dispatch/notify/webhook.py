@@ -1,16 +1,14 @@
-"""Notification by HTTP: one POST of JSON, retried after temporary errors. No error message contains a secret.
+"""Notification by HTTP: one POST of JSON. No error message contains a secret.
 
 apprise 2.3.0 posts a JSON object of its own, and its result has no reason of a failure.
 """
 
 from __future__ import annotations
 
-import copy
 import http.client
 import ipaddress
 import ssl
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -24,8 +22,6 @@ _T = TypeVar("_T")
 
 _TIMEOUT_SECONDS = 10.0
 """Time for a whole attempt, also with an answer that arrives slowly."""
-_WAITS_S = (1.0, 2.0, 4.0)
-"""Waits before each further attempt."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -51,26 +47,17 @@ def slack_text(value: Any) -> str:
     return str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def post(
-    url: str, body: str, token: str = "", wait: Callable[[float], None] = time.sleep, *, secret: bool = True
-) -> None:
-    """Send `body`, JSON, to `url`, with a non-empty `token` as a bearer token.
+def post(url: str, body: str, token: str = "", *, secret: bool = True, key: str = "") -> None:
+    """Send `body`, JSON, to `url`, with a non-empty `token` as a bearer token and `key` as its idempotency key.
 
-    Plain http to other machines is allowed only without a token and with an address that is not `secret`. Server errors
-    (5xx, 429) and failed connections are tried four times in all, 1, 2 and 4 seconds apart. Redirects are not followed.
-    $https_proxy applies, except for this machine and the hosts of $no_proxy. Raises NotifyError.
+    Plain http to other machines is allowed only without a token and with an address that is not `secret`. Redirects are
+    not followed. $https_proxy applies, except for this machine and the hosts of $no_proxy. Raises NotifyError, which
+    may pass after server errors (5xx, 429) and failed connections.
     """
-    request = _request(url, body, token, secret=secret)
-    opener = _opener(direct=is_loopback(urlsplit(url)))
-    for seconds in (*_WAITS_S, None):
-        # A proxy changes a request object: sending the same object again would show it the secrets in plain text.
-        problem, again = _attempt(opener, copy.copy(request))
-        if not problem:
-            return
-        if not again or seconds is None:
-            tried = "" if again is False else f", {len(_WAITS_S) + 1} times"
-            raise NotifyError(f"{origin(url)}: {problem}{tried}")
-        wait(seconds)
+    request = _request(url, body, token, secret=secret, key=key)
+    problem, may_pass = _attempt(_opener(direct=is_loopback(urlsplit(url))), request)
+    if problem:
+        raise NotifyError(f"{origin(url)}: {problem}", may_pass=may_pass)
 
 
 def within(seconds: float, action: Callable[[], _T]) -> _T:
@@ -98,7 +85,7 @@ def within(seconds: float, action: Callable[[], _T]) -> _T:
     return results[0]
 
 
-def _request(url: str, body: str, token: str, *, secret: bool) -> urllib.request.Request:
+def _request(url: str, body: str, token: str, *, secret: bool, key: str) -> urllib.request.Request:
     try:
         parts = urlsplit(url)
         fine = bool(parts.hostname) and url.isascii() and url.isprintable() and " " not in url
@@ -114,6 +101,8 @@ def _request(url: str, body: str, token: str, *, secret: bool) -> urllib.request
     if not (token.isascii() and token.isprintable()):
         raise NotifyError(f"{origin(url)}: the token has characters that no header may have")
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"farm/{__version__}"}
+    if key:
+        headers["Idempotency-Key"] = key
     if token:
         headers["Authorization"] = f"Bearer {token}"
     return urllib.request.Request(url, body.encode(), headers, method="POST")  # noqa: S310 - checked above

@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import msgspec
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, and_, select, update
 
 from farm.base.text import one_line
 from farm.devices.health import Health
@@ -15,11 +15,15 @@ from farm.store.clock import Clock, clock_ms
 from farm.store.leases.rows import lock_names
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farm.store.database import Database
 
 NOTICE = "notice"
 """Health event that claims the notice of a quarantine; its reason records the outcome of the notice."""
 
+_UNKNOWN = "on its way"
+"""Outcome of a notice before the first answer."""
 # Older quarantines are history: a new [notify] in farm.toml is for later events alone.
 _NEWS_MS = 86_400_000
 # A device in quarantine is not used, and has few events.
@@ -51,8 +55,11 @@ class Quarantines:
     def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
         self._database, self._clock = database, clock
 
-    def claim(self) -> list[Quarantine]:
-        """Return the quarantines of the last day that no earlier call has returned: each only once."""
+    def claim(self, queue: Callable[[Connection, Quarantine], object] = lambda *_: None) -> list[Quarantine]:
+        """Return the quarantines of the last day that no earlier call has returned: each only once.
+
+        `queue` is called with each of them in the same transaction.
+        """
         with self._database.reading() as connection:
             if not self._unclaimed(connection):
                 return []
@@ -60,22 +67,31 @@ class Quarantines:
         def claim(connection: Connection) -> list[Quarantine]:
             # Lock, so that a quarantine goes to a single one among simultaneous callers.
             lock_names(connection)
-            return [self._claim(connection, one) for one in self._unclaimed(connection)]
+            claimed = [self._claim(connection, one) for one in self._unclaimed(connection)]
+            for one in claimed:
+                queue(connection, one)
+            return claimed
 
         return self._database.write(claim)
 
-    def finish(self, claim: int, outcome: str) -> None:
-        """Record the outcome of a notice."""
-        event = schema.health_event
-        statement = update(event).where(event.c.id == claim).values(reason=values.clean(outcome))
-        self._database.write(lambda connection: connection.execute(statement))
+    def add_outcome(self, claim: int, outcome: str) -> None:
+        """Add the outcome of a notice for one receiver to the event that claims it."""
+        event = schema.health_event.c
+        is_claim = and_(event.id == claim, event.event == NOTICE)
+
+        def add(connection: Connection) -> None:
+            known = connection.scalar(select(event.reason).where(is_claim).with_for_update())
+            reason = outcome if known in (None, _UNKNOWN) else f"{known}; {outcome}"
+            connection.execute(update(schema.health_event).where(is_claim).values(reason=values.clean(reason)))
+
+        self._database.write(add)
 
     def _claim(self, connection: Connection, one: Quarantine) -> Quarantine:
         facts = {
             "device": one.device,
             "event": NOTICE,
             "state": str(Health.QUARANTINED),
-            "reason": "on its way",
+            "reason": _UNKNOWN,
             "detail": {},
             "latency_ns": values.pack_floats(()),
             "time_ms": self._clock(connection),

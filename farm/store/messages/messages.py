@@ -8,11 +8,13 @@ from sqlalchemy import Connection, text
 
 from farm.store.leases.rows import always_stable
 from farm.store.messages.install import ensure_messages, require_messages
+from farm.store.messages.notices import END_NOTICE, defer_notices, drop_untried
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from farm.store.database import Database
+    from farm.store.messages.notices import QueuedNotice
 
 _T = TypeVar("_T")
 # Defers jobs for builds of open runs, and for ends of runs, without one, and looks for jobs of dead workers: one
@@ -57,6 +59,18 @@ class Messages:
             return 0
         query = text("SELECT farm_retry_messages(:silent_s)")
         return self._send(lambda connection: int(connection.scalar(query, {"silent_s": silent_s}) or 0))
+
+    def defer_notices(self, notices: Sequence[QueuedNotice], grace_s: float) -> list[str]:
+        """Queue notices, for agents from `grace_s` on, and return the keys of those that were not queued already."""
+        return self._database.write(lambda connection: defer_notices(connection, notices, grace_s))
+
+    def end_notice(self, key: str) -> None:
+        """End a notice that no agent has taken."""
+        self._send(lambda connection: connection.execute(END_NOTICE, {"key": key}))
+
+    def drop_untried(self) -> list[str]:
+        """End notices that no agent has tried for a day, as none has their receiver; return their events."""
+        return self._send(drop_untried)
 
     def remove_ended(self, hours: float) -> int:
         """Remove messages that ended more than `hours` ago; return their number."""

@@ -32,9 +32,11 @@ from farm.dispatch.cluster.agent.host_devices import Attachments, HostDevices
 from farm.dispatch.cluster.agent.ledger import Ledger, SharedRecords
 from farm.dispatch.cluster.agent.shared_jobs import SharedJobs, SharedParts
 from farm.dispatch.cluster.files.prepare import Preparer
+from farm.dispatch.cluster.nightly_starter import receivers_of
 from farm.dispatch.device_forks import device_forks
 from farm.dispatch.dispatcher import Dispatcher
-from farm.dispatch.pool.announce import Announcer, hide_secrets
+from farm.dispatch.notify.delivery import find_receivers
+from farm.dispatch.pool.announce import Announcer
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import open_result_log
@@ -186,8 +188,10 @@ class HostAgent:
         from farm.store.store import open_store
 
         prepare_decoders()
-        # Before anything starts that would inherit them.
-        hide_secrets(self._config)
+        # Before anything starts that would inherit their secrets.
+        self._receivers = find_receivers(self._config.notify.webhook, self._config.notify.mail)
+        for nightly_run in self._config.agent.nights:
+            self._receivers += receivers_of(nightly_run.file)
         hide_environment()
         with self._stack:
             self._stack.enter_context(noticing_deaths(self._thread_died))
@@ -291,12 +295,16 @@ class HostAgent:
         self._runners.open()
 
     def _begin_delivery(self) -> None:
+        from farm.dispatch.cluster.delivery.notices import NoticeTask
         from farm.dispatch.cluster.delivery.worker import MessageDelivery, recover
 
         periodic = self._nightly_runs.periodic() if self._nightly_runs is not None else ()
         ttl_s, is_stable = self._config.leases.ttl_s, self._heartbeats.is_stable
         recover_work = partial(recover, self._store, ttl_s=ttl_s, is_stable=is_stable)
-        self._delivery = MessageDelivery(self._store, recover=recover_work, ttl_s=ttl_s, periodic=periodic)
+        notices = NoticeTask(self._store, self._receivers)
+        self._delivery = MessageDelivery(
+            self._store, recover=recover_work, ttl_s=ttl_s, periodic=periodic, notices=notices
+        )
         self._delivery.start()
 
     def _device_process(self, device: Device) -> ForkedProcess:

@@ -17,9 +17,13 @@ from procrastinate import App, PsycopgConnector, RetryDecision
 from procrastinate.retry import BaseRetryStrategy
 from psycopg_pool import AsyncConnectionPool
 
+from farm.dispatch.cluster.delivery.notices import TryAgainError
+from farm.store.messages.notices import NOTIFY
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from procrastinate.job_context import JobContext
     from procrastinate.jobs import Job
     from psycopg import AsyncConnection
 
@@ -63,12 +67,17 @@ class Handler(Protocol):
     async def call(self, periodic: Periodic) -> None:
         """Make a periodic call."""
 
+    async def notify(self, job: Job) -> None:
+        """Attempt to send a notice. Raises TryAgainError."""
+
 
 class _PutBack(BaseRetryStrategy):
-    """Put a message back into its queue when its worker ends before it does."""
+    """Put a message back into its queue when its worker ends before it does, or when it asks for another attempt."""
 
     def get_retry_decision(self, *, exception: BaseException, job: Job) -> RetryDecision | None:
         del job
+        if isinstance(exception, TryAgainError):
+            return RetryDecision(retry_at=exception.at)
         # In the past: this machine's clock may be ahead of the database's.
         return RetryDecision(retry_at=_LONG_AGO) if isinstance(exception, CancelledError) else None
 
@@ -105,6 +114,10 @@ def make_app(arguments: Mapping[str, Any], handler: Handler, periodic: Sequence[
     @app.task(name="farm.finish", queue=SERVICE_QUEUE, retry=put_back)
     async def finish(run: str) -> None:
         await handler.finish(run)
+
+    @app.task(name=NOTIFY, retry=put_back, pass_context=True)
+    async def notify(context: JobContext, /, **_: Any) -> None:
+        await handler.notify(context.job)
 
     # No lock: the message of a dead worker would keep it, and with it this task, which puts such messages back.
     @app.periodic(cron=_EVERY_10_S)

@@ -20,6 +20,8 @@ import msgspec
 from farm.base.errors import FarmError
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED
+from farm.base.text import one_line
+from farm.dispatch.cluster.delivery.notices import NoticeTask
 from farm.dispatch.cluster.terms import decode_terms
 from farm.dispatch.request.budget import Budget
 from farm.dispatch.request.ending import exit_code_of
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from procrastinate import App
+    from procrastinate.jobs import Job
     from procrastinate.worker import Worker
 
     from farm.dispatch.cluster.delivery.app import Periodic
@@ -56,8 +59,10 @@ def recover(store: Store, *, ttl_s: float, is_stable: Callable[[], bool] = alway
 
 
 def remove_ended(store: Store) -> None:
-    """Remove ended messages that were kept because of their outcome, after an hour. Raises StoreError."""
+    """Remove ended messages that were kept, after an hour, and notices without a receiver. Raises StoreError."""
     store.messages.remove_ended(_KEPT_HOURS)
+    for about in store.messages.drop_untried():
+        logger.warning("NOT NOTIFIED of %s: no host has had the receiver for a day", one_line(about, 200))
 
 
 def finish(store: Store, run_id: str) -> int | None:
@@ -121,6 +126,8 @@ class Calls:
     recover: Callable[[], bool]
     """Returns whether any run goes on."""
     remove_ended: Callable[[], object]
+    notify: Callable[[Job], None]
+    """Raises TryAgainError."""
 
 
 class Serving:
@@ -148,6 +155,14 @@ class Serving:
     async def call(self, periodic: Periodic) -> None:
         """Call a periodic callable."""
         await self._call(periodic.name, periodic.call)
+
+    async def notify(self, job: Job) -> None:
+        """Attempt to send a notice. An attempt that has begun is recorded also at the end of the worker."""
+        attempt = asyncio.wrap_future(self._threads.submit(self._calls.notify, job))
+        try:
+            await asyncio.shield(attempt)
+        except asyncio.CancelledError:
+            await attempt
 
     def close(self) -> None:
         """Begin no other handler; running handlers go on."""
@@ -184,10 +199,14 @@ class MessageDelivery:
         recover: Callable[[], bool],
         ttl_s: float,
         periodic: Sequence[Periodic] = (),
+        notices: NoticeTask | None = None,
     ) -> None:
         self._store, self._periodic = store, tuple(periodic)
         self._ttl_s = ttl_s
-        self._serving = Serving(Calls(finish or self._finish_run, recover, partial(remove_ended, store)))
+        self._notices = notices or NoticeTask(store, ())
+        self._serving = Serving(
+            Calls(finish or self._finish_run, recover, partial(remove_ended, store), self._notices.attempt)
+        )
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = asyncio.Event()
@@ -294,7 +313,7 @@ class MessageDelivery:
 
         worker = Worker(
             app,
-            queues=[SERVICE_QUEUE, *(one.queue for one in self._periodic)],
+            queues=[SERVICE_QUEUE, *(one.queue for one in self._periodic), *self._notices.queues],
             concurrency=SERVICES,
             fetch_job_polling_interval=_LOOK_S,
             update_heartbeat_interval=self._ttl_s / 3,
