@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, shards_of, submit
 from sqlalchemy import Connection, select, text
 from waiting import until
 
 from farm.base.errors import AgentRefusedError, LeaseLostError, RowRefusedError, StoreError
-from farm.devices.device import AdbAddress, Device
 from farm.policy.retries import tried
 from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
@@ -25,7 +23,6 @@ from farm.store import schema
 from farm.store.cluster import orders, recovery
 from farm.store.cluster.records import Build, Claimed, NewBuild, Recovered
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.registry import Seen
 from farm.store.leases.situations import KnownSoc
 from farm.store.store import Store, open_store
 
@@ -454,22 +451,6 @@ def test_of_two_passes_at_once_one_repairs(store: Store, monkeypatch: pytest.Mon
         monkeypatch.setattr(recovery.AbandonedWork, "_recover_rows", real)
         assert other.cluster.recover(ttl_s=0).is_busy
         assert store.cluster.recover(ttl_s=0).is_busy
-
-
-def test_a_device_that_an_earlier_version_holds_under_an_address_is_not_claimed(store: Store) -> None:
-    """A `farm run` that began before the phone was known by its serial renews its lease of the address."""
-    old, now = AdbAddress(5037, name="10.0.0.1:5555", attached_at="10.0.0.1:5555"), AdbAddress(5037, name="h1-0")
-    phone = Device("10.0.0.1:5555", SOC, "hardware", "b", old, "phone", host="lab")
-    store.devices.see([Seen(phone, "device", None)])
-    wish = {"count": 1, "user": "bob", "host": "lab", "pid": 1, "purpose": "farm run", "priority": Priority.PERSON}
-    held = store.leases.poll(store.leases.request([phone.id], **wish, ttl_s=TTL_S), ttl_s=TTL_S)
-    both = replace(phone, serial="h1-0", address=replace(old, also=(now,)))
-    store.devices.see([Seen(both, "device", None)])
-    submit(store, shards(1))
-    me = agent(store, "h1")
-    assert store.cluster.claim(me, SOC, ["h1-0"], ttl_s=TTL_S) == []
-    store.leases.release(held)
-    assert len(store.cluster.claim(me, SOC, ["h1-0"], ttl_s=TTL_S)) == 1
 
 
 def test_a_soc_that_cannot_be_repaired_stops_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

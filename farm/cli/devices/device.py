@@ -185,8 +185,6 @@ def show_command(*, device: str, limit: int, as_json: bool, config_file: Path | 
 
 
 def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
-    from farm.store.leases.rows import ADOPTED
-
     yield f"{known.id}: {known.soc} {known.kind}, {known.health}"
     names = [f"called {known.name}"] if known.name else []
     names += [f"labels {', '.join(known.labels)}"] if known.labels else []
@@ -195,14 +193,12 @@ def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
     if known.status is not None and known.status.addresses:
         first, *others = map(one_line, known.status.addresses)
         yield f"  at {first}, also at {', '.join(others)}, as 'farm devices' saw it last"
-    if known.service_user == ADOPTED:
-        yield f"  known by its serial now: 'farm devices show {known.service_note}'"
-    elif known.forgotten_ms:
+    if known.forgotten_ms:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(known.forgotten_ms / 1000))
         yield f"  removed on {when}: in no list until it is attached again"
     if known.health_reason:
         yield f"  {one_line(known.health_reason)}"
-    if not known.in_service and known.service_user != ADOPTED:
+    if not known.in_service:
         by = f" by {known.service_user}" if known.service_user else ""
         yield f"  out of service{by}{f': {known.service_note}' if known.service_note else ''}"
     if not events:

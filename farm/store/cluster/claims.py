@@ -36,10 +36,6 @@ _FREE = text("""
     WHERE CASE WHEN lease.device = ANY(:keep) THEN token = :token
                ELSE token = '' OR expires_ms <= :now_ms END
       AND (reserved_until_ms <= :now_ms OR reserved_from_ms > :now_ms OR reserved_for = mine.user_name)
-      AND NOT EXISTS (
-          SELECT 1 FROM device_state JOIN lease AS earlier ON earlier.device = device_state.id
-          WHERE service_user = :adopted AND service_note = lease.device
-            AND earlier.token <> '' AND earlier.expires_ms > :now_ms)
     ORDER BY lease.device FOR UPDATE OF lease SKIP LOCKED
 """)
 _FIRST = text("""
@@ -158,7 +154,7 @@ class _Taking:
     def _free(self, mine: Mapping[str, Share], keep: Mapping[str, Lease]) -> set[str]:
         """Return the devices that are still free, locked until the end of the transaction."""
         users = [share.user for share in mine.values()]
-        asked = {**self._us, "devices": list(mine), "users": users, "keep": list(keep), "adopted": lease_rows.ADOPTED}
+        asked = {**self._us, "devices": list(mine), "users": users, "keep": list(keep)}
         rows = self._connection.execute(_FREE, asked).all()
         left = {row.device for row in rows if not row.is_free and row.device not in keep}
         # An agent that could not reach the database keeps its expired leases.

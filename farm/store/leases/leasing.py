@@ -313,8 +313,6 @@ class Leases:
             # While the database was away holders could not renew: their leases are not lost yet.
             if before.token and not lease_rows.is_stable(connection, _ms(ttl_s), settled):
                 continue
-            if lease_rows.is_held_earlier(connection, device, now_ms):
-                continue
             if not before.is_held(now_ms) and before.reserved_by(now_ms) in ("", waiter.user_name):
                 taken.append(lease_rows.take(connection, waiter, before, now_ms, _ms(ttl_s)))
         served = {"of": token, "alive_ms": now_ms + _waiter_ms(ttl_s), "left": waiter.wanted - len(taken)}

@@ -15,12 +15,6 @@ from farm.policy.situation import Lease, Priority, Request, Waiting
 from farm.store import schema, values
 from farm.store.rows import insert_missing
 
-ADOPTED = "adopted"
-"""Service user and state of rows under earlier ids of a device; their note is the present id.
-
-The next sight of a device under such an id ends this state.
-"""
-
 # Keys of advisory locks, the same in every farm and unlike the key of migrations: names of devices, and the first half
 # of the key of a SoC.
 _NAMES_LOCK = 0x6C656173
@@ -59,22 +53,9 @@ _TAKE = (
     .where(_lease_row.device == bindparam("of"))
     .values({**{name: bindparam(f"new_{name}") for name in _TAKEN_COLUMNS}, "wanted_by": ""})
 )
-# Leases of a running earlier version of farm, which holds the device under its earlier id.
-_EARLIER = (
-    select(schema.lease, _state_row.service_note.label("now_id"))
-    .join(schema.device_state, _state_row.id == _lease_row.device)
-    .where(_state_row.service_user == ADOPTED, _lease_row.token != "", _lease_row.expires_ms > bindparam("now_ms"))
-)
-_EARLIER_IDS = select(_state_row.id).where(
-    _state_row.service_user == ADOPTED, _state_row.service_note == bindparam("of")
-)
 GIVE_BACK = (
     update(schema.lease)
-    .where(
-        or_(_lease_row.device == bindparam("of"), _lease_row.device.in_(_EARLIER_IDS)),
-        _lease_row.fence == bindparam("was"),
-        _lease_row.token != "",
-    )
+    .where(_lease_row.device == bindparam("of"), _lease_row.fence == bindparam("was"), _lease_row.token != "")
     .values(token="", expires_ms=0, wanted_by="")
 )
 KEEP_PLACE = update(schema.waiter).where(_waiter_row.id == bindparam("of")).values(expires_ms=bindparam("alive_ms"))
@@ -182,29 +163,12 @@ def lease_of(row: Row[Any]) -> Lease:
 
 
 def leases_now(connection: Connection, now_ms: int, also: Iterable[str] | None = None) -> list[Lease]:
-    """Return leases (expired ones included) and reservations, by device; earlier ids are replaced by present ones.
+    """Return leases (expired ones included) and reservations, by device.
 
     With `also`, ids of devices, only leases of these devices and of devices without an agent.
     """
     query, of = (_LEASES, {}) if also is None else (_LEASES_BESIDE_AGENTS, {"also": list(also)})
-    found = {row.device: lease_of(row) for row in connection.execute(query, {"now_ms": now_ms, **of})}
-    for row in connection.execute(_EARLIER, {"now_ms": now_ms}).all():
-        held, own = found.pop(row.device, None), found.get(row.now_id)
-        if held is not None and (own is None or not own.is_held(now_ms)):
-            names = ("reserved_for", "reserved_until_ms", "reserved_from_ms")
-            reserved = (
-                {name: getattr(own, name) for name in names}
-                if own is not None
-                else dict(zip(names, ("", 0, 0), strict=True))
-            )
-            found[row.now_id] = msgspec.structs.replace(held, device=row.now_id, **reserved)
-    return [found[device] for device in sorted(found)]
-
-
-def is_held_earlier(connection: Connection, device: str, now_ms: int) -> bool:
-    """Return whether a process holds a device under an earlier id."""
-    query = _EARLIER.where(_state_row.service_note == device).limit(1)
-    return connection.execute(query, {"now_ms": now_ms}).first() is not None
+    return [lease_of(row) for row in connection.execute(query, {"now_ms": now_ms, **of})]
 
 
 def is_lease(lease: Lease) -> ColumnElement[bool]:
