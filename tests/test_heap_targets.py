@@ -11,10 +11,13 @@ from farm.base.config.settings import load_config
 from farm.base.errors import IllegalTargetError, UsageError
 from farm.devices.device import AdbAddress, Device
 from farm.devices.discovery import Scan
+from farm.dispatch.cluster.client.devices import choose as devices_of_agents
 from farm.dispatch.nightly.plan import command_of
 from farm.dispatch.pool.fleet import Choice, choose
 from farm.dispatch.request.choose import check_machine, jobs_of, select
 from farm.dispatch.request.request import RunRequest
+from farm.store.cluster.records import Agent, AgentDevice, AgentFacts
+from farm.store.protocol import PROTOCOL
 from farm.suites.features import Features
 
 HEAP = RunRequest(socs=("SM8650",), suites=("smoke",), heap=True)
@@ -30,6 +33,19 @@ def test_a_linux_board_is_left_out_and_refused_where_it_is_alone() -> None:
     with pytest.raises(IllegalTargetError, match="--heap: board: ExecuTorch measures .* not on Linux: attach a device"):
         choose(Scan([BOARD], [], []), {}, ["QCS9100"], wanted)
     assert choose(Scan([BOARD], [], []), {}, ["QCS9100"], Choice())[0] == [BOARD]
+
+
+def test_a_shared_farm_leaves_out_linux_boards_as_well() -> None:
+    facts = [AgentDevice(one.id, one.serial, one.soc, one.kind, one.os or "android") for one in (PHONE, BOARD)]
+    both, alone = (
+        Agent("lab", "farm", 0, 0, True, AgentFacts(host="lab", pid=1, version="1", protocol=PROTOCOL, devices=devices))
+        for devices in (tuple(facts), tuple(facts[1:]))
+    )
+    devices, refused = devices_of_agents([both], {}, ["QCS9100"], Choice(heap=True))
+    assert [device.serial for device in devices] == ["phone"]
+    assert refused == ["board (QCS9100 of lab: ExecuTorch measures the DSP's heap on Android and QNX, not on Linux)"]
+    with pytest.raises(IllegalTargetError, match="--heap: board: ExecuTorch measures .* not on Linux: attach a device"):
+        devices_of_agents([alone], {}, ["QCS9100"], Choice(heap=True))
 
 
 def test_programs_that_make_their_contexts_on_the_device_are_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -14,18 +14,19 @@ from farm.builds.runtime.runtime import Runtime
 from farm.devices.device import Device, common_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
     from farm.builds.runtime.native.targets import Mode
     from farm.devices.discovery import Scan
+    from farm.store.cluster.records import AgentDevice
     from farm.store.leases.registry import Registered
     from farm.store.store import Store
 
 
-_NO_HEAP = "ExecuTorch measures the DSP's heap on Android and QNX, not on Linux"
+NO_HEAP = "ExecuTorch measures the DSP's heap on Android and QNX, not on Linux"
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -141,18 +142,27 @@ def narrowed(scan: Scan, names: Collection[str]) -> Scan:
 
 def _require_known(scan: Scan, registered: Mapping[str, Registered], choice: Choice) -> None:
     """Raise UnknownNameError for a chosen device or label that the store does not know."""
-    known = {name for one in scan.devices for name in one.known_as}
-    known |= {one.serial for one in scan.unusable} | {
-        name for one in registered.values() for name in (one.id, one.name)
-    }
+    names = {name for one in scan.devices for name in one.known_as} | {one.serial for one in scan.unusable}
+    # The labels of an unreachable device are known to farm.toml alone.
+    labels = {*choice.labels} if scan.unusable else {label for one in scan.devices for label in one.labels}
+    require_known(choice, registered.values(), names, labels)
+
+
+def require_known(
+    choice: Choice, registered: Iterable[Registered], names: set[str], labels: set[str], hints: Mapping[str, str] = {}
+) -> None:
+    """Raise UnknownNameError for a chosen device or label outside of `names`, `labels` and the registry.
+
+    `hints` are added to the message about a device, by its name.
+    """
+    for one in registered:
+        names |= {one.id, one.serial, one.name}
+        labels |= {*one.labels}
     for name in choice.devices:
-        if name not in known:
-            raise UnknownNameError("device", name, known - {""})
-    labels = {label for device in scan.devices for label in device.labels}
-    labels |= {label for one in registered.values() for label in one.labels}
+        if name not in names:
+            raise UnknownNameError("device", name, names - {""}, hints.get(name, ""))
     for label in choice.labels:
-        # The labels of an unreachable device are known to farm.toml alone.
-        if label not in labels and not scan.unusable:
+        if label not in labels:
             raise UnknownNameError("label", label, labels, "" if labels else "(no device has any)")
 
 
@@ -203,18 +213,30 @@ def choose(
         known = registered.get(device.id)
         if known is not None and known.name and not device.name:
             device = msgspec.structs.replace(device, name=known.name)  # noqa: PLW2901 - as people call it
-        reason = _refusal(device, known, socs, choice)
-        without_heap += [device.called] if reason == _NO_HEAP else []
+        reason = device.soc if device.soc in load_socs() else no_profile(device.soc)
+        if device.soc in socs:
+            reason = refusal(device, device.known_as, known, choice)
+        without_heap += [device.called] if reason == NO_HEAP else []
         if reason:
             refused.append(f"{device.called} ({device.soc}{f': {reason}' if reason != device.soc else ''})")
         else:
             usable.append(device)
+    preferred = hardware_first(usable, without_heap, choice)
+    return preferred, refused + [f"{one.serial} ({one.state}: {one.reason})" for one in scan.unusable]
+
+
+_D = TypeVar("_D", Device, "AgentDevice")
+
+
+def hardware_first(usable: Sequence[_D], without_heap: Sequence[str], choice: Choice) -> list[_D]:
+    """Return the devices without the virtual ones of an SoC with hardware, unless `choice` names devices. Pure.
+
+    Raises IllegalTargetError if the only devices are `without_heap`, refused for `NO_HEAP`.
+    """
     if without_heap and not usable:
-        raise IllegalTargetError(f"--heap: {', '.join(without_heap)}: {_NO_HEAP}: attach a device with Android")
+        raise IllegalTargetError(f"--heap: {', '.join(without_heap)}: {NO_HEAP}: attach a device with Android")
     hardware = {device.soc for device in usable if device.kind == "hardware"}
-    chosen = [d for d in usable if choice.devices or d.kind == "hardware" or d.soc not in hardware]
-    refused += [f"{one.serial} ({one.state}: {one.reason})" for one in scan.unusable]
-    return chosen, refused
+    return [one for one in usable if choice.devices or one.kind == "hardware" or one.soc not in hardware]
 
 
 def is_called(device: Device, known: Registered | None, name: str) -> bool:
@@ -222,28 +244,21 @@ def is_called(device: Device, known: Registered | None, name: str) -> bool:
     return name in device.known_as or (known is not None and bool(name) and name == known.name)
 
 
-def _refusal(device: Device, known: Registered | None, socs: Sequence[str], choice: Choice) -> str:
-    """Return why a device is not used: its SoC alone if that is not among `socs`; empty for a usable device."""
+def refusal(device: Device | AgentDevice, names: Collection[str], known: Registered | None, choice: Choice) -> str:
+    """Return why a device with `names`, of an SoC of the run, is not used; empty for a usable device. Pure."""
+    names = {*names, known.name if known is not None else ""} - {""}
     labels = {*device.labels, *(known.labels if known is not None else ())}
     missing = [label for label in choice.labels if label not in labels]
-    if device.soc not in socs:
-        return device.soc if device.soc in load_socs() else no_profile(device.soc)
-    if choice.devices and not any(is_called(device, known, name) for name in choice.devices):
+    if choice.devices and names.isdisjoint(choice.devices):
         return "not among the requested devices"
     if missing:
         return f"not labelled {' and '.join(missing)}"
     if choice.heap and device.os == "linux":
-        return _NO_HEAP
+        return NO_HEAP
     return out_of_use(device, known) if known is not None else ""
 
 
-class _Called(Protocol):
-    @property
-    def called(self) -> str:
-        """Name of a device in messages."""
-
-
-def out_of_use(device: _Called, known: Registered) -> str:
+def out_of_use(device: Device | AgentDevice, known: Registered) -> str:
     """Return the reason why a device is out of use, with the command to return it; empty for none. Pure."""
     if not known.in_service:
         note = f": {known.service_note}" if known.service_note else ""

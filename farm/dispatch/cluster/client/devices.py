@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from farm.base.errors import NoDeviceError, UnknownNameError, UsageError
+from farm.base.errors import NoDeviceError, UsageError
 from farm.base.socs import find_soc, load_socs
 from farm.devices.adb.names import SERIAL_VARIABLE, named_device
 from farm.devices.device import common_kind
-from farm.dispatch.pool.fleet import Choice, out_of_use
+from farm.dispatch.pool.fleet import NO_HEAP, Choice, hardware_first, refusal, require_known
 from farm.dispatch.request.choose import device_kind_of
 from farm.report.model.format import duration
 from farm.store.protocol import PROTOCOL
@@ -46,10 +46,11 @@ def choose(
 ) -> tuple[list[AgentDevice], list[str]]:
     """Return the usable devices of living hosts, and a description with reason of each refused device. Pure.
 
-    As on one machine, an SoC's virtual devices are left out beside hardware, unless the request names devices.
+    Raises as `hardware_first`.
     """
     usable: list[AgentDevice] = []
     refused: list[str] = []
+    without_heap: list[str] = []
     for agent in agents:
         for device in agent.facts.devices:
             if device.soc not in socs:
@@ -57,27 +58,14 @@ def choose(
                     # The run may be for this device: its host has no profile for the reported name.
                     refused.append(f"{device.called} ({device.soc} of {agent.name}: {device.refused})")
                 continue
-            reason = _refusal(agent, device, registered.get(device.id), choice)
+            names, known = (device.id, device.serial, device.name), registered.get(device.id)
+            reason = agent_refusal(agent) or refusal(device, names, known, choice) or device.refused
+            without_heap += [device.called] if reason == NO_HEAP else []
             if reason:
                 refused.append(f"{device.called} ({device.soc} of {agent.name}: {reason})")
             else:
                 usable.append(device)
-    hardware = {device.soc for device in usable if device.kind == "hardware"}
-    chosen = [d for d in usable if choice.devices or d.kind == "hardware" or d.soc not in hardware]
-    return chosen, refused
-
-
-def _refusal(agent: Agent, device: AgentDevice, known: Registered | None, choice: Choice) -> str:
-    names = {device.id, device.serial, device.name, known.name if known is not None else ""}
-    labels = {*device.labels, *(known.labels if known is not None else ())}
-    missing = [label for label in choice.labels if label not in labels]
-    if reason := agent_refusal(agent):
-        return reason
-    if choice.devices and names.isdisjoint(choice.devices):
-        return "not among those that were asked for"
-    if missing:
-        return f"not labelled {' and '.join(missing)}"
-    return device.refused or (out_of_use(device, known) if known is not None else "")
+    return hardware_first(usable, without_heap, choice), refused
 
 
 def agent_refusal(agent: Agent) -> str:
@@ -151,16 +139,9 @@ class Wanted:
         """Raise UnknownNameError for a device or label that neither an agent nor the registry has."""
         devices = [device for agent in agents for device in agent.facts.devices]
         names = {name for one in devices for name in (one.id, one.serial, one.name)}
-        names |= {name for known in registered.values() for name in (known.id, known.serial, known.name)}
-        for name in self._choice.devices:
-            if name not in names:
-                step = f"({SERIAL_VARIABLE} names it: unset it, or name another with --device)"
-                raise UnknownNameError("device", name, names - {""}, step if name == named_device(os.environ) else "")
         labels = {label for one in devices for label in one.labels}
-        labels |= {label for known in registered.values() for label in known.labels}
-        for label in self._choice.labels:
-            if label not in labels:
-                raise UnknownNameError("label", label, labels, "" if labels else "(no device has any)")
+        step = f"({SERIAL_VARIABLE} names it: unset it, or name another with --device)"
+        require_known(self._choice, registered.values(), names, labels, {named_device(os.environ): step})
 
     def _expect(self, lacking: Sequence[str], refused: Sequence[str]) -> None:
         from farm.store.cluster.records import AgentDevice
