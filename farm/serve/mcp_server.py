@@ -37,8 +37,8 @@ _MOST_CHARS = 200_000
 _NO_TOOLS = ("upload",)
 
 
-class Callee(NamedTuple):
-    """Function of a tool, with the type of its arguments."""
+class ToolSpec(NamedTuple):
+    """Tool: its text, the type of its arguments, and the function that answers it."""
 
     about: str
     asked: type[msgspec.Struct]
@@ -57,10 +57,10 @@ def serve_mcp(reading: Reading, server: Server | None) -> None:
         from farm.builds.runtime.packages import install_hint
 
         raise MissingToolError(f"farm data mcp needs another package: {install_hint('mcp')}") from None
-    asyncio.run(_serve(callees(reading, server)))
+    asyncio.run(_serve(tools_of(reading, server)))
 
 
-async def _serve(known: dict[str, Callee]) -> None:
+async def _serve(known: dict[str, ToolSpec]) -> None:
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
     from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
@@ -85,10 +85,10 @@ async def _serve(known: dict[str, Callee]) -> None:
         await server.run(read, write, server.create_initialization_options())
 
 
-def callees(reading: Reading, server: Server | None) -> dict[str, Callee]:
-    """Return the functions of the tools by name. Raises InfraError, UsageError."""
+def tools_of(reading: Reading, server: Server | None) -> dict[str, ToolSpec]:
+    """Return the tools by name. Raises InfraError, UsageError."""
     found = {
-        name_of(page): Callee(str(page.make.__doc__), page.query, partial(_read, reading, page), only_reads=True)
+        name_of(page): ToolSpec(str(page.make.__doc__), page.query, partial(_read, reading, page), only_reads=True)
         for page in PAGES
     }
     if server is not None:
@@ -98,11 +98,11 @@ def callees(reading: Reading, server: Server | None) -> dict[str, Callee]:
         for action in ACTIONS:
             if account.name and account.role.may(action.role) and action.name not in _NO_TOOLS:
                 about, call = str(action.perform.__doc__), partial(_act, server, action.name)
-                found[f"action_{action.name}"] = Callee(about, action.asked, call, only_reads=False)
+                found[f"action_{action.name}"] = ToolSpec(about, action.asked, call, only_reads=False)
     return found
 
 
-def answer(known: dict[str, Callee], name: str, arguments: dict[str, Any]) -> str:
+def answer(known: dict[str, ToolSpec], name: str, arguments: dict[str, Any]) -> str:
     """Return the JSON of a page or of an action. Raises FarmError, ValidationError."""
     one = known.get(name)
     if one is None:

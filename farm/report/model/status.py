@@ -258,8 +258,8 @@ def ago(time_ms: int, now_ms: int) -> str:
 
 
 def progress_text(progress: Progress) -> str:
-    """Return the progress of a run in words: `12 of 40 jobs: 11 passed, 1 failed`."""
-    words = {"known": "known issues", "failed": "failed", "passed": "passed", "infra": "infra", "skipped": "skipped"}
+    """Return the progress of a run in words, the worst first: `12 of 40 jobs: 1 failed, 11 passed`."""
+    words = {"failed": "failed", "infra": "infra", "skipped": "skipped", "known": "known issues", "passed": "passed"}
     parts = [f"{progress.counts[key]} {word}" for key, word in words.items() if progress.counts.get(key)]
     parts += [f"{progress.skipped} skipped"] if progress.skipped else []
     jobs = f"{progress.done} of {progress.planned} jobs"

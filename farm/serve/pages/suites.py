@@ -86,7 +86,7 @@ def suites_page(store: Store, query: SuitesQuery) -> SuitesFacts:
     jobs = store.grid.jobs(store.grid.nightly_runs(branch, _NIGHTS), JobFilter())
     suites = sorted({job.suite for job in jobs})
     return SuitesFacts(
-        title=f"{len(suites)} suites",
+        title=fmt.plural(len(suites), "suite"),
         suites=[_row(suite, [job for job in jobs if job.suite == suite]) for suite in suites],
         branches=list(map(branch_text, store.status.branches())),
         branch=branch_text(branch),
