@@ -156,9 +156,14 @@ class BuildFarm:
         with ExitStack() as stack:
             stack.callback(notes.close)
             stack.callback(host.stop)
-            host.look()
+            host.toolchains.look()
             facts = AgentFacts(
-                host=name, pid=1, version="1", protocol=PROTOCOL, toolchains=host.ids(), offered=host.offered()
+                host=name,
+                pid=1,
+                version="1",
+                protocol=PROTOCOL,
+                toolchains=host.toolchains.ids,
+                offered=host.toolchains.offered,
             )
             agent = self.hosts.cluster.register(name, facts, ttl_s, user=self.hosts.user)
             stack.callback(self.hosts.cluster.leave, agent)

@@ -12,7 +12,7 @@ from farm.base.ids import is_bundle_key
 from farm.builds.bundles.bundle import MANIFEST, Bundle, Manifest, TensorSpec
 from farm.builds.bundles.cache import BundleCache
 from farm.devices.device import AdbAddress, Device
-from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms, encode_terms
+from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
 from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Lease, Priority
 from farm.store.cluster.records import Build, HeldShard, ShardJob
@@ -74,7 +74,7 @@ def made_terms(
     toolchain: str = "t",
     profile: Profile = Profile.AUTO,
 ) -> bytes:
-    return encode_terms(
+    return msgspec.json.encode(
         WorkTerms(
             protocol=protocol,
             toolchain=toolchain,

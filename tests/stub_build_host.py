@@ -82,7 +82,7 @@ def main() -> None:
     builds.BuilderSlot = lambda *_, **__: StubBuilder(name, evidence, BundleCache(config.cache_dir))  # type: ignore[assignment, misc]
     with open_store(config.store_url, connections=4) as store:
         host = builds.BuildHost(config, store, open_objects(config))
-        facts = AgentFacts(host=name, pid=1, version="1", protocol=PROTOCOL, toolchains=host.ids())
+        facts = AgentFacts(host=name, pid=1, version="1", protocol=PROTOCOL, toolchains=host.toolchains.ids)
         host.begin(store.cluster.register(name, facts, 3600.0, user="farm"))
         say("ready")
         with Hints(store) as hints:

@@ -21,7 +21,7 @@ from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
 from farm.store import schema
 from farm.store.cluster import orders, recovery
-from farm.store.cluster.records import Build, Claimed, NewBuild, Recovered
+from farm.store.cluster.records import Build, NewBuild, Recovered
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.situations import KnownSoc
 from farm.store.store import Store, open_store
@@ -196,7 +196,7 @@ def test_a_claim_whose_answer_was_lost_is_taken_back_by_the_next_heartbeat(store
     # A new lease, and a second shard under the lease that the device has: the agent heard of neither.
     store.cluster.claim(one, SOC, ["h1-1"], ttl_s=TTL_S)
     store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S, keep={"h1-0": held.lease})
-    known = Claimed(frozenset({(held.id, held.lease.fence)}))
+    known = frozenset({(held.id, held.lease.fence)})
 
     reply = store.cluster.heartbeat(one, None, TTL_S, [held.lease], known)
 

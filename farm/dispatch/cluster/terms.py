@@ -48,11 +48,6 @@ class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
     seconds: int | None = None
 
 
-def encode_terms(terms: WorkTerms) -> bytes:
-    """Return the terms as JSON, for the order."""
-    return msgspec.json.encode(terms)
-
-
 def decode_terms(text: bytes) -> WorkTerms:
     """Return the terms of an order. Raises msgspec.DecodeError for terms of another version of farm."""
     return msgspec.json.decode(text, type=WorkTerms)

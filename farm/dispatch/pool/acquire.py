@@ -121,8 +121,7 @@ class DeviceAcquirer:
         devices = [device for device in fleet.devices if device.id not in used]
         if not devices:
             raise NoDeviceError(f"no other {target.soc} is attached")
-        pool = DevicePool(devices, store, terms)
-        pool.revive_with(fleet.revive)
+        pool = DevicePool(devices, store, terms, revive=fleet.revive)
         self._stack.callback(pool.close)
         pool.acquire(until_s)
         held = {device.id: device for device in pool.held()}

@@ -32,40 +32,39 @@ _SHORT_SECONDS = 1.0
 class DevicePool:
     """Devices of one command, by their numbers. Several threads may call it."""
 
-    def __init__(self, devices: Sequence[Device], store: Store, terms: LeaseTerms | None) -> None:
-        """Without `terms` the devices are this command's own."""
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        store: Store,
+        terms: LeaseTerms | None,
+        *,
+        revive: Callable[[], Sequence[str]] = tuple,
+        take: Callable[[Device], None] = lambda _: None,
+        announcer: Announcer | None = None,
+    ) -> None:
+        """Without `terms` the devices are this command's own.
+
+        `take` is called with each device that becomes this command's, before anything uses it. Four times a second
+        `revive` starts dead servers and returns a line for each, and `announcer` looks; it is closed at the end.
+        """
         self._devices = tuple(devices)
         self._lock = threading.RLock()
-        self.leases = LeaseKeeper(devices, store, terms, self._lock)
+        self.leases = LeaseKeeper(devices, store, terms, self._lock, take)
         self._retired: dict[int, str] = {}
         """Reason for the end of a device's use."""
         self._waiting_since: dict[str, float] = {}
         """Begin of the wait by SoC without a device; infinite once it was logged."""
         self._problems: dict[str, str] = {}
         """Last problem, by action."""
-        self._revive: Callable[[], Sequence[str]] = tuple
+        self._revive, self._announcer = revive, announcer
         self._changed: Callable[[], None] = lambda: None
-        self._announcer: Announcer | None = None
         self._is_wanted = True
         self.lost_store = ""
         """Reason for the lasting loss of the store; empty without a loss."""
         self._ending, self._looked = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, name="devices", daemon=True)
-
-    def revive_with(self, revive: Callable[[], Sequence[str]]) -> None:
-        """Call `revive` four times a second: it starts dead servers, and returns a line for each."""
-        self._revive = revive
-
-    def take_with(self, take: Callable[[Device], None]) -> None:
-        """Call `take` with each device that becomes this command's, before anything uses it."""
-        self.leases.take = take
-        if not self.leases.is_needed:
-            for device in self._devices:
-                take(device)
-
-    def announce_with(self, announcer: Announcer) -> None:
-        """Let `announcer` look four times a second as well, and close it at the end."""
-        self._announcer = announcer
+        for device in () if self.leases.is_needed else self._devices:
+            take(device)
 
     def acquire(self, until_s: float = float("inf"), *, partly: bool = False) -> None:
         """Wait until there is a device of every SoC, or it is `until_s` on the clock of `time.monotonic`.

@@ -49,8 +49,12 @@ class LeaseKeeper:
         store: Store,
         terms: LeaseTerms | None,
         lock: threading.RLock,
+        take: Callable[[Device], None],
     ) -> None:
-        """Take the lease `terms`, None for the run's own devices, and the `lock` that guards leases and their users."""
+        """Take the lease `terms`, None for the run's own devices, and the `lock` that guards leases and their users.
+
+        `take` is called with a device when it becomes this run's, before anything uses it.
+        """
         self._devices, self._store, self._terms, self._lock = tuple(devices), store, terms, lock
         self._number = {device.id: number for number, device in enumerate(self._devices)}
         self._leases: dict[int, Lease] = {}
@@ -58,8 +62,7 @@ class LeaseKeeper:
         self._requests: dict[str, str] = {}
         """Tokens of waiting requests by SoC."""
         self._asked_at = float("-inf")
-        self.take: Callable[[Device], None] = lambda _: None
-        """Called with a device when it becomes this run's, before anything uses it."""
+        self._take = take
         self.leaving: set[int] = set()
         """Devices to hand over to another user after their job."""
 
@@ -149,7 +152,7 @@ class LeaseKeeper:
             del self._requests[soc]
             return
         for lease in granted:
-            self.take(self._devices[self._number[lease.device]])
+            self._take(self._devices[self._number[lease.device]])
         with self._lock:
             for lease in granted:
                 number = self._number[lease.device]

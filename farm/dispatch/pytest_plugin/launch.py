@@ -349,7 +349,6 @@ class _Launch:
         """Keep the connections to the devices, which workers lease, and print the notes of workers."""
         from farm.dispatch.pool.device_pool import DevicePool
 
-        pool = DevicePool(fleet.devices, self._store, None)
         printed = 0
 
         def look() -> list[str]:
@@ -360,7 +359,7 @@ class _Launch:
                 pool.retire(number, reason)
             return [*lines, *fleet.revive()]
 
-        pool.revive_with(look)
+        pool = DevicePool(fleet.devices, self._store, None, revive=look)
         pool.begin(lambda: None)
         try:
             yield

@@ -15,7 +15,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError, LeaseLostError, NoDeviceError, RowRefusedError
 from farm.base.exit_codes import ExitCode
@@ -118,13 +118,6 @@ _LAST_SECONDS = 5.0
 """For the last results, after every device is left."""
 
 
-class LocalEnd(NamedTuple):
-    """End of the jobs of a plan."""
-
-    abandoned: frozenset[str]
-    """Ids of jobs for which no device was left."""
-
-
 class LocalRecords:
     """A `RecordSink`: the store, for a run on this machine."""
 
@@ -204,8 +197,11 @@ class LocalRun:
         """Begin no other job; running jobs are finished. Safe in a signal handler, and in any thread."""
         self._dispatcher.post(self._jobs.finish_running)
 
-    def run(self) -> LocalEnd:
-        """Run every job, and leave every device, also after KeyboardInterrupt."""
+    def run(self) -> frozenset[str]:
+        """Run every job, and leave every device, also after KeyboardInterrupt.
+
+        Return the ids of jobs for which no device was left.
+        """
         try:
             with noticing_deaths(self._thread_died):
                 self._recorder.begin()
@@ -214,7 +210,7 @@ class LocalRun:
                 self._dispatcher.run(lambda: self._jobs.is_over, self._tick, _TICK_SECONDS)
         finally:
             self._close()
-        return LocalEnd(frozenset(self._jobs.abandoned))
+        return frozenset(self._jobs.abandoned)
 
     def _thread_died(self, why: str) -> None:
         self._dispatcher.post(lambda: self._jobs.halt(why))
@@ -413,11 +409,14 @@ class _Run(RunSteps):
             fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
         versions = {serial: [runtime.versions] for serial, runtime in fleet.runtimes.items()}
         require_same_runtimes(before, lambda one: versions.get(one.serial, ()), run_id)
-        pool = DevicePool(fleet.devices, self._store, self._terms() if fleet.leased else None)
-        pool.revive_with(fleet.revive)
-        pool.take_with(lambda one: self._store.record_device(run_id, one, fleet.runtimes[one.serial].versions))
-        if fleet.leased:
-            pool.announce_with(Announcer(self._config, self._store))
+        pool = DevicePool(
+            fleet.devices,
+            self._store,
+            self._terms() if fleet.leased else None,
+            revive=fleet.revive,
+            take=lambda one: self._store.record_device(run_id, one, fleet.runtimes[one.serial].versions),
+            announcer=Announcer(self._config, self._store) if fleet.leased else None,
+        )
         try:
             self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
             planned = [one for one in planned if one.job.target.soc not in self._given_up]
@@ -439,8 +438,8 @@ class _Run(RunSteps):
                     f"'farm run --resume {run_id}' goes on then",
                 )
                 with self._interrupts.finishing(stop, *lines), self._budget.watched(stop):
-                    end = local.run()
-                self._leave(run_id, end.abandoned)
+                    abandoned = local.run()
+                self._leave(run_id, abandoned)
         finally:
             pool.close()
 

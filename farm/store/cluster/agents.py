@@ -152,12 +152,9 @@ class Agents(ClusterPart):
 
     def begun(self, agent: AgentId) -> None:
         """Give back the leases and shards of the former agent, after the new one has recorded its results."""
-        self.put_back_all(agent, "its agent was started again")
-
-    def put_back_all(self, agent: AgentId, why: str) -> None:
-        """Give back all shards and devices of an agent."""
         if agent.may_lease:
-            self._database.write(lambda connection: put_back_held(connection, agent.token, values.clean(why)))
+            why = "its agent was started again"
+            self._database.write(lambda connection: put_back_held(connection, agent.token, why))
 
     def heartbeat(
         self,
@@ -288,7 +285,7 @@ def _unanswered(row: Row[Any], leases: Iterable[Lease], claimed: Claimed) -> Hel
     known = {(lease.device, lease.fence) for lease in leases}
     held = Held(
         sorted(device for device, fence in (row.kept or {}).items() if (device, fence) not in known),
-        sorted(id_ for id_, fence, _ in row.shards or () if (id_, fence) not in claimed.shards),
+        sorted(id_ for id_, fence, _ in row.shards or () if (id_, fence) not in claimed),
     )
     return held if any(held) else None
 
@@ -297,9 +294,7 @@ def _minded(row: Row[Any], leases: Iterable[Lease], claimed: Claimed | None) -> 
     kept = row.kept or {}
     lost = {lease.device for lease in leases if kept.get(lease.device) != lease.fence}
     used = [
-        (id_, fence, device)
-        for id_, fence, device in row.shards or ()
-        if claimed is None or (id_, fence) in claimed.shards
+        (id_, fence, device) for id_, fence, device in row.shards or () if claimed is None or (id_, fence) in claimed
     ]
     return HeartbeatReply(
         lost=tuple(sorted(lost | ({device for _, _, device in used} - kept.keys()))),
@@ -309,7 +304,7 @@ def _minded(row: Row[Any], leases: Iterable[Lease], claimed: Claimed | None) -> 
         claimable=tuple(sorted(row.claimable or ())),
         replaced=row.is_draining is None,
         drain=bool(row.is_draining),
-        claimed=Claimed(frozenset((id_, fence) for id_, fence, _ in used)),
+        claimed=frozenset((id_, fence) for id_, fence, _ in used),
     )
 
 

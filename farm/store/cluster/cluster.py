@@ -34,6 +34,4 @@ class Cluster(Orders, Claims, ShardResults, BuildWork, Agents, AbandonedWork, Vi
     @cached_property
     def nightly_runs(self) -> NightlyStarts:
         """Starts of scheduled nightly runs."""
-        from farm.store.cluster.nightly_starts import NightlyStarts
-
         return NightlyStarts(self._database, self._clock)

@@ -241,11 +241,8 @@ class ShardResult(msgspec.Struct, frozen=True):
     """Devices, as the history names them, on which the job had failed, if it passed here."""
 
 
-class Claimed(msgspec.Struct, frozen=True):
-    """Shards of an agent from answered claims."""
-
-    shards: frozenset[tuple[int, int]] = frozenset()
-    """Id and fence of each shard."""
+Claimed = frozenset[tuple[int, int]]
+"""Shards of an agent from answered claims, each by id and fence."""
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):
@@ -265,7 +262,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
     """True if another agent has taken over this one's name: stop."""
     drain: bool = False
     """True for an agent that has to finish its work, take no new work and end."""
-    claimed: Claimed = Claimed()
+    claimed: Claimed = frozenset()
     """Shards of the agent that the store still counts as held."""
 
 

@@ -255,7 +255,7 @@ class BuildHost:
         objects: Objects,
     ) -> None:
         self._config, self._store, self._objects = config, store, objects
-        self._toolchains = HostToolchains(config)
+        self.toolchains = HostToolchains(config)
         self._cache = BundleCache(config.cache_dir)
         self._supervisor = Supervisor()
         self._stack = contextlib.ExitStack()
@@ -270,18 +270,6 @@ class BuildHost:
         self._slots: list[_BuildSlot] = []
         self._toolchain_reader: threading.Thread | None = None
         self._is_full = False
-
-    def look(self) -> None:
-        """Read this host's toolchains, before the agent registers; takes a while."""
-        self._toolchains.look()
-
-    def offered(self) -> tuple[OfferedToolchain, ...]:
-        """Return the toolchains of this host, as of the last look."""
-        return self._toolchains.offered
-
-    def ids(self) -> tuple[str, ...]:
-        """Return the ids of the offered toolchains: `AgentFacts.toolchains`."""
-        return self._toolchains.ids
 
     def begin(self, agent: AgentId) -> None:
         """Claim builds as `agent` from now on. A thread removes the leftovers of killed builders from the cache."""
@@ -320,7 +308,7 @@ class BuildHost:
         A thread reads the toolchains again if the last look is half a minute old.
         """
         if self._toolchain_reader is None or not self._toolchain_reader.is_alive():
-            self._toolchain_reader = threading.Thread(target=self._toolchains.look, name="toolchains", daemon=True)
+            self._toolchain_reader = threading.Thread(target=self.toolchains.look, name="toolchains", daemon=True)
             self._toolchain_reader.start()
         self.notify_slots()
 
@@ -413,12 +401,12 @@ class BuildHost:
             self._changed.notify()
 
     def _take(self, slot: _BuildSlot) -> HeldBuild | None:
-        if self._agent is None or not self._toolchains.ids or not self._has_room():
+        if self._agent is None or not self.toolchains.ids or not self._has_room():
             return None
         try:
             if slot.worker is None:
                 slot.worker = self._store.cluster.begin_worker()
-            return self._store.cluster.take_build(slot.worker, self._agent.name, self._toolchains.ids)
+            return self._store.cluster.take_build(slot.worker, self._agent.name, self.toolchains.ids)
         except StoreError as error:
             # The answer with a task may have been lost. Without further heartbeats of this worker other hosts get it.
             slot.worker = None
@@ -447,7 +435,7 @@ class BuildHost:
         """Make a bundle and report the outcome: bundle, failure or return to the queue."""
         log = slot.folder / f"{held.task.key}.log"
         try:
-            tools = self._toolchains.find(held.task.toolchain)
+            tools = self.toolchains.find(held.task.toolchain)
             if tools is None:
                 raise RefusedBuildError("its toolchain was changed meanwhile")
             job = job_here(held.task, self._unpack)
@@ -490,7 +478,7 @@ class BuildHost:
         job_id = held.task.job.id
         logger.warning("%s could not be built here: %s", job_id, reason, extra={"job": job_id})
         # A file of the toolchain may have been saved meanwhile: offer the toolchain as it is now.
-        self._toolchains.look(at_once=True)
+        self.toolchains.look(at_once=True)
         self._put_back(held, reason, tried=self._has_room())
 
     def _put_back(self, held: HeldBuild, why: str, *, tried: bool) -> None:

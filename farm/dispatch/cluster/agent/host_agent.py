@@ -264,7 +264,7 @@ class HostAgent:
             from farm.dispatch.cluster.agent.builds import BuildHost
 
             self._build_host = BuildHost(self._config, self._store, objects)
-            self._build_host.look()
+            self._build_host.toolchains.look()
 
     def _claimed(self, held: HeldShard, until_s: float) -> None:
         self._dispatcher.post(partial(self._runners.claimed, held, until_s))
@@ -431,8 +431,8 @@ class HostAgent:
             protocol=PROTOCOL,
             draining=self._is_draining,
             devices=self._runners.facts(),
-            toolchains=host.ids() if host is not None else (),
-            offered=host.offered() if host is not None else (),
+            toolchains=host.toolchains.ids if host is not None else (),
+            offered=host.toolchains.offered if host is not None else (),
         )
 
     def _changed(self) -> None:

@@ -64,7 +64,7 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._leases: dict[str, Lease] = {}
-        self._claimed = Claimed()
+        self._claimed: Claimed = frozenset()
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -83,7 +83,7 @@ class Ledger:
     def add(self, held: HeldShard) -> None:
         """Add a claimed shard and its lease, which replaces an earlier lease of the device."""
         self._leases[held.lease.device] = held.lease
-        self._claimed = Claimed(self._claimed.shards | {(held.id, held.lease.fence)})
+        self._claimed |= {(held.id, held.lease.fence)}
 
     def drop(self, leases: Sequence[Lease]) -> None:
         """Remove leases that have ended."""

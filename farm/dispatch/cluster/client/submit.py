@@ -20,7 +20,7 @@ from farm.dispatch.cluster.client.devices import Wanted, pinned
 from farm.dispatch.cluster.client.follow import FollowEnd, Signals, follower_of
 from farm.dispatch.cluster.client.submit_options import SubmitOptions, require_possible
 from farm.dispatch.cluster.client.work import RunWork, manifests_of, upload_runtimes
-from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms, encode_terms
+from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
 from farm.dispatch.request.budget import Budget
 from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers, narrowed
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from farm.base.config.settings import Config
-    from farm.builds.compile.protocol import BuildReply
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.plan import PlannedJob
@@ -289,7 +288,7 @@ class _SharedRun(RunSteps):
             user=self._store.user,
             priority=Priority.NIGHTLY if request.purpose == "nightly" else Priority.PERSON,
             purpose=request.command,
-            terms=encode_terms(work.terms),
+            terms=msgspec.json.encode(work.terms),
             protocol=PROTOCOL,
             devices=request.choice.devices,
             labels=request.choice.labels,
@@ -340,16 +339,12 @@ class _SharedRun(RunSteps):
         from farm.base.processes import Supervisor
         from farm.dispatch.cluster.client.upload import build_here
 
-        def ended(reply: BuildReply) -> None:
-            if self._rebuild is not None:
-                self._rebuild.ended(reply)
-
         folder = self._config.run_folder(run_id)
+        ended = self._rebuild.ended if self._rebuild is not None else lambda _: ""
         with (
             Supervisor() as supervisor,
             build_here(
-                self._config, run_id, folder, work.to_build, tools, objects, self._store, supervisor,
-                on_start=lambda _: None, on_done=ended,
+                self._config, run_id, folder, work.to_build, tools, objects, self._store, supervisor, ended
             ),
         ):  # fmt: skip
             yield

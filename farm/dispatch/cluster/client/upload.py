@@ -81,15 +81,13 @@ def build_here(
     objects: Objects,
     store: Store,
     supervisor: Supervisor,
-    *,
-    on_start: Callable[[str], None],
-    on_done: Callable[[BuildReply], None],
-) -> Iterator[Callable[[], None]]:
+    on_done: Callable[[BuildReply], object],
+) -> Iterator[None]:
     """Make `builds` of a run on this machine while the body runs, and upload each as soon as it is made.
 
-    Yields a function that waits for all of them. Bundles that a build host has made meanwhile are left out, and so is
-    the rest of a cancelled run; `folder` takes the logs. Builds in progress at the end of the body are ended and left
-    to build hosts. `on_start(key)` and `on_done(reply)` are called from other threads.
+    Bundles that a build host has made meanwhile are left out, and so is the rest of a cancelled run; `folder` takes the
+    logs. Builds in progress at the end of the body are ended and left to build hosts. `on_done(reply)` is called from
+    other threads.
     """
     from farm.builds.compile.pool import BuilderPool, MemoryLimits
 
@@ -107,18 +105,13 @@ def build_here(
         supervisor=supervisor,
         log_folder=folder,
         timeout_s=config.build_timeout_s,
-        on_start=on_start,
+        on_start=lambda _: None,
         on_done=sender.take,
         is_wanted=sender.is_wanted,
     )
     pool.start()
-
-    def join() -> None:
-        pool.join()
-        sender.join()
-
     try:
-        yield join
+        yield
     finally:
         pool.stop()
         sender.join()
@@ -134,7 +127,7 @@ class _Sender:
         store: Store,
         cache: BundleCache,
         folder: Path,
-        on_done: Callable[[BuildReply], None],
+        on_done: Callable[[BuildReply], object],
     ) -> None:
         self._run_id, self._objects, self._store = run_id, objects, store
         self._cache, self._folder = cache, folder
