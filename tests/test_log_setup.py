@@ -108,7 +108,7 @@ def test_levels_that_do_not_exist(monkeypatch: pytest.MonkeyPatch, variable: str
 
 
 def test_a_command_refuses_a_level_that_does_not_exist(home: FarmHome) -> None:
-    done = home.farm("socs", env={"FARM_LOG": "loud"})
+    done = home.farm("devices", "socs", env={"FARM_LOG": "loud"})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("farm: FARM_LOG: unknown level 'loud'")
     assert done.stderr.count("\n") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from farm.devices.connect import open_transport
 from farm.devices.device import Device
 from farm.devices.transport import Transport
 from farm.devices.virtual.boot import boot
-from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
+from farm.devices.virtual.faults import Fault, FaultKind, clear, fired, inject
 from farm.dispatch.device_run import device_run as room
 from farm.dispatch.device_run.device_run import Thermometer
 
@@ -73,8 +72,9 @@ def test_a_device_that_is_away_for_a_while_has_readings_before_and_after(phone: 
     device, transport, root = phone
     with Thermometer(device, transport, SOON_S) as thermometer:
         inject(root, Fault(FaultKind.OFFLINE, seconds=0.5))
-        time.sleep(0.2)
-        until(lambda: len(thermometer.readings) > 1)
+        until(lambda: any(one["kind"] == FaultKind.OFFLINE for one in fired(root)))
+        before = len(thermometer.readings)
+        until(lambda: len(thermometer.readings) > before)
     assert set(thermometer.readings) == {25.0}
     assert not watching()
 
@@ -100,13 +100,12 @@ def test_one_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> N
     def answer() -> bytes:
         asked.append(1)
         if len(asked) > 1:
-            over.wait(10)
+            over.wait(60)
         return b"uid=0\nbattery=temperature: 311\n"
 
-    began = time.monotonic()
     with odd(answer) as thermometer:
         until(lambda: len(asked) == 2)
-    assert time.monotonic() - began < 5
+    assert watching(), "the second answer is not waited for"
     assert thermometer.readings == (31.1,)
     assert len(asked) == 2, "not once more"
     over.set()
@@ -118,13 +117,12 @@ def test_whoever_breaks_off_waits_for_nothing() -> None:
 
     def answer() -> bytes:
         asked.append(1)
-        return b"uid=0\n" if len(asked) == 1 or over.wait(10) else b""
+        return b"uid=0\n" if len(asked) == 1 or over.wait(60) else b""
 
-    began = time.monotonic()
     thermometer = odd(answer).__enter__()
     until(lambda: len(asked) == 2)
     thermometer.__exit__(KeyboardInterrupt, None, None)
-    assert time.monotonic() - began < 5
+    assert watching(), "the second answer is not waited for"
     over.set()
     until(lambda: not watching())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -131,12 +130,10 @@ def test_jobs_end_one_after_the_other_and_a_run_that_is_broken_off_leaves_the_de
     device.begin(folder=device.folder / "long", iterations=100_000)
     device.process.send(*device.runs())
     device.await_begin()
-    began = time.monotonic()
     device.process.send(SetGrant(Grant(go=False)), Abort(), ApplyGrant())
     assert [device.next() for _ in range(4)] == [
         JobReturned(off=True, number=number) for number in (0, 1, 2, GRANT_APPLIED)
     ]
-    assert time.monotonic() - began < 5
     assert not device.sessions()
     # A job that farm broke off is no event of the device.
     assert set(device.health) == {"check_passed"}

@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from executorch_checkout import commit, make_checkout, make_repository, run_git
+from waiting import await_later_file_time
 
 from farm.base import hashes
 from farm.base.config.settings import load_config
@@ -267,8 +267,8 @@ def test_a_damaged_memory_costs_nothing_but_time_and_its_number_is_bounded(
 def test_a_warm_look_opens_no_file_of_the_environment(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hashes, "_YOUNG_S", 0.02)
-    time.sleep(0.1)
+    monkeypatch.setattr(hashes, "_YOUNG_S", 0.0)
+    await_later_file_time(environment.cache.parent)
     before = environment.content()
     monkeypatch.setattr(hashes, "sha256_of", lambda path: pytest.fail(f"{path} was read"))
     assert environment.content() == before
