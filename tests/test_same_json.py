@@ -38,7 +38,13 @@ _GOLDEN = Path(__file__).with_name("golden")
 _ANSWERS = _GOLDEN / "answers"
 _WIDTH = 120
 # Answers about suites and whole stores have thousands of rows: a hash stands for the end of each.
-_MOST_ROWS = {"coverage": 9, "suites": 9, "socs": 6, "export jsonl": 80, "export all": 4}
+_MOST_ROWS = {
+    "farm jobs coverage": 9,
+    "farm suites": 9,
+    "farm data export --format jsonl": 80,
+    "farm data export --since": 4,
+    "farm data export --all": 4,
+}
 # Indents of `msgspec.json.format`.
 _FORMS = {"indented by 2": 2, "indented by 1": 1, "in one line": -1, "in one line with spaces": 0}
 _HASH = re.compile(r'"([0-9a-f]{8})[0-9a-f]{52}([0-9a-f]{4})"')
@@ -82,7 +88,9 @@ def _files(answers: list[dict[str, Any]]) -> dict[str, str]:
     for answer in answers:
         asked, wrote = answer["asked"], answer["wrote"]
         form, rows = _layout(wrote)
-        shown = _shortened(rows, _MOST_ROWS.get(answer["group"], len(rows)))
+        shown = _shortened(
+            rows, next((most for words, most in _MOST_ROWS.items() if asked.startswith(words)), len(rows))
+        )
         if asked in earlier:
             shown = [row for row in difflib.unified_diff(earlier[asked], rows, n=0, lineterm="") if row[:2] != "@@"]
             shown[:2] = ["the answer of before, but for these rows:" if shown else "the answer of before"]
