@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from ssh_server import descendants, name_of
 from three_hosts import ThreeHosts
 from waiting import until
 
 from farm.base.processes import Supervisor
 from farm.devices.virtual.faults import Fault, inject
-from farm.dispatch.device_forks import PROCESS_NAME
 from farm.store.cluster.records import Agent
 from farm.store.store import open_store
 from farm.store.view import RunView
@@ -119,10 +117,6 @@ class AgentHosts(ThreeHosts):
 
     def break_device(self, name: str, fault: Fault) -> None:
         inject(self.folder_on_device(name), fault)
-
-    def device_processes(self, name: str) -> list[int]:
-        """Return the ids of the device processes of an agent."""
-        return [pid for pid in descendants(self.agents[name].pid) if name_of(pid).strip() == PROCESS_NAME]
 
     def printed(self, name: str) -> str:
         """Return everything that an agent printed."""

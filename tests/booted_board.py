@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from board_image import BoardImage
-from waiting import until
+from waiting import free_port, until
 
 from farm.base.processes import Child, Supervisor
 from farm.devices.device import LOOPBACK, SshAddress
@@ -39,9 +39,7 @@ class Board:
         self._supervisor, self._image, self._folder = supervisor, image, folder
         self._child: Child | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as free:
-            free.bind((LOOPBACK, 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self.known_hosts = folder / "known_hosts"
         self.known_hosts.write_text(f"[{LOOPBACK}]:{self.port} {image.host_key}")
         self._tree = folder / "board.dtb"

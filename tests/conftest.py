@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import warm_torch
@@ -32,6 +32,10 @@ from farm.builds.bundles.bundle import Bundle
 from farm.builds.runtime.simulator import host_sdk
 from farm.devices.adb.server import start_adb_server
 from farm.store.database import Database
+from farm.store.store import Store, open_store
+
+if TYPE_CHECKING:
+    from selenium.webdriver.remote.webdriver import WebDriver
 
 pytest_plugins = ["adbd_device", "timing_report"]
 
@@ -40,6 +44,8 @@ _WRITES_NO_BYTECODE = sys.dont_write_bytecode
 sys.dont_write_bytecode = False
 # Python's own thresholds cost a tenth of the processor time of tests that start no process.
 gc.set_threshold(100_000, 20, 20)
+# Files with tests of half a minute to three minutes each.
+_LONGEST = ("test_upstream_tests.py", "test_board.py", "test_sanitizers.py", "test_soak.py", "test_bench.py")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -53,6 +59,11 @@ def pytest_make_collect_report(
         report.outcome = "failed"
         report.longrepr = f"{collector.nodeid} imports torch: move that to a script for the fixture printed_json"
     return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest tests first: as the last ones they would leave the other workers without work for minutes."""
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
 
 
 def pytest_collection_finish() -> None:
@@ -212,6 +223,19 @@ def home(farm_cache: Path, tmp_path: Path) -> FarmHome:
     return FarmHome(farm_cache, tmp_path / "state", cwd)
 
 
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Address of this test's own store, which `home` has as well; other tests override it."""
+    (tmp_path / "state").mkdir(exist_ok=True)
+    return str(tmp_path / "state" / "farm.db")
+
+
+@pytest.fixture
+def store(address: str) -> Iterator[Store]:
+    with open_store(address) as opened:
+        yield opened
+
+
 @pytest.fixture(scope="session")
 def postgresql_cluster() -> Iterator[str]:
     """The folder of the socket of a running cluster, whose superuser `farm` needs no password."""
@@ -229,6 +253,15 @@ def new_database(postgresql_cluster: str) -> Callable[[str], str]:
 def new_store(postgresql_cluster: str) -> Callable[[str], str]:
     """A function that makes a database of a name with an empty store and returns its address."""
     return partial(create_store, postgresql_cluster)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
+    from chromium import start
+
+    session = start(tmp_path_factory.mktemp("profile"))
+    yield session
+    session.quit()
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from forked_command import start
 from store_template import drop_database
 from stub_evidence import Ran, overlaps
 from stub_hosts import StubHosts, accepted, stub_hosts
+from waiting import free_port
 
 from farm.store.store import Store, open_store
 
@@ -107,9 +107,7 @@ class Farm:
 @contextlib.contextmanager
 def farm_server() -> Iterator[tuple[Cluster, int]]:
     """Yield a database server and its port; skips the tests where there is none."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     light = ("full_page_writes=off", "autovacuum=off", "checkpoint_timeout=1h")
     settings = ("listen_addresses='*'", f"port={port}", "max_connections=200", *light)
     with postgres_cluster(*settings, hba=_HBA) as cluster:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import free_port
 
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, find_adb, ordinary_server
@@ -27,9 +27,7 @@ def ordinary_adb_server(folder: Path) -> Iterator[AdbServer]:
     """Start a server for this process and its children; at the end, stop the server that listens on the port."""
     home = folder / "adb-home"
     home.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**_QUIET, "HOME": str(home), "TMPDIR": str(home)}.items():
             patch.setenv(name, value)

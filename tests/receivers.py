@@ -22,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from waiting import free_port
 
 LOOPBACK = "127.0.0.1"
 
@@ -141,8 +142,7 @@ def mail_server(*, tls: Path | None, password: str = "") -> Iterator[Mailbox]:
     options: dict[str, Any] = {"tls_context": _server_context(tls), "require_starttls": True} if tls else {}
     if password:
         options |= {"authenticator": authenticate, "auth_required": True}
-    with socket.create_server((LOOPBACK, 0)) as free:
-        box.port = free.getsockname()[1]
+    box.port = free_port()
     controller = Controller(Handler(), hostname=LOOPBACK, port=box.port, **options)
     controller.start()
     try:

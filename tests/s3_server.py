@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 
-from waiting import require_listening
+from waiting import free_port, require_listening
 
 from farm.base.processes import Child, Supervisor
 
@@ -20,9 +19,7 @@ class S3Server:
     def __init__(self, supervisor: Supervisor, folder: Path) -> None:
         self._supervisor, self._folder = supervisor, folder
         self._child: Child | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
 
     @property
     def url(self) -> str:

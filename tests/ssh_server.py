@@ -7,12 +7,11 @@ import getpass
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
-from waiting import require_listening
+from waiting import free_port, require_listening
 
 from farm.base.processes import Child, Supervisor
 from farm.devices.device import SshAddress
@@ -53,9 +52,7 @@ class SshServer:
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(folder / name)]
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         shutil.copy(folder / "user_key.pub", folder / "authorized_keys")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         key = (folder / "host_key.pub").read_text()
         self.known_hosts = folder / "known_hosts"
         self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {key}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import select
 import socket
 import subprocess
@@ -65,6 +66,16 @@ def ends(pid: int, timeout_s: float = 60) -> bool:
         return True
     with contextlib.closing(os.fdopen(descriptor, closefd=True)):
         return bool(select.select([descriptor], [], [], timeout_s)[0])
+
+
+def free_port() -> int:
+    """Return a port of loopback on which nothing listens."""
+    while True:
+        # Linux gives outgoing connections ports from 32768 on, also between the end of a server and its next start.
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def listens(port: int) -> bool:

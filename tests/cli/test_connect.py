@@ -25,7 +25,7 @@ from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.relay import Relay
 from farm.policy.situation import Priority
-from farm.store.store import Store, open_store
+from farm.store.store import Store
 
 SERIAL = "virtual-SM8650-0"
 NAME = f"{SERIAL}@attic"
@@ -67,13 +67,6 @@ def attic(home: FarmHome, servers: TwoServers) -> FarmHome:
     toml = f'[[host]]\nname = "attic"\nadb = "127.0.0.1:{servers.far.port}"\n'
     (home.cwd / "farm.toml").write_text(toml)
     return home
-
-
-@pytest.fixture
-def store(home: FarmHome) -> Iterator[Store]:
-    home.state.mkdir(exist_ok=True)
-    with open_store(home.state / "farm.db") as opened:
-        yield opened
 
 
 class Connected:

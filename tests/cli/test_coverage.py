@@ -18,7 +18,7 @@ from farm.devices.device import AdbAddress, Device
 from farm.report.model.coverage.query import read_coverage
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import RunRecord
-from farm.store.store import Store, open_store
+from farm.store.store import Store
 from farm.suites.manifests import load_suite
 from farm.suites.op_builders import installed_builders
 from farm.suites.suite import Job, plan
@@ -76,12 +76,6 @@ def attempt(job: Job, verdict: Verdict, started_ms: int) -> Attempt:
 
 def rows(text: str) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in text.splitlines() if line[:1].isalpha()}
-
-
-@pytest.fixture
-def store(home: FarmHome) -> Store:
-    home.state.mkdir(exist_ok=True)
-    return open_store(home.state / "farm.db")
 
 
 def test_the_table_has_every_builder_and_what_is_known_of_it(home: FarmHome, store: Store, suite: Path) -> None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 
 import msgspec
-import pytest
 from farm_home import FarmHome
 from programs import run_program
 
@@ -16,7 +15,7 @@ from farm.base.user import user_name
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import NewAlert, RunRecord
-from farm.store.store import Store, open_store
+from farm.store.store import Store
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),)), Target("SM8650", "htp", "8a8w"))
@@ -34,12 +33,6 @@ def record(store: Store, hour: int, facts: Mapping[str, str], *measured: Measure
         JOB.id, Verdict.PASSED, Stage.DONE, "", device=PHONE.serial, started_ms=started_ms, measurements=measured
     )
     store.record_attempt(run_id, attempt, PHONE)
-
-
-@pytest.fixture
-def store(home: FarmHome) -> Store:
-    home.state.mkdir(exist_ok=True)
-    return open_store(home.state / "farm.db")
 
 
 def test_what_changed_is_named_within_80_columns(home: FarmHome, store: Store) -> None:

@@ -20,7 +20,7 @@ from farm.devices.adb.server import start_adb_server
 from farm.devices.health import HealthEvent
 from farm.devices.virtual.boot import boot
 from farm.policy.situation import Priority
-from farm.store.store import Store, open_store
+from farm.store.store import Store
 
 FIRST, SECOND = (f"virtual-SM8650-{number}@{socket.gethostname()}" for number in range(2))
 
@@ -76,13 +76,6 @@ def ada(home: FarmHome, server: Mapping[str, str]) -> User:
 @pytest.fixture
 def bob(home: FarmHome, server: Mapping[str, str]) -> User:
     return User(home, server, "bob")
-
-
-@pytest.fixture
-def store(home: FarmHome) -> Iterator[Store]:
-    home.state.mkdir(exist_ok=True)
-    with open_store(home.state / "farm.db") as opened:
-        yield opened
 
 
 def nightly(store: Store, device: str) -> None:

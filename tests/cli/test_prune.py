@@ -25,12 +25,6 @@ JOB = Job(Case("s", "c", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3))
 PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
 
 
-@pytest.fixture
-def store(home: FarmHome) -> Store:
-    home.state.mkdir(exist_ok=True)
-    return open_store(home.state / "farm.db")
-
-
 def record(home: FarmHome, store: Store, days: int, priority: str = "person") -> tuple[str, str]:
     """Record a run `days` ago with its folder and an artifact; return the ids of run and artifact."""
     then = int(time.time() - days * DAY_S)

@@ -36,12 +36,6 @@ PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="b", addre
 FACTS = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}
 
 
-@pytest.fixture
-def store(home: FarmHome) -> Store:
-    home.state.mkdir(exist_ok=True)
-    return open_store(home.state / "farm.db")
-
-
 def record(
     store: Store,
     hours: float,

@@ -25,7 +25,7 @@ from farm.cli.devices.shell import shell_of
 from farm.devices.adb.server import start_adb_server
 from farm.devices.device import Device, SshAddress
 from farm.devices.virtual.boot import boot
-from farm.store.store import Store, open_store
+from farm.store.store import Store
 
 SERIAL = "virtual-SM8650-0"
 NAME = f"{SERIAL}@{socket.gethostname()}"
@@ -49,13 +49,6 @@ def adb(root: Path) -> Iterator[dict[str, str]]:
 def board(root: Path) -> Iterator[SshServer]:
     with Supervisor() as supervisor:
         yield SshServer(supervisor, root / "board", "QCS9100", "board-7").start()
-
-
-@pytest.fixture
-def store(home: FarmHome) -> Iterator[Store]:
-    home.state.mkdir(exist_ok=True)
-    with open_store(home.state / "farm.db") as opened:
-        yield opened
 
 
 @contextlib.contextmanager

@@ -139,7 +139,7 @@ def test_a_cancelled_run_is_broken_off_and_the_device_is_free(left: AgentHosts) 
     left.until(lambda: left.rows("select 1 from shard where state = 'held'"), "a shard is held")
     left.until(lambda: left.sessions("left"), "the job runs")
     assert left.you("runs", "cancel", run_id).returncode == 0
-    left.until(lambda: not left.rows("select 1 from lease where token <> ''"), "the device is free", 10)
+    left.until(lambda: not left.rows("select 1 from lease where token <> ''"), "the device is free")
     assert left.you(*SMOKE, "-k", "gelu").returncode == 0
     once = left.rows("select count(*) from attempt join run_job on run_job.id = run_job_id where run_id = %s", run_id)
     assert once == [(0,)]

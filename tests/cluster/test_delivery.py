@@ -24,7 +24,7 @@ from farm.dispatch.cluster.delivery import app as delivery_app
 from farm.dispatch.cluster.delivery.app import Periodic
 from farm.dispatch.cluster.delivery.worker import MessageDelivery, recover
 from farm.store.messages.install import needed_version
-from farm.store.store import Store, open_store
+from farm.store.store import Store
 
 # Seconds for two rounds of the agents' poll every 10 s.
 _WATCHED_S = 20.5
@@ -48,12 +48,6 @@ def address(server: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     address = create_store(str(server.folder), f"t{abs(hash(request.node.nodeid))}")
     yield address
     drop_database(address)
-
-
-@pytest.fixture
-def store(address: str) -> Iterator[Store]:
-    with open_store(address) as opened:
-        yield opened
 
 
 class Heard:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +15,7 @@ from agent_hosts import SMOKE, agent_hosts
 from farm_home import FarmHome
 from postgresql_server import running_cluster
 from receivers import LOOPBACK, make_certificate
+from waiting import free_port
 
 from farm.base.resources import data_folder
 from farm.store.accounts import Role
@@ -60,8 +60,7 @@ class Lab:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("tls")
     certificate = make_certificate(folder)
-    with socket.create_server((LOOPBACK, 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     settings = (f"listen_addresses={LOOPBACK}", f"port={port}", "ssl=on", "ssl_cert_file={folder}/loopback.pem",
                 "ssl_key_file={folder}/loopback.pem")  # fmt: skip
     hba = f"local all all trust\nhostssl all all {LOOPBACK}/32 scram-sha-256\n"

@@ -67,9 +67,10 @@ class Busy(torch.nn.Module):
         mark.unlink()
         raise ValueError("done")
 class Tells(torch.nn.Module):
-    def __init__(self, number):
+    def __init__(self, number, mark):
         super().__init__()
-        time.sleep(0.5)
+        while not pathlib.Path(mark).exists():
+            time.sleep(0.02)
         raise ValueError(f"number {number}")
 class TellsParent(torch.nn.Module):
     def __init__(self, number):
@@ -93,7 +94,8 @@ class Leaves700MB(torch.nn.Module):
     def __init__(self, number):
         super().__init__()
         left.append(b"x" * 700_000_000)
-        time.sleep(0.5)  # its memory is looked at ten times a second
+        if len(left) > 1:
+            signal.pause()  # until its memory is looked at
         raise ValueError(f"process {os.getpid()}")
 class Exits(torch.nn.Module):
     def __init__(self, how):
@@ -336,16 +338,19 @@ def test_a_job_is_not_to_blame_for_what_others_left_in_its_builder(builds: Build
 def test_every_job_has_its_own_answer_also_when_its_builder_could_not_be_looked_at(
     builds: Builds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = []
+    looks, mark = [], builds.scratch / "mark"
 
     def resident_bytes(pid: int) -> int:
         looks.append(pid)
         if len(looks) == 2:
+            mark.touch()
             raise FileNotFoundError("a process that has just ended")
         return 0
 
     monkeypatch.setattr("farm.base.memory.resident_bytes", resident_bytes)
-    requests = [builds.request(".ops:Tells", args=(n,), precision="fp32", backend="xnnpack") for n in range(4)]
+    requests = [
+        builds.request(".ops:Tells", args=(n, str(mark)), precision="fp32", backend="xnnpack") for n in range(4)
+    ]
     replies = builds.run(*requests, width=1)
     output = {reply.key: reply.reason for reply in replies}
     assert output == {request.key: f"ValueError: number {n}" for n, request in enumerate(requests)}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
-import random
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import msgspec
+import equal_programs
 import pytest
 import warm_torch
-
-BENCH = Path(__file__).parents[2] / "bench"
-sys.path.append(str(BENCH))
-import equal_programs  # noqa: E402 - bench/ is no package
+from test_bench import DOCUMENTED
 
 # A small sample, as shortcuts change seldom: bench/equal_programs.py compares whole suites after such a change.
 SEED = int(os.environ.get("FARM_SAMPLE_SEED", "739948"))
@@ -92,19 +91,6 @@ def test_untried_versions_are_not_changed(shortened: dict[str, Any]) -> None:
     ]
 
 
-def compare(suites: list[str], count: int, cache: Path, folder: Path) -> dict[str, Any]:
-    """Return the comparison of a sample of jobs, compiled with and without shortcuts."""
-    requests = random.Random(SEED).sample(equal_programs.choose(suites), count)
-    asked, sides = folder / "asked.json", []
-    asked.write_bytes(msgspec.json.encode(requests))
-    for name in equal_programs.SIDES:
-        out = folder / f"{name}.jsonl"
-        script = BENCH / "equal_programs.py"
-        warm_torch.run_script(script, str(asked), str(out), "--side", name, cache=cache, folder=folder)
-        sides.append(equal_programs.read(out))
-    return equal_programs.compare(sides[0], sides[1], [one.job.id for one in requests])
-
-
 @pytest.mark.parametrize(
     ("suites", "count"),
     [
@@ -114,10 +100,19 @@ def compare(suites: list[str], count: int, cache: Path, folder: Path) -> dict[st
     ],
 )
 def test_programs_and_references_are_equal_with_and_without_shortcuts(
-    suites: list[str], count: int, farm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FARM_CACHE_DIR", str(farm_cache))
-    found = compare(suites, count, farm_cache, tmp_path)
+    suites: list[str], count: int, farm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def run_warm(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        warm_torch.run_script(Path(words[1]), *words[2:], cache=farm_cache, folder=tmp_path)
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(equal_programs, "subprocess", SimpleNamespace(run=run_warm))
+    drawn = ("--sample", str(count), "--seed", str(SEED), "--kept", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["equal_programs.py", *suites, *drawn])
+    equal_programs.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(found) == DOCUMENTED["equal_programs.py"]
     assert found["jobs"] == count
     # The hash of a program with blocks of weights differs from one compilation to the next, without shortcuts as well.
     assert [job for job in found["different"] if "_block" not in job] == [], f"FARM_SAMPLE_SEED={SEED}"

@@ -23,7 +23,7 @@ from farm.policy.situation import Lease, Priority
 from farm.store.leases.leasing import Leases
 from farm.store.leases.registry import Seen
 from farm.store.records import RunRecord
-from farm.store.store import Store, open_store
+from farm.store.store import Store
 
 FIRST, SECOND = device("A"), device("B")
 OTHER = device("X", "SM8550")
@@ -105,12 +105,6 @@ class User:
 
     def give_back(self) -> None:
         self._store.leases.release(self._leases)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "farm.db") as opened:
-        yield opened
 
 
 @pytest.fixture

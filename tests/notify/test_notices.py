@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,9 @@ from farm.dispatch.notify.credentials import NotifyError
 from farm.dispatch.notify.webhook import post
 from farm.dispatch.pool import announce
 from farm.dispatch.pool.announce import announcing
-from farm.store.store import Store, open_store
+from farm.store.store import Store
 
 REASON = 'its health check fails: "no\x1b[31m answer" <!channel>\nfor 10 s'
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "farm.db") as opened:
-        yield opened
 
 
 def config_of(folder: Path, text: str) -> Config:
@@ -106,7 +99,7 @@ def test_everybody_hears_of_a_quarantine_once(tmp_path: Path, store: Store, monk
         f"sent: webhook 1 (http://{LOOPBACK}:{plain.port}); sent: webhook 2 (https://{LOOPBACK}:{slack.port}); "
         "sent: mail to lab@example.com"
     )
-    assert not any(b"secret" in file.read_bytes() for file in tmp_path.glob("farm.db*"))
+    assert not any(b"secret" in file.read_bytes() for file in tmp_path.glob("state/farm.db*"))
 
 
 def test_receivers_that_are_broken_cost_a_line_and_nothing_else(

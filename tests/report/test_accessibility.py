@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from chromium import look, see, start, violations
+from chromium import look, see, violations
 from compare.made import everything
 from report_context import context, with_skipped
 from selenium.webdriver.common.by import By
@@ -25,13 +24,6 @@ STATES = {
     "the matrix": "#matrix",
     "a job that passed": "#job=j0",
 }
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
-    session = start(tmp_path_factory.mktemp("profile"))
-    yield session
-    session.quit()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from chromium import flaws, keep_screenshot, look, requested, start
+from chromium import flaws, keep_screenshot, look, requested
 from compare.made import everything
 from report_context import context, with_skipped
 from selenium.webdriver.common.by import By
@@ -27,13 +27,6 @@ from farm.serve.pages.all import PAGES
 from farm.store.view import RunView
 
 Open = Callable[..., WebDriver]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
-    session = start(tmp_path_factory.mktemp("profile"))
-    yield session
-    session.quit()
 
 
 @pytest.fixture(scope="module")

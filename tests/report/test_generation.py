@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 
 import msgspec
 import pytest
-from chromium import flaws, keep_screenshot, look, start
+from chromium import flaws, keep_screenshot, look
 from report_pages import in_full, unpacked
 from selenium.webdriver.chrome.webdriver import WebDriver
 
@@ -69,13 +68,6 @@ def run_of(*jobs: JobView, kind: str = "hardware", seconds: int | None = None) -
     start = 1_764_000_000_000
     command = f"farm run --seconds {seconds}" if seconds else "farm run"
     return RunView("run-1", command, start, start + 90_000, 0, "ada", "attic", facts, (device,), jobs)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
-    session = start(tmp_path_factory.mktemp("profile"))
-    yield session
-    session.quit()
 
 
 @pytest.fixture(scope="module")

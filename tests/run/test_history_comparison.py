@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ from farm.results.measurements import counted
 from farm.store.queries.points import JobPast, SeriesPast
 from farm.store.records import AlertRecord, AlertState, NewAlert, Remark
 from farm.store.store import Store, open_store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "farm.db") as opened:
-        yield opened
 
 
 def known(store: Store, world: World, number: int) -> list[AlertRecord]:

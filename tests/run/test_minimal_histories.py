@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 from pair_bench_stub import FACTS, World
@@ -13,13 +12,7 @@ from farm.dispatch.history_comparison import record_comparison
 from farm.numbers.regressions import baseline
 from farm.report.model.alerts import change_line, change_of
 from farm.store.records import Remark
-from farm.store.store import Store, open_store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "farm.db") as opened:
-        yield opened
+from farm.store.store import Store
 
 
 def exact_nights(world: World, sizes: Sequence[int]) -> list[list[tuple[int, str]]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import uvicorn
 from sqlalchemy import text
-from users import User
 
 from farm.base.config.settings import Config, load_config
 from farm.devices.device import AdbAddress, Device
@@ -266,15 +264,3 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(actions, "_start", note)
     return found
-
-
-@pytest.fixture
-def another_user(two_users: tuple[User, User]) -> User:
-    """Another user of this machine."""
-    return two_users[0]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port

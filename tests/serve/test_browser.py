@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -40,13 +40,6 @@ PAGES = ("", "runs", "diff?a=latest~2&b=latest~1", "devices", "devices/pixel-lef
          f"jobs/{JOB}?run=latest~1", "suites", "suites/quantized_ops", "hosts", "hosts/bench", "toolchains",
          "toolchains/-", "alerts", "alerts/1", "queue")  # fmt: skip
 VIEWS = (("light", 1366), ("dark", 1366), ("light", 400), ("dark", 400))
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
-    session = chromium.start(tmp_path_factory.mktemp("profile"))
-    yield session
-    session.quit()
 
 
 def show(browser: WebDriver, url: str, *, scheme: str = "light", width: int = 1366) -> None:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from waiting import require_listening
+from waiting import free_port, require_listening
 
 from farm.base.config.settings import Config, load_config
 from farm.base.processes import Supervisor
 from farm.store.accounts import Role
 
-from .conftest import free_port, running
+from .conftest import running
 
 if TYPE_CHECKING:
     from conftest import Filled, Server

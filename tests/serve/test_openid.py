@@ -144,10 +144,9 @@ def test_a_user_of_the_provider_has_the_role_of_the_group(
      "refusal"],
 )  # fmt: skip
 def test_what_is_not_of_the_provider_signs_nobody_in(
-    config: Config, filled: Filled, openid_provider_stub: OpenIdProviderStub, monkeypatch: pytest.MonkeyPatch,
-    change: str,
+    config_of_unchanged: Config, unchanged: Filled, openid_provider_stub: OpenIdProviderStub,
+    monkeypatch: pytest.MonkeyPatch, change: str,
 ) -> None:  # fmt: skip
-    assert filled.live
     monkeypatch.setenv("OPENID_SECRET", "the secret")
     stub, more = openid_provider_stub, dict[str, str]()
     stub.claims = {"preferred_username": "ada", "groups": ["lab"]}
@@ -165,11 +164,13 @@ def test_what_is_not_of_the_provider_signs_nobody_in(
             "no name": {"preferred_username": ""},
         }[change]  # fmt: skip
     if change == "account":
-        filled.store.accounts.add("root", Role.VIEWER)
-    with running(config_of(config, stub.url)) as server:
+        unchanged.store.accounts.add("root", Role.VIEWER)
+    with running(config_of(config_of_unchanged, stub.url)) as server:
         if change == "refusal":
             more["code"] = ""
         answer = sign_in(server, stub, **more)
+    if change == "account":
+        unchanged.store.accounts.remove("root")
         assert answer.status == 401, answer.text
         assert not any(one.startswith("farm-session") and "null" not in one for one in answer.cookies)
 

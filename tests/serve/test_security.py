@@ -52,10 +52,8 @@ def proof_of(page: Answer, cookie: str = "") -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("path", ["/", "/runs/latest", "/nowhere", "/api/v1/progress", "/login", "/runs?limit=x"])
-def test_every_answer_has_a_strict_policy(start: Start, filled: Filled, path: str) -> None:
-    del filled
-    with start() as server:
-        headers = server.get(path).headers
+def test_every_answer_has_a_strict_policy(server_of_unchanged: Server, path: str) -> None:
+    headers = server_of_unchanged.get(path).headers
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy

@@ -57,12 +57,6 @@ def shared_address(new_store: Callable[[str], str], request: pytest.FixtureReque
 
 
 @pytest.fixture
-def store(address: str) -> Iterator[Store]:
-    with open_store(address) as opened:
-        yield opened
-
-
-@pytest.fixture
 def sqlite_store(tmp_path: Path) -> Iterator[Store]:
     place_store(tmp_path / "farm.db")
     with open_store(tmp_path / "farm.db") as opened:

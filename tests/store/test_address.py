@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import pytest
 from farm_home import FarmHome
 from postgresql_server import running_cluster
 from receivers import LOOPBACK, make_certificate
+from waiting import free_port
 
 from farm.base.config.settings import load_config
 from farm.base.config.store_address import shown_address
@@ -42,8 +42,7 @@ class Server(NamedTuple):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
     certificate = make_certificate(tmp_path_factory.mktemp("tls"))
-    with socket.create_server((LOOPBACK, 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     settings = (f"listen_addresses={LOOPBACK}", f"port={port}", "ssl=on", "ssl_cert_file={folder}/loopback.pem",
                 "ssl_key_file={folder}/loopback.pem")  # fmt: skip
     hba = f"local all all trust\nhostssl all all {LOOPBACK}/32 scram-sha-256\n"

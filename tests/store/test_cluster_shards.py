@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def store(shared_address: str) -> Iterator[Store]:
-    with open_store(shared_address) as opened:
-        yield opened
+def address(shared_address: str) -> str:
+    return shared_address
 
 
 def test_a_run_goes_from_its_submission_to_its_end(store: Store) -> None:

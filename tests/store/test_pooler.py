@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from waiting import Started, listens, until
+from waiting import Started, free_port, listens, until
 
 from farm.base.errors import NoStoreError
 from farm.base.exit_codes import ExitCode
@@ -29,9 +28,7 @@ def pooled(
     """Address of a store behind a pooler in transaction mode."""
     name = f"pooled{abs(hash(request.node.nodeid))}"
     new_store(name)
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     (tmp_path / "pgbouncer.ini").write_text(
         f"[databases]\n* = host={postgresql_cluster} user=farm\n[pgbouncer]\npool_mode = transaction\n"
         f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n{SETTINGS[request.param]}"

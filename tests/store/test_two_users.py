@@ -23,9 +23,7 @@ from farm.store.store import open_store
 
 PLANT = Path(__file__).with_name("plant_runs.py")
 # Bisecting looks for bundles in the same way as `perf confirm`.
-BISECT, SCRIPT_OUT = (
-    pytest.param(command, marks=pytest.mark.soak) for command in ("perf bisect", "jobs rerun --script out")
-)
+BISECT = pytest.param("perf bisect", marks=pytest.mark.soak)
 CONFIRM, SCRIPT = (
     pytest.param(command, marks=pytest.mark.whole) for command in ("perf confirm", "jobs rerun --script=out")
 )
@@ -188,16 +186,17 @@ class TestWhatAUserCannotDo:
             assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
 
     @pytest.mark.whole
-    @pytest.mark.parametrize("command", ["repro --virtual 1", SCRIPT_OUT, CONFIRM, BISECT])
+    @pytest.mark.parametrize("command", ["jobs rerun --virtual=1", SCRIPT, CONFIRM, BISECT])
     def test_make_a_look_for_a_bundle_remove_a_folder(self, world: World, precious: Path, command: str) -> None:
         bundles = world.ada.cache / "bundles"
         keys = [str(precious), relative(precious, bundles / ".."), "..", ".", "c" * 63 + "/"]
         for number, key in enumerate(keys):
-            world.plant({"key": "c" * 64, "days": 1}, {"key": key})
-            name, _, options = command.partition(" ")
+            world.plant({"key": key, "days": 1}, {"key": key})
+            group, name, *options = command.replace("=out", f"=out{number}").split()
             ends = ["--good=latest~1", "--bad=latest"] if name == "bisect" else []
-            done = world.farm(name, JOB, *ends, *options.replace("out", f"out{number}").split())
+            done = world.farm(group, name, JOB, *ends, *options)
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
+            assert "is no key of a bundle" in done.stderr
             assert (precious / "thesis.txt").read_text() == "years of work"
 
     @pytest.mark.whole
