@@ -178,7 +178,9 @@ class StubHost(threading.Thread):
 def manifest_of(key: str, job_id: str) -> Manifest:
     """Return the manifest of a bundle that was not compiled."""
     return Manifest(
-        key, job_id, "SM8650", "htp", "8a8w", 1, (), (), 100, {"QnnBackend": 1}, 1, {}, {"total": 0.5}, {}, {}
+        key=key, job_id=job_id, soc="SM8650", backend="htp", precision="8a8w", samples=1, inputs=(), outputs=(),
+        pte_bytes=100, delegates={"QnnBackend": 1}, delegated_ops=1, fallback_ops={}, seconds={"total": 0.5},
+        versions={}, files={},
     )  # fmt: skip
 
 

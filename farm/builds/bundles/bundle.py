@@ -122,43 +122,23 @@ class Generation(msgspec.Struct, frozen=True):
     the logarithm of the probability of the sequence's next token, and of the likeliest token; 0 after the end."""
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """Contents of a bundle and facts of its compilation."""
+class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a bundle's program."""
 
-    key: str
-    """Hash of all ingredients: the name of the folder in the cache."""
-    job_id: str
-    soc: str
-    backend: str
-    precision: str
-    samples: int
-    inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     """Outputs in the order of the program: written inputs come before all others."""
-    pte_bytes: int
     delegates: dict[str, int]
     """Delegated partitions by delegate id: `QnnBackend`, `XnnpackBackend`."""
     delegated_ops: int | None
     """Nodes of the edge graph in delegates; None for a program that was compiled elsewhere."""
     fallback_ops: dict[str, int]
     """Operators that no delegate took, and how often: ExecuTorch's own kernels run them on the CPU."""
-    seconds: dict[str, float]
-    """Wall time by step: reference, export, quantize, quantized_reference, lower, serialize, total."""
-    versions: dict[str, str]
-    """Versions of executorch, torch, torchao and qnn, as far as the bundle depends on them."""
-    files: dict[str, str]
-    """SHA-256 of every other file of the bundle, by relative path (build.log is not among them)."""
-    references: tuple[str, ...] = REFERENCES
-    """References of the bundle, a part of REFERENCES."""
     operators: dict[str, int] = {}
     """Number of operators built by the QNN backend, by the target of their node visitor (`aten.add.Tensor`)."""
     dynamic: bool = False
     """True if shapes may be below the program's bounds, so that the runner needs the shapes of each execution."""
     stateful: bool = False
     """True if the module changes its buffers, so that an inference may depend on earlier inferences."""
-    peak_bytes: int = 0
-    """Peak resident memory of the compiler process during the job, with memory kept from earlier jobs; 0 if
-    unknown."""
     method: str = "forward"
     """Executed method of the program."""
     method_index: int = 0
@@ -175,6 +155,31 @@ class Manifest(msgspec.Struct, frozen=True):
     """Writes of the module that the program has: `input x`, `buffer total`."""
     lost_writes: tuple[str, ...] = ()
     """Writes of the module that the program lacks."""
+
+
+class Manifest(ProgramFacts, frozen=True, kw_only=True):
+    """Contents of a bundle and facts of its compilation."""
+
+    key: str
+    """Hash of all ingredients: the name of the folder in the cache."""
+    job_id: str
+    soc: str
+    backend: str
+    precision: str
+    samples: int
+    inputs: tuple[TensorSpec, ...]
+    pte_bytes: int
+    seconds: dict[str, float]
+    """Wall time by step: reference, export, quantize, quantized_reference, lower, serialize, total."""
+    versions: dict[str, str]
+    """Versions of executorch, torch, torchao and qnn, as far as the bundle depends on them."""
+    files: dict[str, str]
+    """SHA-256 of every other file of the bundle, by relative path (build.log is not among them)."""
+    references: tuple[str, ...] = REFERENCES
+    """References of the bundle, a part of REFERENCES."""
+    peak_bytes: int = 0
+    """Peak resident memory of the compiler process during the job, with memory kept from earlier jobs; 0 if
+    unknown."""
     program: str = ""
     """Hash of the program by `farm.builds.program.canonical`; empty in older bundles."""
 

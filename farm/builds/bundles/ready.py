@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import cpu_backends, runs_on_cpu
@@ -83,7 +83,6 @@ def ready_manifest(
 
     `files` are the hashes of the bundle's files, by name.
     """
-    features = features_of(method)
     return Manifest(
         key=key,
         job_id=job_id,
@@ -92,22 +91,29 @@ def ready_manifest(
         precision=target.precision,
         samples=samples,
         inputs=inputs,
-        outputs=outputs,
         pte_bytes=model.stat().st_size,
-        delegates=method.partitions,
-        delegated_ops=None,
-        fallback_ops=dict(method.cpu_operators),
         seconds={},
         versions={},
         files=files,
         references=(),
-        dynamic=is_dynamic(method),
-        stateful=method.written_buffers > 0,
-        method=method.name,
-        method_index=method.index,
-        features=features,
-        writes=write_names(method),
+        **file_facts(method) | {"outputs": outputs},
     )
+
+
+def file_facts(method: Method) -> dict[str, Any]:
+    """Return the fields of `ProgramFacts` that the file of a program decides."""
+    return {
+        "outputs": output_specs(method),
+        "delegates": method.partitions,
+        "delegated_ops": None,
+        "fallback_ops": dict(method.cpu_operators),
+        "dynamic": is_dynamic(method),
+        "stateful": method.written_buffers > 0,
+        "method": method.name,
+        "method_index": method.index,
+        "features": features_of(method),
+        "writes": write_names(method),
+    }
 
 
 def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None:

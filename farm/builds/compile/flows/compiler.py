@@ -17,10 +17,10 @@ import torch
 from farm.base.backends.registry import find_backend, runs_on_cpu
 from farm.base.errors import ConfigError, FarmError
 from farm.base.hashes import sha256_of
-from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Generation, Manifest, TensorSpec
+from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, ProgramFacts, TensorSpec
 from farm.builds.bundles.key import relevant_versions
 from farm.builds.bundles.origins import write_origins
-from farm.builds.bundles.ready import check_inputs, features_of, is_dynamic, output_specs, read_ready, write_names
+from farm.builds.bundles.ready import check_inputs, file_facts, output_specs, read_ready, write_names
 from farm.builds.compile.flows.calls import Tensors, state_kept
 from farm.builds.compile.flows.constants import mark_constants, mark_ready_constants
 from farm.builds.compile.flows.delegation import built_operators, read_delegation
@@ -43,7 +43,6 @@ from farm.builds.program.layout import to_memory
 from farm.builds.program.pte import read_pte
 from farm.suites.options import compile_options
 from farm.suites.state import State, order_problem
-from farm.suites.suite import FORWARD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -89,29 +88,13 @@ def settings_of_one_job() -> Iterator[None]:
         torch.backends.mkldnn.enabled = enabled
 
 
-class CompiledProgram(msgspec.Struct, frozen=True):
-    """Facts about the `.pte` of a bundle."""
+class CompiledProgram(ProgramFacts, frozen=True, kw_only=True):
+    """Facts about the `.pte` of a bundle, and its tensors."""
 
     references: dict[str, list[Tensors]]
     """Outputs of every sample, by kind of reference."""
-    outputs: tuple[TensorSpec, ...]
-    delegates: dict[str, int]
-    delegated_ops: int | None
-    fallback_ops: dict[str, int]
-    operators: dict[str, int] = {}
-    dynamic: bool = False
-    stateful: bool = False
-    method: str = FORWARD
-    method_index: int = 0
-    features: tuple[str, ...] = ()
-    """Names of `farm.suites.features.Features`."""
-    spill_fill_bytes: int | None = None
-    inputs: list[Tensors] = []
+    inputs: list[Tensors] = msgspec.field(default_factory=list)
     """Inputs of every sample, state that was handed on among them; empty for the inputs of the case."""
-    state: tuple[State, ...] = ()
-    generation: Generation | None = None
-    writes: tuple[str, ...] = ()
-    lost_writes: tuple[str, ...] = ()
     input_orders: tuple[Order, ...] = ()
     """Memory order of each input; () for C order of all inputs."""
 
@@ -267,23 +250,15 @@ def _take_ready(
         found = reference.writes.buffers if method.written_buffers or method.delegates else ()
         writes = ComparedWrites(reference.writes, Writes(method.written_inputs, found), reference.input_names)
         kept, lost = writes.kept, writes.lost
-    return CompiledProgram(
-        references=references,
-        outputs=outputs,
-        delegates=method.partitions,
-        delegated_ops=None,
-        fallback_ops=method.cpu_operators,
-        dynamic=is_dynamic(method),
-        stateful=method.written_buffers > 0 or (reference is not None and bool(reference.writes.buffers)),
-        method=method.name,
-        method_index=method.index,
-        features=features_of(method),
-        inputs=list(samples),
-        state=tuple(State(len(written) + one.output, one.input) for one in case.state),
-        writes=kept,
-        lost_writes=lost,
-        input_orders=tuple(value.order for value in method.inputs),
-    )
+    facts = file_facts(method) | {
+        "outputs": outputs,
+        "state": tuple(State(len(written) + one.output, one.input) for one in case.state),
+        "writes": kept,
+        "lost_writes": lost,
+    }
+    facts["stateful"] |= reference is not None and bool(reference.writes.buffers)
+    orders = tuple(value.order for value in method.inputs)
+    return CompiledProgram(references=references, inputs=list(samples), input_orders=orders, **facts)
 
 
 def _export(case: Case, inputs: Tensors) -> torch.export.ExportedProgram:
@@ -352,28 +327,14 @@ def write_manifest(
             tensor_spec(tensor, order=program.input_orders[index] if program.input_orders else ())
             for index, tensor in enumerate(samples[0])
         ),
-        outputs=program.outputs,
         pte_bytes=(folder / MODEL).stat().st_size,
-        delegates=program.delegates,
-        delegated_ops=program.delegated_ops,
-        fallback_ops=program.fallback_ops,
         seconds=watch.finish(),
         peak_bytes=watch.peak_bytes,
         versions=relevant_versions(target.backend, versions, job.case),
         files={str(path.relative_to(folder)): sha256_of(path) for path in _files(folder)},
         references=tuple(program.references),
-        operators=program.operators,
-        dynamic=program.dynamic,
-        stateful=program.stateful,
-        method=program.method,
-        method_index=program.method_index,
-        features=program.features,
-        spill_fill_bytes=program.spill_fill_bytes,
-        state=program.state,
-        generation=program.generation,
-        writes=program.writes,
-        lost_writes=program.lost_writes,
         program=program_hash(folder / MODEL),
+        **{name: getattr(program, name) for name in ProgramFacts.__struct_fields__},
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
     return manifest
