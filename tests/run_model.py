@@ -58,6 +58,10 @@ class Script:
     """Devices that refuse every program, although their health check passes."""
     virtual: tuple[int, ...] = ()
     """Devices that are virtual: jobs are such as only others run."""
+    losing: dict[int, int] = field(default_factory=dict)
+    """Number of jobs during which the connection to a device breaks, by its number; the next health check fails."""
+    is_lost: bool = False
+    """A device whose connection broke does not come back."""
     no_server: tuple[range, ...] = ()
     """Between these points no adb server listens."""
     ends_server: tuple[int, ...] = ()
@@ -309,6 +313,12 @@ class ScriptedDevice:
             return (Attempt(planned.job.id, Verdict.SKIPPED, Stage.BUILD, "compiled, and not executed"),), ()
         if self.world.script.lacks_server(self.world.points) or int(planned.key) in self.world.script.ends_server:
             verdict, cause = Verdict.INFRA, Cause.ADB_SERVER
+        elif self.world.script.losing.get(self.number, 0):
+            verdict, cause = Verdict.INFRA, Cause.CONNECTION
+            self.world.script.losing[self.number] -= 1
+            self.world.script.ailing[self.number] = 1
+            if self.world.script.is_lost:
+                self.world.script.is_unrecoverable = (self.number,)
         elif self.number in self.world.script.wrong:
             verdict, cause = Verdict.FAILED, Cause.NUMERICS
         elif self.number in self.world.script.refusing:

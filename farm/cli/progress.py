@@ -79,8 +79,8 @@ class Front:
         self.show_job(kind, shown)
 
     def job_repeated(self, shown: dict[str, Any]) -> None:
-        """Show that another device will try the job."""
-        text = "%s goes to another device: %s: %s"
+        """Show that the job will be tried again."""
+        text = "%s is tried again: %s: %s"
         logger.info(text, shown["job_id"], shown["device"], shown["reason"][:REASON_LIMIT])
 
     def show_job(self, kind: str, shown: dict[str, Any]) -> None:

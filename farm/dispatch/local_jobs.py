@@ -15,7 +15,7 @@ from farm.base.errors import FarmError, LeaseLostError
 from farm.dispatch.assigned import own_fault
 from farm.dispatch.job_source import Host, Prepared
 from farm.policy.estimate import fits
-from farm.policy.retries import Tried, avoided, is_failure
+from farm.policy.retries import Tried, avoided, is_failure, with_names
 from farm.policy.situation import Lease, Priority
 from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
 
@@ -226,9 +226,7 @@ class LocalJobs:
     def _give(self, runner: DeviceRunner, job: _LocalJob) -> None:
         device, planned = runner.device, job.planned
         lease = self._requests.pop(device.id) or self._lease_of(device)
-        history = tuple(
-            one if one.device not in self._serial else _named(one, self._serial[one.device]) for one in job.history
-        )
+        history = with_names(job.history, self._serial)
         shard_job = ShardJob(planned.job, planned.key, failed_before=planned.failed_before, history=history)
         held = HeldShard(next(self._shard_numbers), self._plan.run_id, (shard_job,), lease, b"")
         self._until_s[device.id] = until_s = self._pool.leases.until_s(self._number[device.id])
@@ -402,7 +400,3 @@ def shown(attempt: Attempt) -> dict[str, str | float]:
         "seconds": attempt.seconds,
         "known_issue": attempt.known_issue,
     }
-
-
-def _named(one: Tried, serial: str) -> Tried:
-    return msgspec.structs.replace(one, device=serial)

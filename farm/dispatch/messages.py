@@ -104,7 +104,7 @@ class JobEnded(msgspec.Struct, frozen=True, tag=True):
     artifacts: tuple[ArtifactRecord, ...] = ()
     """Artifacts of the last attempt; the files are in this machine's artifact store."""
     repeat: tuple[Tried, ...] = ()
-    """Whole history of the job, by ids of devices, if another device is to try it."""
+    """Whole history of the job, by ids of devices, if it is tried again."""
     avoid: tuple[str, ...] = ()
     """Ids of devices that cannot run the job, if another device is to try it."""
     outvoted: tuple[str, ...] = ()

@@ -27,4 +27,4 @@ class ProgressListener(Protocol):
         """Show the last attempt of a job: a dictionary by `farm.dispatch.local_jobs.shown`."""
 
     def job_repeated(self, shown: dict[str, Any]) -> None:
-        """Show an attempt after which another device tries the job."""
+        """Show an attempt after which the job is tried again."""

@@ -22,7 +22,7 @@ from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.dispatch.device_run.executor import Executor
 from farm.dispatch.messages import Grant, JobEnded, JobReturned
 from farm.dispatch.request.plan import PlannedJob, RunPlan
-from farm.policy.retries import Tried, as_recorded, classify, is_open, needs_health_check, tried, unfit
+from farm.policy.retries import Tried, as_recorded, classify, is_open, needs_health_check, tried, unfit, with_names
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 
 _POLL_SECONDS = 1.0
@@ -81,7 +81,8 @@ class Worker:
 
         A job under which the adb server ends runs again, here, once the health check passes.
         """
-        self._history = history
+        # The history names devices by id, and an attempt names its device by serial.
+        self._history = with_names(history, {self._device.id: self._device.serial})
         while True:
             may_go = self._may_begin()
             try:
@@ -229,14 +230,14 @@ class Worker:
         self._device_worker.ended(settled)
         return JobEnded(
             (settled,),
-            repeat=self._shared(history) if decision.repeat else (),
+            repeat=self._shared(history, again=decision.again) if decision.repeat or decision.again else (),
             outvoted=tuple(one.device for one in outvoted),
         )
 
-    def _shared(self, history: tuple[Tried, ...]) -> tuple[Tried, ...]:
+    def _shared(self, history: tuple[Tried, ...], *, again: bool) -> tuple[Tried, ...]:
         """Return a history for other devices: virtual devices of two hosts may have one serial."""
-        last = history[-1]
-        return (*history[:-1], msgspec.structs.replace(last, device=self._device.id if last.device else ""))
+        history = (*history[:-1], msgspec.structs.replace(history[-1], again=again))
+        return with_names(history, {self._device.serial: self._device.id})
 
     def _virtual_devices(self) -> tuple[str, ...]:
         """Return the ids of the plan's virtual devices if hardware of the run can execute their jobs."""

@@ -5,7 +5,7 @@ docs/guides/infra_or_failed.md has the rules with their reasons.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -33,6 +33,8 @@ _NO_NEWS = {Cause.NUMERICS, Cause.REFUSED}
 _REFUSALS = {Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME}
 # Causes of a failing health check that are no fault of the device itself.
 _OF_HEALTH_CHECK = {Cause.RUNTIME, Cause.SESSION, Cause.SPACE}
+# Recovery may bring back a device that lost a job like this; without a cause it did not do what the job needs.
+_LOST = {Cause.NONE, Cause.CONNECTION, Cause.GONE, Cause.SPACE, Cause.DAMAGE, Cause.DEVICE}
 # Another device would not change it.
 _NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL, Cause.REQUEST, Cause.INFEASIBLE}
 
@@ -58,6 +60,8 @@ class Tried(msgspec.Struct, frozen=True):
     cause: Cause
     stage: Stage
     reason: str
+    again: bool = False
+    """The same device may try the job again."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -68,11 +72,18 @@ class Decision(msgspec.Struct, frozen=True):
     """Try it once more, on a device that has not tried it."""
     evidence: str
     """Evidence of the classification in one line; empty if the last attempt is the evidence."""
+    again: bool = False
+    """Try it once more, also on the same device, once its health check passes."""
 
 
 def tried(attempt: Attempt) -> Tried:
     """Return what `attempt` adds to the history of its job."""
     return Tried(attempt.device, attempt.verdict, attempt.cause, attempt.stage, attempt.reason)
+
+
+def with_names(history: Iterable[Tried], names: Mapping[str, str]) -> tuple[Tried, ...]:
+    """Return a history with other names of devices; `names` has the new name by the old."""
+    return tuple(msgspec.structs.replace(one, device=names.get(one.device, one.device)) for one in history)
 
 
 def is_open(cause: Cause) -> bool:
@@ -145,7 +156,7 @@ def after_rerun(first: Attempt, alone: Attempt, *, ended_again: bool, refused: b
 
 
 def classify(history: Sequence[Tried], *, others: int, failed_before: bool = False) -> Decision:
-    """Classify the last attempt of `history`: all attempts of one job, oldest first, one per device.
+    """Classify the last attempt of `history`: all attempts of one job, oldest first.
 
     `others`: how many healthy devices of its SoC have not tried it. `failed_before`: the job failed in the newest run
     before this one as well, so that wrong numbers and refusals are no news that a second device has to confirm.
@@ -153,7 +164,7 @@ def classify(history: Sequence[Tried], *, others: int, failed_before: bool = Fal
     last, earlier = history[-1], history[:-1]
     more = others > 0 and len(_devices(history)) < MOST_DEVICES
     if last.verdict in {Verdict.PASSED, Verdict.SKIPPED}:
-        return Decision(Classification.NONE, repeat=False, evidence=_earlier_results(earlier))
+        return Decision(Classification.NONE, repeat=False, evidence=_earlier_results(history))
     if (proof := _proof(history, more=more, failed_before=failed_before)) is not None:
         return Decision(Classification.CODE, repeat=False, evidence=proof)
     if last.cause is Cause.GONE and (killed := _killed(history)):
@@ -162,21 +173,25 @@ def classify(history: Sequence[Tried], *, others: int, failed_before: bool = Fal
     if any(one.cause in _OPEN for one in history):
         return Decision(Classification.UNDECIDED, repeat=more, evidence=_undecided(history, repeat=more))
     return Decision(
-        Classification.FARM, repeat=more and last.cause not in _NO_DEVICE, evidence=_earlier_results(earlier)
+        Classification.FARM,
+        repeat=more and last.cause not in _NO_DEVICE,
+        evidence=_earlier_results(history),
+        again=others == 0 and not earlier and last.cause in _LOST,
     )
 
 
 def avoided(history: Sequence[Tried], device: str) -> tuple[str, ...]:
-    """Return the ids of the devices that do not get a job again: every device of its history, and `device`."""
-    return tuple(dict.fromkeys((*(one.device for one in history if one.device), device)))
+    """Return the ids of the devices that do not get a job again: those of its history, and `device`, its last."""
+    final = [one.device for one in history if one.device and not one.again]
+    return tuple(dict.fromkeys(final if history and history[-1].again else [*final, device]))
 
 
 def _proof(history: Sequence[Tried], *, more: bool, failed_before: bool) -> str | None:
     """Return what shows that the code is at fault for the last attempt, None when it is not; `more` may try it."""
-    last, earlier = history[-1], history[:-1]
+    last = history[-1]
     if last.cause not in _OPEN or (last.cause in _NO_NEWS and failed_before):
         at_once = last.cause in _CODE or last.verdict is Verdict.FAILED
-        return _earlier_results(earlier) if at_once else None
+        return _earlier_results(history) if at_once else None
     if len({one.device for one in history if one.cause in _OPEN}) > 1:
         return _listed(history)
     return "no other device has tried it" if not more and len(_devices(history)) <= 1 else None
@@ -221,8 +236,10 @@ def _undecided(history: Sequence[Tried], *, repeat: bool) -> str:
     return f"{_listed(history)}: it stays open whether it is the job or the device"
 
 
-def _earlier_results(earlier: Sequence[Tried]) -> str:
-    return f"before, on other devices: {_listed(earlier)}" if earlier else ""
+def _earlier_results(history: Sequence[Tried]) -> str:
+    earlier = history[:-1]
+    before = "before" if all(one.again for one in earlier) else "before, on other devices"
+    return f"{before}: {_listed(earlier)}" if earlier else ""
 
 
 def _listed(history: Sequence[Tried]) -> str:

@@ -303,7 +303,7 @@ def test_a_job_that_another_device_tries_is_shown_once(shared: Shared) -> None:
         with shared.host("lab2", [virtual_device("v2", "lab2")]) as second:
             output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
-    assert "mine/c1[SM8650-htp-8a8w] goes to another device: v1: crashed" in output
+    assert "mine/c1[SM8650-htp-8a8w] is tried again: v1: crashed" in output
     assert output.count("ok mine/c1") == 1
     assert ("mine/c1[SM8650-htp-8a8w]", "v2@lab2") in second.ran
 

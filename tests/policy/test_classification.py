@@ -7,7 +7,17 @@ from itertools import product
 import msgspec
 import pytest
 
-from farm.policy.retries import MOST_DEVICES, Classification, Tried, as_recorded, classify, damaged, tried, unfit
+from farm.policy.retries import (
+    MOST_DEVICES,
+    Classification,
+    Tried,
+    as_recorded,
+    avoided,
+    classify,
+    damaged,
+    tried,
+    unfit,
+)
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
 
 JOB = "s/c[SM8650-htp-8a8w]"
@@ -31,6 +41,8 @@ FARMS = (
     Cause.WORKER,
 )
 REPEATED = (*OPEN, *FARMS)
+# Causes after which recovery may bring back the device.
+LOST = (Cause.NONE, Cause.CONNECTION, Cause.GONE, Cause.SPACE, Cause.DAMAGE, Cause.DEVICE)
 
 
 def attempt(cause: Cause | None, device: str = "a") -> Attempt:
@@ -224,6 +236,23 @@ def test_numbers_from_damaged_files_are_nobodys_failure() -> None:
     assert (spoilt.cause, spoilt.measurements) == (Cause.DAMAGE, ())
     assert spoilt.reason.startswith("output_0_0.raw is not what the device has: its numbers mean nothing")
     assert classify([tried(spoilt)], others=1).repeat
+
+
+@pytest.mark.parametrize("cause", LOST)
+def test_a_lost_job_is_tried_once_more_on_its_device_if_there_is_no_other(cause: Cause) -> None:
+    assert [classify(history(cause), others=others).again for others in (0, 1)] == [True, False]
+    first, second = (tried(attempt(one, "a")) for one in (cause, Cause.CRASH))
+    lost = msgspec.structs.replace(first, again=True)
+    assert avoided([lost], "a") == ()
+    assert avoided([first], "a") == avoided([lost, second], "a") == ("a",)
+    assert not classify([lost, first], others=0).again
+    alone = classify([lost, second], others=0)
+    assert (alone.classification, alone.evidence) == (Classification.CODE, "no other device has tried it")
+
+
+@pytest.mark.parametrize("cause", [cause for cause in FARMS if cause not in LOST])
+def test_what_recovery_does_not_mend_is_not_tried_again_on_the_same_device(cause: Cause) -> None:
+    assert not classify(history(cause), others=0).again
 
 
 def test_a_history_that_does_not_end_with_the_attempt_is_a_mistake() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, shards_of, submit
 from sqlalchemy import Connection, select, text
 from waiting import until
@@ -492,6 +493,30 @@ def test_retries_without_another_device_end(store: Store, monkeypatch: pytest.Mo
     order = store.cluster.order(run_id)
     assert order is not None
     assert order.state == "ended"
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_a_device_tries_a_job_again_that_it_lost_if_it_comes_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch, is_back: bool
+) -> None:
+    run_id = submit(store, shards(1, jobs=1))
+    one = agent(store)
+    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    lost = result(held, held.jobs[0], Verdict.INFRA)
+    again = replace(tried(lost.attempts[0]), again=True)
+    store.cluster.record(one, [replace(lost, repeat=(again,))], ttl_s=TTL_S)
+    store.cluster.release(one, [held.lease])
+    assert not store.cluster.end_if_over(run_id)
+    if not is_back:
+        store.cluster.drain("h1")
+    monkeypatch.setattr("farm.store.cluster.recovery._ABANDONED_MS", 0)
+    time.sleep(0.01)
+    store.cluster.recover(ttl_s=0)
+    found = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    assert [one.jobs[0].history for one in found] == [(again,)] * is_back
+    for held in found:
+        store.cluster.record(one, [result(held, held.jobs[0], Verdict.PASSED)], ttl_s=TTL_S)
+    assert store.cluster.end_if_over(run_id)
 
 
 def test_bundles_are_made_once_and_a_shard_begins_when_it_lacks_none(store: Store) -> None:

@@ -234,7 +234,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     """Attempts, oldest first; the artifacts belong to the last."""
     artifacts: tuple[ArtifactRecord, ...] = ()
     repeat: tuple[Tried, ...] = ()
-    """Whole history of a job that another device has to try; empty for a job with its verdict."""
+    """Whole history of a job that is tried again; empty for a job with its verdict."""
     avoid: tuple[str, ...] = ()
     """Ids of devices that cannot run the job, if another device of the same host has to try it."""
     outvoted: tuple[str, ...] = ()
@@ -299,7 +299,7 @@ class RunProgress(msgspec.Struct, frozen=True):
     attempts: tuple[dict[str, Any], ...]
     """New attempts, oldest first, in the form for listeners of a run."""
     retried: frozenset[str]
-    """Jobs that another device has to try."""
+    """Jobs that are tried again."""
     running: dict[str, str]
     """Running job by the name of the device."""
     building: tuple[str, ...]

@@ -209,7 +209,7 @@ class AbandonedWork(ClusterPart):
         for order in known.situation.orders:
             may = set(usable(order, known.situation.devices))
             for retry in order.retries:
-                if retry.shard in old and may and may <= set(retry.avoid):
+                if retry.shard in old and (may or not retry.avoid) and may <= set(retry.avoid):
                     connection.execute(_ABANDON, {"shard": retry.shard})
                     lines.append(f"run {order.run_id}: no other device of {soc} is left to try shard {retry.shard}")
         return lines

@@ -39,7 +39,7 @@ def insert_shards(
             "expected_s": new.expected_s,
             "lacking": sum(key in lacking for _, key in keys_of(new)),
             "avoid": [values.clean(device, values.NAME_LIMIT) for device in new.avoid],
-            "retry": bool(new.avoid),
+            "retry": any(one.history for one in new.jobs),
             "state": "waiting",
             "device": "",
             "fence": 0,

@@ -279,7 +279,7 @@ class ProgressView:
     def __init__(self, listener: ProgressListener, built: int = 0) -> None:
         self._listener = listener
         self._open: dict[str, dict[str, Any]] = {}
-        """Newest attempt of each job that awaits another device."""
+        """Newest attempt of each job that is tried again."""
         self._building: set[str] = set()
         self._built = built
 
