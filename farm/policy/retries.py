@@ -181,7 +181,7 @@ def classify(history: Sequence[Tried], *, others: int, failed_before: bool = Fal
 
 
 def avoided(history: Sequence[Tried], device: str) -> tuple[str, ...]:
-    """Return the ids of the devices that do not get a job again: those of its history, and `device`, its last."""
+    """Return the ids of the devices that do not get a job again, by its history and `device`, its last one."""
     final = [one.device for one in history if one.device and not one.again]
     return tuple(dict.fromkeys(final if history and history[-1].again else [*final, device]))
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from farm.builds.compile.debug.compare import _Comparators
+from farm.builds.compile.debug.compare import _gap
 from farm.builds.compile.debug.reference import run_float
 from farm.builds.program.layers import LayerTensor
 
@@ -29,8 +29,7 @@ PAIRS = {
 
 
 def gap(before: list[float], after: list[float]) -> dict[str, Any]:
-    comparators = _Comparators(SimpleNamespace(metrics=()))
-    found = comparators.gap(NODE, torch.tensor(before), torch.tensor(after))
+    found = _gap((), NODE, torch.tensor(before), torch.tensor(after))
     assert found is not None
     return msgspec.structs.asdict(found)
 

@@ -8,6 +8,7 @@ import weakref
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from executorch.backends.qualcomm.partition.qnn_partitioner import QnnOperatorSupport, QnnPartitioner
@@ -129,8 +130,7 @@ class GraphWatch:
 @contextmanager
 def _before(owner: Any, name: str, look: Callable[..., None], *, static: bool = False) -> Iterator[None]:
     """Call `look` with the arguments of a method before each call of it."""
-    original = owner.__dict__.get(name)
-    if original is None:
+    if name not in vars(owner):
         yield
         return
     called = getattr(owner, name)
@@ -139,11 +139,8 @@ def _before(owner: Any, name: str, look: Callable[..., None], *, static: bool = 
         look(*args, **kwargs)
         return called(*args, **kwargs)
 
-    setattr(owner, name, staticmethod(with_look) if static else with_look)
-    try:
+    with patch.object(owner, name, staticmethod(with_look) if static else with_look):
         yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _odd_argument(node: torch.fx.Node) -> float | None:

@@ -16,6 +16,7 @@ from farm.base.errors import InfraError
 from farm.base.hashes import CLOCK_STEP_NS, remembered_files, sha256_of
 from farm.builds.bundles.cache import builder_folders
 from farm.builds.bundles.source import suite_files
+from farm.builds.toolchains.probe import PACKAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from farm.base.hashes import HashedFile
     from farm.suites.suite import Case
 
-_MAIN_PACKAGES = ("executorch", "torch", "torchao")
 _SITES = ("site-packages", "dist-packages")
 # Prefix of QNN's libraries, which are in the keys from any folder.
 _QNN = "libQnn"
@@ -141,7 +141,7 @@ def _mapped_files() -> Iterator[str]:
 def _main_folders() -> tuple[str, ...]:
     """Return the folders of the main packages: targets of links, with all packages installed beside them."""
     folders: list[str] = []
-    for name in _MAIN_PACKAGES:
+    for name in PACKAGES:
         for folder in getattr(sys.modules.get(name), "__path__", ()):
             real = os.path.realpath(folder)
             above = os.path.dirname(real)  # noqa: PTH120

@@ -97,7 +97,8 @@ def up(
         attached: list[str] = []
         try:
             devices = boot(supervisor, server, wanted, place, fault_kinds=kinds, **behaviour)
-            attached = _addresses(server, [device.serial for device in devices])
+            serials = {device.serial for device in devices}
+            attached = [one.adb_name for one in server.attached() if one.serial in serials]
             _show(devices, place, server, own_server=own_server, as_json=as_json)
             _stay(supervisor, devices)
         except KeyboardInterrupt:
@@ -130,34 +131,20 @@ def _stay(supervisor: Supervisor, devices: Sequence[Device]) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _attached(server: AdbServer) -> dict[str, str]:
-    """Return adb's names of the attached devices, by their names in farm."""
-    from farm.devices.adb.host import AdbHost
-
-    return {one.serial: one.adb_name for one in AdbHost(server.port).attached()}
-
-
 def _refuse_attached(server: AdbServer, socs: Sequence[str]) -> None:
     """Raise UsageError when a device of that name is attached to the server: adb could not distinguish them."""
-    for serial, address in _attached(server).items():
-        if serial.startswith(tuple(f"virtual-{soc}-" for soc in socs)):
+    for one in server.attached():
+        if one.serial.startswith(tuple(f"virtual-{soc}-" for soc in socs)):
             raise UsageError(
-                f"{serial} is attached to the adb server on port {server.port} already: end it, or detach it with "
-                f"'adb disconnect {address}', or start yours with --own-server"
+                f"{one.serial} is attached to the adb server on port {server.port} already: end it, or detach it with "
+                f"'adb disconnect {one.adb_name}', or start yours with --own-server"
             )
 
 
-def _addresses(server: AdbServer, serials: Sequence[str]) -> list[str]:
-    attached = _attached(server)
-    return [attached[serial] for serial in serials if serial in attached]
-
-
 def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
-    from farm.devices.adb.host import AdbHost
-
     for address in addresses:
         try:
-            AdbHost(server.port).query(f"host:disconnect:{address}")
+            server.query(f"host:disconnect:{address}")
         except InfraError:
             # The server has ended, and its list of devices with it.
             return

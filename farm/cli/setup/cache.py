@@ -52,22 +52,20 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
     cache = BundleCache(config.cache_dir)
     entries, left, environments = cache.entries(), leftovers(cache.root), environment_rows(cache.root)
     sdks = cached_sdks(config)
+    files, trees = cached_objects(cache.root), worktrees(cache.root)
     rows = [[entry.key[:12], size(entry.nbytes), short_age(entry.used_ms), entry.job_id] for entry in entries]
     lines = columns(rows, right=(1, 2)) if rows else []
     lines.append(f"{len(entries)} bundles, {size(sum(entry.nbytes for entry in entries))} in {cache.root}")
-    lines += (
-        [f"{_total(left)}: 'farm setup cache prune --older 30d --yes' and the next compile remove them"] if left else []
+    prune_old = "'farm setup cache prune --older 30d --yes'"
+    nexts = (
+        f"{prune_old} and the next compile remove them",
+        "'farm setup toolchain list' shows them",
+        "'farm setup sdk list' shows them",
+        f"{prune_old} removes the unused ones",
+        f"{prune_old} removes them, and farm fetches them again",
     )
-    if environments:
-        lines.append(f"{_environments(environments)}: 'farm setup toolchain list' shows them")
-    if sdks:
-        lines.append(f"{_sdks(sdks)}: 'farm setup sdk list' shows them")
-    if files := cached_objects(cache.root):
-        lines.append(
-            f"{_files(files)}: 'farm setup cache prune --older 30d --yes' removes them, and farm fetches them again"
-        )
-    if trees := worktrees(cache.root):
-        lines.append(f"{_worktrees(trees)}: 'farm setup cache prune --older 30d --yes' removes the unused ones")
+    texts = _texts(left, environments, sdks, trees, files)
+    lines += [f"{one}: {following}" for one, following in zip(texts, nexts, strict=True) if one]
     answer = {
         "bundles": entries,
         "leftovers": left,
@@ -121,11 +119,7 @@ def prune(
     # --keep-size limits the size of bundles; these files are small and stay.
     files = [] if keep else prune_objects(cache.root, older_than_s=age_s or 0.0, dry_run=not yes)
     freed = size(sum(entry.nbytes for entry in removed))
-    others = [_total(left)] if left else []
-    others += [_environments(environments)] if environments else []
-    others += [_sdks(sdks)] if sdks else []
-    others += [_worktrees(trees)] if trees else []
-    others += [_files(files)] if files else []
+    others = list(filter(None, _texts(left, environments, sdks, trees, files)))
     more = "".join(f", and {one}" for one in others)
     lines = [f"{'removed' if yes else 'would remove'} {len(removed)} bundles, {freed}{more}"]
     if not yes and (removed or others):
@@ -153,30 +147,29 @@ def _old_environments(cache_dir: Path, age_s: float | None) -> list[EnvironmentR
     return [row for row in rows if row.used_ms <= horizon_ms]
 
 
-def _environments(rows: Sequence[EnvironmentRow]) -> str:
-    return f"{plural(len(rows), 'environment')} of toolchains, {size(sum(row.nbytes for row in rows))}"
-
-
 def _facts(sdks: Sequence[CachedSdk]) -> list[dict[str, object]]:
     return [{"version": sdk.version, "root": str(sdk.root), "nbytes": sdk.nbytes} for sdk in sdks]
 
 
-def _sdks(sdks: Sequence[CachedSdk]) -> str:
-    return f"{plural(len(sdks), 'QNN SDK')}, {size(sum(sdk.nbytes for sdk in sdks))}"
-
-
-def _worktrees(trees: Sequence[WorktreeEntry]) -> str:
-    return f"{plural(len(trees), 'source tree')} of commits, {size(sum(tree.nbytes for tree in trees))}"
-
-
-def _files(files: Sequence[CachedObject]) -> str:
-    return f"{plural(len(files), 'file')} of a shared farm, {size(sum(one.nbytes for one in files))}"
-
-
-def _total(left: Sequence[Leftover]) -> str:
-    """Return the files left by interrupted compiles in words."""
-    files, nbytes = sum(one.files for one in left), sum(one.nbytes for one in left)
-    return f"{plural(len(left), 'folder')} that compiles left, with {files} files, {size(nbytes)}"
+def _texts(
+    left: Sequence[Leftover],
+    environments: Sequence[EnvironmentRow],
+    sdks: Sequence[CachedSdk],
+    trees: Sequence[WorktreeEntry],
+    files: Sequence[CachedObject],
+) -> list[str]:
+    """Return numbers and sizes of the other contents of the cache, empty for none of a kind."""
+    kinds: list[tuple[str, str, Sequence[Leftover | EnvironmentRow | CachedSdk | WorktreeEntry | CachedObject]]] = [
+        ("folder", f" that compiles left, with {sum(one.files for one in left)} files", left),
+        ("environment", " of toolchains", environments),
+        ("QNN SDK", "", sdks),
+        ("source tree", " of commits", trees),
+        ("file", " of a shared farm", files),
+    ]
+    return [
+        f"{plural(len(found), noun)}{of}, {size(sum(one.nbytes for one in found))}" if found else ""
+        for noun, of, found in kinds
+    ]
 
 
 def _age_s(text: str) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from farm.builds.compile.debug.compiler import DebugProgram
+    from farm.builds.compile.debug.metrics import BoundMetric
     from farm.builds.compile.debug.protocol import Written
     from farm.builds.compile.debug.reference import LayerNode
 
@@ -89,18 +91,18 @@ def compare_layers(program: DebugProgram, simulator: Written, device: Written | 
     """
     simulated = _ran(program, simulator)
     measured = _ran(program, device) if device else _Ran({}, {}, {})
-    figures = _Comparators(program)
+    figures = partial(_gap, program.metrics)
     rows = []
     for node in program.nodes:
         gaps: dict[LayerStep, Gap] = {}
         reference = fp32 = program.fp32.layers.get(node.value)
         if program.quantized is not None:
             reference = program.quantized.layers.get(node.value)
-            _put(gaps, LayerStep.QUANTIZATION, figures.gap(node, fp32, reference, of_steps=False))
+            _put(gaps, LayerStep.QUANTIZATION, figures(node, fp32, reference, of_steps=False))
         ran = simulated.values.get(node.name)
-        _put(gaps, LayerStep.COMPILER, figures.gap(node, reference, ran))
-        _put(gaps, LayerStep.DEVICE, figures.gap(node, ran, measured.values.get(node.name)))
-        inspector = figures.gap(node, simulated.references.get(node.name), ran)
+        _put(gaps, LayerStep.COMPILER, figures(node, reference, ran))
+        _put(gaps, LayerStep.DEVICE, figures(node, ran, measured.values.get(node.name)))
+        inspector = figures(node, simulated.references.get(node.name), ran)
         names = measured.names.get(node.name) or simulated.names.get(node.name, ())
         rows.append(
             Layer(
@@ -195,33 +197,34 @@ def _in_torch_layout(node: LayerNode, value: Any) -> Any:
     return value
 
 
-class _Comparators:
-    def __init__(self, program: DebugProgram) -> None:
-        self._metrics = program.metrics
+def _gap(
+    metrics: Sequence[BoundMetric],
+    node: LayerNode,
+    before: torch.Tensor | None,
+    after: torch.Tensor | None,
+    *,
+    of_steps: bool = True,
+) -> Gap | None:
+    """Return the distance of `after` from `before`, with `of_steps` in quantization steps as well.
 
-    def gap(
-        self, node: LayerNode, before: torch.Tensor | None, after: torch.Tensor | None, *, of_steps: bool = True
-    ) -> Gap | None:
-        """Return the distance of `after` from `before`, with `of_steps` in quantization steps as well.
-
-        None if a value is unknown or the shapes differ.
-        """
-        if before is None or after is None or before.shape != after.shape:
-            return None
-        a, b = before.detach().double(), after.detach().double()
-        if problem := _problem(a, b):
-            finite = bool(torch.isfinite(b).all() and torch.isfinite(a).all())
-            mse = float(torch.mean((a - b) ** 2)) if finite else math.inf
-            return Gap(mse, -math.inf, None, None, problem)
-        # A comparator of the user gets float32 tensors, as from ExecuTorch.
-        scores = scores_of(self._metrics, node.name, a.float(), b.float())
-        numbers = torch.isfinite(a)
-        a, b = a[numbers], b[numbers]
-        if torch.equal(a, b):
-            return Gap(0.0, math.inf, 1.0, 0.0, scores=scores)
-        scale = node.tensor.scale if of_steps else None
-        steps = float((a - b).abs().max()) / scale if scale else None
-        return Gap(float(torch.mean((a - b) ** 2)), sqnr_db(a, b), cosine(a, b), steps, scores=scores)
+    None if a value is unknown or the shapes differ.
+    """
+    if before is None or after is None or before.shape != after.shape:
+        return None
+    a, b = before.detach().double(), after.detach().double()
+    if problem := _problem(a, b):
+        finite = bool(torch.isfinite(b).all() and torch.isfinite(a).all())
+        mse = float(torch.mean((a - b) ** 2)) if finite else math.inf
+        return Gap(mse, -math.inf, None, None, problem)
+    # A comparator of the user gets float32 tensors, as from ExecuTorch.
+    scores = scores_of(metrics, node.name, a.float(), b.float())
+    numbers = torch.isfinite(a)
+    a, b = a[numbers], b[numbers]
+    if torch.equal(a, b):
+        return Gap(0.0, math.inf, 1.0, 0.0, scores=scores)
+    scale = node.tensor.scale if of_steps else None
+    steps = float((a - b).abs().max()) / scale if scale else None
+    return Gap(float(torch.mean((a - b) ** 2)), sqnr_db(a, b), cosine(a, b), steps, scores=scores)
 
 
 def sqnr_db(before: torch.Tensor, after: torch.Tensor) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
@@ -28,7 +28,6 @@ def single_scan_per_list() -> Iterator[None]:
     compiling an operator, and a list still takes 1 %. A list is made again after a registration in C++ or in Python. A
     torch with other functions stays unchanged.
     """
-    kept: list[tuple[Any, str, Any]] = []
     look, make = getattr(utils, _LOOK, None), getattr(utils, _LIST, None)
     implement = OperatorBase.py_impl
     made: list[tuple[Any, Any]] = []
@@ -37,36 +36,25 @@ def single_scan_per_list() -> Iterator[None]:
         made.clear()
         return implement(operator, key)
 
-    if callable(look) and callable(make):
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(OperatorBase, "py_impl", implement_and_forget))
+        if callable(look) and callable(make):
 
-        def make_after_scan() -> Any:
-            registered = _dispatch_get_registrations_for_dispatch_key(_COMPOSITE)
-            if made and made[0][0] == registered:
-                return made[0][1]
-            look()
-            setattr(utils, _LOOK, _nothing)
-            try:
-                found = make()
-            finally:
-                setattr(utils, _LOOK, look)
-            made[:] = [(registered, found)]
-            return found
+            def make_after_scan() -> Any:
+                registered = _dispatch_get_registrations_for_dispatch_key(_COMPOSITE)
+                if made and made[0][0] == registered:
+                    return made[0][1]
+                look()
+                with patch.object(utils, _LOOK, lambda: None):
+                    found = make()
+                made[:] = [(registered, found)]
+                return found
 
-        # Both modules import the function by name.
-        for module in (decomp_utils, exported_program):
-            if getattr(module, _LIST, None) is make:
-                kept.append((module, _LIST, make))
-                setattr(module, _LIST, make_after_scan)
-    try:
-        with patch.object(OperatorBase, "py_impl", implement_and_forget):
-            yield
-    finally:
-        for module, name, original in kept:
-            setattr(module, name, original)
-
-
-def _nothing() -> None:
-    pass
+            # Both modules import the function by name.
+            for module in (decomp_utils, exported_program):
+                if getattr(module, _LIST, None) is make:
+                    stack.enter_context(patch.object(module, _LIST, make_after_scan))
+        yield
 
 
 class _Kernels(NamedTuple):

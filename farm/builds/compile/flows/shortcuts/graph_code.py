@@ -28,11 +28,8 @@ def shared_origins() -> Iterator[None]:
     if hasattr(NodeSource, _COPY):
         yield
         return
-    NodeSource.__deepcopy__ = lambda source, _memo: source
-    try:
+    with patch.object(NodeSource, _COPY, lambda source, _memo: source, create=True):
         yield
-    finally:
-        delattr(NodeSource, _COPY)
 
 
 @contextmanager
