@@ -166,7 +166,7 @@ def command_of(chosen: argparse.Namespace, name: str, rest: list[str]) -> list[s
     devices = ["--soc", chosen.soc or ("SM8850" if lpai else "SM8650"), "--backend", "lpai" if lpai else chosen.backend]
     count = chosen.virtual if chosen.virtual is not None else (1 if lpai else 2)
     devices += ["--virtual", str(count)] if count else []
-    tests = ["-p", "no:cacheprovider", "-W", "ignore", *FRAMEWORKS[name](lpai=lpai), *rest]
+    tests = ["-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore", *FRAMEWORKS[name](lpai=lpai), *rest]
     return ["pytest", *devices, "--name", f"upstream-{name}", "--json", "--", *tests]
 
 
