@@ -237,6 +237,7 @@ def test_one_logs_in_and_out(
         wait(browser, lambda b: b.current_url == f"{server.url}/runs?user=grace")
         assert browser.execute_script("return document.cookie") == ""
         wait(browser, lambda b: find(b, "#live-note").text == "Live.")
+        assert find(browser, ".who").text == "ada, viewer"
         find(browser, 'form[action="/logout"] button').click()
         wait(browser, lambda b: b.current_url == f"{server.url}/login")
         show(browser, f"{server.url}/runs")
