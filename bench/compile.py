@@ -48,7 +48,7 @@ from farm.base.socs import find_soc
 from farm.builds.bundles.bundle import MODEL
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
-from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.pool import BuilderPool, BuilderSettings
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.runtime.packages import install_hint
 from farm.builds.toolchains.prepare import prepare
@@ -104,14 +104,9 @@ def farm(tools: Toolchain, config: Config, requests: list[BuildRequest], width: 
     with Supervisor() as supervisor:
         pool = BuilderPool(
             requests,
+            tools.compiler,
+            BuilderSettings.of(config, supervisor, scratch, cache_root=cache.root),
             width=width,
-            limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
-            cache_root=cache.root,
-            compiler=tools.compiler,
-            supervisor=supervisor,
-            log_folder=scratch,
-            timeout_s=config.build_timeout_s,
-            on_start=lambda _key: None,
             on_done=replies.append,
         )
         started = time.perf_counter()

@@ -47,7 +47,7 @@ from farm.builds.bundles.changes import Body, parts_of
 from farm.builds.bundles.reuse import find_bundles_for
 from farm.builds.bundles.same import differences, program_of
 from farm.builds.bundles.trace import read_trace
-from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
 from farm.builds.compile.protocol import BuildRequest
 from farm.builds.toolchains.prepare import prepare
 from farm.builds.toolchains.select import use_toolchain
@@ -246,9 +246,8 @@ def compile_jobs(jobs: Sequence[Job], tools: Toolchain, root: Path, folder: Path
     if requests:
         with Supervisor() as supervisor:
             pool = BuilderPool(
-                requests, width=width, limits=MemoryLimits(8192, 4096), cache_root=root, compiler=tools.compiler,
-                supervisor=supervisor, log_folder=folder, timeout_s=600.0,
-                on_start=lambda _key: None, on_done=lambda reply: print(reply.reason) if reply.reason else None,
+                requests, tools.compiler, BuilderSettings(MemoryLimits(8192, 4096), 600.0, root, supervisor, folder),
+                width=width, on_done=lambda reply: print(reply.reason) if reply.reason else None,
             )  # fmt: skip
             pool.start()
             pool.join()

@@ -366,7 +366,7 @@ def try_build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: 
             f"{job.id}: its bundle is gone, and its suite was uploaded: build hosts alone execute its code; "
             "submit it again with farm run"
         )
-    from farm.builds.compile.pool import MemoryLimits, build_one
+    from farm.builds.compile.pool import BuilderSettings, build_one
     from farm.builds.compile.protocol import BuildRequest
 
     logs = config.cache_dir / "logs"
@@ -374,12 +374,8 @@ def try_build(config: Config, job: Job, key: str, tools: Toolchain, supervisor: 
     log = logs / f"{key}.log"
     reply = build_one(
         BuildRequest(job, key, dict(tools.versions), str(log)),
-        limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
-        cache_root=config.cache_dir,
-        compiler=tools.compiler,
-        supervisor=supervisor,
-        log_folder=logs,
-        timeout_s=config.build_timeout_s,
+        tools.compiler,
+        BuilderSettings.of(config, supervisor, logs),
     )
     if reply.ok:
         log.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from farm.base.processes import Supervisor
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key, forget_sources, source_as_of_ns
 from farm.builds.compile.loaded import LoadedFiles
-from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
@@ -70,9 +70,9 @@ def build(tools: Toolchain, folder: Path) -> tuple[BundleCache, dict[str, BuildR
     (saved / "ops.py").write_text(OPS)
     with Supervisor() as supervisor:
         pool = BuilderPool(
-            requests.values(), width=1, limits=MemoryLimits(8192, 4096), cache_root=cache.root, compiler=compiler,
-            supervisor=supervisor, log_folder=folder, timeout_s=300.0,
-            on_start=lambda _key: None, on_done=replies.append,
+            requests.values(), compiler,
+            BuilderSettings(MemoryLimits(8192, 4096), 300.0, cache.root, supervisor, folder),
+            width=1, on_done=replies.append,
         )  # fmt: skip
         pool.start()
         pool.join()
@@ -215,9 +215,9 @@ def test_an_edit_between_two_precisions_is_in_no_bundle_and_in_the_bundles_of_th
 
         with Supervisor() as supervisor:
             pool = BuilderPool(
-                requests, width=1, limits=MemoryLimits(8192, 4096), cache_root=cache.root, compiler=tools.compiler,
-                supervisor=supervisor, log_folder=tmp_path, timeout_s=300.0,
-                on_start=lambda _key: None, on_done=edit,
+                requests, tools.compiler,
+                BuilderSettings(MemoryLimits(8192, 4096), 300.0, cache.root, supervisor, tmp_path),
+                width=1, on_done=edit,
             )  # fmt: skip
             pool.start()
             pool.join()

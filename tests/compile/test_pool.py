@@ -19,7 +19,7 @@ from waiting import until
 from farm.base.processes import Supervisor
 from farm.builds.bundles.cache import BundleCache, leftovers
 from farm.builds.bundles.key import bundle_key, relevant_versions
-from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
 from farm.builds.compile.protocol import TEMPLATE_NAME, BuildReply, BuildRequest
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
@@ -155,9 +155,9 @@ class Builds:
         replies: list[BuildReply] = []
         with Supervisor() as supervisor:
             pool = BuilderPool(
-                requests, width=width, limits=self.limits, cache_root=self.cache.root, compiler=self.tools.compiler,
-                supervisor=supervisor, log_folder=self.scratch, timeout_s=self.timeout_s,
-                on_start=self.started.append, on_done=replies.append,
+                requests, self.tools.compiler,
+                BuilderSettings(self.limits, self.timeout_s, self.cache.root, supervisor, self.scratch),
+                width=width, on_start=self.started.append, on_done=replies.append,
             )  # fmt: skip
             pool.start()
             if meanwhile is not None:

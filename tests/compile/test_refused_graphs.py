@@ -13,7 +13,7 @@ from farm.base.processes import Supervisor
 from farm.builds.bundles.key import bundle_key
 from farm.builds.compile.debug.process import DebugProcess
 from farm.builds.compile.debug.protocol import CompileRequest
-from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.results.judge import build_failure
@@ -127,9 +127,9 @@ def refuse(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Callab
         replies: dict[str, BuildReply] = {}
         with Supervisor() as supervisor:
             pool = BuilderPool(
-                requests, width=1, limits=MemoryLimits(8192, 4096), cache_root=folder / "cache",
-                compiler=tools.compiler, supervisor=supervisor, log_folder=folder, timeout_s=timeout_s,
-                on_start=lambda _: None, on_done=lambda reply: replies.update({reply.key: reply}),
+                requests, tools.compiler,
+                BuilderSettings(MemoryLimits(8192, 4096), timeout_s, folder / "cache", supervisor, folder),
+                width=1, on_done=lambda reply: replies.update({reply.key: reply}),
             )  # fmt: skip
             pool.start()
             pool.join()

@@ -16,7 +16,7 @@ from farm.builds.bundles.bundle import MANIFEST, Bundle, Manifest, TensorSpec, l
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
 from farm.builds.bundles.same import compare_hashes, data_hash, differences, program_of
-from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.program.canonical import program_hash
 from farm.builds.program.pte import qnn_payloads
@@ -198,9 +198,8 @@ def test_builders_that_had_other_jobs_before_make_the_same_of_a_job(tools: Toolc
         with Supervisor() as supervisor:
             pool = BuilderPool(
                 [BuildRequest(job, keys[job.id], tools.versions, str(tmp_path / "log")) for job in order],
-                width=1, limits=MemoryLimits(16_000, 16_000), cache_root=cache.root, compiler=tools.compiler,
-                supervisor=supervisor, log_folder=tmp_path, timeout_s=600, on_start=lambda _key: None,
-                on_done=replies.append,
+                tools.compiler, BuilderSettings(MemoryLimits(16_000, 16_000), 600, cache.root, supervisor, tmp_path),
+                width=1, on_done=replies.append,
             )  # fmt: skip
             pool.start()
             pool.join()

@@ -16,7 +16,7 @@ from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.changes import edit_between
 from farm.builds.bundles.reuse import find_bundles_for, forget_pruned
 from farm.builds.bundles.trace import DevelopedRoot, FileTrace, to_bits
-from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
@@ -153,9 +153,9 @@ class Bench:
         with Supervisor() as supervisor:
             pool = BuilderPool(
                 [BuildRequest(job, keys[job.id], tools.versions, logs[job.id]) for job in jobs],
-                width=1, limits=MemoryLimits(8192, 4096), cache_root=self.cache.root, compiler=tools.compiler,
-                supervisor=supervisor, log_folder=self.folder, timeout_s=300.0,
-                on_start=lambda _key: None, on_done=replies.append,
+                tools.compiler,
+                BuilderSettings(MemoryLimits(8192, 4096), 300.0, self.cache.root, supervisor, self.folder),
+                width=1, on_done=replies.append,
             )  # fmt: skip
             pool.start()
             pool.join()

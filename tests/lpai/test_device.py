@@ -17,7 +17,7 @@ from farm.base.socs import find_soc
 from farm.builds.bundles.bundle import Bundle, load_bundle, read_tensor
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
-from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.toolchains.prepare import prepare
 from farm.builds.toolchains.toolchain import Compiler
@@ -69,9 +69,8 @@ def bundle(farm_cache: Path, stub_sdk: StubSdk, tmp_path_factory: pytest.TempPat
         replies: list[BuildReply] = []
         pool = BuilderPool(
             [BuildRequest(job, key, tools.versions, str(scratch / "log"))],
-            width=1, cache_root=farm_cache, compiler=tools.compiler,
-            limits=MemoryLimits(8192, 4096), supervisor=supervisor, log_folder=scratch, timeout_s=300,
-            on_start=lambda _key: None, on_done=replies.append,
+            tools.compiler, BuilderSettings(MemoryLimits(8192, 4096), 300, farm_cache, supervisor, scratch),
+            width=1, on_done=replies.append,
         )  # fmt: skip
         pool.start()
         pool.join()

@@ -21,6 +21,7 @@ from farm.builds.compile.protocol import BuildReply
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
     from farm.builds.compile.compiler_process import CompilerEnding
     from farm.builds.compile.protocol import BuildRequest
@@ -40,6 +41,26 @@ class MemoryLimits(NamedTuple):
     """Limit above which the builder gets no other job: a fresh builder takes its place."""
 
 
+class BuilderSettings(NamedTuple):
+    """Limits and places of builder processes."""
+
+    limits: MemoryLimits
+    timeout_s: float
+    """Time limit of one bundle."""
+    cache_root: Path
+    supervisor: Supervisor
+    log_folder: Path
+    """Folder of the logs of the processes."""
+
+    @classmethod
+    def of(
+        cls, config: Config, supervisor: Supervisor, log_folder: Path, cache_root: Path | None = None
+    ) -> BuilderSettings:
+        """Return the settings of farm.toml; `cache_root` replaces its cache."""
+        limits = MemoryLimits(config.build_memory_mb, config.build_recycle_mb)
+        return cls(limits, config.build_timeout_s, cache_root or config.cache_dir, supervisor, log_folder)
+
+
 class _Retry(enum.Enum):
     NO = enum.auto()
     BESIDE = enum.auto()
@@ -51,21 +72,15 @@ class BuilderSlot:
     """Slot for one builder process at a time, used by one thread; other threads may call `stop`."""
 
     def __init__(
-        self,
-        number: int,
-        *,
-        limits: MemoryLimits,
-        cache_root: Path,
-        supervisor: Supervisor,
-        log_folder: Path,
-        timeout_s: float,
-        gate: BuilderGate,
-        template: BuilderTemplate | None = None,
+        self, number: int, settings: BuilderSettings, gate: BuilderGate, template: BuilderTemplate | None = None
     ) -> None:
         """With a `template` builders are its forks."""
-        self._number, self._limits, self._timeout_s = number, limits, timeout_s
-        self._cache, self._supervisor, self._log_folder = BundleCache(cache_root), supervisor, log_folder
-        self._gate, self._template = gate, template
+        self._number, self._settings, self._gate, self._template = number, settings, gate, template
+        self._limits, self._timeout_s, self._cache = (
+            settings.limits,
+            settings.timeout_s,
+            BundleCache(settings.cache_root),
+        )
         self._is_fork = False
         self._builder: BuilderProcess | None = None
         self._compiler: Compiler | None = None
@@ -195,8 +210,8 @@ class BuilderSlot:
         return self._builder
 
     def _start(self, compiler: Compiler, popen: Callable[..., Any] | None) -> BuilderProcess:
-        log = self._log_folder / f"builder-{self._number}.log"
-        return BuilderProcess(self._number, self._cache.root, compiler, self._supervisor, log, popen)
+        log = self._settings.log_folder / f"builder-{self._number}.log"
+        return BuilderProcess(self._number, self._cache.root, compiler, self._settings.supervisor, log, popen)
 
 
 class BuilderGate:

@@ -13,7 +13,7 @@ from farm.base.text import bounded_log
 from farm.builds.bundles.bundle import MODEL
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
-from farm.builds.compile.pool import MemoryLimits, build_one
+from farm.builds.compile.pool import BuilderSettings, build_one
 from farm.builds.compile.protocol import BuildRequest
 
 if TYPE_CHECKING:
@@ -48,12 +48,8 @@ def _try(config: Config, tools: Toolchain, job: Job, folder: Path, supervisor: S
     key, log = bundle_key(job, tools.versions), folder / "build.log"
     reply = build_one(
         BuildRequest(job, key, dict(tools.versions), str(log)),
-        limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
-        cache_root=folder,
-        compiler=tools.compiler,
-        supervisor=supervisor,
-        log_folder=folder,
-        timeout_s=config.build_timeout_s,
+        tools.compiler,
+        BuilderSettings.of(config, supervisor, folder, cache_root=folder),
     )
     bundle = BundleCache(folder).lookup(key) if reply.ok else None
     printed = "" if bundle else "\n".join(_read(path) for path in (log, folder / "builder-0.log"))

@@ -11,19 +11,17 @@ import msgspec
 from farm.builds.bundles.cache import BundleCache, remove_leftovers
 from farm.builds.bundles.key import source_as_of_ns
 from farm.builds.bundles.reuse import forget_pruned
-from farm.builds.compile.builder_slot import BuilderGate, BuilderSlot, MemoryLimits
+from farm.builds.compile.builder_slot import BuilderGate, BuilderSettings, BuilderSlot, MemoryLimits
 from farm.builds.compile.order import case_of, take_next
 from farm.builds.compile.template import BuilderTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
-    from farm.base.processes import Supervisor
     from farm.builds.compile.protocol import BuildReply, BuildRequest
     from farm.builds.toolchains.toolchain import Compiler
 
-__all__ = ["BuilderPool", "MemoryLimits", "build_one"]
+__all__ = ["BuilderPool", "BuilderSettings", "MemoryLimits", "build_one"]
 
 
 class BuilderPool:
@@ -36,16 +34,12 @@ class BuilderPool:
     def __init__(
         self,
         requests: Iterable[BuildRequest],
+        compiler: Compiler,
+        settings: BuilderSettings,
         *,
         width: int,
-        limits: MemoryLimits,
-        cache_root: Path,
-        compiler: Compiler,
-        supervisor: Supervisor,
-        log_folder: Path,
-        timeout_s: float,
-        on_start: Callable[[str], None],
         on_done: Callable[[BuildReply], None],
+        on_start: Callable[[str], None] = lambda _: None,
         is_wanted: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._queue = deque(
@@ -54,25 +48,14 @@ class BuilderPool:
         self._taking = threading.Lock()
         self._cases: dict[BuilderSlot, tuple[str, str]] = {}
         """Case of the last request of each builder."""
-        self._cache, self._compiler = BundleCache(cache_root), compiler
+        self._cache, self._compiler = BundleCache(settings.cache_root), compiler
         self._on_start, self._on_done, self._is_wanted = on_start, on_done, is_wanted
         self._gate = BuilderGate()
         width = min(width, len(self._queue))
         # A single builder shares its imports with no other.
-        self._template = BuilderTemplate(supervisor, cache_root, log_folder) if width > 1 else None
-        self._slots = [
-            BuilderSlot(
-                number,
-                limits=limits,
-                cache_root=cache_root,
-                supervisor=supervisor,
-                log_folder=log_folder,
-                timeout_s=timeout_s,
-                gate=self._gate,
-                template=self._template,
-            )
-            for number in range(width)
-        ]
+        shared = settings.supervisor, settings.cache_root, settings.log_folder
+        self._template = BuilderTemplate(*shared) if width > 1 else None
+        self._slots = [BuilderSlot(number, settings, self._gate, self._template) for number in range(width)]
         self._working = len(self._slots)
         self._threads = [
             threading.Thread(target=self._feed, args=(slot,), name=f"builder-{number}")
@@ -137,30 +120,10 @@ class BuilderPool:
             self._template.close()
 
 
-def build_one(
-    request: BuildRequest,
-    *,
-    limits: MemoryLimits,
-    cache_root: Path,
-    compiler: Compiler,
-    supervisor: Supervisor,
-    log_folder: Path,
-    timeout_s: float,
-) -> BuildReply:
+def build_one(request: BuildRequest, compiler: Compiler, settings: BuilderSettings) -> BuildReply:
     """Build a single bundle in a builder of its own and return the reply."""
     replies: list[BuildReply] = []
-    pool = BuilderPool(
-        [request],
-        width=1,
-        limits=limits,
-        cache_root=cache_root,
-        compiler=compiler,
-        supervisor=supervisor,
-        log_folder=log_folder,
-        timeout_s=timeout_s,
-        on_start=lambda _key: None,
-        on_done=replies.append,
-    )
+    pool = BuilderPool([request], compiler, settings, width=1, on_done=replies.append)
     pool.start()
     try:
         pool.join()

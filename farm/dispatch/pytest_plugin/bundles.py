@@ -158,18 +158,17 @@ class Bundles:
         return DeviceProgram(load_bundle(self._cache.folder(key)), job)
 
     def _compile(self, job: Job, key: str) -> None:
-        from farm.builds.compile.pool import build_one
+        from farm.builds.compile.pool import BuilderSettings, build_one
         from farm.builds.compile.protocol import BuildRequest
 
         log = self._worker.scratch / f"build-{key[:16]}.log"
+        plan, worker = self._plan, self._worker
         reply = build_one(
-            BuildRequest(job, key, dict(self._plan.versions), str(log)),
-            limits=self._plan.build_limits,
-            cache_root=self._plan.cache_root,
-            compiler=self._plan.compiler,
-            supervisor=self._worker.supervisor,
-            log_folder=self._worker.scratch,
-            timeout_s=self._plan.build_timeout_s,
+            BuildRequest(job, key, dict(plan.versions), str(log)),
+            plan.compiler,
+            BuilderSettings(
+                plan.build_limits, plan.build_timeout_s, plan.cache_root, worker.supervisor, worker.scratch
+            ),
         )
         if reply.ok:
             return

@@ -14,7 +14,7 @@ from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
-from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.pool import BuilderPool, BuilderSettings
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.dispatch.request.choose import check_machine, check_ready, collect, jobs_of
 from farm.dispatch.run.rebuild import Rebuild
@@ -145,13 +145,9 @@ class _Compiling:
                 requests.setdefault(key, BuildRequest(job, key, versions, log, anew=self._rebuild is not None))
         pool = BuilderPool(
             requests.values(),
+            self._tools.compiler,
+            BuilderSettings.of(self._config, supervisor, self._folder),
             width=self._config.builders,
-            limits=MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb),
-            cache_root=self._config.cache_dir,
-            compiler=self._tools.compiler,
-            supervisor=supervisor,
-            log_folder=self._folder,
-            timeout_s=self._config.build_timeout_s,
             on_start=lambda key: self._listener.build_started(self._first[key].id),
             on_done=self._ended,
         )

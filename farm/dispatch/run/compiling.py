@@ -45,7 +45,7 @@ def builders(
     first, as every device waits for its own.
     """
     from farm.builds.bundles.cache import BundleCache
-    from farm.builds.compile.pool import BuilderPool, MemoryLimits
+    from farm.builds.compile.pool import BuilderPool, BuilderSettings
 
     builds = _Builds(plan, listener, store, BundleCache(config.cache_dir), rebuild)
     anew = rebuild.keys if rebuild else frozenset()
@@ -58,13 +58,9 @@ def builders(
     builds.record_cached(requests.keys())
     pool = BuilderPool(
         requests.values(),
+        tools.compiler,
+        BuilderSettings.of(config, supervisor, plan.folder / "logs"),
         width=config.builders,
-        limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
-        cache_root=config.cache_dir,
-        compiler=tools.compiler,
-        supervisor=supervisor,
-        log_folder=plan.folder / "logs",
-        timeout_s=config.build_timeout_s,
         on_start=builds.started,
         on_done=builds.ended,
     )

@@ -14,7 +14,7 @@ from farm.base.publish import make_folders
 from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundles_for
-from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.pool import BuilderPool, BuilderSettings
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.results.judge import build_failure
 
@@ -115,17 +115,11 @@ def _build(
             counts[number] += 1
 
         if wanted:
-            config = side.config
             pool = BuilderPool(
                 wanted.values(),
+                side.tools.compiler,
+                BuilderSettings.of(side.config, supervisor, folder / side.label),
                 width=width,
-                limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
-                cache_root=config.cache_dir,
-                compiler=side.tools.compiler,
-                supervisor=supervisor,
-                log_folder=folder / side.label,
-                timeout_s=config.build_timeout_s,
-                on_start=lambda _key: None,
                 on_done=done,
             )
             pools.append(pool)

@@ -39,7 +39,7 @@ from farm.builds.bundles.cache import BundleCache, remove_leftovers
 from farm.builds.bundles.key import HOST_CPU, bundle_key, recipe_digest, recipe_now, source_as_of_ns
 from farm.builds.bundles.reuse import forget_pruned
 from farm.builds.bundles.source import named_files
-from farm.builds.compile.builder_slot import BuilderGate, BuilderSlot, MemoryLimits
+from farm.builds.compile.builder_slot import BuilderGate, BuilderSettings, BuilderSlot
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.compile.template import BuilderTemplate
 from farm.dispatch.cluster.bundles import failed_build, sent_build
@@ -275,24 +275,11 @@ class BuildHost:
         """Claim builds as `agent` from now on. A thread removes the leftovers of killed builders from the cache."""
         self._agent = agent
         folder = self._stack.enter_context(own_folder(self._config.cache_dir / "build-host", agent.token[:16]))
-        limits = MemoryLimits(self._config.build_memory_mb, self._config.build_recycle_mb)
+        settings = BuilderSettings.of(self._config, self._supervisor, folder)
         several = self._config.builders > 1
         template = BuilderTemplate(self._supervisor, self._config.cache_dir, folder) if several else None
         self._slots = [
-            _BuildSlot(
-                self,
-                BuilderSlot(
-                    number,
-                    limits=limits,
-                    cache_root=self._config.cache_dir,
-                    supervisor=self._supervisor,
-                    log_folder=folder,
-                    timeout_s=self._config.build_timeout_s,
-                    gate=self._gate,
-                    template=template,
-                ),
-                folder,
-            )
+            _BuildSlot(self, BuilderSlot(number, settings, self._gate, template), folder)
             for number in range(self._config.builders)
         ]
         for slot in self._slots:

@@ -89,7 +89,7 @@ def build_here(
     logs. Builds in progress at the end of the body are ended and left to build hosts. `on_done(reply)` is called from
     other threads.
     """
-    from farm.builds.compile.pool import BuilderPool, MemoryLimits
+    from farm.builds.compile.pool import BuilderPool, BuilderSettings
 
     sender = _Sender(run_id, objects, store, BundleCache(config.cache_dir), folder, on_done)
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,14 +98,9 @@ def build_here(
     ]
     pool = BuilderPool(
         requests,
+        tools.compiler,
+        BuilderSettings.of(config, supervisor, folder),
         width=config.builders,
-        limits=MemoryLimits(config.build_memory_mb, config.build_recycle_mb),
-        cache_root=config.cache_dir,
-        compiler=tools.compiler,
-        supervisor=supervisor,
-        log_folder=folder,
-        timeout_s=config.build_timeout_s,
-        on_start=lambda _: None,
         on_done=sender.take,
         is_wanted=sender.is_wanted,
     )
