@@ -19,12 +19,12 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from farm.base.errors import DeviceError, DeviceSpaceError
+from farm.base.errors import DeviceSpaceError
 from farm.base.text import count_of
-from farm.devices.execution.liveness import DamagedError, StagingError
+from farm.devices.execution.liveness import DamagedError, staging_error
 from farm.devices.execution.shell import shell_script
 from farm.devices.room import TELL_ROOM, free_bytes
-from farm.devices.text import clean_text, says_full
+from farm.devices.text import clean_text
 from farm.devices.transport import Completed, Link, Transport
 
 OBJECTS = "objects"
@@ -96,7 +96,7 @@ class ContentStore:
             )
             lines = done.stdout.decode(errors="replace").splitlines()
             if done.code != 0 or "objects" not in lines or "hashes" not in lines:
-                raise self._failure("cannot look at its storage", done)
+                raise staging_error(self._transport.serial, "cannot look at its storage", done)
             first, second = lines.index("objects"), lines.index("hashes")
             self._free = free_bytes(lines[:first]) or 0
             self._known = _listed(lines[first + 1 : second])
@@ -231,7 +231,7 @@ class ContentStore:
             stdin = "".join(f"{name}\n" for name in names).encode()
             done = self._shell(_REMOVE, [], stdin=stdin, cwd=self._objects, timeout_s=_SHELL_SECONDS)
             if done.code != 0:
-                raise self._failure("cannot remove old files", done)
+                raise staging_error(self._transport.serial, "cannot remove old files", done)
             for name in names:
                 self._known.pop(name, None)
                 self._verified.discard(name)
@@ -242,11 +242,6 @@ class ContentStore:
         return self._transport.run(
             ["sh", "-c", script, "sh", *words], cwd=cwd, stdin=stdin, timeout_s=timeout_s, max_output=_LISTING_BYTES
         )
-
-    def _failure(self, problem: str, done: Completed) -> DeviceError:
-        stderr = clean_text(done.stderr)
-        kind = DeviceSpaceError if says_full(stderr) else StagingError
-        return kind(self._transport.serial, problem, code=done.code, stderr=stderr)
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -288,9 +283,7 @@ def differing(transport: Transport, folder: PurePosixPath, expected: Mapping[str
         max_output=_LISTING_BYTES,
     )
     if done.code != 0:
-        problem = f"cannot look at {folder}"
-        stderr = done.stderr.decode(errors="replace")
-        raise StagingError(transport.serial, problem, code=done.code, stderr=stderr)
+        raise staging_error(transport.serial, f"cannot look at {folder}", done)
     found = _content_by_name(done.stdout.decode(errors="replace").splitlines())
     return [name for name, content in expected.items() if found.get(name) != content]
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from farm.base.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceSpaceError
 from farm.devices.identity import PRINT_BOOT
-from farm.devices.text import clean_text
+from farm.devices.text import LINE_CHARACTERS, clean_text, says_full
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farm.devices.execution.raw import ErrorCause
-    from farm.devices.transport import Transport
+    from farm.devices.transport import Completed, Transport
 
 # A device that is busy with a job may take some seconds to start a shell.
 _ASK_SECONDS = 15.0
@@ -51,6 +53,13 @@ class Liveness:
 
 class StagingError(DeviceError):
     """A device that could be reached did not do what an execution needs."""
+
+
+def staging_error(serial: str, problem: str, done: Completed, argv: Sequence[str] = ()) -> DeviceError:
+    """Return the error for a script that failed on a device: DeviceSpaceError for full storage, else StagingError."""
+    stderr = done.stderr.decode(errors="replace").strip()
+    kind = DeviceSpaceError if says_full(stderr) else StagingError
+    return kind(serial, problem, argv=argv, code=done.code, stderr=clean_text(stderr[-LINE_CHARACTERS:]))
 
 
 class DamagedError(DeviceError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.base.text import count_of
-from farm.devices.execution.liveness import StagingError
+from farm.devices.execution.liveness import staging_error
 from farm.devices.execution.runner_process import RunnerAnswer, RunnerEnding, RunnerProcess
 from farm.devices.execution.shell import shell_script
 from farm.devices.execution.workspace import Workspace, library_paths, packages_folder
@@ -190,8 +190,7 @@ def _gather(transport: Transport, workspace: Workspace, options: RunnerOptions, 
         max_output=_LISTING_BYTES,
     )
     if done.code != 0:
-        problem = "the outputs cannot be looked at"
-        raise StagingError(transport.serial, problem, code=done.code, stderr=clean_text(done.stderr))
+        raise staging_error(transport.serial, "the outputs cannot be looked at", done)
     sizes, hashes, speed = _listed(done.stdout.decode(errors="replace"))
     wanted = [f"output_{line}_{index}.raw" for line in range(times * manifest.samples) for index in outputs]
     if missing := [name for name in wanted if name not in sizes or name not in hashes]:

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from farm.base.errors import DeviceError
-from farm.devices.execution.liveness import LostError, StagingError, cause_of
+from farm.devices.execution.liveness import LostError, cause_of, staging_error
 from farm.devices.execution.raw import (
     DEBUG_FILE,
     ETDUMP_FILE,
@@ -21,7 +21,6 @@ from farm.devices.execution.raw import (
     RunnerOptions,
 )
 from farm.devices.execution.workspace import OUTPUTS, Workspace
-from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,5 +189,4 @@ def _collect_text(transport: Transport, execution: Execution, name: str, limit: 
     if done.code == 0:
         (execution.folder / name).write_bytes(done.stdout)
     elif done.code != _NO_FILE:
-        problem = f"{name} cannot be read"
-        raise StagingError(transport.serial, problem, code=done.code, stderr=clean_text(done.stderr))
+        raise staging_error(transport.serial, f"{name} cannot be read", done)

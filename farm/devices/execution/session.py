@@ -19,7 +19,7 @@ from farm.builds.bundles.bundle import Bundle
 from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime
 from farm.devices.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
 from farm.devices.execution.flags import options_for, program_and_profile, seconds_of, session_flags
-from farm.devices.execution.liveness import Liveness, StagingError, cause_of
+from farm.devices.execution.liveness import Liveness, StagingError, cause_of, staging_error
 from farm.devices.execution.one_shot import reduced, run_once
 from farm.devices.execution.raw import HEAP_PROCESS, ErrorCause, RawResult, RunnerOptions
 from farm.devices.execution.result import Execution, collect, collect_heap, collect_tokens
@@ -35,7 +35,6 @@ from farm.devices.execution.workspace import (
     runtime_layout,
 )
 from farm.devices.identity import PRINT_BOOT
-from farm.devices.text import says_full
 from farm.devices.transport import Completed, Transport
 
 _SHELL_SECONDS = 30.0
@@ -374,9 +373,7 @@ class DeviceSession:
     def _shell(self, argv: list[str], *, timeout_s: float = _SHELL_SECONDS) -> Completed:
         done = self._transport.run(argv, timeout_s=timeout_s)
         if done.code != 0:
-            stderr = done.stderr.decode(errors="replace")
-            kind = DeviceSpaceError if says_full(stderr) else StagingError
-            raise kind(self.serial, "staging failed", argv=argv, code=done.code, stderr=stderr)
+            raise staging_error(self.serial, "staging failed", done, argv)
         return done
 
 
