@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,24 @@ def test_close_ends_the_whole_group() -> None:
     supervisor.close()
     with pytest.raises(InfraError, match="farm is ending"):
         supervisor.spawn(["/bin/true"], name="late")
+
+
+def test_children_that_end_slowly_cost_few_looks_at_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def members(groups: Collection[reaper.Group]) -> set[int]:
+        looks.append(len(groups))
+        return real(groups)
+
+    real = reaper.members
+    slow = "trap 'sleep 0.3; exit 3' TERM; echo ready; while :; do sleep 0.01; done"
+    with Supervisor() as supervisor:
+        children = [supervisor.spawn(["/bin/sh", "-c", slow], name="slow", stdout_pipe=True) for _ in range(3)]
+        assert all(child.first_line(10.0) == b"ready\n" for child in children)
+        monkeypatch.setattr(reaper, "members", members)
+    assert set(looks) == {3}
+    # A look each 0.1 s of a grace of 1 s, at most.
+    assert len(looks) <= 12
 
 
 def test_killing_the_leader_ends_what_it_started() -> None:

@@ -113,15 +113,28 @@ class Child:
 
         May be called again, and from several threads.
         """
+        _end([self], timeout_s)
+        return self.process.wait()
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[list[reaper.Group]]:
+        """Yield the groups that the body ends: one, none after an earlier end. Other threads wait meanwhile."""
         with self._ending:
-            if not self._ended:
-                # Once the leader is waited for, its number may belong to a stranger: then only the mark counts.
-                group = self._group if self.process.poll() is None else reaper.Group(self._group.mark)
-                reaper.end([group], timeout_s)
-                _link.send("drop", self._group)
-                self._lifeline.cut()
-                self._ended = True
-            return self.process.wait()
+            if self._ended:
+                yield []
+                return
+            # Once the leader is waited for, its number may belong to a stranger: then only the mark counts.
+            yield [self._group if self.process.poll() is None else reaper.Group(self._group.mark)]
+            _link.send("drop", self._group)
+            self._lifeline.cut()
+            self._ended = True
+
+
+def _end(children: Iterable[Child], timeout_s: float) -> None:
+    """End children and their groups, with SIGKILL after `timeout_s`, by looks at the processes for all of them."""
+    with contextlib.ExitStack() as ending:
+        groups = [group for child in children for group in ending.enter_context(child.ending())]
+        reaper.end(groups, timeout_s)
 
 
 class Supervisor:
@@ -214,11 +227,9 @@ class Supervisor:
         with self._lock:
             self._closed = True
             children, self._children = self._children, []
-        enders = [threading.Thread(target=child.terminate, name=f"end-{child.name}") for child in children]
-        for ender in enders:
-            ender.start()
-        for ender in enders:
-            ender.join()
+        _end(children, reaper.GRACE_S)
+        for child in children:
+            child.process.wait()
 
     def __enter__(self) -> Supervisor:
         return self

@@ -30,6 +30,9 @@ GRACE_S = 1.0
 _KILL_S = 5.0
 # A process that was forked a moment ago shows its mark only after exec.
 _SETTLE_S = 0.3
+# Most seconds between two looks at all processes while known ones are ending: each look reads two files per process.
+_LOOK_S = 0.1
+_PAUSE_S = 0.005
 
 
 class Group(NamedTuple):
@@ -62,6 +65,8 @@ def read_stat(pid: int) -> Stat | None:
 
 def members(groups: Collection[Group]) -> set[int]:
     """Return the living processes of `groups`; a zombie does not live."""
+    if not groups:
+        return set()
     sessions = {group.session for group in groups if group.session and _is_leader(group)}
     marks = {f"{MARK}={group.mark}".encode() for group in groups}
     found = set()
@@ -107,7 +112,29 @@ def end(groups: Collection[Group], grace_s: float = GRACE_S, settle_s: float = 0
         else:
             _signal(living - asked, signal.SIGTERM)
             asked |= living
-        time.sleep(0.005)
+        left_s = started + grace_s - time.monotonic()
+        _await_exits(living, min(_LOOK_S, left_s) if left_s > 0 else _LOOK_S)
+
+
+def _await_exits(pids: Iterable[int], timeout_s: float) -> None:
+    """Return after a pause, once all of `pids` have exited, or after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    poll, left = select.poll(), set[int]()
+    try:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                left.add(number := os.pidfd_open(pid))
+                poll.register(number, select.POLLIN)
+        if not left:
+            time.sleep(_PAUSE_S)
+        while left and (rest_s := deadline - time.monotonic()) > 0:
+            for number, _ in poll.poll(rest_s * 1000):
+                poll.unregister(number)
+                left.remove(number)
+                os.close(number)
+    finally:
+        for number in left:
+            os.close(number)
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
