@@ -10,6 +10,8 @@ import pytest
 from farm.base.config.settings import load_config
 from farm.base.errors import MissingToolError
 from farm.builds.runtime import simulator
+from farm.builds.runtime.native.build import build_native
+from farm.builds.runtime.runtime import simulator_runtime
 from farm.builds.runtime.simulator import host_sdk
 
 STUB = Path(__file__).resolve().parent.parent / "native_runner" / "qnn_stub.cpp"
@@ -46,6 +48,19 @@ def test_the_wheel_becomes_an_sdk_with_the_bridge_in_front(farm_cache: Path) -> 
     assert bridge.stat().st_size < 1 << 20 < real.stat().st_size
     for name in ("libQnnSystem.so", "libHtpPrepare.so"):
         assert (sdk.lib_dir / name).is_file()
+
+
+def test_a_command_identifies_the_native_runner_once_for_its_parts(
+    farm_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = simulator_runtime(farm_cache)
+
+    def build_again(*_: object, **__: object) -> None:
+        raise AssertionError("the runner is here")
+
+    monkeypatch.setattr(simulator, "build_native", build_again)
+    assert simulator_runtime(farm_cache) == expected
+    assert host_sdk(farm_cache, native=build_native(farm_cache)).bridged
 
 
 def test_the_users_library_path_stays_behind(farm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

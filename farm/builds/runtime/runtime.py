@@ -168,13 +168,14 @@ def simulator_runtime(
     if known.on_host == "absent":
         raise MissingToolError(f"there is no {backend.upper()} simulator: attach a device")
     executorch = executorch or default_executorch()
+    native = build_native(cache_dir, executorch=executorch)
     files = {
-        RUNNER: build_native(cache_dir, executorch=executorch).runner,
+        RUNNER: native.runner,
         **(_executorch_files(executorch.libraries) if executorch.shared else {}),
     }
     versions = {"executorch": executorch.version}
     if known.simulated:
-        sdk = host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch)
+        sdk = host_sdk(cache_dir, sdk_root=sdk_root, native=native)
         files[LIBRARY] = sdk.lib_dir / LIBRARY
         for pattern in _SIMULATOR_LIBRARIES:
             files |= {path.name: path for path in sorted(sdk.lib_dir.glob(pattern))}

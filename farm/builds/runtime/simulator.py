@@ -78,12 +78,13 @@ def host_sdk(
     *,
     sdk_root: Path | None = None,
     executorch: NativeExecutorch | None = None,
+    native: NativeBuild | None = None,
 ) -> HostSdk:
     """Return the SDK folder of this machine: `sdk_root`, else the libraries of the onnxruntime-qnn wheel.
 
-    Libraries that need the bridge are laid out anew below `cache_dir`, with the bridge in front; this builds it on
-    the first call, with the runner, for `executorch`. Raises MissingToolError, also for an `sdk_root` that is not there
-    or has no libraries for this machine.
+    Libraries that need the bridge are laid out anew below `cache_dir`, with the bridge of `native` in front, the build
+    for this machine; without it the first call builds bridge and runner for `executorch`. Raises MissingToolError, also
+    for an `sdk_root` that is not there or has no libraries for this machine.
     """
     source = _source(sdk_root)
     if source.sdk_root is not None and (source.sdk_root / _MARKER).is_file():
@@ -96,7 +97,7 @@ def host_sdk(
     probed = _probe(cache_dir, source, key)
     if source.sdk_root is not None and probed.core_api[:2] < _FIRST_BRIDGED_CORE_API:
         return HostSdk(source.sdk_root, source.library.parent, probed.build_id, bridged=False)
-    native = build_native(cache_dir, executorch=executorch)
+    native = native or build_native(cache_dir, executorch=executorch)
     # The bridge does not depend on the ExecuTorch of the runner beside it.
     bridge = hash_files(cache_dir, [native.bridge])[native.bridge]
     folder = cache_dir / "sdk" / _digest(key, bridge, *map(str, source.folders))
@@ -139,7 +140,7 @@ def outside_environment(
     """
     executorch = executorch or default_executorch()
     native = build_native(cache_dir, executorch=executorch)
-    sdk = host_sdk(cache_dir, sdk_root=sdk_root, executorch=executorch)
+    sdk = host_sdk(cache_dir, sdk_root=sdk_root, native=native)
     libraries = executorch.libraries
     ours = [str(sdk.lib_dir), str(libraries)]
     # A second evaluation gives the same.

@@ -45,7 +45,7 @@ def prepare(config: Config, *, virtual: bool = False) -> Toolchain:
     forget_sources()
     executorch = runner_executorch(config)
     native = build_native(config.cache_dir, executorch=executorch)
-    sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root, executorch=executorch)
+    sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root, native=native)
     selected = config.toolchain
     if selected.python is None:
         facts = own_facts()

@@ -90,7 +90,7 @@ def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
     executorch = runner_executorch(config) if target == HOST else None
     native = build_native(config.cache_dir, target, android=android_kit(config), executorch=executorch)
     if target == HOST:
-        host_sdk(config.cache_dir, sdk_root=config.sdk_root, executorch=executorch)
+        host_sdk(config.cache_dir, sdk_root=config.sdk_root, native=native)
     answer = {"target": target, "runner": str(native.runner), "log": str(native.folder / "build.log")}
     show(answer, [str(native.runner)], as_json=as_json)
 
