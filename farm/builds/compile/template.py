@@ -11,6 +11,7 @@ end, or if it cannot load ExecuTorch in the time of a job, all builders do.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -175,6 +176,7 @@ def main(argv: list[str]) -> None:
             if time.monotonic() > deadline:
                 sys.exit("a library has started a thread: this process cannot be forked")
             time.sleep(0.05)
+        gc.collect()
 
     def run(words: Sequence[str]) -> int:
         from farm.builds.compile import builder
