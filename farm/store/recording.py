@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, bindparam, update
 
 from farm.base.exit_codes import ENDED_EARLY
 from farm.store import rows, schema, values
 from farm.store.details import bounded
+from farm.store.records import BuildRecord
 from farm.store.statements import statement
 from farm.store.toolchains import toolchain_columns
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from farm.store.records import ArtifactRecord, RunRecord
     from farm.store.view import SkipReason
     from farm.suites.suite import Job
+
+
+_UPDATE_BUILD = update(schema.run_job).where(schema.run_job.c.id == bindparam("of"))
 
 
 class Recording:
@@ -91,16 +95,24 @@ class Recording:
         operators: Mapping[str, int] | None = None,
         program: str = "",
     ) -> None:
-        """Record the build of a planned job's bundle; a second record replaces the first.
+        """Record the build of a planned job's bundle, with the fields of `BuildRecord`."""
+        build = BuildRecord(job_id, seconds, cached, bundle_key, fallback_ops, operators, program)
+        self.record_builds(run_id, [build])
 
-        `seconds` is wall time; `fallback_ops` counts the operators left to the CPU, `operators` the operators built by
-        the backend; None if unknown. `program` is the manifest's hash of the program; empty without one.
-        """
-        row = build_columns(seconds, bundle_key, fallback_ops, operators, program) | {"cached": cached}
+    def record_builds(self, run_id: str, builds: Sequence[BuildRecord]) -> None:
+        """Record the builds of bundles of planned jobs; a second record of a job replaces the first."""
 
         def change(connection: Connection) -> None:
-            run_job_id, *_ = rows.find_planned(connection, run_id, job_id)
-            connection.execute(update(schema.run_job).where(schema.run_job.c.id == run_job_id).values(row))
+            planned = rows.planned_jobs(connection, run_id, [build.job_id for build in builds])
+            # Builds with the same columns share a statement.
+            alike: dict[frozenset[str], list[dict[str, Any]]] = {}
+            for build in builds:
+                row = build_columns(
+                    build.seconds, build.bundle_key, build.fallback_ops, build.operators, build.program
+                ) | {"cached": build.cached}
+                alike.setdefault(frozenset(row), []).append({"of": planned[build.job_id], **row})
+            for changes in alike.values():
+                connection.execute(_UPDATE_BUILD, changes)
 
         self._database.write(change)
 

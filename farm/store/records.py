@@ -53,6 +53,23 @@ class RunRecord(msgspec.Struct, frozen=True):
     """Id of the nightly run of which this run is a cell."""
 
 
+class BuildRecord(msgspec.Struct, frozen=True):
+    """Build of a planned job's bundle."""
+
+    job_id: str
+    seconds: float
+    """Wall time."""
+    cached: bool
+    """True for a bundle that the cache had."""
+    bundle_key: str
+    fallback_ops: Mapping[str, int] | None = None
+    """Number of operators left to the CPU, by name; None if unknown."""
+    operators: Mapping[str, int] | None = None
+    """Number of operators built by the backend, by name; None if unknown."""
+    program: str = ""
+    """Hash of the program by its manifest; empty without one."""
+
+
 class ArtifactRecord(msgspec.Struct, frozen=True):
     """Artifact: file of an attempt in the artifact store."""
 

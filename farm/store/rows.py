@@ -18,7 +18,7 @@ from farm.store.records import ArtifactRecord, RunKind
 from farm.store.statements import chunks, statement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from sqlalchemy.dialects import postgresql, sqlite
 
@@ -70,6 +70,19 @@ def find_planned(connection: Connection, run_id: str, job_id: str, serial: str =
     if row is None:
         raise _not_planned(run_id, job_id)
     return row[0], row[1], row[2]
+
+
+def planned_jobs(connection: Connection, run_id: str, job_ids: Collection[str]) -> dict[str, int]:
+    """Return the ids of the rows in `run_job` by job id. Raises StoreLostError for a job that is not planned."""
+    job, planned = schema.job.c, schema.run_job.c
+    found: dict[str, int] = {}
+    for part in chunks(job_ids):
+        query = select(job.name, planned.id).where(planned.run_id == run_id, planned.job_id == job.id)
+        found.update((row.name, row.id) for row in connection.execute(query.where(job.name.in_(part))))
+    for job_id in job_ids:
+        if job_id not in found:
+            raise _not_planned(run_id, job_id)
+    return found
 
 
 def _not_planned(run_id: str, job_id: str) -> StoreLostError:

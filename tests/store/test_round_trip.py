@@ -11,9 +11,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
+from farm.base.errors import StoreLostError
 from farm.results.attempt import Direction, Measurement, Stage, Verdict
 from farm.store.messages.install import is_ours
-from farm.store.records import ArtifactRecord, JobFile, RunRecord
+from farm.store.records import ArtifactRecord, BuildRecord, JobFile, RunRecord
 from farm.store.schema import VERSION_TABLE, metadata
 from farm.store.store import Store
 from farm.store.view import DeviceView
@@ -82,6 +83,27 @@ def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None
     assert (relu.precision, relu.case_module) == ("8a8w", "torch.nn:ReLU")
     assert (relu.build_seconds, relu.cached, relu.fallback_ops) == (2.5, False, {"aten.sin": 2})
     assert relu.attempts == tuple(attempts)
+
+
+def test_builds_of_many_jobs_are_recorded_together_or_not_at_all(store: Store, make: type[Make]) -> None:
+    jobs = [make.job("conv2d", "16a16w"), make.job(), make.job("softmax")]
+    run_id = make.begin(store, *jobs)
+    builds = [
+        BuildRecord(jobs[0].id, 2.5, cached=False, bundle_key="a" * 64, fallback_ops={"aten.sin": 2}, program="p"),
+        BuildRecord(jobs[1].id, 0.0, cached=True, bundle_key="c" * 64, fallback_ops={}),
+        BuildRecord(jobs[2].id, 0.0, cached=True, bundle_key="d" * 64),
+    ]
+    with pytest.raises(StoreLostError, match="has no job other"):
+        store.record_builds(run_id, [*builds, BuildRecord("other", 0.0, cached=True, bundle_key="e" * 64)])
+    assert not any(job.build_seconds or job.cached for job in store.runs.view(run_id).jobs)
+
+    store.record_builds(run_id, builds)
+
+    found = {job.id: job for job in store.runs.view(run_id).jobs}
+    for build in builds:
+        job = found[build.job_id]
+        assert (job.build_seconds, job.cached) == (build.seconds, build.cached)
+        assert job.fallback_ops == (build.fallback_ops or {})
 
 
 def test_numbers_that_are_not_finite_come_back(store: Store, make: type[Make]) -> None:

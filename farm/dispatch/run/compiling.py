@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from farm.base.errors import BundleError, FarmError
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.dispatch.device_run.builds import builds_folder, leave_reply
+from farm.store.records import BuildRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
@@ -94,8 +95,7 @@ class _Builds:
 
     def record_cached(self, lacking: Collection[str]) -> None:
         """Record the bundles that are there."""
-        for key in self.jobs_of.keys() - lacking:
-            self._record(key, 0.0, cached=True)
+        self._record({key: 0.0 for key in self.jobs_of if key not in lacking}, cached=True)
 
     def started(self, key: str) -> None:
         """Report that a bundle is being compiled."""
@@ -107,7 +107,7 @@ class _Builds:
         jobs = self.jobs_of.get(reply.key)
         try:
             if jobs:
-                self._record(reply.key, reply.seconds, cached=False)
+                self._record({reply.key: reply.seconds}, cached=False)
             elif not reply.ok:
                 logger.warning("devices are used without a health check, as it was not compiled: %s", reply.reason)
         except FarmError as error:
@@ -131,22 +131,28 @@ class _Builds:
             else:
                 return
 
-    def _record(self, key: str, seconds: float, *, cached: bool) -> None:
+    def _record(self, seconds: Mapping[str, float], *, cached: bool) -> None:
+        """Record the bundles of the keys of `seconds`, in one transaction."""
         from farm.builds.bundles.bundle import load_bundle
 
-        # Only the manifest is read: files were verified at the lookup, and are verified again before use.
-        try:
-            manifest = load_bundle(self._cache.folder(key)).manifest
-        except BundleError:
-            manifest = None
-        for job_id in self.jobs_of[key]:
-            self._store.record_build(
-                self._plan.run_id,
-                job_id,
-                seconds=seconds,
-                cached=cached,
-                bundle_key=key,
-                fallback_ops=manifest.fallback_ops if manifest else None,
-                operators=manifest.operators if manifest else None,
-                program=manifest.program if manifest else "",
-            )
+        builds = []
+        for key, took_s in seconds.items():
+            # Only the manifest is read: files were verified at the lookup, and are verified again before use.
+            try:
+                manifest = load_bundle(self._cache.folder(key)).manifest
+            except BundleError:
+                manifest = None
+            builds += [
+                BuildRecord(
+                    job_id,
+                    took_s,
+                    cached,
+                    key,
+                    manifest.fallback_ops if manifest else None,
+                    manifest.operators if manifest else None,
+                    manifest.program if manifest else "",
+                )
+                for job_id in self.jobs_of[key]
+            ]
+        if builds:
+            self._store.record_builds(self._plan.run_id, builds)
