@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from log_lines import LogLines
@@ -57,7 +56,6 @@ class DiesOnce(torch.nn.Module):
     def forward(self, x):
         return torch.relu(x)
 """
-_T = TypeVar("_T")
 _seeds = itertools.count(time.time_ns() % 2**40)
 
 
@@ -138,7 +136,7 @@ class BuildFarm:
     def await_builds(self, keys: Sequence[str], *states: str, timeout_s: float = 300.0) -> dict[str, Build]:
         """Return the builds of `keys` as soon as each is in any of `states`."""
         wanted = states or ("built", "failed")
-        return await_true(lambda: self._in(keys, wanted), timeout_s, lambda: self._progress(keys))
+        return until(lambda: self._in(keys, wanted), lambda: self._progress(keys), timeout_s)
 
     def _progress(self, keys: Sequence[str]) -> str:
         logs = (f"{path.name}: {path.read_text()}" for path in sorted(self.file.parent.glob("*.log")))
@@ -169,13 +167,6 @@ class BuildFarm:
             stack.callback(self.hosts.cluster.leave, agent)
             host.begin(agent)
             yield RunningHost(host, agent, config, notes)
-
-
-def await_true(find: Callable[[], _T | None], timeout_s: float = 120.0, say: Callable[[], str] = lambda: "") -> _T:
-    """Return what `find` finds, as soon as that is something."""
-    found = until(find, say, timeout_s)
-    assert found is not None
-    return found
 
 
 @contextmanager

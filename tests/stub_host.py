@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from waiting import until
-
 from farm.builds.bundles.bundle import Manifest
 from farm.builds.compile.protocol import BuildReply
 from farm.devices.device import AdbAddress, Device
@@ -182,11 +180,6 @@ def manifest_of(key: str, job_id: str) -> Manifest:
         pte_bytes=100, delegates={"QnnBackend": 1}, delegated_ops=1, fallback_ops={}, seconds={"total": 0.5},
         versions={}, files={},
     )  # fmt: skip
-
-
-def waits_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait until something is so. Raises AssertionError when it is not in time."""
-    until(condition, timeout_s=seconds)
 
 
 def write_config(folder: Path, url: str, artifacts: Path, more: str = "") -> Path:

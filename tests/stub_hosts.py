@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from forked_command import Program, start_anew
 from made_shards import made_terms
 from stub_evidence import Ran, executions
 from stub_farm import FINE, SOC, make_bundle, stub_case, stub_runtime
+from waiting import until
 
 from farm.base.exit_codes import ExitCode
 from farm.builds.bundles.cache import BundleCache
@@ -41,7 +41,6 @@ from farm.suites.suite import Job, Target
 
 AGENT = Path(__file__).with_name("stub_agent.py")
 BUILD_HOST = Path(__file__).with_name("stub_build_host.py")
-_LOOKS_S = 0.05
 _FINAL = {
     ExitCode.PASSED, ExitCode.USAGE, ExitCode.MISSING_TOOL, ExitCode.REFUSED, ExitCode.NO_STORE, ExitCode.AGENT_REFUSED,
 }  # fmt: skip
@@ -211,17 +210,21 @@ class StubHosts:
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
         """Wait until `condition` holds. Raises AssertionError with the output of the agents after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            dead = [name for name, process in self.processes.items() if process.poll() is not None]
-            again = [name for name in dead if self.restarts and self.processes[name].returncode not in _FINAL]
-            for name in again:
-                self._start(name)
-            dead = [f"{name} with {self.processes[name].returncode}" for name in dead if name not in again]
-            if dead or time.monotonic() > deadline:
-                logs = "".join(f"\n--- {name}\n{self.log(name)[-3000:]}" for name in self.processes)
-                raise AssertionError(f"never: {what}{'; ended: ' + ', '.join(dead) if dead else ''}{logs}")
-            time.sleep(_LOOKS_S)
+
+        def logs() -> str:
+            return "".join(f"\n--- {name}\n{self.log(name)[-3000:]}" for name in self.processes)
+
+        def is_so() -> bool:
+            if condition():
+                return True
+            for name, process in list(self.processes.items()):
+                if (code := process.poll()) is not None:
+                    may_start = self.restarts and code not in _FINAL
+                    assert may_start, f"never: {what}; {name} ended with {code}{logs()}"
+                    self._start(name)
+            return False
+
+        until(is_so, lambda: f"{what}{logs()}", timeout_s)
 
     def submit(
         self,

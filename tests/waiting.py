@@ -46,7 +46,7 @@ def poll(condition: Callable[[], _T], timeout_s: float) -> _T:
         pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
 
 
-def until(condition: Callable[[], _T], what: str | Callable[[], object] = "", timeout_s: float = 120) -> _T:
+def until(condition: Callable[[], _T | None], what: str | Callable[[], object] = "", timeout_s: float = 120) -> _T:
     """Return the first true result of `condition`. Raises AssertionError with `what` after `timeout_s`."""
     if result := poll(condition, timeout_s):
         return result

@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner
 from farm_home import FarmHome
 from msgspec.structs import replace
+from waiting import until
 
 from farm.base.errors import UnknownNameError
 from farm.base.processes import Supervisor
@@ -233,9 +234,8 @@ def test_names_notes_and_watching_as_a_user_sees_them(home: FarmHome, adb: tuple
     assert home.farm("devices", "name", SERIAL, "left", env=env).returncode == 0
     assert home.farm("devices", "disable", SERIAL, "--note", "\x1b[31mcracked", env=env).returncode == 0
     inject(root, Fault("unauthorized"))
-    deadline = time.monotonic() + 60
-    while "unauthorized" not in (done := home.farm("devices", "left", env=env)).stdout:
-        assert time.monotonic() < deadline, done
+    until(lambda: "unauthorized" in home.farm("devices", "left", env=env).stdout)
+    done = home.farm("devices", "left", env=env)
     assert len(done.stdout.splitlines()) == 3
     assert "accept 'Allow USB debugging'" in done.stdout
     shown = home.farm("devices", "show", "left", env=env).stdout

@@ -174,6 +174,9 @@ def test_a_second_agent_of_a_name_is_refused_and_one_of_another_version(left: Ag
     again = left.farm("left", "lab", "agent", "--name", "left", code=11)
     assert "runs on this host already" in again.stderr
     left.attach("right", ["SM8650"])
+    # An agent waits twice its own time to live for the end of another of its name.
+    with (left.folder / "right" / "farm.toml").open("a") as file:
+        file.write("[leases]\nttl_s = 3\nheartbeat_s = 0.5\n")
     elsewhere = left.farm("right", "lab", "agent", "--name", "left", code=11)
     assert "--name" in elsewhere.stderr
     ours, theirs = f'"protocol":{PROTOCOL}', f'"protocol":{PROTOCOL + 1}'

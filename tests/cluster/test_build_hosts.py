@@ -15,12 +15,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from build_farm import BuildFarm, await_true, build_farm, made_job
+from build_farm import BuildFarm, build_farm, made_job
 from chaos_store import Cluster
 from forked_command import Program, start
 from log_lines import LogLines
 from postgresql_server import server_binaries
 from store_template import create_store, drop_database
+from waiting import until
 
 from farm.base.config.settings import load_config
 from farm.base.processes import Supervisor
@@ -118,19 +119,19 @@ def test_a_host_that_is_killed_while_it_builds_leaves_the_build_to_another(farm:
         file.write("[leases]\nttl_s = 9\nheartbeat_s = 2\n")
     run = farm.submit([made_job(".ops:Slow", (str(mark), 300.0), folder=farm.suite())])
     with repair(farm), agent(farm, "build-1") as first:
-        await_true(mark.exists, 300.0, lambda: (tmp_path / "build-1.log").read_text())
+        until(mark.exists, lambda: (tmp_path / "build-1.log").read_text(), 300)
         with agent(farm, "build-2"):
             mark.unlink()
             first.kill()
             first.wait()
-            await_true(lambda: not _processes_of(farm.config("build-1").cache_dir), 20.0)
+            until(lambda: not _processes_of(farm.config("build-1").cache_dir), timeout_s=20)
             may_go_on(mark)
             build = farm.await_builds(run.keys, timeout_s=180.0)[run.keys[0]]
             assert build.state == "built", build.reply and build.reply.reason
             assert mark.exists(), "it was made anew"
         # The restarted host removes the unfinished files of its killed process.
         with agent(farm, "build-1"):
-            await_true(lambda: not leftovers(farm.config("build-1").cache_dir), 60.0)
+            until(lambda: not leftovers(farm.config("build-1").cache_dir), timeout_s=60)
     for name in ("build-1", "build-2"):
         assert "permission denied" not in (tmp_path / f"{name}.log").read_text()
 
@@ -161,8 +162,8 @@ def test_a_host_whose_builders_are_killed_leaves_the_build_to_another(farm: Buil
     with farm.host("build-2") as other, farm.host("build-1") as host:
         run = farm.submit([made_job(".ops:DiesOnce", (str(tmp_path),), folder=farm.suite())])
         host.host.wake()
-        await_true(lambda: host.notes or None, 300.0)
-        await_true(lambda: not host.host.making)
+        until(lambda: host.notes, timeout_s=300)
+        until(lambda: not host.host.making)
         assert "was killed (signal 9)" in host.notes[0]
         host.host.wake()
         other.host.wake()
@@ -182,7 +183,7 @@ def test_the_only_host_fails_a_build_as_the_machine_s(farm: BuildFarm, tmp_path:
         # Asked for again, it is tried again.
         again = farm.submit(run.jobs)
         host.host.wake()
-        await_true(lambda: farm.store.cluster.build_of(again.keys)[again.keys[0]].state == "built" or None, 300.0)
+        until(lambda: farm.store.cluster.build_of(again.keys)[again.keys[0]].state == "built", timeout_s=300)
 
 
 def test_a_host_that_ends_finishes_what_it_builds_and_one_that_is_stopped_gives_it_back(
@@ -192,10 +193,10 @@ def test_a_host_that_ends_finishes_what_it_builds_and_one_that_is_stopped_gives_
     run = farm.submit([made_job(".ops:Slow", (str(mark), 300.0), folder=farm.suite()), made_job()])
     with farm.host("build-1") as host:
         host.host.wake()
-        await_true(mark.exists, 300.0)
+        until(mark.exists, timeout_s=300)
         drain = threading.Thread(target=host.host.drain)
         drain.start()
-        await_true(lambda: host.host._draining)
+        until(lambda: host.host._draining)
         assert drain.is_alive()
         may_go_on(mark)
         drain.join()
@@ -205,7 +206,7 @@ def test_a_host_that_ends_finishes_what_it_builds_and_one_that_is_stopped_gives_
     run = farm.submit([made_job(".ops:Slow", (str(mark), 600.0), folder=farm.suite())])
     with farm.host("build-2") as host:
         host.host.wake()
-        await_true(mark.exists, 300.0)
+        until(mark.exists, timeout_s=300)
         began_s = time.monotonic()
         host.host.stop()
         assert time.monotonic() - began_s < 20
@@ -219,11 +220,11 @@ def test_what_is_made_while_the_database_is_away_is_told_when_it_is_back(
     run = farm.submit([made_job(".ops:Slow", (str(mark), 300.0), folder=farm.suite())])
     with farm.host("build-1") as host:
         host.host.wake()
-        await_true(mark.exists, 300.0)
+        until(mark.exists, timeout_s=300)
         server.stop()
         try:
             may_go_on(mark)
-            await_true(lambda: host.notes or None, 300.0)
+            until(lambda: host.notes, timeout_s=300)
             host.host.wake()
         finally:
             server.start()

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import psycopg
 import pytest
-from build_farm import BuildFarm, RunningHost, await_true, build_farm, made_job
+from build_farm import BuildFarm, RunningHost, build_farm, made_job
 from shared_rows import shards_of
 from store_template import drop_database
-from waiting import all_the_time
+from waiting import all_the_time, until
 
 from farm.base.trust import weakness
 from farm.builds.bundles.cache import BundleCache
@@ -126,11 +126,11 @@ def test_what_nobody_wants_any_more_is_stopped(farm: BuildFarm, host: RunningHos
     job = made_job(".ops:Slow", (str(mark), 60.0), folder=farm.suite())
     run = farm.submit([job], user="bob")
     host.host.wake()
-    await_true(mark.exists)
+    until(mark.exists)
     assert host.host.making == tuple(run.keys)
     farm.store.cluster.cancel(run.run_id, "bob")
     host.host.send_heartbeat()
-    await_true(lambda: not host.host.making, 20.0)
+    until(lambda: not host.host.making, timeout_s=20)
     assert all_the_time(lambda: host.host.making == (), 0.5), "it is not claimed again"
     assert all(build.state in ("waiting", "failed") for build in farm.store.cluster.build_of(run.keys).values())
     # The host goes on with builds of other runs.

@@ -23,8 +23,8 @@ import pytest
 from farm_home import FarmHome
 from networks import Relay
 from store_template import drop_database
-from stub_host import PASSED, StubHost, device_of, virtual_device, waits_for, write_config
-from waiting import all_the_time
+from stub_host import PASSED, StubHost, device_of, virtual_device, write_config
+from waiting import all_the_time, until
 
 from farm.base.config.settings import Config, load_config
 from farm.builds.toolchains.prepare import prepare
@@ -142,7 +142,7 @@ def test_nobody_follows_and_the_run_ends_all_the_same_and_can_be_attached_to(sha
 def test_cancelling_frees_the_devices_and_resume_does_what_is_missing(shared: Shared) -> None:
     with shared.host(jobs=1) as host:
         run_id = shared.home.farm(*RUN, "--detach").stdout.strip()
-        waits_for(lambda: host.ran)
+        until(lambda: host.ran)
         cancelled = shared.home.farm("runs", "cancel", run_id, code=0)
         assert cancelled.stdout == f"run {run_id} is cancelled\n"
         assert len(host.ran) == 1
@@ -165,7 +165,7 @@ def test_who_follows_is_told_that_the_database_is_away_and_sees_the_run_again(
     with contextlib.closing(Relay(f"{postgresql_cluster}/.s.PGSQL.5432")) as line, shared.host(jobs=1) as host:
         write_config(shared.home.cwd, f"postgresql://farm@127.0.0.1:{line.port}/{name}", tmp_path / "artifacts")
         with shared.home.running(*RUN) as process:
-            waits_for(lambda: host.ran)
+            until(lambda: host.ran)
             line.abort(always=True)
             assert process.stdout is not None
             lines = iter(process.stdout.readline, "")
@@ -182,7 +182,7 @@ def test_who_follows_is_told_that_the_database_is_away_and_sees_the_run_again(
 def test_without_a_terminal_a_signal_cancels(shared: Shared) -> None:
     with shared.host(jobs=1) as host:
         with shared.home.running(*RUN) as process:
-            waits_for(lambda: host.ran)
+            until(lambda: host.ran)
             process.send_signal(signal.SIGTERM)
             output, _ = process.communicate(timeout=30)
         assert process.returncode == 130, output
@@ -241,7 +241,7 @@ def test_ctrl_c_at_a_terminal_asks_whether_to_leave_or_to_cancel(shared: Shared,
     with shared.host(jobs=1) as host:
         terminal = Terminal(shared, *RUN)
         try:
-            waits_for(lambda: host.ran)
+            until(lambda: host.ran)
             terminal.process.send_signal(signal.SIGINT)
             terminal.wait_for("[l]eave it running")
             if answer == "twice":
@@ -259,7 +259,7 @@ def test_ctrl_c_at_a_terminal_asks_whether_to_leave_or_to_cancel(shared: Shared,
             assert code == 130
             assert f"run {run_id} continues" in terminal.text
             host.let()
-            waits_for(lambda: len(host.ran) == 4)
+            until(lambda: len(host.ran) == 4)
         elif answer == "cancel":
             assert code == 130
             assert len(host.ran) == 1
@@ -280,7 +280,7 @@ def test_an_soc_that_no_living_host_has_is_an_error_at_once_or_waits(shared: Sha
         store.devices.see([Seen(device_of(virtual_device("v9", "lab9"), "lab9"), "device", None)])
     with shared.home.running(*RUN, "--wait-for-hosts") as process:
         with shared.store() as store:
-            waits_for(lambda: store.cluster.queue().orders)
+            until(lambda: store.cluster.queue().orders)
             queue = shared.home.farm("lab", "queue")
             assert "no living host has" in queue.stdout
         with shared.host("lab9", [virtual_device("v9", "lab9")]):
@@ -299,7 +299,7 @@ def test_a_job_that_another_device_tries_is_shown_once(shared: Shared) -> None:
         return (Tried(device, Verdict.INFRA, Cause.CRASH, Stage.EXECUTE, "crashed"),)
 
     with shared.host("lab1", answer=answer, repeat=repeat) as first, shared.home.running(*RUN) as process:
-        waits_for(lambda: any("/c1" in job for job, _ in first.ran))
+        until(lambda: any("/c1" in job for job, _ in first.ran))
         with shared.host("lab2", [virtual_device("v2", "lab2")]) as second:
             output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
@@ -380,11 +380,11 @@ def test_a_client_that_is_killed_in_the_middle_leaves_nothing_half(shared: Share
                 process.kill()
                 process.communicate()
         with shared.store() as store:
-            waits_for(lambda: not store.cluster.queue().orders)
+            until(lambda: not store.cluster.queue().orders)
             with store._database.reading() as connection:
                 runs = {row.run_id for row in connection.execute(schema.run_order.select())}
             for run_id in runs:
                 # The agent that ends the last shard of a run finishes the run.
-                waits_for(lambda: store.runs.view(run_id).exit_code == 0)  # noqa: B023 - it is called here
+                until(lambda: store.runs.view(run_id).exit_code == 0)  # noqa: B023 - it is called here
             # Runs that were not submitted never began.
             assert len(host.ran) == 4 * len(runs)

@@ -17,10 +17,9 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-from build_farm import await_true
 from log_lines import LogLines
 from store_template import drop_database
-from waiting import ends
+from waiting import ends, until
 
 from farm.base.config.settings import Config, load_config
 from farm.base.config.shared import NightlyConfig
@@ -192,7 +191,7 @@ def test_two_schedulers_start_a_nightly_run_once(hosts: list[Host]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    await_true(hosts[0].is_over)
+    until(hosts[0].is_over)
     for host in hosts:
         host.starter.check(host.nightly_run)
     assert hosts[0].said() == ["nightly"]
@@ -217,7 +216,7 @@ def test_a_nightly_run_whose_first_answer_was_lost_is_started_at_the_next_look(
             host.starter.check(host.nightly_run)
     for one in (hosts[1], host, host):
         one.starter.check(host.nightly_run)
-    await_true(host.is_over)
+    until(host.is_over)
     host.starter.check(host.nightly_run)
     assert host.said() == ["nightly"]
     [start] = host.starts()
@@ -246,7 +245,7 @@ def test_a_clock_that_is_wrong_starts_nothing(hosts: list[Host], monkeypatch: py
     for wrong_s in (-86_400, 86_400):
         monkeypatch.setattr(time, "time", lambda wrong_s=wrong_s: 1.8e9 + wrong_s)
         hosts[0].starter.check(hosts[0].nightly_run)
-    await_true(hosts[0].is_over)
+    until(hosts[0].is_over)
     assert [start.state for start in hosts[0].starts()] == ["ended"]
 
 
@@ -255,7 +254,7 @@ def test_a_nightly_run_is_not_started_beside_the_one_before(store: Store, url: s
     first = Host(store, tmp_path, url, f"{name}-host", name, ago_s=120.0, seconds=60.0)
     first.register()
     first.starter.check(name)
-    await_true(lambda: first.said() or None)
+    until(first.said)
     second = Host(store, tmp_path, url, f"{name}-other", name, ago_s=0.0)
     second.register()
     second.starter.check(name)
@@ -270,12 +269,12 @@ def test_the_next_life_of_an_agent_goes_on_with_its_nightly_run(store: Store, ur
     host = Host(store, tmp_path, url, f"{name}-host", name, ago_s=0.0, seconds=60.0)
     agent = host.register()
     host.starter.check(name)
-    await_true(lambda: host.said() or None)
+    until(host.said)
     host.starter.stop()
     assert [start.state for start in host.starts()] == ["stopped"]
     again = Host(store, tmp_path, url, f"{name}-host", name, ago_s=0.0, seconds=0.1)
     again.register(replaces=agent.token)
-    await_true(again.is_over)
+    until(again.is_over)
     assert again.said() == ["nightly", "stopped", "nightly --resume"]
     [start] = again.starts()
     assert (start.state, start.exit_code) == ("ended", 0)
@@ -291,7 +290,7 @@ def test_a_nightly_run_whose_host_is_gone_is_lost_and_the_next_one_runs(store: S
     host = Host(store, tmp_path, url, f"{name}-host", name, ago_s=0.0, seconds=0.1)
     host.register()
     host.starter.check(name)
-    await_true(host.is_over)
+    until(host.is_over)
     store.cluster.nightly_runs.lose()
     assert [start.state for start in host.starts()] == ["ended", "lost"]
     host.starter.stop()
@@ -304,7 +303,7 @@ def test_how_a_nightly_run_fails_is_seen(store: Store, url: str, tmp_path: Path)
     host.starter = NightlyStarter(host.config(), store)
     host.register()
     host.starter.check(name)
-    await_true(host.is_over)
+    until(host.is_over)
     [start] = host.starts()
     assert (start.state, start.exit_code) == ("ended", 2)
     assert "[[run]] is missing" in start.why
@@ -323,7 +322,7 @@ def test_a_killed_agent_takes_its_nightly_run_with_it(tmp_path: Path) -> None:
         "signal.pause()\n"
     )
     agent = subprocess.Popen([sys.executable, "-c", code])
-    child = await_true(lambda: int(mark.read_text() or 0) or None if mark.exists() else None)
+    child = until(lambda: int(mark.read_text() or 0) if mark.exists() else 0)
     agent.send_signal(signal.SIGKILL)
     agent.wait()
     assert ends(child)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +16,7 @@ import pytest
 from adbd_device import AdbdDevice
 from dropbear_server import DropbearServer
 from ssh_server import SshServer
+from waiting import until
 
 from farm.base.processes import Supervisor
 from farm.devices.adb.transport import AdbTransport
@@ -138,9 +138,7 @@ def test_take_over(transport: Transport, folder: PurePosixPath) -> None:
     process = transport.start(["sh", "-c", "echo begun; exec sleep 600"], cwd=folder)
     assert process.receive(SECONDS).stdout == b"begun\n"
     take_over(transport, "run-2-2")
-    deadline = time.monotonic() + SECONDS
-    while process.receive(1).code is None:
-        assert time.monotonic() < deadline
+    until(lambda: process.receive(1).code is not None)
     process.close()
     assert run(transport, '[ -e "$1" ]', str(folder)).code == 1
 
@@ -152,9 +150,7 @@ def test_end_by_mark(transport: Transport, folder: PurePosixPath) -> None:
     script = f'for n in 1 2; do (trap "" HUP; exec {asleep}) & done; echo begun; wait'
     process = transport.start(["sh", "-c", script], cwd=folder)
     assert process.receive(SECONDS).stdout == b"begun\n"
-    deadline = time.monotonic() + SECONDS
-    while run(transport, found_by).stdout.decode(errors="replace").splitlines().count(f"{asleep} ") < 2:
-        assert time.monotonic() < deadline
+    until(lambda: run(transport, found_by).stdout.decode(errors="replace").splitlines().count(f"{asleep} ") == 2)
     process.close()
     assert asleep.encode() not in run(transport, found_by).stdout
 
@@ -175,11 +171,8 @@ done <lines
     process = transport.start(
         ["sh", "-c", shell_script("run_once"), "sh", "2", "lines", "out", "./program"], cwd=folder
     )
-    deadline = time.monotonic() + SECONDS
-    while (code := process.receive(1).code) is None:
-        assert time.monotonic() < deadline
+    assert until(lambda: None if (code := process.receive(1).code) is None else [code]) == [0]
     process.close()
-    assert code == 0
     gathered = run(
         transport, shell_script("gather"), "out", "../speed", cwd=folder, stdin=b"out/output_3_0.raw output_1_0.raw\n"
     )
