@@ -124,11 +124,9 @@ def hash_tree(
     return _steady(cache_dir, root, without, unread, files_too=False)[0]
 
 
-def tree_files(
-    cache_dir: Path, root: Path, *, without: frozenset[str] = frozenset(), unread: frozenset[str] = frozenset()
-) -> dict[str, str]:
+def tree_files(cache_dir: Path, root: Path) -> dict[str, str]:
     """Return the SHA-256 of each file that counts in `hash_tree`, by its relative path."""
-    files = _steady(cache_dir, root, without, unread, files_too=True)[1]
+    files = _steady(cache_dir, root, frozenset(), frozenset(), files_too=True)[1]
     return {name: entry.sha256 for name, entry in files.items()}
 
 

@@ -22,8 +22,6 @@ COMMAND_BYTES = 120 * 1024
 TAIL_BYTES = 400
 # For a program that `start` starts.
 _START_SECONDS = 30.0
-# A phone's adbd is back, as root, within two or three seconds.
-_ROOT_SECONDS = 60.0
 # After so long without a word of a program the device is asked whether it is there: see Transport.demand.
 SILENCE_SECONDS = 30.0
 # Limits of commands that a device answers at once in a few lines.
@@ -210,19 +208,18 @@ class Transport(abc.ABC):
             raise DeviceError(self.serial, problem, argv=["id", "-u"], code=done.code, stderr=stderr)
         return user
 
-    def ensure_root(self, *, timeout_s: float = _ROOT_SECONDS) -> bool:
+    def ensure_root(self) -> bool:
         """Make commands run as root; return whether that changed, in which case programs on the device may have ended.
 
-        Raises DeviceError with the reason, DeviceTimeoutError for a device that is not back within `timeout_s`.
+        Raises DeviceError with the reason, DeviceTimeoutError for a device that does not come back.
         """
         if self.user_id() == 0:
             return False
-        self.become_root(timeout_s)
+        self.become_root()
         return True
 
-    def become_root(self, timeout_s: float) -> None:
-        """Make commands run as root, which they do not yet, within `timeout_s`; what runs there may end."""
-        del timeout_s
+    def become_root(self) -> None:
+        """Make commands run as root, which they do not yet; what runs there may end."""
         raise DeviceError(self.serial, f"{self.root_refusal()}, or use another device")
 
     def root_refusal(self) -> str:

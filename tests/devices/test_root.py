@@ -113,8 +113,9 @@ def test_a_device_that_does_not_come_back_is_said_so(
         return "restarting adbd as root"
 
     monkeypatch.setattr(AdbTransport, "_ask_for_root", dies)
+    monkeypatch.setattr("farm.devices.adb.transport._ROOT_SECONDS", 0.5)
     with pytest.raises(DeviceTimeoutError, match="asked to start anew as root, and 0.5 s later it is not there"):
-        open_transport(device).ensure_root(timeout_s=0.5)
+        open_transport(device).ensure_root()
 
 
 def test_a_device_that_says_nothing_sensible_about_its_user_is_an_error(

@@ -73,16 +73,13 @@ def generation_of(
     return generation
 
 
-def write_tokens(folder: Path, prompts: Tokens, scored: Tokens = ()) -> tuple[TensorSpec, ...]:
-    """Write the token inputs of a bundle that generates text into its `folder`, and return their specs."""
+def write_tokens(folder: Path, prompts: Tokens) -> tuple[TensorSpec]:
+    """Write the prompts of a bundle that generates text into its `folder`, and return the spec of its input."""
     (folder / INPUTS).mkdir()
-    specs = []
-    for index, rows in enumerate(filter(None, (prompts, scored))):
-        array = padded(rows)
-        for sample, row in enumerate(array):
-            (folder / INPUTS / f"input_{sample}_{index}.raw").write_bytes(row.tobytes())
-        specs.append(TensorSpec(array.shape[1:], array.dtype.name))
-    return tuple(specs)
+    array = padded(prompts)
+    for sample, row in enumerate(array):
+        (folder / INPUTS / f"input_{sample}_0.raw").write_bytes(row.tobytes())
+    return (TensorSpec(array.shape[1:], array.dtype.name),)
 
 
 def padded(rows: Tokens) -> NDArray[np.int32]:

@@ -26,6 +26,8 @@ STORAGE = PurePosixPath("/data/local/tmp/farm")
 # A device that moves no byte of a file for so long is gone; flash storage that stalls recovers sooner.
 STALL_SECONDS = 30.0
 _POLL_SECONDS = 0.1
+# A phone's adbd is back, as root, within two or three seconds.
+_ROOT_SECONDS = 60.0
 # Longest wait for an unanswering device when a program is closed.
 _END_SECONDS = 5.0
 
@@ -161,7 +163,7 @@ class AdbTransport(Transport):
         """Open a stream: see Transport. An adb server takes a device for there whose network only acknowledges."""
         self._host.open(self.serial, "shell,v2,raw:exit", timeout_s=ASK_SECONDS).close()
 
-    def become_root(self, timeout_s: float) -> None:
+    def become_root(self) -> None:
         """Restart adbd as root, as `adb root` does: the device goes away and returns. Otherwise use its `su`.
 
         Programs of `su` get no hangup from adbd, which is another user: they have to end with their standard input.
@@ -177,7 +179,7 @@ class AdbTransport(Transport):
             if _PRODUCTION in answer:
                 problem += f": {_NO_ROOT}, or use another device"
             raise DeviceError(self.serial, problem)
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _ROOT_SECONDS
         last = "it still runs commands as another user"
         while time.monotonic() < deadline:
             try:
@@ -189,7 +191,7 @@ class AdbTransport(Transport):
                 with contextlib.suppress(InfraError):
                     self.nudge()
             time.sleep(_POLL_SECONDS)
-        problem = f"adbd was asked to start anew as root, and {timeout_s:g} s later it is not there as root: {last}"
+        problem = f"adbd was asked to start anew as root, and {_ROOT_SECONDS:g} s later it is not there as root: {last}"
         raise DeviceTimeoutError(self.serial, problem)
 
     def root_refusal(self) -> str:

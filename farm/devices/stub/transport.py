@@ -57,9 +57,8 @@ class StubTransport(LocalTransport):
         """Raise UsageError: see Transport."""
         return Transport.shell_argv(self, words, terminal=terminal)
 
-    def become_root(self, timeout_s: float) -> None:
+    def become_root(self) -> None:
         """Answer `id` with 0 from now on."""
-        del timeout_s
         self._note("root")
         (self._folder / "answers/id").write_text("0\n")
 

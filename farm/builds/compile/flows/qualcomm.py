@@ -168,13 +168,11 @@ def compiler_specs(
     *,
     packages: QnnExecuTorchOpPackageOptions | None = None,
     dump_intermediate_outputs: bool = False,
-    profile_level: int = 0,
     saver: bool = False,
 ) -> list[Any]:
     """Return ExecuTorch's compile specs for `target`, with `features` and their packages.
 
-    `versions` are the other dependencies of the bundle: see key.py. A profile level among the options of the target
-    takes precedence over `profile_level`.
+    `versions` are the other dependencies of the bundle: see key.py.
     """
     options = compile_numbers(target)
     given = {"dump_intermediate_outputs": dump_intermediate_outputs, **qnn_features.specs_of(features)}
@@ -185,7 +183,7 @@ def compiler_specs(
         backend_options=_backend_options(target, options, versions, features),
         online_prepare=BACKENDS[target.backend].online_prepare or features.online_prepare,
         saver=saver,
-        profile_level=options.get("profile_level", profile_level),
+        profile_level=options.get("profile_level", 0),
         **given,
     )
 
