@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 
@@ -134,6 +135,15 @@ def test_details_of_a_success_leave_room_for_the_rest(run_of: Callable[..., RunV
     assert len(lines) <= 9
     assert lines[-1].startswith("and ")
     assert lines[-1].endswith(" lines more in the report")
+
+
+def test_the_terminal_summary_has_the_same_words_with_and_without_colours(
+    example_run: RunView, hostile_run: RunView
+) -> None:
+    for view in (example_run, hostile_run):
+        coloured = render_summary(view, 80, color=True)
+        assert "\x1b[" in coloured
+        assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == render_summary(view, 80)
 
 
 def test_the_terminal_summary_of_a_bad_nightly_run_stays_short(large_run: RunView) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import platformdirs
 
 from farm.base.config.devices import (
     DeviceConfig,
@@ -246,8 +245,12 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
     }
     cache_dir = _from_environment("FARM_CACHE_DIR") or _beside(base, table.paths.cache)
     state_dir = _from_environment("FARM_STATE_DIR") or _beside(base, table.paths.state)
-    cache_dir = (cache_dir or platformdirs.user_cache_path("farm")).absolute()
-    state_dir = (state_dir or platformdirs.user_state_path("farm")).absolute()
+    if cache_dir is None or state_dir is None:
+        import platformdirs
+
+        cache_dir = cache_dir or platformdirs.user_cache_path("farm")
+        state_dir = state_dir or platformdirs.user_state_path("farm")
+    cache_dir, state_dir = cache_dir.absolute(), state_dir.absolute()
     for place, variable, key in ((cache_dir, "FARM_CACHE_DIR", "cache"), (state_dir, "FARM_STATE_DIR", "state")):
         require_folder(place, variable if os.environ.get(variable) else f"{path or FILE_NAME}: paths.{key}")
     store_url = _store_of_environment() or _store_url(base, table.store) or f"sqlite:///{state_dir / 'farm.db'}"

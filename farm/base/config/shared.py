@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zoneinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -132,6 +131,8 @@ def _nightly(file: Path | str, key: str, table: NightlyTable, beside: BesideFile
         raise ConfigError(file, f"{key}.late", f"is {table.late!r}, expected a time of at most a day, such as '1h'")
     if unknown:
         raise ConfigError(file, f"{key}.days", str(UnknownNameError("day", unknown[0], DAYS, shown=DAYS)))
+    import zoneinfo
+
     try:
         zoneinfo.ZoneInfo(table.timezone)
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 from farm.base.text import one_line
 from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep
@@ -16,6 +15,7 @@ from farm.results.layers import ROUNDING_STEPS, Diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from xml.etree import ElementTree
 
     from farm.store.artifacts import ArtifactStore
     from farm.store.records import ArtifactRecord
@@ -63,6 +63,8 @@ def layer_graph(layers: Sequence[Layer], diagnosis: Diagnosis) -> bytes:
     for layer in layers:
         diverging = [step for step, found in diagnosis.steps.items() if found.layer == layer.name]
         _layer(graph, layer, layout.boxes[layer.name], layout.named.get(layer.name, []), diverging)
+    from xml.etree import ElementTree
+
     document: bytes = ElementTree.tostring(root, encoding="utf-8")
     return document
 
@@ -174,6 +176,8 @@ def _arrow(parent: ElementTree.Element, before: Point, at: Point) -> None:
 
 
 def _element(parent: ElementTree.Element | None, tag: str, **attributes: Any) -> ElementTree.Element:
+    from xml.etree import ElementTree
+
     if parent is None:
         return ElementTree.Element(tag, attributes)
     return ElementTree.SubElement(parent, tag, attributes)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+_Line = tuple[tuple[str, str], ...]
+"""Parts of a line: text, and its style in the words of rich, "" for none."""
+
 SHOWN = 10
 """Jobs of one kind that are listed by name; the report has them all."""
 _MOST_LINES = 9
@@ -44,7 +47,13 @@ def render_summary(view: RunView, width: int = 80, *, color: bool = False) -> st
 
     Verdict, details, then jobs that need attention with a one-line reason each. `color` adds ANSI colours.
     """
-    return rendered(summary_lines(view, width), width, color=color)
+    lines = summary_lines(view, width)
+    if not color:
+        # The import of rich takes as long as the page of a short run.
+        return "\n".join("".join(text for text, _ in line) for line in lines)
+    from rich.text import Text
+
+    return rendered([Text.assemble(*line) for line in lines], width, color=True)
 
 
 def rendered(lines: Iterable[Text], width: int, *, color: bool) -> str:
@@ -65,10 +74,8 @@ def rendered(lines: Iterable[Text], width: int, *, color: bool) -> str:
     return stream.getvalue().rstrip("\n")
 
 
-def summary_lines(view: RunView, width: int = 80) -> list[Text]:
-    """Return the same as rich text, line by line; markup in names and reasons is never interpreted."""
-    from rich.text import Text
-
+def summary_lines(view: RunView, width: int = 80) -> list[_Line]:
+    """Return the same line by line; markup in names and reasons is never interpreted."""
     summary = summarize(view)
     width, found = max(width, LEAST_WIDTH), cross_targets(summary)
     lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
@@ -86,7 +93,7 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
     room = max(_MOST_LINES - len(lines) - len(more), 1)
     lines += more
     if len(details) > room:
-        details[room - 1 :] = [Text(f"and {len(details) - room + 1} lines more in the report")]
+        details[room - 1 :] = [_line(f"and {len(details) - room + 1} lines more in the report")]
     lines += details
     kinds = (
         ("FAILED", summary.having(Outcome.FAILED), "red"),
@@ -97,12 +104,12 @@ def summary_lines(view: RunView, width: int = 80) -> list[Text]:
         lines += _named(title, named, style, width, found)
     failed = summary.having(Outcome.FAILED, Outcome.INFRA)
     if failed:
-        lines.append(Text(f"again: {visible(failed[0].rerun)}", style="dim"))
-        lines.append(Text(f"in full: farm show {visible(shlex.quote(failed[0].job.id))}", style="dim"))
+        lines.append(_line(f"again: {visible(failed[0].rerun)}", "dim"))
+        lines.append(_line(f"in full: farm show {visible(shlex.quote(failed[0].job.id))}", "dim"))
     return lines
 
 
-def _virtual(summary: RunSummary, width: int) -> list[Text]:
+def _virtual(summary: RunSummary, width: int) -> list[_Line]:
     virtual = len(summary.virtual_devices)
     if summary.stub:
         return _wrapped(STUBBED, width, "magenta")
@@ -113,7 +120,7 @@ def _virtual(summary: RunSummary, width: int) -> list[Text]:
     return _wrapped(text, width, "magenta")
 
 
-def _heap(summary: RunSummary, width: int) -> list[Text]:
+def _heap(summary: RunSummary, width: int) -> list[_Line]:
     """Return the result of a run for the DSP's heap, which measures nothing else."""
     attempts = [job.attempt for job in summary.jobs if job.attempt is not None]
     rows = [row for attempt in attempts for row in attempt.measurements if row.metric == "dsp_heap_difference"]
@@ -125,7 +132,7 @@ def _heap(summary: RunSummary, width: int) -> list[Text]:
     return lines
 
 
-def _frames(summary: RunSummary, width: int) -> list[Text]:
+def _frames(summary: RunSummary, width: int) -> list[_Line]:
     """Return a line for each program with settings that QNN refused: skipped jobs have no other line."""
     lines = []
     for grid in frame_grids(summary):
@@ -134,7 +141,7 @@ def _frames(summary: RunSummary, width: int) -> list[Text]:
     return lines
 
 
-def _generated(summary: RunSummary, width: int) -> list[Text]:
+def _generated(summary: RunSummary, width: int) -> list[_Line]:
     """Return rates and tasks of text generation, job by job; `farm show` has the other figures."""
     lines = []
     for job, figures in generating(summary):
@@ -151,32 +158,30 @@ def _range(values: list[float], unit: int) -> str:
 
 def _named(
     title: str, jobs: tuple[JobSummary, ...], style: str, width: int, found: Mapping[int, CrossTarget]
-) -> list[Text]:
-    from rich.text import Text
-
+) -> list[_Line]:
     now_ms = time.time_ns() // 1_000_000
-    lines = []
+    lines: list[_Line] = []
     for job in jobs[:SHOWN]:
-        lines.append(Text.assemble((f"{title} ", f"bold {style}"), one_line(job.job.id, width - len(title) - 1)))
+        lines.append(((f"{title} ", f"bold {style}"), (one_line(job.job.id, width - len(title) - 1), "")))
         stage = f"{job.attempt.stage.value}: " if job.attempt else ""
-        lines.append(Text("  " + one_line(f"{stage}{job.reason}", width - 2)))
+        lines.append(_line("  " + one_line(f"{stage}{job.reason}", width - 2)))
         if job.index in found and (elsewhere := elsewhere_line(found[job.index], now_ms)):
-            lines.append(Text("  " + one_line(f"elsewhere: {elsewhere}", width - 2), "dim"))
+            lines.append(_line("  " + one_line(f"elsewhere: {elsewhere}", width - 2), "dim"))
     if len(jobs) > SHOWN:
-        lines.append(Text(f"  and {len(jobs) - SHOWN} more {title}", style=style))
+        lines.append(_line(f"  and {len(jobs) - SHOWN} more {title}", style))
     return lines
 
 
-def _known(summary: RunSummary, width: int) -> list[Text]:
+def _known(summary: RunSummary, width: int) -> list[_Line]:
     """Return the known issues in one line: jobs, then reasons as far as the width allows."""
-    from rich.text import Text
-
     jobs = summary.having(Outcome.KNOWN)
     reasons = dict.fromkeys(job.attempt.known_issue for job in jobs if job.attempt)
-    return [Text(one_line(f"known issues, {len(jobs)}x: {'; '.join(reasons)}", width), "cyan")] if jobs else []
+    return [_line(one_line(f"known issues, {len(jobs)}x: {'; '.join(reasons)}", width), "cyan")] if jobs else []
 
 
-def _wrapped(text: str, width: int, style: str) -> list[Text]:
-    from rich.text import Text
+def _wrapped(text: str, width: int, style: str) -> list[_Line]:
+    return [_line(line, style) for line in wrapped(text, width, whole_words=False)]
 
-    return [Text(line, style) for line in wrapped(text, width, whole_words=False)]
+
+def _line(text: str, style: str = "") -> _Line:
+    return ((text, style),)

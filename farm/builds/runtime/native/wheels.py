@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,6 +127,8 @@ def _download(installed: importlib.metadata.Distribution, machine: str, folder: 
 
 
 def _unpack(wheel: Path, folder: Path, keep: tuple[str, ...]) -> None:
+    import zipfile
+
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.startswith(keep) or ".dist-info/" in name]
