@@ -119,7 +119,7 @@ class BundleCache:
 
     def _is_inside(self, folder: Path) -> bool:
         """Return whether a folder of bundles is really inside the cache, without a link that leads out of it."""
-        return folder.resolve() == self._bundles.resolve() / folder.relative_to(self._bundles)
+        return not (folder.is_symlink() or folder.parent.is_symlink())
 
 
 def _job_of(folder: Path) -> str:
