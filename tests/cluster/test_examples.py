@@ -27,7 +27,7 @@ _FILES = _ROOT / "examples" / "shared_farm"
 _PAGE = _ROOT / "docs/guides/three_hosts.md"
 _TESTS_OF_FAULTS = (
     "test_faults.py", "test_build_hosts.py", "test_client.py", "test_following.py", "test_lost_answers.py",
-    "test_nightly_starts.py", "../store/test_cluster_races.py",
+    "test_nightly_starts.py", "test_notices.py", "../store/test_cluster_races.py",
 )  # fmt: skip
 _ROW = re.compile(r"^\| ([^|]+) \| [^|]+ \| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)
 
