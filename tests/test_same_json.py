@@ -1,6 +1,6 @@
 """Answers for programs stay the same, byte for byte: `--json`, exports, and the JSON of `farm serve`, of one store.
 
-`golden/store.sql` is a small store of schema 0008. Its last night has every outcome: passed, failed, infra, skipped, a
+`golden/store.sql` is a small store of farm 0.2.0. Its last night has every outcome: passed, failed, infra, skipped, a
 known issue, a failed build, a crash, a flaky job, attempts `[failed, infra]` and the other way round. Eight nights
 before it are the history. Other runs add one shape each: killed, without an end, skipped jobs, both kinds of device,
 `farm debug`, `farm exec`, `farm pytest`, `farm jobs rerun`, a detailed profile. Alerts, remarks, devices and leases are

@@ -31,7 +31,7 @@ from farm.store.postgresql import (
     user_of,
 )
 from farm.store.problems import ELSEWHERE, interruption_before, is_busy, is_contention, store_error
-from farm.store.schema import REVISION, VERSION_TABLE
+from farm.store.schema import REVISION, REVISIONS, VERSION_TABLE, make_tables
 from farm.store.store_file import StoreFile, identity, require_local
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Database:
                 # A process killed before it made the tables leaves this state too.
                 where = "" if self.is_sqlite else " in this database"
                 raise NoStoreError(f"{self.name}: {_NO_STORE}{where}")
-            self._refuse_newer(revision)
+            self._require_known(revision)
             raise StoreError(f"{self.name}: the store is of an older farm: 'farm devices' brings it up to date")
         self._retry_conflicts(self._migrate)
 
@@ -274,13 +274,19 @@ class Database:
             raise StoreError(f"{self.name}: is a database of another program: {ELSEWHERE}")
         return None
 
-    def _refuse_newer(self, revision: str | None) -> None:
+    def _require_known(self, revision: str) -> None:
+        if revision in REVISIONS:
+            return
         # Revisions are numbered, so that an older program recognizes a newer schema.
-        if revision and revision > REVISION:
+        if revision > REVISION:
             raise StoreError(
                 f"{self.name}: the store is of a newer farm (schema {revision}, this one knows {REVISION}): "
                 f"update farm, or {ELSEWHERE}"
             )
+        raise StoreError(
+            f"{self.name}: the store is of a farm before 0.2.0 (schema {revision}): "
+            f"run 'farm devices' of farm 0.2.0 once, which brings it up to date for this one, or {ELSEWHERE}"
+        )
 
     def _migrate(self) -> None:
         with self._writer() as connection:
@@ -298,25 +304,23 @@ class Database:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
         # Another process may have been here while this one waited for the lock.
         revision = self._revision(connection)
-        self._refuse_newer(revision)
         if revision == REVISION:
             return
+        if revision is None:
+            make_tables(connection)
+            return
+        self._require_known(revision)
         if not self.is_sqlite:
             from farm.store.rights.rights import become_owner
 
             become_owner(connection)
         from alembic import command
         from alembic.config import Config
-        from alembic.util import CommandError
 
         config = Config()
         config.set_main_option("script_location", "farm.store:migrations")
         config.attributes["connection"] = connection
-        try:
-            command.upgrade(config, "head")
-        except CommandError as error:
-            problem = f"cannot be brought from schema {revision} to {REVISION}: {error}: {ELSEWHERE}"
-            raise StoreError(f"{self.name}: {problem}") from error
+        command.upgrade(config, "head")
         if self.is_sqlite and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise StoreError(f"{self.name}: could not be brought up to date: rows refer to others that are not there")
 

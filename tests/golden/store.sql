@@ -1,19 +1,27 @@
 BEGIN TRANSACTION;
+CREATE TABLE agent (name VARCHAR(256) NOT NULL, token VARCHAR(64) NOT NULL, user_name VARCHAR(256) NOT NULL, facts
+  TEXT NOT NULL, started_ms BIGINT NOT NULL, heartbeat_ms BIGINT NOT NULL, expires_ms BIGINT NOT NULL, has_left
+  BOOLEAN NOT NULL, is_draining BOOLEAN NOT NULL, CONSTRAINT pk_agent PRIMARY KEY (name));
+CREATE TABLE agent_device (device VARCHAR(256) NOT NULL, agent VARCHAR(256) NOT NULL, soc VARCHAR(64) NOT NULL, kind
+  VARCHAR(16) NOT NULL, os VARCHAR(16) NOT NULL, serial VARCHAR(256) NOT NULL, name VARCHAR(256) NOT NULL, labels JSON
+  NOT NULL, refused TEXT NOT NULL, CONSTRAINT pk_agent_device PRIMARY KEY (device), CONSTRAINT fk_agent_device_agent
+  FOREIGN KEY(agent) REFERENCES agent (name));
 CREATE TABLE alert (id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, series_id INTEGER NOT NULL, device_kind VARCHAR(16)
   NOT NULL, run_id VARCHAR(64) NOT NULL, finding VARCHAR(16) NOT NULL, state VARCHAR(16) NOT NULL, last_good
   VARCHAR(64) NOT NULL, first_bad VARCHAR(64) NOT NULL, change FLOAT, low FLOAT, high FLOAT, p_value FLOAT, reason
-  TEXT NOT NULL, guilt TEXT NOT NULL, device VARCHAR(256) NOT NULL, pairs JSON, found_ms BIGINT NOT NULL, CONSTRAINT
-  fk_alert_series_id FOREIGN KEY(series_id) REFERENCES series (id), CONSTRAINT uq_alert_series_id_device_kind_run_id
-  UNIQUE (series_id, device_kind, run_id));
+  TEXT NOT NULL, guilt TEXT NOT NULL, device VARCHAR(256) NOT NULL, pairs JSON, found_ms BIGINT NOT NULL, alert_line
+  VARCHAR(256) DEFAULT '' NOT NULL, alert_private BOOLEAN DEFAULT 0 NOT NULL, CONSTRAINT fk_alert_series_id FOREIGN
+  KEY(series_id) REFERENCES series (id), CONSTRAINT uq_alert_series_id_device_kind_run_id UNIQUE (series_id,
+  device_kind, run_id));
 INSERT INTO alert VALUES
- (1,89,'hardware','20261117-210000-00000b','regression','confirmed','20261116-210000-00000a','20261117-210000-00000b',0.113,0.1,0.125,0.001,'12 % above 10 runs','the program: executorch 1.5.0 -> 1.5.1 ü','R5CX1','[[1.0, 1.125], [1.0, 1.1], [0.5, 0.75], [1.0, 1.125], [1.0, 1.1]]',1795363200000),
- (2,88,'hardware','20261117-210000-00000b','regression','confirmed','20261116-210000-00000a','20261117-210000-00000b',0.113,0.1,0.125,0.001,'12 % above 10 runs','the program','R5CX1','[[1.0, 1.125], [1.0, 1.1], [0.5, 0.75], [1.0, 1.125], [1.0, 1.1]]',1795363200000),
- (3,100,'hardware','20261117-210000-00000b','changed','exact','20261116-210000-00000a','20261117-210000-00000b',NULL,NULL,NULL,NULL,'14300 -> 14364 bytes','','',NULL,1795363200000),
- (4,102,'hardware','20261119-210000-00000d','regression','refuted','20261118-210000-00000c','20261119-210000-00000d',0.113,0.1,0.125,0.001,'12 % above 10 runs','','',NULL,1795363200000),
- (5,103,'hardware','20261119-210000-00000d','regression','unknown','20261118-210000-00000c','20261119-210000-00000d',0.113,-0.01,0.125,0.001,'12 % above 10 runs','','',NULL,1795363200000),
- (6,93,'hardware','20261120-210000-00000e','regression','candidate','20261119-210000-00000d','20261120-210000-00000e',-1.5,-2.0,-1.0,0.001,'12 % above 10 runs','','',NULL,1795363200000),
- (7,102,'hardware','20261120-210000-00000e','improvement','candidate','20261119-210000-00000d','20261120-210000-00000e',-0.2,-0.25,-0.15,0.001,'12 % above 10 runs','','',NULL,1795363200000),
- (8,105,'hardware','20261112-210000-000006','regression','accepted','20261111-210000-000005','20261112-210000-000006',0.113,0.1,0.125,0.001,'declared','','',NULL,1795363205000);
+ (1,89,'hardware','20261117-210000-00000b','regression','confirmed','20261116-210000-00000a','20261117-210000-00000b',0.113,0.1,0.125,0.001,'12 % above 10 runs','the program: executorch 1.5.0 -> 1.5.1 ü','R5CX1','[[1.0, 1.125], [1.0, 1.1], [0.5, 0.75], [1.0, 1.125], [1.0, 1.1]]',1795363200000,'',0),
+ (2,88,'hardware','20261117-210000-00000b','regression','confirmed','20261116-210000-00000a','20261117-210000-00000b',0.113,0.1,0.125,0.001,'12 % above 10 runs','the program','R5CX1','[[1.0, 1.125], [1.0, 1.1], [0.5, 0.75], [1.0, 1.125], [1.0, 1.1]]',1795363200000,'',0),
+ (3,100,'hardware','20261117-210000-00000b','changed','exact','20261116-210000-00000a','20261117-210000-00000b',NULL,NULL,NULL,NULL,'14300 -> 14364 bytes','','',NULL,1795363200000,'',0),
+ (4,102,'hardware','20261119-210000-00000d','regression','refuted','20261118-210000-00000c','20261119-210000-00000d',0.113,0.1,0.125,0.001,'12 % above 10 runs','','',NULL,1795363200000,'',0),
+ (5,103,'hardware','20261119-210000-00000d','regression','unknown','20261118-210000-00000c','20261119-210000-00000d',0.113,-0.01,0.125,0.001,'12 % above 10 runs','','',NULL,1795363200000,'',0),
+ (6,93,'hardware','20261120-210000-00000e','regression','candidate','20261119-210000-00000d','20261120-210000-00000e',-1.5,-2.0,-1.0,0.001,'12 % above 10 runs','','',NULL,1795363200000,'',0),
+ (7,102,'hardware','20261120-210000-00000e','improvement','candidate','20261119-210000-00000d','20261120-210000-00000e',-0.2,-0.25,-0.15,0.001,'12 % above 10 runs','','',NULL,1795363200000,'',0),
+ (8,105,'hardware','20261112-210000-000006','regression','accepted','20261111-210000-000005','20261112-210000-000006',0.113,0.1,0.125,0.001,'declared','','',NULL,1795363205000,'',0);
 CREATE TABLE artifact (id INTEGER NOT NULL, attempt_id INTEGER NOT NULL, sha256 VARCHAR(64) NOT NULL, size BIGINT NOT
   NULL, kind VARCHAR(64) NOT NULL, CONSTRAINT pk_artifact PRIMARY KEY (id), CONSTRAINT fk_artifact_attempt_id FOREIGN
   KEY(attempt_id) REFERENCES attempt (id), CONSTRAINT uq_artifact_attempt_id_kind_sha256 UNIQUE (attempt_id, kind,
@@ -110,27 +118,35 @@ ValueError: no such op ✓
 ','numerics'),
  (234,232,'6c972b28dddc653a0f1d870f7271d618fbf7826ec64cb5ab2c1d58f34e6144ed',5,'infra','execute','R5CX1: the device went offline',1795381091010,1795381091000,0.218,'11ed0808d35d71d03e5ad10bd1a17d25e3dd7cff646a79f16ea02cd6018f8cc4','','[]','adb: device offline
 ','gone');
+CREATE TABLE build ("key" VARCHAR(128) NOT NULL, toolchain VARCHAR(128) NOT NULL, task TEXT NOT NULL, user_name
+  VARCHAR(256) NOT NULL, priority INTEGER NOT NULL, position INTEGER NOT NULL, state VARCHAR(16) NOT NULL, put_back
+  JSON NOT NULL, archive VARCHAR(64) NOT NULL, nbytes BIGINT NOT NULL, manifest JSON, reply TEXT, log TEXT NOT NULL,
+  asked_ms BIGINT NOT NULL, CONSTRAINT pk_build PRIMARY KEY ("key"));
+CREATE TABLE build_wanted (shard INTEGER NOT NULL, job VARCHAR(512) NOT NULL, "key" VARCHAR(128) NOT NULL, run_id
+  VARCHAR(64) NOT NULL, failure TEXT, CONSTRAINT pk_build_wanted PRIMARY KEY (shard, job), CONSTRAINT
+  fk_build_wanted_shard FOREIGN KEY(shard) REFERENCES shard (id));
 CREATE TABLE comparison (attempt_id INTEGER NOT NULL, position INTEGER NOT NULL, output INTEGER NOT NULL, reference
   VARCHAR(16) NOT NULL, sqnr_db FLOAT, cosine FLOAT, max_abs FLOAT, mismatch FLOAT, nan_figures JSON NOT NULL,
-  violations JSON NOT NULL, peak FLOAT, steps FLOAT, loss_db FLOAT, CONSTRAINT pk_comparison PRIMARY KEY (attempt_id,
-  position), CONSTRAINT fk_comparison_attempt_id FOREIGN KEY(attempt_id) REFERENCES attempt (id));
+  violations JSON NOT NULL, peak FLOAT, steps FLOAT, loss_db FLOAT, output_name VARCHAR(128) DEFAULT '' NOT NULL,
+  CONSTRAINT pk_comparison PRIMARY KEY (attempt_id, position), CONSTRAINT fk_comparison_attempt_id FOREIGN
+  KEY(attempt_id) REFERENCES attempt (id));
 INSERT INTO comparison VALUES
- (1,0,0,'fp32',38.52441554787184,0.9999299059739014,0.023113250732421875,NULL,'[]','[]',0.01133420169954568,1.47,0.07818286850351797),
- (1,1,0,'quantized',43.349240247217516,0.9999768785229152,0.01574075222015381,NULL,'[]','[]',0.0076923542974547884,1.0,NULL),
- (11,0,0,'fp32',38.52441554787184,0.9999299059739014,0.023113250732421875,NULL,'[]','[]',0.01133420169954568,1.47,0.07818286850351797),
- (11,1,0,'quantized',43.349240247217516,0.9999768785229152,0.01574075222015381,NULL,'[]','[]',0.0076923542974547884,1.0,NULL),
- (13,0,0,'fp32',38.52441554787184,0.9999299059739014,0.023113250732421875,NULL,'[]','[]',0.01133420169954568,1.47,0.07818286850351797),
- (13,1,0,'quantized',43.349240247217516,0.9999768785229152,0.01574075222015381,NULL,'[]','[]',0.0076923542974547884,1.0,NULL),
- (127,0,0,'fp32',38.5,0.9991,0.013,NULL,'[]','[]',0.1,NULL,0.25),
- (127,1,0,'quantized',9e999,1.0,0.0,NULL,'[]','[]',NULL,1.0,NULL),
- (163,0,0,'fp32',38.5,0.9991,0.013,NULL,'[]','[]',0.1,NULL,0.25),
- (163,1,0,'quantized',9e999,1.0,0.0,NULL,'[]','[]',NULL,1.0,NULL),
- (172,0,0,'fp32',38.5,0.9991,0.013,NULL,'[]','[]',0.1,NULL,0.25),
- (172,1,0,'quantized',9e999,1.0,0.0,NULL,'[]','[]',NULL,1.0,NULL),
- (177,0,0,'fp32',3.25,0.91,0.7,NULL,'[]','["sqnr 3.25 dB < 20 dB"]',0.1,NULL,0.25),
- (177,1,0,'quantized',4.0,NULL,0.0,NULL,'["cosine"]','[]',NULL,1.0,NULL),
- (231,0,0,'fp32',3.25,0.91,0.7,NULL,'[]','["sqnr 3.25 dB < 20 dB"]',0.1,NULL,0.25),
- (231,1,0,'quantized',4.0,NULL,0.0,NULL,'["cosine"]','[]',NULL,1.0,NULL);
+ (1,0,0,'fp32',38.52441554787184,0.9999299059739014,0.023113250732421875,NULL,'[]','[]',0.01133420169954568,1.47,0.07818286850351797,''),
+ (1,1,0,'quantized',43.349240247217516,0.9999768785229152,0.01574075222015381,NULL,'[]','[]',0.0076923542974547884,1.0,NULL,''),
+ (11,0,0,'fp32',38.52441554787184,0.9999299059739014,0.023113250732421875,NULL,'[]','[]',0.01133420169954568,1.47,0.07818286850351797,''),
+ (11,1,0,'quantized',43.349240247217516,0.9999768785229152,0.01574075222015381,NULL,'[]','[]',0.0076923542974547884,1.0,NULL,''),
+ (13,0,0,'fp32',38.52441554787184,0.9999299059739014,0.023113250732421875,NULL,'[]','[]',0.01133420169954568,1.47,0.07818286850351797,''),
+ (13,1,0,'quantized',43.349240247217516,0.9999768785229152,0.01574075222015381,NULL,'[]','[]',0.0076923542974547884,1.0,NULL,''),
+ (127,0,0,'fp32',38.5,0.9991,0.013,NULL,'[]','[]',0.1,NULL,0.25,''),
+ (127,1,0,'quantized',9e999,1.0,0.0,NULL,'[]','[]',NULL,1.0,NULL,''),
+ (163,0,0,'fp32',38.5,0.9991,0.013,NULL,'[]','[]',0.1,NULL,0.25,''),
+ (163,1,0,'quantized',9e999,1.0,0.0,NULL,'[]','[]',NULL,1.0,NULL,''),
+ (172,0,0,'fp32',38.5,0.9991,0.013,NULL,'[]','[]',0.1,NULL,0.25,''),
+ (172,1,0,'quantized',9e999,1.0,0.0,NULL,'[]','[]',NULL,1.0,NULL,''),
+ (177,0,0,'fp32',3.25,0.91,0.7,NULL,'[]','["sqnr 3.25 dB < 20 dB"]',0.1,NULL,0.25,''),
+ (177,1,0,'quantized',4.0,NULL,0.0,NULL,'["cosine"]','[]',NULL,1.0,NULL,''),
+ (231,0,0,'fp32',3.25,0.91,0.7,NULL,'[]','["sqnr 3.25 dB < 20 dB"]',0.1,NULL,0.25,''),
+ (231,1,0,'quantized',4.0,NULL,0.0,NULL,'["cosine"]','[]',NULL,1.0,NULL,'');
 CREATE TABLE counter (attempt_id INTEGER NOT NULL, position INTEGER NOT NULL, series_id INTEGER NOT NULL, n INTEGER
   NOT NULL, value BIGINT NOT NULL, max BIGINT NOT NULL, samples BLOB NOT NULL, CONSTRAINT pk_counter PRIMARY KEY
   (attempt_id, position), CONSTRAINT fk_counter_attempt_id FOREIGN KEY(attempt_id) REFERENCES attempt (id), CONSTRAINT
@@ -156,15 +172,16 @@ CREATE TABLE device_state (id VARCHAR(256) NOT NULL, serial VARCHAR(256) NOT NUL
   VARCHAR(64) NOT NULL, kind VARCHAR(16) NOT NULL, os VARCHAR(16) NOT NULL, product VARCHAR(256) NOT NULL, name
   VARCHAR(256) NOT NULL, labels JSON NOT NULL, in_service BOOLEAN NOT NULL, service_note TEXT NOT NULL, service_user
   VARCHAR(256) NOT NULL, health VARCHAR(16) NOT NULL, health_reason TEXT NOT NULL, status JSON, state VARCHAR(64) NOT
-  NULL, last_seen_ms BIGINT NOT NULL, CONSTRAINT pk_device_state PRIMARY KEY (id));
+  NULL, last_seen_ms BIGINT NOT NULL, forgotten_ms BIGINT DEFAULT '0' NOT NULL, CONSTRAINT pk_device_state PRIMARY KEY
+  (id));
 INSERT INTO device_state VALUES
- ('R5CX1','R5CX1','bench','SM8650','hardware','android','phone','pixel-left','["hot", "left"]',1,'','','healthy','','{"root": false, "battery_percent": 80, "temperature_c": 31.5, "free_bytes": 20000000000, "boot_id": "boot-1", "uptime_s": 10000.0, "clock_offset_ms": 0}','device',1795381110000),
- ('R5CX2','R5CX2','bench','SM8650','hardware','android','phone','','[]',1,'','','quarantined','does not answer ü',NULL,'device',1795381110000),
- ('R5CX3','R5CX3','lab','SM8750','hardware','android','phone','bench-8750','[]',0,'lent to the camera team','ada','healthy','','{"root": false, "battery_percent": 80, "temperature_c": 31.5, "free_bytes": 20000000000, "boot_id": "boot-1", "uptime_s": 10000.0, "clock_offset_ms": 0}','device',1795381110000),
- ('virtual-SM8650-0@bench','virtual-SM8650-0','bench','SM8650','virtual','android','phone','sim','["simulator"]',1,'','','healthy','',NULL,'device',1795381110000);
+ ('R5CX1','R5CX1','bench','SM8650','hardware','android','phone','pixel-left','["hot", "left"]',1,'','','healthy','','{"root": false, "battery_percent": 80, "temperature_c": 31.5, "free_bytes": 20000000000, "boot_id": "boot-1", "uptime_s": 10000.0, "clock_offset_ms": 0}','device',1795381110000,0),
+ ('R5CX2','R5CX2','bench','SM8650','hardware','android','phone','','[]',1,'','','quarantined','does not answer ü',NULL,'device',1795381110000,0),
+ ('R5CX3','R5CX3','lab','SM8750','hardware','android','phone','bench-8750','[]',0,'lent to the camera team','ada','healthy','','{"root": false, "battery_percent": 80, "temperature_c": 31.5, "free_bytes": 20000000000, "boot_id": "boot-1", "uptime_s": 10000.0, "clock_offset_ms": 0}','device',1795381110000,0),
+ ('virtual-SM8650-0@bench','virtual-SM8650-0','bench','SM8650','virtual','android','phone','sim','["simulator"]',1,'','','healthy','',NULL,'device',1795381110000,0);
 CREATE TABLE farm_schema (version_num VARCHAR(32) NOT NULL, CONSTRAINT farm_schema_pkc PRIMARY KEY (version_num));
 INSERT INTO farm_schema VALUES
- ('0008');
+ ('0015');
 CREATE TABLE fingerprint (hash VARCHAR(64) NOT NULL, facts JSON NOT NULL, CONSTRAINT pk_fingerprint PRIMARY KEY
   (hash));
 INSERT INTO fingerprint VALUES
@@ -216,10 +233,10 @@ INSERT INTO layer VALUES
 CREATE TABLE lease (device VARCHAR(256) NOT NULL, fence BIGINT NOT NULL, token VARCHAR(64) NOT NULL, user_name
   VARCHAR(256) NOT NULL, host VARCHAR(256) NOT NULL, pid BIGINT NOT NULL, purpose TEXT NOT NULL, priority INTEGER NOT
   NULL, acquired_ms BIGINT NOT NULL, expires_ms BIGINT NOT NULL, reserved_for VARCHAR(256) NOT NULL, reserved_until_ms
-  BIGINT NOT NULL, CONSTRAINT pk_lease PRIMARY KEY (device));
+  BIGINT NOT NULL, wanted_by VARCHAR(256) DEFAULT '' NOT NULL, CONSTRAINT pk_lease PRIMARY KEY (device));
 INSERT INTO lease VALUES
- ('R5CX1',1,'00000000000000000000000000000001','grace','bench',4242,'farm run --suite quantized_ops -k conv',1,1795381190000,1795381220000,'',0),
- ('virtual-SM8650-0@bench',0,'','','',0,'',0,0,0,'ada',1795384790000);
+ ('R5CX1',1,'00000000000000000000000000000001','grace','bench',4242,'farm run --suite quantized_ops -k conv',1,1795381190000,1795381220000,'',0,''),
+ ('virtual-SM8650-0@bench',0,'','','',0,'',0,0,0,'ada',1795384790000,'');
 CREATE TABLE measurement (attempt_id INTEGER NOT NULL, position INTEGER NOT NULL, series_id INTEGER NOT NULL, n
   INTEGER NOT NULL, min FLOAT, p10 FLOAT, p50 FLOAT, p90 FLOAT, p99 FLOAT, mean FLOAT, mad FLOAT, samples BLOB NOT
   NULL, CONSTRAINT pk_measurement PRIMARY KEY (attempt_id, position), CONSTRAINT fk_measurement_attempt_id FOREIGN
@@ -299,56 +316,66 @@ INSERT INTO measurement VALUES
  (232,0,89,4,398776.5,398923.8,399284.5,400386.5,400805.0,399549.25,262.5,x'000000004e77184100000000e256184100000000165f1841000000008e5e1841'),
  (232,1,88,3,133270.0,133399.6,133918.0,133979.6,133993.46,133727.6666666667,77.0,x'00000000585b004100000000f058004100000000b0440041'),
  (233,0,94,4,794972.5,796173.1,800046.0,801602.6,801789.71,799218.75,1418.0,x'00000000b942284100000000bb722841000000002578284100000000fd612841');
+CREATE TABLE night_start (name VARCHAR(128) NOT NULL, due_ms BIGINT NOT NULL, state VARCHAR(16) NOT NULL, agent
+  VARCHAR(256) NOT NULL, token VARCHAR(64) NOT NULL, started_ms BIGINT NOT NULL, ended_ms BIGINT, exit_code INTEGER,
+  why TEXT NOT NULL, CONSTRAINT pk_night_start PRIMARY KEY (name, due_ms));
 CREATE TABLE op_profile (attempt_id INTEGER NOT NULL, position INTEGER NOT NULL, node VARCHAR(256) NOT NULL, delegate
   VARCHAR(256) NOT NULL, unit VARCHAR(32) NOT NULL, n INTEGER NOT NULL, p50 FLOAT, least FLOAT, greatest FLOAT, share
-  FLOAT, CONSTRAINT pk_op_profile PRIMARY KEY (attempt_id, position), CONSTRAINT fk_op_profile_attempt_id FOREIGN
-  KEY(attempt_id) REFERENCES attempt (id));
+  FLOAT, module VARCHAR(256) DEFAULT '' NOT NULL, source VARCHAR(256) DEFAULT '' NOT NULL, CONSTRAINT pk_op_profile
+  PRIMARY KEY (attempt_id, position), CONSTRAINT fk_op_profile_attempt_id FOREIGN KEY(attempt_id) REFERENCES attempt
+  (id));
 INSERT INTO op_profile VALUES
- (1,0,'DELEGATE_CALL','QnnBackend[0]','ns',3,894683.0,876426.0,899550.0,0.9996190046300435),
- (1,1,'Input OpId_2','QnnBackend[0]','cycles',3,23.0,21.0,45.0,0.00017642636883850085),
- (1,2,'quantized_decomposed_quantize_per_tensor_default:OpId_16','QnnBackend[0]','cycles',3,59391.0,58923.0,64594.0,0.4555712378994523),
- (1,3,'aten_permute_copy_default:OpId_18','QnnBackend[0]','cycles',3,2928.0,2927.0,2995.0,0.02245984382431002),
- (1,13,'Method::execute','','ns',3,341.0,191.0,692.0,0.0003809953699565598),
- (12,0,'DELEGATE_CALL','QnnBackend[0]','ns',3,18297904.0,9579444.0,24033617.0,0.9998538843964382),
- (12,1,'Input OpId_2','QnnBackend[0]','cycles',3,477.0,325.0,614.0,0.0034146795427049703),
- (12,2,'quantized_decomposed_quantize_per_tensor_default:OpId_16','QnnBackend[0]','cycles',3,61908.0,60539.0,62798.0,0.4431781575047784),
- (12,3,'aten_permute_copy_default:OpId_18','QnnBackend[0]','cycles',3,4004.0,3146.0,4077.0,0.0286632639182195),
- (12,13,'Method::execute','','ns',3,2674.0,2614.0,2744.0,0.000146115603561811),
- (123,0,'aten_conv2d_default:OpId_0','QnnBackend[0]','cycles',9,1000.0,900.0,1500.5,0.16666666666666666),
- (123,1,'aten_conv2d_default:OpId_1','QnnBackend[0]','cycles',9,2000.0,900.0,1500.5,0.3333333333333333),
- (123,2,'aten_conv2d_default:OpId_2','QnnBackend[0]','cycles',9,3000.0,900.0,1500.5,0.5),
- (172,0,'aten_conv2d_default:OpId_0','QnnBackend[0]','cycles',9,1000.0,900.0,1500.5,0.16666666666666666),
- (172,1,'aten_conv2d_default:OpId_1','QnnBackend[0]','cycles',9,2600.0,900.0,1500.5,0.3333333333333333),
- (172,2,'aten_conv2d_default:OpId_2','QnnBackend[0]','cycles',9,3000.0,900.0,1500.5,0.5),
- (183,0,'aten_conv2d_default:OpId_0','QnnBackend[0]','cycles',9,1000.0,900.0,1500.5,0.16666666666666666),
- (183,1,'aten_conv2d_default:OpId_1','QnnBackend[0]','cycles',9,2600.0,900.0,1500.5,0.3333333333333333),
- (183,2,'aten_conv2d_default:OpId_2','QnnBackend[0]','cycles',9,3000.0,900.0,1500.5,0.5);
+ (1,0,'DELEGATE_CALL','QnnBackend[0]','ns',3,894683.0,876426.0,899550.0,0.9996190046300435,'',''),
+ (1,1,'Input OpId_2','QnnBackend[0]','cycles',3,23.0,21.0,45.0,0.00017642636883850085,'',''),
+ (1,2,'quantized_decomposed_quantize_per_tensor_default:OpId_16','QnnBackend[0]','cycles',3,59391.0,58923.0,64594.0,0.4555712378994523,'',''),
+ (1,3,'aten_permute_copy_default:OpId_18','QnnBackend[0]','cycles',3,2928.0,2927.0,2995.0,0.02245984382431002,'',''),
+ (1,13,'Method::execute','','ns',3,341.0,191.0,692.0,0.0003809953699565598,'',''),
+ (12,0,'DELEGATE_CALL','QnnBackend[0]','ns',3,18297904.0,9579444.0,24033617.0,0.9998538843964382,'',''),
+ (12,1,'Input OpId_2','QnnBackend[0]','cycles',3,477.0,325.0,614.0,0.0034146795427049703,'',''),
+ (12,2,'quantized_decomposed_quantize_per_tensor_default:OpId_16','QnnBackend[0]','cycles',3,61908.0,60539.0,62798.0,0.4431781575047784,'',''),
+ (12,3,'aten_permute_copy_default:OpId_18','QnnBackend[0]','cycles',3,4004.0,3146.0,4077.0,0.0286632639182195,'',''),
+ (12,13,'Method::execute','','ns',3,2674.0,2614.0,2744.0,0.000146115603561811,'',''),
+ (123,0,'aten_conv2d_default:OpId_0','QnnBackend[0]','cycles',9,1000.0,900.0,1500.5,0.16666666666666666,'',''),
+ (123,1,'aten_conv2d_default:OpId_1','QnnBackend[0]','cycles',9,2000.0,900.0,1500.5,0.3333333333333333,'',''),
+ (123,2,'aten_conv2d_default:OpId_2','QnnBackend[0]','cycles',9,3000.0,900.0,1500.5,0.5,'',''),
+ (172,0,'aten_conv2d_default:OpId_0','QnnBackend[0]','cycles',9,1000.0,900.0,1500.5,0.16666666666666666,'',''),
+ (172,1,'aten_conv2d_default:OpId_1','QnnBackend[0]','cycles',9,2600.0,900.0,1500.5,0.3333333333333333,'',''),
+ (172,2,'aten_conv2d_default:OpId_2','QnnBackend[0]','cycles',9,3000.0,900.0,1500.5,0.5,'',''),
+ (183,0,'aten_conv2d_default:OpId_0','QnnBackend[0]','cycles',9,1000.0,900.0,1500.5,0.16666666666666666,'',''),
+ (183,1,'aten_conv2d_default:OpId_1','QnnBackend[0]','cycles',9,2600.0,900.0,1500.5,0.3333333333333333,'',''),
+ (183,2,'aten_conv2d_default:OpId_2','QnnBackend[0]','cycles',9,3000.0,900.0,1500.5,0.5,'','');
+CREATE TABLE quota (subject VARCHAR(320) NOT NULL, most INTEGER NOT NULL, set_by VARCHAR(256) NOT NULL, set_ms BIGINT
+  NOT NULL, CONSTRAINT pk_quota PRIMARY KEY (subject));
 CREATE TABLE run (id VARCHAR(64) NOT NULL, command TEXT NOT NULL, user_name TEXT NOT NULL, host TEXT NOT NULL,
   fingerprint_hash VARCHAR(64) NOT NULL, started_ms BIGINT NOT NULL, finished_ms BIGINT, exit_code INTEGER, priority
-  VARCHAR(16) DEFAULT 'person' NOT NULL, CONSTRAINT pk_run PRIMARY KEY (id), CONSTRAINT fk_run_fingerprint_hash
-  FOREIGN KEY(fingerprint_hash) REFERENCES fingerprint (hash));
+  VARCHAR(16) DEFAULT 'person' NOT NULL, run_kind VARCHAR(16) DEFAULT 'suite' NOT NULL, run_device_kind VARCHAR(16),
+  run_toolchain VARCHAR(256) DEFAULT '' NOT NULL, run_line VARCHAR(256) DEFAULT '' NOT NULL, run_private BOOLEAN
+  DEFAULT 0 NOT NULL, run_commit VARCHAR(64) DEFAULT '' NOT NULL, run_dirty BOOLEAN DEFAULT 0 NOT NULL, run_source
+  JSON, run_name VARCHAR(256) DEFAULT '' NOT NULL, run_night VARCHAR(64) DEFAULT '' NOT NULL, run_began BOOLEAN
+  DEFAULT 1 NOT NULL, CONSTRAINT pk_run PRIMARY KEY (id), CONSTRAINT fk_run_fingerprint_hash FOREIGN
+  KEY(fingerprint_hash) REFERENCES fingerprint (hash));
 INSERT INTO run VALUES
- ('20261122-195600-c746ea','farm run --soc SM8650 --suite smoke --virtual 1 --profile detailed','ada','bench','5299a651d6ea143ef531b7f9a1feea2e7fe906d7067137674e8e99fb8ba2a320',1795377360661,1795377363239,0,'person'),
- ('20261122-195616-4e1a49','farm run --soc SM8650 --suite smoke --virtual 1 --iterations 5 -k ''conv2d and not SM8750''','ada','bench','5299a651d6ea143ef531b7f9a1feea2e7fe906d7067137674e8e99fb8ba2a320',1795377376759,1795377378665,0,'person'),
- ('20261122-195717-c4c7a0','farm exec model.pte --virtual 1 --profile detailed','ada','bench','5299a651d6ea143ef531b7f9a1feea2e7fe906d7067137674e8e99fb8ba2a320',1795377437845,1795377438425,0,'person'),
- ('20261122-195719-670e63','farm repro smoke/conv2d --virtual 1','ada','bench','5358ffbbbaf545e91ea534475c17fb3571b42dc0322df7b6f329796a7fbb7cf8',1795377439684,1795377440292,0,'person'),
- ('20261112-210000-000006','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794517200000,1794519000005,0,'nightly'),
- ('20261113-210000-000007','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794603600000,1794605400006,1,'nightly'),
- ('20261114-210000-000008','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794690000000,1794691800007,1,'nightly'),
- ('20261115-210000-000009','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794776400000,1794778200008,1,'nightly'),
- ('20261116-210000-00000a','farm nightly night.toml','nightly','bench','a30107648c4beb7383a9cafd1c5ac9fad45c048706bb801669b468195c3ebeaf',1794862800000,1794864600009,1,'nightly'),
- ('20261117-210000-00000b','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794949200000,1794951000010,0,'nightly'),
- ('20261118-210000-00000c','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795035600000,1795037400011,0,'nightly'),
- ('20261119-210000-00000d','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795122000000,1795123800012,1,'nightly'),
- ('20261120-210000-00000e','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795208400000,1795210200013,1,'nightly'),
- ('20261122-010000-00000f','farm run --suite quantized_ops --budget 1m','ada','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795309200000,1795309262000,0,'person'),
- ('20261122-030000-000010','farm run --suite quantized_ops --virtual 1','grace','bench','3ec3fad0f8508e5bbd8a13658f8bd5dec5481a59cd459ef93a506802ed49479a',1795316400000,1795316463000,0,'person'),
- ('20261122-070000-000017','farm run --suite quantized_ops --virtual 2','grace','bench','21b2a317e0185bddca4a45052f35c6c85207b49acedf11dce5986eead7ca61a9',1795330800000,1795330860000,0,'person'),
- ('20261122-080000-000019','farm run --suite quantized_ops --virtual 2','grace','bench','21b2a317e0185bddca4a45052f35c6c85207b49acedf11dce5986eead7ca61a9',1795334400000,1795334460000,0,'person'),
- ('20261122-130000-00001a','farm pytest test_mine.py','ada','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795352400000,1795352405050,0,'person'),
- ('20261122-140000-00001b','farm debug quantized_ops/softmax','ada','bench','e540c055a6a0373cb128f406c5cedd67aced7e33a13bb6e446f8ee15e786af76',1795356000000,1795356005050,1,'person'),
- ('20261116-200000-00001c','farm run --suite quantized_ops','ada','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794859200000,NULL,NULL,'person'),
- ('20261122-205800-00001d','farm run --suite quantized_ops -k conv','grace','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795381080000,NULL,NULL,'person');
+ ('20261122-195600-c746ea','farm run --soc SM8650 --suite smoke --virtual 1 --profile detailed','ada','bench','5299a651d6ea143ef531b7f9a1feea2e7fe906d7067137674e8e99fb8ba2a320',1795377360661,1795377363239,0,'person','suite','virtual','','',0,'',0,NULL,'','',1),
+ ('20261122-195616-4e1a49','farm run --soc SM8650 --suite smoke --virtual 1 --iterations 5 -k ''conv2d and not SM8750''','ada','bench','5299a651d6ea143ef531b7f9a1feea2e7fe906d7067137674e8e99fb8ba2a320',1795377376759,1795377378665,0,'person','suite','virtual','','',0,'',0,NULL,'','',1),
+ ('20261122-195717-c4c7a0','farm exec model.pte --virtual 1 --profile detailed','ada','bench','5299a651d6ea143ef531b7f9a1feea2e7fe906d7067137674e8e99fb8ba2a320',1795377437845,1795377438425,0,'person','exec','virtual','','',0,'',0,NULL,'','',1),
+ ('20261122-195719-670e63','farm repro smoke/conv2d --virtual 1','ada','bench','5358ffbbbaf545e91ea534475c17fb3571b42dc0322df7b6f329796a7fbb7cf8',1795377439684,1795377440292,0,'person','repro','virtual','','',0,'',0,NULL,'','',1),
+ ('20261112-210000-000006','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794517200000,1794519000005,0,'nightly','suite','hardware','','',0,'',0,NULL,'','',1),
+ ('20261113-210000-000007','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794603600000,1794605400006,1,'nightly','suite','hardware','','',0,'',0,NULL,'','',1),
+ ('20261114-210000-000008','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794690000000,1794691800007,1,'nightly','suite','hardware','','',0,'',0,NULL,'','',1),
+ ('20261115-210000-000009','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794776400000,1794778200008,1,'nightly','suite','hardware','','',0,'',0,NULL,'','',1),
+ ('20261116-210000-00000a','farm nightly night.toml','nightly','bench','a30107648c4beb7383a9cafd1c5ac9fad45c048706bb801669b468195c3ebeaf',1794862800000,1794864600009,1,'nightly','suite','hardware','','',0,'',0,NULL,'','',1),
+ ('20261117-210000-00000b','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794949200000,1794951000010,0,'nightly','suite','hardware','','',0,'',0,NULL,'','',1),
+ ('20261118-210000-00000c','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795035600000,1795037400011,0,'nightly','suite','hardware','','',0,'',0,NULL,'','',1),
+ ('20261119-210000-00000d','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795122000000,1795123800012,1,'nightly','suite','hardware','','',0,'',0,NULL,'','',1),
+ ('20261120-210000-00000e','farm nightly night.toml','nightly','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795208400000,1795210200013,1,'nightly','suite','hardware','','',0,'',0,NULL,'','',1),
+ ('20261122-010000-00000f','farm run --suite quantized_ops --budget 1m','ada','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795309200000,1795309262000,0,'person','suite','hardware','','',0,'',0,NULL,'','',1),
+ ('20261122-030000-000010','farm run --suite quantized_ops --virtual 1','grace','bench','3ec3fad0f8508e5bbd8a13658f8bd5dec5481a59cd459ef93a506802ed49479a',1795316400000,1795316463000,0,'person','suite',NULL,'','',0,'',0,NULL,'','',1),
+ ('20261122-070000-000017','farm run --suite quantized_ops --virtual 2','grace','bench','21b2a317e0185bddca4a45052f35c6c85207b49acedf11dce5986eead7ca61a9',1795330800000,1795330860000,0,'person','suite','virtual','','',0,'',0,NULL,'','',1),
+ ('20261122-080000-000019','farm run --suite quantized_ops --virtual 2','grace','bench','21b2a317e0185bddca4a45052f35c6c85207b49acedf11dce5986eead7ca61a9',1795334400000,1795334460000,0,'person','suite','virtual','','',0,'',0,NULL,'','',1),
+ ('20261122-130000-00001a','farm pytest test_mine.py','ada','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795352400000,1795352405050,0,'person','tests','hardware','','',0,'',0,NULL,'','',1),
+ ('20261122-140000-00001b','farm debug quantized_ops/softmax','ada','bench','e540c055a6a0373cb128f406c5cedd67aced7e33a13bb6e446f8ee15e786af76',1795356000000,1795356005050,1,'person','debug','hardware','','',0,'',0,NULL,'','',1),
+ ('20261116-200000-00001c','farm run --suite quantized_ops','ada','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1794859200000,NULL,NULL,'person','suite','hardware','','',0,'',0,NULL,'','',1),
+ ('20261122-205800-00001d','farm run --suite quantized_ops -k conv','grace','bench','808d1c19a3cc7de43a1146db8a579da1b54c4178175f9226cbf4ac85b6c2b14a',1795381080000,NULL,NULL,'person','suite','hardware','','',0,'',0,NULL,'','',1);
 CREATE TABLE run_device (run_id VARCHAR(64) NOT NULL, device_id INTEGER NOT NULL, runtime JSON, CONSTRAINT
   pk_run_device PRIMARY KEY (run_id, device_id), CONSTRAINT fk_run_device_device_id FOREIGN KEY(device_id) REFERENCES
   device (id), CONSTRAINT fk_run_device_run_id FOREIGN KEY(run_id) REFERENCES run (id));
@@ -392,84 +419,98 @@ INSERT INTO run_device VALUES
  ('20261122-205800-00001d',5,'{"executorch": "1.5.1", "qnn": "2.51", "runner": "abababababababababababababababababababababababababababababababab"}');
 CREATE TABLE run_job (id INTEGER NOT NULL, run_id VARCHAR(64) NOT NULL, job_id INTEGER NOT NULL, case_id INTEGER NOT
   NULL, position INTEGER NOT NULL, build_seconds FLOAT, cached BOOLEAN, bundle_key VARCHAR(128), fallback_ops JSON,
-  operators JSON, judged_by VARCHAR(64), stale JSON, CONSTRAINT pk_run_job PRIMARY KEY (id), CONSTRAINT
-  fk_run_job_case_id FOREIGN KEY(case_id) REFERENCES suite_case (id), CONSTRAINT fk_run_job_job_id FOREIGN KEY(job_id)
-  REFERENCES job (id), CONSTRAINT fk_run_job_run_id FOREIGN KEY(run_id) REFERENCES run (id), CONSTRAINT
-  uq_run_job_run_id_job_id UNIQUE (run_id, job_id));
+  operators JSON, judged_by VARCHAR(64), stale JSON, decisive_attempt_id BIGINT, decisive_verdict VARCHAR(16),
+  program_hash VARCHAR(64), CONSTRAINT pk_run_job PRIMARY KEY (id), CONSTRAINT fk_run_job_case_id FOREIGN KEY(case_id)
+  REFERENCES suite_case (id), CONSTRAINT fk_run_job_job_id FOREIGN KEY(job_id) REFERENCES job (id), CONSTRAINT
+  fk_run_job_run_id FOREIGN KEY(run_id) REFERENCES run (id), CONSTRAINT uq_run_job_run_id_job_id UNIQUE (run_id,
+  job_id));
 INSERT INTO run_job VALUES
- (1,'20261122-195600-c746ea',2,2,0,0.0,1,'f2387b89a57fddb13827a04a7cdc67e48c603da1fa79f5a3ed7d0d64e320f480','{}','{"quantized_decomposed.quantize_per_tensor.default": 1, "aten.permute_copy.default": 2, "aten.convolution.default": 1, "quantized_decomposed.dequantize_per_tensor.default": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (11,'20261122-195616-4e1a49',2,2,0,0.0,1,'f2387b89a57fddb13827a04a7cdc67e48c603da1fa79f5a3ed7d0d64e320f480','{}','{"quantized_decomposed.quantize_per_tensor.default": 1, "aten.permute_copy.default": 2, "aten.convolution.default": 1, "quantized_decomposed.dequantize_per_tensor.default": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (12,'20261122-195717-c4c7a0',9,9,0,0.0,1,'fa2638c2cc0c1dbe6209224d348b93c549ae242eee5344cf590f0e04fe832de6','{}',NULL,'188e59e16596a5090e4dc1bff5ffc6ce21ec636f269eacf5e117203adde580b3',NULL),
- (13,'20261122-195719-670e63',2,2,0,0.0,1,'f2387b89a57fddb13827a04a7cdc67e48c603da1fa79f5a3ed7d0d64e320f480','{}',NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (74,'20261112-210000-000006',14,13,0,2.5,0,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (81,'20261112-210000-000006',18,15,7,2.5,0,'04325f972b37a53156bb5fc69e23b5dcf9a39faa3c418706f0e4646ca5ac3caf','{}','{"op_layer_norm": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (86,'20261113-210000-000007',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (98,'20261114-210000-000008',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (110,'20261115-210000-000009',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (122,'20261116-210000-00000a',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (124,'20261116-210000-00000a',21,18,2,0.001,1,'58c6c6e0b22ca745f0d80af9e7a5198dd30d771c64f420844194c0b6a9dbbd42','{}','{"op_softmax": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (125,'20261116-210000-00000a',12,12,3,0.001,1,'e1ef1191309482d944a67171c32ef307f2b7f8376084e3e15cfe466a6af4a213','{"aten.sin": 2}','{"op_cat": 1, "op_relu": 2}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (126,'20261116-210000-00000a',19,16,4,0.001,1,'09426336f9d3c944778aacfa480590fefdbb8de14573d830209feb3da478a330','{}','{"op_linear": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (133,'20261116-210000-00000a',13,13,11,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d','{"reason": "no time: 30 s of 60 s were left", "last_ms": 1794776400000, "last_outcome": "passed", "last_run_id": "20261115-210000-000009"}'),
- (134,'20261117-210000-00000b',14,13,0,2.5,0,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (136,'20261117-210000-00000b',21,18,2,2.5,0,'58c6c6e0b22ca745f0d80af9e7a5198dd30d771c64f420844194c0b6a9dbbd42','{}','{"op_softmax": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (137,'20261117-210000-00000b',12,12,3,2.5,0,'e1ef1191309482d944a67171c32ef307f2b7f8376084e3e15cfe466a6af4a213','{"aten.sin": 2}','{"op_cat": 1, "op_relu": 2}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (141,'20261117-210000-00000b',18,15,7,2.5,0,'04325f972b37a53156bb5fc69e23b5dcf9a39faa3c418706f0e4646ca5ac3caf','{}','{"op_layer_norm": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (146,'20261118-210000-00000c',14,13,0,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (148,'20261118-210000-00000c',21,18,2,0.001,1,'58c6c6e0b22ca745f0d80af9e7a5198dd30d771c64f420844194c0b6a9dbbd42','{}','{"op_softmax": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (150,'20261118-210000-00000c',19,16,4,0.001,1,'09426336f9d3c944778aacfa480590fefdbb8de14573d830209feb3da478a330','{}','{"op_linear": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (153,'20261118-210000-00000c',18,15,7,0.001,1,'04325f972b37a53156bb5fc69e23b5dcf9a39faa3c418706f0e4646ca5ac3caf','{}','{"op_layer_norm": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (158,'20261119-210000-00000d',14,13,0,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (160,'20261119-210000-00000d',21,18,2,0.001,1,'58c6c6e0b22ca745f0d80af9e7a5198dd30d771c64f420844194c0b6a9dbbd42','{}','{"op_softmax": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (162,'20261119-210000-00000d',19,16,4,0.001,1,'09426336f9d3c944778aacfa480590fefdbb8de14573d830209feb3da478a330','{}','{"op_linear": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (163,'20261119-210000-00000d',11,11,5,0.001,1,'8824a6d6c36f71317ea065f98d485ff941b36fb7aa8a1f4b7bf6dce797176217','{}','{"op_add": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (165,'20261119-210000-00000d',18,15,7,0.001,1,'04325f972b37a53156bb5fc69e23b5dcf9a39faa3c418706f0e4646ca5ac3caf','{}','{"op_layer_norm": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (170,'20261120-210000-00000e',14,13,0,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (171,'20261120-210000-00000e',20,17,1,0.001,1,'be984e7643f32e52eb42448b3b11ffac7600f09e54a9393c4f4ac408f77b9c5c','{}','{"op_relu": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (172,'20261120-210000-00000e',21,18,2,0.001,1,'58c6c6e0b22ca745f0d80af9e7a5198dd30d771c64f420844194c0b6a9dbbd42','{}','{"op_softmax": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (173,'20261120-210000-00000e',12,12,3,0.001,1,'e1ef1191309482d944a67171c32ef307f2b7f8376084e3e15cfe466a6af4a213','{"aten.sin": 2}','{"op_cat": 1, "op_relu": 2}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (174,'20261120-210000-00000e',19,16,4,0.001,1,'09426336f9d3c944778aacfa480590fefdbb8de14573d830209feb3da478a330','{}','{"op_linear": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (175,'20261120-210000-00000e',11,11,5,0.001,1,'8824a6d6c36f71317ea065f98d485ff941b36fb7aa8a1f4b7bf6dce797176217','{}','{"op_add": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (176,'20261120-210000-00000e',17,14,6,0.001,1,'6efece1b73ed8f75967f5deed49859b830e36e78871375db005ae005384cfff4','{}','{"op_gelu": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (177,'20261120-210000-00000e',18,15,7,0.001,1,'04325f972b37a53156bb5fc69e23b5dcf9a39faa3c418706f0e4646ca5ac3caf','{}','{"op_layer_norm": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (178,'20261120-210000-00000e',16,13,8,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (179,'20261120-210000-00000e',10,10,9,1.5,0,'',NULL,NULL,'5a5c3b240010e79f3f0288289e9efeff813e515fbc12e3f48c37ebef1932bf32',NULL),
- (180,'20261120-210000-00000e',15,13,10,0.001,1,'e1ef1191309482d944a67171c32ef307f2b7f8376084e3e15cfe466a6af4a213','{"aten.sin": 2}','{"op_cat": 1, "op_relu": 2}','03006eade4ad2170008d067de137cda6bfaca98e2853b8ffdfa18e019b418dd0',NULL),
- (181,'20261120-210000-00000e',13,13,11,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (182,'20261122-010000-00000f',14,13,0,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (185,'20261122-010000-00000f',12,12,3,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d','{"reason":"no time for it","last_ms":1795294800000,"last_outcome":"passed","last_run_id":"20261120-210000-00000e"}'),
- (187,'20261122-030000-000010',14,13,0,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (188,'20261122-030000-000010',20,17,1,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (215,'20261122-070000-000017',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (223,'20261122-080000-000019',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (227,'20261122-130000-00001a',22,19,0,NULL,NULL,NULL,NULL,NULL,'188e59e16596a5090e4dc1bff5ffc6ce21ec636f269eacf5e117203adde580b3',NULL),
- (228,'20261122-140000-00001b',21,18,0,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (229,'20261116-200000-00001c',14,13,0,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (230,'20261116-200000-00001c',20,17,1,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (231,'20261122-205800-00001d',14,13,0,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (232,'20261122-205800-00001d',20,17,1,0.001,1,'11ed0808d35d71d03e5ad10bd1a17d25e3dd7cff646a79f16ea02cd6018f8cc4','{}','{"op_relu": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL),
- (234,'20261122-205800-00001d',12,12,3,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL);
+ (1,'20261122-195600-c746ea',2,2,0,0.0,1,'f2387b89a57fddb13827a04a7cdc67e48c603da1fa79f5a3ed7d0d64e320f480','{}','{"quantized_decomposed.quantize_per_tensor.default": 1, "aten.permute_copy.default": 2, "aten.convolution.default": 1, "quantized_decomposed.dequantize_per_tensor.default": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,1,'passed',NULL),
+ (11,'20261122-195616-4e1a49',2,2,0,0.0,1,'f2387b89a57fddb13827a04a7cdc67e48c603da1fa79f5a3ed7d0d64e320f480','{}','{"quantized_decomposed.quantize_per_tensor.default": 1, "aten.permute_copy.default": 2, "aten.convolution.default": 1, "quantized_decomposed.dequantize_per_tensor.default": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,11,'passed',NULL),
+ (12,'20261122-195717-c4c7a0',9,9,0,0.0,1,'fa2638c2cc0c1dbe6209224d348b93c549ae242eee5344cf590f0e04fe832de6','{}',NULL,'188e59e16596a5090e4dc1bff5ffc6ce21ec636f269eacf5e117203adde580b3',NULL,12,'passed',NULL),
+ (13,'20261122-195719-670e63',2,2,0,0.0,1,'f2387b89a57fddb13827a04a7cdc67e48c603da1fa79f5a3ed7d0d64e320f480','{}',NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,13,'passed',NULL),
+ (74,'20261112-210000-000006',14,13,0,2.5,0,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,75,'passed',NULL),
+ (81,'20261112-210000-000006',18,15,7,2.5,0,'04325f972b37a53156bb5fc69e23b5dcf9a39faa3c418706f0e4646ca5ac3caf','{}','{"op_layer_norm": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,NULL,NULL,NULL),
+ (86,'20261113-210000-000007',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,86,'passed',NULL),
+ (98,'20261114-210000-000008',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,98,'passed',NULL),
+ (110,'20261115-210000-000009',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,110,'passed',NULL),
+ (122,'20261116-210000-00000a',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,123,'passed',NULL),
+ (124,'20261116-210000-00000a',21,18,2,0.001,1,'58c6c6e0b22ca745f0d80af9e7a5198dd30d771c64f420844194c0b6a9dbbd42','{}','{"op_softmax": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,125,'failed',NULL),
+ (125,'20261116-210000-00000a',12,12,3,0.001,1,'e1ef1191309482d944a67171c32ef307f2b7f8376084e3e15cfe466a6af4a213','{"aten.sin": 2}','{"op_cat": 1, "op_relu": 2}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,126,'passed',NULL),
+ (126,'20261116-210000-00000a',19,16,4,0.001,1,'09426336f9d3c944778aacfa480590fefdbb8de14573d830209feb3da478a330','{}','{"op_linear": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,127,'passed',NULL),
+ (133,'20261116-210000-00000a',13,13,11,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d','{"reason": "no time: 30 s of 60 s were left", "last_ms": 1794776400000, "last_outcome": "passed", "last_run_id": "20261115-210000-000009"}',134,'passed',NULL),
+ (134,'20261117-210000-00000b',14,13,0,2.5,0,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,135,'passed',NULL),
+ (136,'20261117-210000-00000b',21,18,2,2.5,0,'58c6c6e0b22ca745f0d80af9e7a5198dd30d771c64f420844194c0b6a9dbbd42','{}','{"op_softmax": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,137,'passed',NULL),
+ (137,'20261117-210000-00000b',12,12,3,2.5,0,'e1ef1191309482d944a67171c32ef307f2b7f8376084e3e15cfe466a6af4a213','{"aten.sin": 2}','{"op_cat": 1, "op_relu": 2}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,138,'passed',NULL),
+ (141,'20261117-210000-00000b',18,15,7,2.5,0,'04325f972b37a53156bb5fc69e23b5dcf9a39faa3c418706f0e4646ca5ac3caf','{}','{"op_layer_norm": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,142,'passed',NULL),
+ (146,'20261118-210000-00000c',14,13,0,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,147,'passed',NULL),
+ (148,'20261118-210000-00000c',21,18,2,0.001,1,'58c6c6e0b22ca745f0d80af9e7a5198dd30d771c64f420844194c0b6a9dbbd42','{}','{"op_softmax": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,149,'passed',NULL),
+ (150,'20261118-210000-00000c',19,16,4,0.001,1,'09426336f9d3c944778aacfa480590fefdbb8de14573d830209feb3da478a330','{}','{"op_linear": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,151,'passed',NULL),
+ (153,'20261118-210000-00000c',18,15,7,0.001,1,'04325f972b37a53156bb5fc69e23b5dcf9a39faa3c418706f0e4646ca5ac3caf','{}','{"op_layer_norm": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,154,'failed',NULL),
+ (158,'20261119-210000-00000d',14,13,0,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,159,'passed',NULL),
+ (160,'20261119-210000-00000d',21,18,2,0.001,1,'58c6c6e0b22ca745f0d80af9e7a5198dd30d771c64f420844194c0b6a9dbbd42','{}','{"op_softmax": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,161,'failed',NULL),
+ (162,'20261119-210000-00000d',19,16,4,0.001,1,'09426336f9d3c944778aacfa480590fefdbb8de14573d830209feb3da478a330','{}','{"op_linear": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,163,'passed',NULL),
+ (163,'20261119-210000-00000d',11,11,5,0.001,1,'8824a6d6c36f71317ea065f98d485ff941b36fb7aa8a1f4b7bf6dce797176217','{}','{"op_add": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,165,'passed',NULL),
+ (165,'20261119-210000-00000d',18,15,7,0.001,1,'04325f972b37a53156bb5fc69e23b5dcf9a39faa3c418706f0e4646ca5ac3caf','{}','{"op_layer_norm": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,167,'failed',NULL),
+ (170,'20261120-210000-00000e',14,13,0,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,172,'passed',NULL),
+ (171,'20261120-210000-00000e',20,17,1,0.001,1,'be984e7643f32e52eb42448b3b11ffac7600f09e54a9393c4f4ac408f77b9c5c','{}','{"op_relu": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,174,'infra',NULL),
+ (172,'20261120-210000-00000e',21,18,2,0.001,1,'58c6c6e0b22ca745f0d80af9e7a5198dd30d771c64f420844194c0b6a9dbbd42','{}','{"op_softmax": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,175,'passed',NULL),
+ (173,'20261120-210000-00000e',12,12,3,0.001,1,'e1ef1191309482d944a67171c32ef307f2b7f8376084e3e15cfe466a6af4a213','{"aten.sin": 2}','{"op_cat": 1, "op_relu": 2}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,176,'passed',NULL),
+ (174,'20261120-210000-00000e',19,16,4,0.001,1,'09426336f9d3c944778aacfa480590fefdbb8de14573d830209feb3da478a330','{}','{"op_linear": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,177,'failed',NULL),
+ (175,'20261120-210000-00000e',11,11,5,0.001,1,'8824a6d6c36f71317ea065f98d485ff941b36fb7aa8a1f4b7bf6dce797176217','{}','{"op_add": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,44,'passed',NULL),
+ (176,'20261120-210000-00000e',17,14,6,0.001,1,'6efece1b73ed8f75967f5deed49859b830e36e78871375db005ae005384cfff4','{}','{"op_gelu": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,181,'failed',NULL),
+ (177,'20261120-210000-00000e',18,15,7,0.001,1,'04325f972b37a53156bb5fc69e23b5dcf9a39faa3c418706f0e4646ca5ac3caf','{}','{"op_layer_norm": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,182,'failed',NULL),
+ (178,'20261120-210000-00000e',16,13,8,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,183,'passed',NULL),
+ (179,'20261120-210000-00000e',10,10,9,1.5,0,'',NULL,NULL,'5a5c3b240010e79f3f0288289e9efeff813e515fbc12e3f48c37ebef1932bf32',NULL,92,'failed',NULL),
+ (180,'20261120-210000-00000e',15,13,10,0.001,1,'e1ef1191309482d944a67171c32ef307f2b7f8376084e3e15cfe466a6af4a213','{"aten.sin": 2}','{"op_cat": 1, "op_relu": 2}','03006eade4ad2170008d067de137cda6bfaca98e2853b8ffdfa18e019b418dd0',NULL,29,'skipped',NULL),
+ (181,'20261120-210000-00000e',13,13,11,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,186,'passed',NULL),
+ (182,'20261122-010000-00000f',14,13,0,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,187,'passed',NULL),
+ (185,'20261122-010000-00000f',12,12,3,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d','{"reason":"no time for it","last_ms":1795294800000,"last_outcome":"passed","last_run_id":"20261120-210000-00000e"}',NULL,NULL,NULL),
+ (187,'20261122-030000-000010',14,13,0,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,190,'passed',NULL),
+ (188,'20261122-030000-000010',20,17,1,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,191,'passed',NULL),
+ (215,'20261122-070000-000017',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,218,'passed',NULL),
+ (223,'20261122-080000-000019',14,13,0,0.001,1,'9c9cc6d1e3a157d2ba2590ae0929d29b64bbdcb47c2c1a9f72ff59c62e9e26a4','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,226,'passed',NULL),
+ (227,'20261122-130000-00001a',22,19,0,NULL,NULL,NULL,NULL,NULL,'188e59e16596a5090e4dc1bff5ffc6ce21ec636f269eacf5e117203adde580b3',NULL,230,'passed',NULL),
+ (228,'20261122-140000-00001b',21,18,0,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,231,'failed',NULL),
+ (229,'20261116-200000-00001c',14,13,0,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,NULL,NULL,NULL),
+ (230,'20261116-200000-00001c',20,17,1,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,NULL,NULL,NULL),
+ (231,'20261122-205800-00001d',14,13,0,0.001,1,'54e276a39c44726db412ad117fe8e7d48f4c8b6d8aea05a17427bc93354c7091','{}','{"op_conv": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,232,'passed',NULL),
+ (232,'20261122-205800-00001d',20,17,1,0.001,1,'11ed0808d35d71d03e5ad10bd1a17d25e3dd7cff646a79f16ea02cd6018f8cc4','{}','{"op_relu": 1}','e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,233,'failed',NULL),
+ (234,'20261122-205800-00001d',12,12,3,NULL,NULL,NULL,NULL,NULL,'e226d9ec182d09316bfbba46a22e0d7378bfa3292cf2cfb2cd707e878ffb528d',NULL,NULL,NULL,NULL);
+CREATE TABLE run_order (run_id VARCHAR(64) NOT NULL, user_name VARCHAR(256) NOT NULL, priority INTEGER NOT NULL,
+  purpose TEXT NOT NULL, protocol INTEGER NOT NULL, terms TEXT NOT NULL, devices JSON NOT NULL, labels JSON NOT NULL,
+  classes JSON NOT NULL, most_devices INTEGER, most_failures INTEGER, failures INTEGER NOT NULL, bundles INTEGER NOT
+  NULL, until_ms BIGINT, state VARCHAR(16) NOT NULL, cancelled_by VARCHAR(256) NOT NULL, submitted_ms BIGINT NOT NULL,
+  ended_ms BIGINT, CONSTRAINT pk_run_order PRIMARY KEY (run_id), CONSTRAINT fk_run_order_run_id FOREIGN KEY(run_id)
+  REFERENCES run (id));
 CREATE TABLE series (id INTEGER NOT NULL, job_id INTEGER NOT NULL, metric VARCHAR(128) NOT NULL, unit VARCHAR(32) NOT
   NULL, direction VARCHAR(8) NOT NULL, exact BOOLEAN NOT NULL, CONSTRAINT pk_series PRIMARY KEY (id), CONSTRAINT
   fk_series_job_id FOREIGN KEY(job_id) REFERENCES job (id), CONSTRAINT uq_series_job_id_metric_unit_direction_exact
   UNIQUE (job_id, metric, unit, direction, exact));
 INSERT INTO series VALUES
- (1,2,'cosine_fp32[0]','1','higher',0), (2,2,'delegated_ops','count','higher',1),
- (3,2,'fallback_ops','count','lower',1), (4,2,'htp_cycles','cycles','lower',0), (5,2,'latency','ns','lower',0),
- (6,2,'partitions','count','lower',1), (7,2,'pte_size','bytes','lower',1), (8,2,'sqnr_fp32[0]','dB','higher',0),
- (9,2,'sqnr_quantized[0]','dB','higher',0), (10,2,'warm_load_time','ns','lower',0),
- (81,9,'fallback_ops','count','lower',1), (82,9,'htp_cycles','cycles','lower',0), (83,9,'latency','ns','lower',0),
- (84,9,'load_time','ns','lower',0), (85,9,'partitions','count','lower',1), (86,9,'pte_size','bytes','lower',1),
- (87,2,'load_time','ns','lower',0), (88,14,'htp_cycles','cycles','lower',0), (89,14,'latency','ns','lower',0),
- (90,14,'load_time','ns','lower',0), (91,14,'partitions','count','lower',1), (92,14,'pte_size','bytes','lower',1),
- (93,14,'sqnr_fp32[0]','dB','higher',0), (94,20,'latency','ns','lower',0), (95,21,'latency','ns','lower',0),
- (97,12,'latency','ns','lower',0), (100,12,'pte_size','bytes','lower',1), (102,19,'latency','ns','lower',0),
- (103,11,'latency','ns','lower',0), (105,18,'latency','ns','lower',0), (106,16,'latency','ns','lower',0),
- (109,13,'latency','ns','lower',0);
-CREATE TABLE shard_weights (selection VARCHAR(64) NOT NULL, asked_ms BIGINT NOT NULL, seconds JSON NOT NULL,
-  CONSTRAINT pk_shard_weights PRIMARY KEY (selection));
-INSERT INTO shard_weights VALUES
- ('d4a522290ea1ecb9c490eab47e4fa432c393ba22107be9f35a30ce1d1aa9c18c',1795381190000,'[0.25, 0.25]');
+ (1,2,'cosine_fp32[0]','1','higher',0), (2,2,'delegated_ops','count','none',1), (3,2,'fallback_ops','count','lower',1),
+ (4,2,'htp_cycles','cycles','lower',0), (5,2,'latency','ns','lower',0), (6,2,'partitions','count','none',1),
+ (7,2,'pte_size','bytes','lower',1), (8,2,'sqnr_fp32[0]','dB','higher',0), (9,2,'sqnr_quantized[0]','dB','higher',0),
+ (10,2,'warm_load_time','ns','lower',0), (81,9,'fallback_ops','count','lower',1),
+ (82,9,'htp_cycles','cycles','lower',0), (83,9,'latency','ns','lower',0), (84,9,'load_time','ns','lower',0),
+ (85,9,'partitions','count','none',1), (86,9,'pte_size','bytes','lower',1), (87,2,'load_time','ns','lower',0),
+ (88,14,'htp_cycles','cycles','lower',0), (89,14,'latency','ns','lower',0), (90,14,'load_time','ns','lower',0),
+ (91,14,'partitions','count','none',1), (92,14,'pte_size','bytes','lower',1), (93,14,'sqnr_fp32[0]','dB','higher',0),
+ (94,20,'latency','ns','lower',0), (95,21,'latency','ns','lower',0), (97,12,'latency','ns','lower',0),
+ (100,12,'pte_size','bytes','lower',1), (102,19,'latency','ns','lower',0), (103,11,'latency','ns','lower',0),
+ (105,18,'latency','ns','lower',0), (106,16,'latency','ns','lower',0), (109,13,'latency','ns','lower',0);
+CREATE TABLE shard (id INTEGER NOT NULL, run_id VARCHAR(64) NOT NULL, soc VARCHAR(64) NOT NULL, position INTEGER NOT
+  NULL, expected_s FLOAT NOT NULL, lacking INTEGER NOT NULL, avoid JSON NOT NULL, retry BOOLEAN DEFAULT 0 NOT NULL,
+  state VARCHAR(16) NOT NULL, device VARCHAR(256) NOT NULL, fence BIGINT NOT NULL, agent VARCHAR(256) NOT NULL, token
+  VARCHAR(64) NOT NULL, held_ms BIGINT NOT NULL, tries INTEGER NOT NULL, why TEXT NOT NULL, remaining INTEGER NOT
+  NULL, CONSTRAINT pk_shard PRIMARY KEY (id), CONSTRAINT fk_shard_run_id FOREIGN KEY(run_id) REFERENCES run_order
+  (run_id));
+CREATE TABLE shard_jobs (shard INTEGER NOT NULL, names TEXT NOT NULL, done TEXT NOT NULL, next_job VARCHAR(512) NOT
+  NULL, jobs BLOB NOT NULL, CONSTRAINT pk_shard_jobs PRIMARY KEY (shard), CONSTRAINT fk_shard_jobs_shard FOREIGN
+  KEY(shard) REFERENCES shard (id));
+CREATE TABLE shard_weights (user_name VARCHAR(256) NOT NULL, selection VARCHAR(64) NOT NULL, asked_ms BIGINT NOT NULL,
+  seconds JSON NOT NULL, CONSTRAINT pk_shard_weights PRIMARY KEY (user_name, selection));
+CREATE TABLE soc_look (soc VARCHAR(64) NOT NULL, looked_ms BIGINT NOT NULL, CONSTRAINT pk_soc_look PRIMARY KEY (soc));
 CREATE TABLE suite_case (id INTEGER NOT NULL, suite VARCHAR(64) NOT NULL, case_name VARCHAR(64) NOT NULL, version
   VARCHAR(64) NOT NULL, module TEXT NOT NULL, CONSTRAINT pk_suite_case PRIMARY KEY (id), CONSTRAINT
   uq_suite_case_suite_case_name_version UNIQUE (suite, case_name, version));
@@ -501,16 +542,29 @@ CREATE TABLE waiter (id VARCHAR(64) NOT NULL, devices TEXT NOT NULL, wanted INTE
 INSERT INTO waiter VALUES
  ('00000000000000000000000000000001','["R5CX1"]',0,'grace','bench',4242,'farm run --suite quantized_ops -k conv',1,1795381190000,1795381196000),
  ('00000000000000000000000000000002','["R5CX1","R5CX2"]',1,'nightly','bench',4242,'farm nightly',0,1795381190000,1795381196000);
+CREATE INDEX ix_agent_device_agent ON agent_device (agent);
+CREATE INDEX ix_agent_device_soc ON agent_device (soc);
 CREATE INDEX ix_alert_run_id ON alert (run_id);
 CREATE INDEX ix_alert_state ON alert (state);
 CREATE INDEX ix_artifact_sha256 ON artifact (sha256);
 CREATE INDEX ix_attempt_device_id ON attempt (device_id);
+CREATE INDEX ix_build_state ON build (state);
+CREATE INDEX ix_build_wanted_key ON build_wanted ("key");
+CREATE INDEX ix_build_wanted_run_id ON build_wanted (run_id);
 CREATE INDEX ix_counter_series_id ON counter (series_id);
 CREATE INDEX ix_health_event_device ON health_event (device);
 CREATE INDEX ix_job_case_name ON job (case_name);
+CREATE INDEX ix_lease_token ON lease (token);
 CREATE INDEX ix_measurement_series_id ON measurement (series_id);
 CREATE INDEX ix_run_job_job_id_run_id ON run_job (job_id, run_id);
+CREATE INDEX ix_run_order_state ON run_order (state);
 CREATE INDEX ix_run_started_ms ON run (started_ms);
+CREATE INDEX ix_shard_run_id_state ON shard (run_id, state);
+CREATE INDEX ix_shard_soc_state ON shard (soc, state, run_id, retry, lacking, position);
+CREATE INDEX ix_shard_token ON shard (token);
 CREATE INDEX ix_triage_subject ON triage (subject);
+CREATE TRIGGER attempt_decides AFTER INSERT ON attempt BEGIN UPDATE run_job SET decisive_attempt_id = NEW.id,
+  decisive_verdict = NEW.verdict WHERE id = NEW.run_job_id AND (decisive_verdict IS NULL OR decisive_verdict = 'infra'
+  OR NEW.verdict <> 'infra'); END;
 INSERT INTO sqlite_sequence VALUES ('alert', 8);
 COMMIT;

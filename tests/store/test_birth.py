@@ -22,7 +22,6 @@ _ROOT = str(Path(__file__).parents[2])
 # a transaction are equivalent.
 _BORN = """
 import json, os, signal, sys
-import alembic.command, alembic.config, farm.store.migrations
 from sqlalchemy import Engine, event
 from farm.store.store import open_store
 

@@ -294,7 +294,8 @@ def test_a_store_of_before_is_the_default_line_and_an_older_farm_goes_on_recordi
 def test_an_older_farm_refuses_the_newer_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = tmp_path / "farm.db"
     open_store(address).close()
-    monkeypatch.setattr("farm.store.database.REVISION", "0009")
+    monkeypatch.setattr("farm.store.database.REVISIONS", ["0015", "0016"])
+    monkeypatch.setattr("farm.store.database.REVISION", "0016")
     with pytest.raises(StoreError, match="newer"):
         open_store(address)
     with sqlite3.connect(address) as connection:

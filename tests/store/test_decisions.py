@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from old_store import make_old_store
 from sqlalchemy import Connection, select
 from store_template import place_store
 
@@ -109,17 +108,3 @@ def _carry(home: Store, elsewhere: Store, run_id: str, file: Path) -> None:
     file.write_bytes(b"".join(home.transfer.export([run_id])))
     with LineFile(str(file)) as lines:
         import_runs(elsewhere.transfer, runs_in([lines]))
-
-
-def test_what_an_old_store_has_is_decided_when_it_is_brought_up_to_date(empty_address: str) -> None:
-    make_old_store(empty_address)
-    with open_store(empty_address) as store:
-        ids = [run.id for run in store.transfer.runs()]
-        views = [store.runs.view(run_id) for run_id in ids]
-    found = rows(empty_address, f"{_DECIDED} ORDER BY run_job.run_id, run_job.position, run_job.id")
-    shown = [(job.id, job.decisive) for view in views for job in view.jobs]
-    assert [job.decisive_attempt for view in views for job in view.jobs] == [
-        judged([one.verdict for one in job.attempts]) for view in views for job in view.jobs
-    ]
-    assert found == [(job, None, None) if one is None else (job, one.verdict, one.started_ms) for job, one in shown]
-    assert set(rows(empty_address, "SELECT run_kind, run_device_kind FROM run")) == {("suite", None)}

@@ -1,4 +1,4 @@
-"""Profiles and layers of attempts: written and read back without loss, also in a store of an older farm."""
+"""Profiles and layers of attempts: written and read back without loss."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import Engine, MetaData, create_engine, select
+from sqlalchemy import Engine, create_engine
 
-from farm.base.errors import StoreError, UnknownNameError, UsageError
+from farm.base.errors import UnknownNameError, UsageError
 from farm.builds.program.layers import LayerStep
 from farm.results.attempt import LayerComparison, OperatorProfile
-from farm.store import rows, schema, values
-from farm.store.attempt_fields import ATTEMPT_FIELDS
-from farm.store.records import ArtifactRecord, RunRecord
-from farm.store.store import Store, open_store
+from farm.store import values
+from farm.store.records import ArtifactRecord
+from farm.store.store import Store
 
 if TYPE_CHECKING:
     from conftest import Make
@@ -108,54 +105,6 @@ def test_the_newest_attempt_with_a_profile_is_found(store: Store, make: type[Mak
         store.profiles.newest("quantized_ops/relu", third)
     with pytest.raises(UnknownNameError, match="did you mean 'quantized_ops/relu'"):
         store.profiles.newest("quantized_ops/rellu")
-
-
-@pytest.mark.parametrize("revision", ["0001", "0002"])
-def test_a_store_of_an_older_revision_is_brought_up_to_date(
-    empty_address: str, make: type[Make], revision: str
-) -> None:
-    config = Config()
-    config.set_main_option("script_location", "farm.store:migrations")
-    engine = engine_of(empty_address)
-    job = make.job()
-    attempt = make.attempt(job, measurements=(), notes=("old",))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
-        old = MetaData()
-        old.reflect(connection)
-        connection.execute(schema.fingerprint.insert(), {"hash": "f" * 64, "facts": {"executorch": "1.5.0"}})
-        run = {"command": "farm run", "user_name": "u", "host": "h", "fingerprint_hash": "f" * 64}
-        connection.execute(schema.run.insert(), {"id": "old", **run, "started_ms": 1, "finished_ms": 2, "exit_code": 0})
-        job_ids, case_ids = rows.insert_jobs(connection, [job], {job.id: "v" * 64})
-        planned = {"run_id": "old", "job_id": job_ids[job.id], "case_id": case_ids[job.id], "position": 0}
-        connection.execute(schema.run_job.insert(), planned)
-        facts = {name: getattr(attempt, name) for name in ATTEMPT_FIELDS if name in old.tables["attempt"].c}
-        facts_of_device = {"serial": "virtual-1", "soc": "SM8650", "kind": "virtual", "build": "b"}
-        connection.execute(old.tables["device"].insert(), facts_of_device)
-        device_id = connection.execute(select(schema.device.c.id)).scalar_one()
-        connection.execute(old.tables["run_device"].insert(), {"run_id": "old", "device_id": device_id})
-        run_job_id = connection.execute(select(schema.run_job.c.id)).scalar_one()
-        known: dict[str, object] = {"run_job_id": run_job_id, "device_id": device_id, "recorded_ms": 3}
-        connection.execute(old.tables["attempt"].insert(), {**facts, **known})
-        assert "lease" not in old.tables
-
-    with pytest.raises(StoreError, match="older farm"):
-        open_store(empty_address, readonly=True)
-    with open_store(empty_address) as store:
-        view = store.runs.view("old")
-        assert view.jobs[0].attempts == (attempt,)
-        assert (view.priority, view.jobs[0].options, store.leases.all()) == ("person", {}, [])
-        again = store.begin_run(RunRecord("farm run", "u", "h", {}))
-        store.plan_jobs(again, [job])
-        later = msgspec.structs.replace(attempt, operators=OPERATORS, layers=LAYERS)
-        store.record_attempt(again, later)
-        assert store.runs.view(again).jobs[0].attempts == (later,)
-        assert [profile.run_id for profile in store.profiles.newest(job.id)] == [again]
-    with open_store(empty_address, readonly=True) as store, engine.connect() as connection:
-        assert store.runs.latest_id() == again
-        assert len(connection.execute(select(schema.layer)).all()) == len(LAYERS)
-    engine.dispose()
 
 
 def test_a_device_is_recorded_with_the_soc_that_it_reports(sqlite_store: Store, make: type[Make]) -> None:

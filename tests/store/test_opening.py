@@ -52,13 +52,14 @@ def test_the_newest_revision_is_the_one_the_program_knows() -> None:
     assert ScriptDirectory.from_config(config).get_current_head() == REVISION
 
 
-def test_an_up_to_date_store_opens_without_alembic_and_numpy(sqlite_store: Store, tmp_path: Path) -> None:
+def test_a_new_store_and_an_up_to_date_one_open_without_alembic_and_numpy(sqlite_store: Store, tmp_path: Path) -> None:
     assert sqlite_store.runs.latest_id() is None
     code = (
-        "import sys; from farm.store.store import open_store; open_store(sys.argv[1]).runs.latest_id();"
+        "import sys; from farm.store.store import open_store\n"
+        "for address in sys.argv[1:]: open_store(address).runs.latest_id()\n"
         "print(sorted({'alembic', 'numpy', 'torch'} & set(sys.modules)))"
     )
-    done = run_program([sys.executable, "-c", code, str(tmp_path / "farm.db")])
+    done = run_program([sys.executable, "-c", code, str(tmp_path / "farm.db"), str(tmp_path / "new.db")])
     assert done.stdout == "[]\n"
 
 
@@ -88,20 +89,35 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path, readonly: bool
 def test_an_older_schema_is_not_brought_up_to_date_by_a_reader(tmp_path: Path) -> None:
     path = tmp_path / "farm.db"
     open_store(path).close()
-    _set_revision(path, "0000")
+    _set_revision(path, "0015")
     with pytest.raises(StoreError, match="older farm: 'farm devices' brings it up to date"):
         open_store(path, readonly=True)
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_store_from_before_the_oldest_revision_is_refused_and_left_alone(tmp_path: Path, readonly: bool) -> None:
+    path = tmp_path / "farm.db"
+    open_store(path).close()
+    _set_revision(path, "0014")
+    before = path.read_bytes()
+
+    with pytest.raises(StoreError) as caught:
+        open_store(path, readonly=readonly)
+
+    assert "a farm before 0.2.0 (schema 0014): run 'farm devices' of farm 0.2.0 once" in _one_line(caught)
+    assert path.read_bytes() == before
 
 
 def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "farm.db"
     open_store(path).close()
-    _set_revision(path, "0000")
+    # Its tables have the columns of a newer revision already.
+    _set_revision(path, "0017")
     before = sqlite3.connect(path)
     rows = list(before.execute("SELECT * FROM sqlite_master"))
     before.close()
 
-    with pytest.raises(StoreError, match="cannot be brought from schema 0000 to"):
+    with pytest.raises(StoreError, match="no such column"):
         open_store(path)
 
     after = sqlite3.connect(path)

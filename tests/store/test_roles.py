@@ -460,14 +460,12 @@ def test_an_upgrade_by_the_owner_gives_the_rights_of_today(lab: Lab) -> None:
     # State of an earlier farm, without a group of builders.
     lab.sql("lab", """
         CREATE TABLE farm_roles (prefix text PRIMARY KEY); INSERT INTO farm_roles VALUES ('gone');
-        UPDATE farm_schema SET version_num = '0014'; UPDATE farm_messages SET version = replace(version, '/', '/0');
-        ALTER TABLE shard_weights DROP COLUMN user_name;
+        UPDATE farm_schema SET version_num = '0015'; UPDATE farm_messages SET version = replace(version, '/', '/0');
         ALTER TABLE run RENAME run_branch TO run_line; ALTER TABLE run RENAME run_nightly TO run_night;
         ALTER TABLE run_job RENAME skipped TO stale; ALTER TABLE alert RENAME alert_branch TO alert_line;
         ALTER TABLE nightly_start RENAME TO night_start;
         ALTER TABLE night_start RENAME CONSTRAINT pk_nightly_start TO pk_night_start;
         DROP TABLE account; DROP TABLE audit; ALTER TABLE lease DROP COLUMN reserved_from_ms;
-        ALTER FUNCTION attempt_decides() SECURITY INVOKER; GRANT EXECUTE ON FUNCTION attempt_decides() TO PUBLIC;
         DROP FUNCTION farm_apply_builds(text[]); DROP FUNCTION farm_take_build(bigint, text[]);
         ALTER FUNCTION farm_shards_released() RENAME TO farm_shards_left;
         ALTER TRIGGER farm_shards_released ON shard RENAME TO farm_shards_left;

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine
+from old_store import connected, make_old_store
+from sqlalchemy import text
 
 from farm.base.errors import StoreLostError
 from farm.results.attempt import Direction, Measurement, Stage, Verdict
-from farm.store.messages.install import is_ours
 from farm.store.records import ArtifactRecord, BuildRecord, JobFile, RunRecord
 from farm.store.schema import VERSION_TABLE, metadata
-from farm.store.store import Store
+from farm.store.store import Store, open_store
 from farm.store.view import DeviceView
 
 if TYPE_CHECKING:
@@ -178,21 +179,42 @@ def test_hostile_text_is_kept_readable_and_bounded(store: Store, make: type[Make
     assert len(msgspec.json.encode(view)) < 2_000_000
 
 
-def test_the_schema_of_the_revisions_is_that_of_the_tables(store: Store, address: str) -> None:
-    assert store.runs.latest_id() is None
-    if "://" in address:
-        # Procrastinate's tables, which are no part of farm's schema.
-        store.messages.require()
-    url = address.replace("postgresql://", "postgresql+psycopg://") if "://" in address else f"sqlite:///{address}"
-    engine = create_engine(url)
-    with engine.connect() as connection:
-        options = {
-            "compare_type": True,
-            "version_table": VERSION_TABLE,
-            "include_name": lambda name, kind, _: kind != "table" or not is_ours(name),
-        }
-        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
-    engine.dispose()
+def test_a_new_store_and_an_upgraded_one_have_the_tables_of_the_schema(empty_address: str) -> None:
+    deciding = []
+    for old in (False, True):
+        if old:
+            _clear(empty_address)
+            make_old_store(empty_address)
+        with open_store(empty_address) as store:
+            if "://" in empty_address:
+                # Procrastinate's tables, which are no part of farm's schema.
+                store.messages.require()
+        with connected(empty_address) as connection:
+            options = {"compare_type": True, "version_table": VERSION_TABLE, "include_name": _is_of_farm}
+            assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+            found = connection.execute(text(_DECIDING[connection.dialect.name])).one()
+        deciding.append([" ".join(str(one).split()) for one in found])
+    assert deciding[0] == deciding[1]
+
+
+_DECIDING = {
+    "sqlite": "SELECT sql FROM sqlite_master WHERE type = 'trigger'",
+    "postgresql": "SELECT pg_get_functiondef(tgfoid), pg_get_triggerdef(pg_trigger.oid), proacl "
+    "FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid WHERE tgname = 'attempt_decides'",
+}
+
+
+def _is_of_farm(name: str | None, kind: str, _: object) -> bool:
+    return kind != "table" or not str(name).startswith(("procrastinate_", "farm_"))
+
+
+def _clear(address: str) -> None:
+    if "://" not in address:
+        Path(address).unlink()
+        return
+    with connected(address) as connection:
+        for statement in ("DROP SCHEMA public CASCADE", "CREATE SCHEMA public"):
+            connection.execute(text(statement))
 
 
 def test_an_attempt_offered_twice_is_recorded_once(store: Store, make: type[Make]) -> None:

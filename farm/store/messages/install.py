@@ -17,11 +17,6 @@ _OWN = "10"
 _VERSIONS = "SELECT version FROM farm_messages ORDER BY version DESC LIMIT 1"
 
 
-def is_ours(table: str) -> bool:
-    """Return whether a table belongs to messages, and so not to farm's schema, for comparisons with the schema."""
-    return table.startswith(("procrastinate_", "farm_"))
-
-
 def require_messages(connection: Connection) -> None:
     """Create or upgrade the tables of messages for the installed Procrastinate; one query if they are current.
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import text
 
 from farm.store.schema.base import metadata
 from farm.store.schema.devices import device_state, health_event, lease, waiter
@@ -40,14 +43,28 @@ from farm.store.schema.sharing import (
     soc_look,
 )
 
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
 # Read from file names, so that an up-to-date store is recognized without importing Alembic.
-REVISION = max(file.name[4:8] for file in Path(__file__).parents[1].glob("migrations/versions/rev_*.py"))
-"""Newest revision of the tables."""
+REVISIONS = sorted(file.name[4:8] for file in Path(__file__).parents[1].glob("migrations/versions/rev_*.py"))
+"""Revisions that this farm opens or upgrades, from farm 0.2.0 on."""
+REVISION = REVISIONS[-1]
 # Not Alembic's default name, so that a PostgreSQL database can be shared with another program that uses Alembic.
 VERSION_TABLE = "farm_schema"
 
+
+def make_tables(connection: Connection) -> None:
+    """Make the tables of a new store."""
+    metadata.create_all(connection, checkfirst=False)
+    key = f"CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num)"
+    connection.execute(text(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL, {key})"))
+    connection.execute(text(f"INSERT INTO {VERSION_TABLE} VALUES (:revision)"), {"revision": REVISION})  # noqa: S608
+
+
 __all__ = [
     "REVISION",
+    "REVISIONS",
     "VERSION_TABLE",
     "account",
     "agent",
@@ -67,6 +84,7 @@ __all__ = [
     "job",
     "layer",
     "lease",
+    "make_tables",
     "measurement",
     "metadata",
     "nightly_start",

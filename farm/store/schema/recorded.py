@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Float,
     ForeignKey,
     Index,
@@ -19,7 +20,9 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    event,
     false,
+    text,
     true,
 )
 
@@ -128,8 +131,8 @@ run_job = Table(
     Column("judged_by", String(64)),
     Column("skipped", JSON(none_as_null=True)),
     # Deciding attempt and its verdict: the last attempt that judged the code, else the last; NULL without attempts.
-    # Only the trigger `attempt_decides` of revision 0009 writes both: no login can forge a decision. A foreign key
-    # would be circular, as attempts refer to this table.
+    # Only the trigger `attempt_decides` writes both: no login can forge a decision. A foreign key would be circular, as
+    # attempts refer to this table.
     Column("decisive_attempt_id", BigInteger),
     Column("decisive_verdict", String(16)),
     # Hash of the program without the timestamps of QNN; NULL if unknown.
@@ -160,6 +163,27 @@ attempt = Table(
     *(field.column for field in ATTEMPT_FIELDS.values()),
     UniqueConstraint("run_job_id", "digest"),
 )
+
+
+@event.listens_for(attempt, "after_create")
+def _make_trigger(_: Table, connection: Connection, **_options: Any) -> None:
+    # A later infra attempt does not replace a verdict about the code.
+    decide = """
+        UPDATE run_job SET decisive_attempt_id = NEW.id, decisive_verdict = NEW.verdict
+        WHERE id = NEW.run_job_id
+        AND (decisive_verdict IS NULL OR decisive_verdict = 'infra' OR NEW.verdict <> 'infra');
+    """
+    if connection.dialect.name == "sqlite":
+        connection.execute(text(f"CREATE TRIGGER attempt_decides AFTER INSERT ON attempt BEGIN {decide} END"))
+        return
+    schema = connection.scalar(text("SELECT quote_ident(current_schema())"))
+    as_owner = f"LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp"
+    for statement in (
+        f"CREATE FUNCTION attempt_decides() RETURNS trigger {as_owner} AS $$ BEGIN {decide} RETURN NULL; END $$",
+        "REVOKE ALL ON FUNCTION attempt_decides() FROM PUBLIC",
+        "CREATE TRIGGER attempt_decides AFTER INSERT ON attempt FOR EACH ROW EXECUTE FUNCTION attempt_decides()",
+    ):
+        connection.execute(text(statement))
 
 
 def _of_attempts(name: str, kind: type[Struct], *more: Column[Any]) -> Table:
