@@ -6,6 +6,7 @@ A group is imported at its first use: a command needs few of them and starts soo
 from __future__ import annotations
 
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from farm.store.clock import Clock, clock_ms
@@ -37,6 +38,16 @@ if TYPE_CHECKING:
     from farm.store.queries.selection import SelectionReader
     from farm.store.queries.status import StatusReader
     from farm.store.transfer.runs import Transfer
+
+
+def _group(module: str, name: str, *, clock: bool = False) -> Any:
+    """Return the attribute for a class of readers."""
+
+    def made(self: Store) -> Any:
+        group = getattr(import_module(f"farm.store.{module}"), name)
+        return group(self._database, self._clock) if clock else group(self._database)
+
+    return cached_property(made)
 
 
 def open_store(
@@ -108,149 +119,45 @@ class Store(Recording):
 
         return ask(self._database, query, limit, seconds)
 
-    @cached_property
-    def runs(self) -> RunReader:
-        """Runs, their jobs and attempts."""
-        from farm.store.queries.runs import RunReader
-
-        return RunReader(self._database)
-
-    @cached_property
-    def status(self) -> StatusReader:
-        """Newest results."""
-        from farm.store.queries.status import StatusReader
-
-        return StatusReader(self._database)
-
-    @cached_property
-    def grid(self) -> GridReader:
-        """Results of jobs in nightly runs."""
-        from farm.store.queries.grid import GridReader
-
-        return GridReader(self._database)
-
-    @cached_property
-    def jobs(self) -> JobReader:
-        """Jobs of runs in short, and the runs of a job."""
-        from farm.store.queries.jobs import JobReader
-
-        return JobReader(self._database)
-
-    @cached_property
-    def history(self) -> HistoryReader:
-        """Numbers and verdicts of jobs, run by run."""
-        from farm.store.queries.history import HistoryReader
-
-        return HistoryReader(self._database)
-
-    @cached_property
-    def profiles(self) -> ProfileReader:
-        """Profiles of jobs."""
-        from farm.store.queries.profiles import ProfileReader
-
-        return ProfileReader(self._database)
-
-    @cached_property
-    def selection(self) -> SelectionReader:
-        """Earlier results of the jobs of a new run."""
-        from farm.store.queries.selection import SelectionReader
-
-        return SelectionReader(self._database, self._clock)
-
-    @cached_property
-    def metrics(self) -> MetricsReader:
-        """Counts of attempts for a monitoring system."""
-        from farm.store.queries.metrics import MetricsReader
-
-        return MetricsReader(self._database)
-
-    @cached_property
-    def browse(self) -> Browse:
-        """Lists in pages, for the web page and `farm runs list`."""
-        from farm.store.queries.browse import Browse
-
-        return Browse(self._database, self._clock)
-
-    @cached_property
-    def accounts(self) -> Accounts:
-        """Accounts of `farm serve`, and their actions."""
-        from farm.store.accounts import Accounts
-
-        return Accounts(self._database)
-
-    @cached_property
-    def alerts(self) -> Alerts:
-        """Alerts with their states and remarks."""
-        from farm.store.queries.alerts import Alerts
-
-        return Alerts(self._database)
-
-    @cached_property
-    def devices(self) -> Registry:
-        """Facts about devices that outlive a run."""
-        from farm.store.leases.registry import Registry
-
-        return Registry(self._database, self._clock)
-
-    @cached_property
-    def quarantines(self) -> Quarantines:
-        """Quarantines to notify users about."""
-        from farm.store.leases.quarantines import Quarantines
-
-        return Quarantines(self._database, self._clock)
-
-    @cached_property
-    def leases(self) -> Leases:
-        """Leases of devices, and processes that wait for one."""
-        from farm.store.leases.leasing import Leases
-
-        return Leases(self._database, self._clock)
-
-    @cached_property
-    def quotas(self) -> Quotas:
-        """Quotas of users and labels."""
-        from farm.store.leases.situations import Quotas
-
-        return Quotas(self._database, self._clock)
-
-    @cached_property
-    def messages(self) -> Messages:
-        """Notifications that wake the agents of a shared farm; only on PostgreSQL."""
-        from farm.store.messages.messages import Messages
-
-        return Messages(self._database)
-
-    @cached_property
-    def files(self) -> NamedFiles:
-        """Files of a shared farm that a row names."""
-        from farm.store.objects.named import NamedFiles
-
-        return NamedFiles(self._database, self._clock)
-
-    @cached_property
-    def cluster(self) -> Cluster:
-        """Shared farm: submitted runs, agents and their work. Raises UsageError for a store other than PostgreSQL."""
-        from farm.store.cluster.cluster import Cluster
-
-        return Cluster(self._database, self._clock)
-
-    @cached_property
-    def roles(self) -> Roles:
-        """Roles with their rights, on PostgreSQL."""
-        from farm.store.cluster.roles import Roles
-
-        return Roles(self._database)
-
-    @cached_property
-    def pruning(self) -> Pruning:
-        """Pruning of old runs."""
-        from farm.store.pruning import Pruning
-
-        return Pruning(self._database, self._clock)
-
-    @cached_property
-    def transfer(self) -> Transfer:
-        """Export and import of runs as lines."""
-        from farm.store.transfer.runs import Transfer
-
-        return Transfer(self._database)
+    runs: RunReader = _group("queries.runs", "RunReader")
+    """Runs, their jobs and attempts."""
+    status: StatusReader = _group("queries.status", "StatusReader")
+    """Newest results."""
+    grid: GridReader = _group("queries.grid", "GridReader")
+    """Results of jobs in nightly runs."""
+    jobs: JobReader = _group("queries.jobs", "JobReader")
+    """Jobs of runs in short, and the runs of a job."""
+    history: HistoryReader = _group("queries.history", "HistoryReader")
+    """Numbers and verdicts of jobs, run by run."""
+    profiles: ProfileReader = _group("queries.profiles", "ProfileReader")
+    """Profiles of jobs."""
+    selection: SelectionReader = _group("queries.selection", "SelectionReader", clock=True)
+    """Earlier results of the jobs of a new run."""
+    metrics: MetricsReader = _group("queries.metrics", "MetricsReader")
+    """Counts of attempts for a monitoring system."""
+    browse: Browse = _group("queries.browse", "Browse", clock=True)
+    """Lists in pages, for the web page and `farm runs list`."""
+    accounts: Accounts = _group("accounts", "Accounts")
+    """Accounts of `farm serve`, and their actions."""
+    alerts: Alerts = _group("queries.alerts", "Alerts")
+    """Alerts with their states and remarks."""
+    devices: Registry = _group("leases.registry", "Registry", clock=True)
+    """Facts about devices that outlive a run."""
+    quarantines: Quarantines = _group("leases.quarantines", "Quarantines", clock=True)
+    """Quarantines to notify users about."""
+    leases: Leases = _group("leases.leasing", "Leases", clock=True)
+    """Leases of devices, and processes that wait for one."""
+    quotas: Quotas = _group("leases.situations", "Quotas", clock=True)
+    """Quotas of users and labels."""
+    messages: Messages = _group("messages.messages", "Messages")
+    """Notifications that wake the agents of a shared farm; only on PostgreSQL."""
+    files: NamedFiles = _group("objects.named", "NamedFiles", clock=True)
+    """Files of a shared farm that a row names."""
+    cluster: Cluster = _group("cluster.cluster", "Cluster", clock=True)
+    """Shared farm: submitted runs, agents and their work. Raises UsageError for a store other than PostgreSQL."""
+    roles: Roles = _group("cluster.roles", "Roles")
+    """Roles with their rights, on PostgreSQL."""
+    pruning: Pruning = _group("pruning", "Pruning", clock=True)
+    """Pruning of old runs."""
+    transfer: Transfer = _group("transfer.runs", "Transfer")
+    """Export and import of runs as lines."""
