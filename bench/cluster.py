@@ -43,7 +43,7 @@ from stub_hosts import StubHosts, accepted, stub_hosts
 
 from farm.builds.bundles.key import bundle_key
 from farm.policy.situation import Priority
-from farm.store.cluster.records import NewBuild, NewOrder, NewShard, ShardJob
+from farm.store.cluster.records import NewBuild, NewOrder, NewShard, PlannedJob
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
@@ -242,7 +242,7 @@ def submit_builds(store: Store, count: int) -> str:
     order = NewOrder(
         run_id=run_id, user="ada", priority=Priority.PERSON, purpose="bench", terms=b"{}", protocol=PROTOCOL
     )
-    wanted = tuple(ShardJob(job, key) for job, key in zip(jobs, keys, strict=True))
+    wanted = tuple(PlannedJob(job, key) for job, key in zip(jobs, keys, strict=True))
     builds = [
         NewBuild(key, TOOLCHAIN, job, VERSIONS, position=number)
         for number, (job, key) in enumerate(zip(jobs, keys, strict=True))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from farm.policy.divide import divide
 from farm.policy.sharing import hand_over, share_out
 from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Retry, Situation
-from farm.store.cluster.records import ShardJob
+from farm.store.cluster.records import PlannedJob
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 # Time of an agent from the end of a shard to the first job of the next, and from a hint to a claim.
@@ -258,7 +258,7 @@ class Night:
                 job = Job(case(number), target)
                 truth[job.id] = min(JOB_MOST_S, draw.lognormvariate(0.0, JOB_SPREAD) * JOB_MEDIAN_S)
                 expected_s = truth[job.id] * draw.lognormvariate(0.0, HISTORY_SPREAD)
-                wanted.append(ShardJob(job, job.id, expected_s))
+                wanted.append(PlannedJob(job, job.id, expected_s))
         devices = {
             soc: sum(set(run.labels) <= set(one.labels) for one in self.farms[soc].living.values()) for soc in jobs
         }

@@ -21,9 +21,8 @@ from farm.builds.toolchains.toolchain import Toolchain
 from farm.dispatch.cluster.agent.builds import BuildHost
 from farm.dispatch.cluster.client.upload import new_builds
 from farm.dispatch.cluster.files.suite_archive import upload_sources
-from farm.dispatch.request.plan import PlannedJob
 from farm.policy.situation import Priority
-from farm.store.cluster.records import AgentFacts, AgentId, Build, NewOrder, NewShard, ShardJob
+from farm.store.cluster.records import AgentFacts, AgentId, Build, NewOrder, NewShard, PlannedJob
 from farm.store.objects.objects import Objects, open_objects
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
@@ -129,7 +128,7 @@ class BuildFarm:
         builds = new_builds(planned, self.tools, "xnnpack", upload_sources(self.objects, jobs))
         run_id = self.store.begin_run(RunRecord("test", user, "laptop", {"executorch": "1"}))
         order = NewOrder(run_id=run_id, user=user, priority=priority, purpose="test", terms=b"{}", protocol=PROTOCOL)
-        shards = [NewShard("SM8650", (ShardJob(one.job, one.key),), 1.0, number) for number, one in enumerate(planned)]
+        shards = [NewShard("SM8650", (one,), 1.0, number) for number, one in enumerate(planned)]
         self.store.cluster.submit(order, shards, builds, jobs=jobs)
         return Submitted(run_id, list(jobs), [one.key for one in planned])
 

@@ -15,7 +15,7 @@ from farm.devices.device import AdbAddress, Device
 from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
 from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Lease, Priority
-from farm.store.cluster.records import Build, HeldShard, ShardJob
+from farm.store.cluster.records import Build, HeldShard, PlannedJob
 from farm.store.protocol import PROTOCOL
 from farm.suites.suite import Case, InputSpec, Job, Target
 
@@ -68,7 +68,7 @@ def made_device(serial: str = "phone-1", soc: str = "SM8650") -> Device:
 
 def made_terms(
     runtimes: Iterable[RemoteRuntime],
-    health_checks: Iterable[ShardJob] = (),
+    health_checks: Iterable[PlannedJob] = (),
     *,
     protocol: int = PROTOCOL,
     toolchain: str = "t",
@@ -99,7 +99,7 @@ def made_shard(
     return HeldShard(
         id=1,
         run_id=run_id,
-        jobs=tuple(ShardJob(job, made_key(job)) for job in jobs),
+        jobs=tuple(PlannedJob(job, made_key(job)) for job in jobs),
         lease=lease,
         terms=terms,
         builds={build.key: build for build in builds},

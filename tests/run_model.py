@@ -24,12 +24,12 @@ from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.messages import FromDevice, ProcessEnded, ToDevice
 from farm.dispatch.pool.device_pool import DevicePool
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.plan import RunPlan
 from farm.dispatch.run.run import LocalRecords
 from farm.dispatch.worker import Parts, Worker
 from farm.policy.situation import Lease
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.store.cluster.records import ShardResult
+from farm.store.cluster.records import PlannedJob, ShardResult
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 # Every step lets each process do one thing; a run of six jobs takes about 40.

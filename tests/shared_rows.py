@@ -19,7 +19,7 @@ from farm.store.cluster.records import (
     NewBuild,
     NewOrder,
     NewShard,
-    ShardJob,
+    PlannedJob,
     ShardResult,
 )
 from farm.store.protocol import PROTOCOL
@@ -46,7 +46,7 @@ def shards(count: int, jobs: int = 2, soc: str = SOC, first: int = 0) -> list[Ne
     """Return `count` shards of `jobs` jobs each."""
     numbers = [range(first + n * jobs, first + (n + 1) * jobs) for n in range(count)]
     return [
-        NewShard(soc, tuple(ShardJob(job(n, soc), key(n), 1.0) for n in part), float(jobs), position)
+        NewShard(soc, tuple(PlannedJob(job(n, soc), key(n), 1.0) for n in part), float(jobs), position)
         for position, part in enumerate(numbers)
     ]
 
@@ -109,7 +109,7 @@ def attempt(
     return Attempt(of.id, verdict, stage, reason, device=device, started_ms=started_ms, seconds=0.2)
 
 
-def result(held: HeldShard, one: ShardJob, verdict: Verdict = Verdict.PASSED, **changes: object) -> ShardResult:
+def result(held: HeldShard, one: PlannedJob, verdict: Verdict = Verdict.PASSED, **changes: object) -> ShardResult:
     """Return a device's result of a job in its shard."""
     done = attempt(one.job, verdict, f"serial-{held.lease.device}")
     output = ShardResult(held.id, held.lease.device, held.lease.fence, one.job.id, (done,))

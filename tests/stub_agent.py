@@ -43,8 +43,9 @@ from farm.dispatch.messages import (
     SetGrant,
     ToDevice,
 )
-from farm.dispatch.request.plan import PlannedJob, read_plan
+from farm.dispatch.request.plan import read_plan
 from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.cluster.records import PlannedJob
 
 
 class StubProcess:

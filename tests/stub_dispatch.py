@@ -33,11 +33,11 @@ from farm.dispatch.messages import (
     ToDevice,
 )
 from farm.dispatch.pool.device_pool import DevicePool
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.plan import RunPlan
 from farm.policy.retries import tried
 from farm.policy.situation import Lease
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.store.cluster.records import ShardResult
+from farm.store.cluster.records import PlannedJob, ShardResult
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 MOST_STEPS = 2000
@@ -353,7 +353,7 @@ def attempt_of(process: StubProcess, run: RunJob, verdict: Verdict, cause: Cause
 
 
 def passes(process: StubProcess, run: RunJob) -> FromDevice:
-    outvoted = tuple(one.device for one in run.history)
+    outvoted = tuple(one.device for one in run.planned.history)
     return JobEnded((attempt_of(process, run, Verdict.PASSED),), outvoted=outvoted, number=run.number)
 
 
@@ -366,12 +366,12 @@ def fails_here(process: StubProcess, run: RunJob) -> FromDevice:
     """End as failed, for another device to try."""
     attempt = attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS)
     last = msgspec.structs.replace(tried(attempt), device=process.device.id)
-    return JobEnded((attempt,), repeat=(*run.history, last), number=run.number)
+    return JobEnded((attempt,), repeat=(*run.planned.history, last), number=run.number)
 
 
 def fails_while_others(process: StubProcess, run: RunJob) -> FromDevice:
     """End as failed; another device tries next if the grant names one without a try."""
-    others = set(process.grant.others) - {one.device for one in run.history}
+    others = set(process.grant.others) - {one.device for one in run.planned.history}
     return fails_here(process, run) if others else fails(process, run)
 
 

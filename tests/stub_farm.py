@@ -27,8 +27,8 @@ from farm.devices.device import Device
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import fired
 from farm.dispatch.device_run.health_check import health_check_jobs
-from farm.dispatch.request.plan import PlannedJob
 from farm.results.attempt import Stage, Verdict
+from farm.store.cluster.records import PlannedJob
 from farm.suites.suite import Case, InputSpec, Job, Limits, Target, Tolerance
 
 SOC = "SM8650"

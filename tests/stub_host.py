@@ -20,7 +20,7 @@ from farm.store.cluster.records import (
     Build,
     HeldShard,
     OfferedToolchain,
-    ShardJob,
+    PlannedJob,
     ShardResult,
 )
 from farm.store.objects.objects import Objects
@@ -162,7 +162,7 @@ class StubHost(threading.Thread):
                 return True
             self._over.wait(0.02)
 
-    def _result(self, held: HeldShard, one: ShardJob, device: AgentDevice) -> ShardResult:
+    def _result(self, held: HeldShard, one: PlannedJob, device: AgentDevice) -> ShardResult:
         verdict, stage, reason = self._answer(one.job.id, device.id)
         started_ms = time.time_ns() // 1_000_000
         attempt = Attempt(

@@ -32,7 +32,7 @@ from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
-from farm.store.cluster.records import Build, NewOrder, NewShard, ShardJob
+from farm.store.cluster.records import Build, NewOrder, NewShard, PlannedJob
 from farm.store.objects.objects import Objects
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
@@ -87,7 +87,7 @@ class StubHosts:
     """Function that starts an agent."""
     processes: dict[str, Program] = field(default_factory=dict)
     remote_runtime: RemoteRuntime | None = None
-    health_checks: tuple[ShardJob, ...] = ()
+    health_checks: tuple[PlannedJob, ...] = ()
     key: str = ""
     built: tuple[Build, ...] = ()
 
@@ -114,7 +114,7 @@ class StubHosts:
         archive, nbytes = upload_bundle(objects, bundle)
         self.built = (Build(self.key, "built", archive, nbytes),)
         [health_check] = health_check_jobs((stub_job(0),))
-        self.health_checks = (ShardJob(health_check, self.key),)
+        self.health_checks = (PlannedJob(health_check, self.key),)
 
     def objects(self) -> Objects:
         """Return this process's way to the artifacts' store."""
@@ -243,7 +243,7 @@ class StubHosts:
         shards = [
             NewShard(
                 soc,
-                tuple(ShardJob(job, self.key, latency_ms / 1000) for job in part),
+                tuple(PlannedJob(job, self.key, latency_ms / 1000) for job in part),
                 len(part) * latency_ms / 1000,
                 position,
                 needs=(self.key,),

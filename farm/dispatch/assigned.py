@@ -12,8 +12,7 @@ from farm.results.attempt import Attempt, Cause, Stage, Verdict
 
 if TYPE_CHECKING:
     from farm.dispatch.job_source import Prepared
-    from farm.dispatch.request.plan import PlannedJob
-    from farm.store.cluster.records import HeldShard, ShardJob
+    from farm.store.cluster.records import HeldShard, PlannedJob
 
 MOST_SHARDS = 2
 """Shards of one device: the running shard and the next."""
@@ -36,7 +35,6 @@ class AssignedShard:
         self.left = deque(held.jobs)
         """Jobs that are not in the device process."""
         self.prepared: Prepared | None = None
-        self._planned: dict[str, PlannedJob] = {}
         self._position = {job.job.id: at for at, job in enumerate(held.jobs)}
 
     @property
@@ -47,13 +45,9 @@ class AssignedShard:
     def ready(self, prepared: Prepared) -> None:
         """Take the files that its jobs need."""
         self.prepared = prepared
-        self._planned = {one.job.id: one for one in prepared.planned}
+        self.left = deque(prepared.planned)
 
-    def planned(self, job: ShardJob) -> PlannedJob:
-        """Return the planned job of a shard's job."""
-        return self._planned[job.job.id]
-
-    def take_back(self, job: ShardJob) -> None:
+    def take_back(self, job: PlannedJob) -> None:
         """Put a job that was not begun back in its place."""
         self.left = deque(sorted((*self.left, job), key=lambda one: self._position[one.job.id]))
 
@@ -62,7 +56,7 @@ class SentJob(NamedTuple):
     """A job in the device process."""
 
     shard: AssignedShard
-    job: ShardJob
+    job: PlannedJob
 
 
 class AssignedJobs:
@@ -98,7 +92,7 @@ class AssignedJobs:
         shard = next((one for one in self.shards if one.left), None)
         return shard if shard is not None and shard.prepared is not None and len(self.jobs) < _MOST_SENT else None
 
-    def send(self, shard: AssignedShard) -> tuple[int, ShardJob]:
+    def send(self, shard: AssignedShard) -> tuple[int, PlannedJob]:
         """Return the next job of a shard and its number; from now on the job is in the device process."""
         number, job = next(self._numbers), shard.left.popleft()
         self.jobs[number] = SentJob(shard, job)

@@ -102,14 +102,14 @@ class Feed:
                     break
                 messages += self._beginning(shard, shard.prepared.plan, shard.prepared.number)
             number, job = self._assigned.send(shard)
-            runs.append(RunJob(number, shard.planned(job), job.history, more=True))
+            runs.append(RunJob(number, job, more=True))
         if runs:
             if (newest := self._newest(self._assigned.shards[0].held.lease.fence)) != self._sent:
                 # Between two shards a grant names no other devices, and this job needs their names.
                 self._sent = newest
                 messages.append(SetGrant(newest))
             last = runs.pop()
-            self._link.send(*messages, *runs, RunJob(last.number, last.planned, last.history))
+            self._link.send(*messages, *runs, RunJob(last.number, last.planned))
 
     def is_silent(self, now: float) -> bool:
         """Return whether the process has given no sign of life for too long; `now` is monotonic time."""

@@ -150,7 +150,7 @@ class DeviceLoop:
         self._send(JobBegun(message.number))
         try:
             worker = self._begun(self._plan)
-            done = worker.run(message.planned, message.history, following.planned if following else None)
+            done = worker.run(message.planned, following.planned if following else None)
         except Exception:  # noqa: BLE001 - other jobs may have a result
             self._send(JobBroken(message.number, traceback.format_exc()))
             return

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
     from farm.dispatch.messages import DeviceProcess
-    from farm.dispatch.request.plan import PlannedJob, RunPlan
+    from farm.dispatch.request.plan import RunPlan
     from farm.policy.situation import Lease
-    from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
+    from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
 
 
 class Prepared(NamedTuple):
@@ -44,7 +44,7 @@ class JobSource(Protocol):
     def result(self, result: ShardResult) -> None:
         """Record a result."""
 
-    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Give back the remaining jobs of a shard, after its results are recorded."""
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:

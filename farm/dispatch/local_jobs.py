@@ -17,7 +17,7 @@ from farm.dispatch.job_source import Host, Prepared
 from farm.policy.estimate import fits
 from farm.policy.retries import Tried, avoided, is_failure, with_names
 from farm.policy.situation import Lease, Priority
-from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
+from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.recorder import Recorder
-    from farm.dispatch.request.plan import PlannedJob, RunPlan
+    from farm.dispatch.request.plan import RunPlan
     from farm.results.attempt import Attempt
+    from farm.store.cluster.records import PlannedJob
 
 logger = logging.getLogger(__name__)
 
@@ -143,8 +144,7 @@ class LocalJobs:
 
     def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
         """Call `done` at once: files are on this machine, and the device process waits for bundles in the making."""
-        planned = [self._jobs[job.job.id].planned for job in held.jobs]
-        done(Prepared(self._plan, planned, self._number[device.id]))
+        done(Prepared(self._plan, held.jobs, self._number[device.id]))
 
     def others(self, held: HeldShard) -> tuple[str, ...]:
         """Return the serials of the other devices of an SoC that the run may use."""
@@ -162,7 +162,7 @@ class LocalJobs:
             self._count(result.attempts[-1])
         self._serve_soon()
 
-    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Give the jobs that are left to other devices."""
         del held, why
         self._put_back([job.job.id for job in jobs])
@@ -227,8 +227,8 @@ class LocalJobs:
         device, planned = runner.device, job.planned
         lease = self._requests.pop(device.id) or self._lease_of(device)
         history = with_names(job.history, self._serial)
-        shard_job = ShardJob(planned.job, planned.key, failed_before=planned.failed_before, history=history)
-        held = HeldShard(next(self._shard_numbers), self._plan.run_id, (shard_job,), lease, b"")
+        jobs = (msgspec.structs.replace(planned, history=history),)
+        held = HeldShard(next(self._shard_numbers), self._plan.run_id, jobs, lease, b"")
         self._until_s[device.id] = until_s = self._pool.leases.until_s(self._number[device.id])
         runner.claimed(held, until_s)
 

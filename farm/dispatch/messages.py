@@ -15,9 +15,9 @@ import msgspec
 from farm.base.clock import now_s
 from farm.devices.connect import from_plain
 from farm.devices.health import HealthEvent
-from farm.dispatch.request.plan import PlannedJob
 from farm.policy.retries import Tried
 from farm.results.attempt import Attempt
+from farm.store.cluster.records import PlannedJob
 from farm.store.records import ArtifactRecord
 
 GRANT_APPLIED = -1
@@ -69,8 +69,6 @@ class RunJob(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     planned: PlannedJob
-    history: tuple[Tried, ...] = ()
-    """Attempts of other devices, by their ids."""
     more: bool = False
     """Another RunJob follows at once; its bundle can be staged meanwhile."""
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from farm.dispatch.result_log import ResultLog
     from farm.policy.situation import Lease
-    from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
+    from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
     from farm.store.records import ArtifactRecord
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class RecordSink(Protocol):
     def record(self, results: Sequence[ShardResult]) -> Mapping[int, FarmError]:
         """Record results under their fences; return the reason for each refused result, by its index."""
 
-    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Give back a shard with the jobs that are left."""
 
     def release(self, leases: Sequence[Lease]) -> None:
@@ -64,7 +64,7 @@ class ReturnedShard(NamedTuple):
     """A shard that a device gives back."""
 
     held: HeldShard
-    jobs: tuple[ShardJob, ...]
+    jobs: tuple[PlannedJob, ...]
     """Jobs that are left."""
     why: str
 
@@ -148,7 +148,7 @@ class Recorder:
             self._warn_once("this disk is full: results are only in memory")
         self._queue.put(_LoggedResult(result))
 
-    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Give back a shard with the jobs that are left."""
         self._queue.put(ReturnedShard(held, tuple(jobs), why))
 

@@ -21,9 +21,10 @@ from farm.dispatch.device_run.builds import await_reply
 from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.dispatch.device_run.executor import Executor
 from farm.dispatch.messages import Grant, JobEnded, JobReturned
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.plan import RunPlan
 from farm.policy.retries import Tried, as_recorded, classify, is_open, needs_health_check, tried, unfit, with_names
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.store.cluster.records import PlannedJob
 
 _POLL_SECONDS = 1.0
 _ROOM_BYTES = 1 << 20
@@ -74,15 +75,13 @@ class Worker:
             # The session opens while the first job is on its way.
             self._device_worker.begin()
 
-    def run(
-        self, planned: PlannedJob, history: tuple[Tried, ...] = (), following: PlannedJob | None = None
-    ) -> JobEnded | JobReturned:
+    def run(self, planned: PlannedJob, following: PlannedJob | None = None) -> JobEnded | JobReturned:
         """Run one job that other devices may have tried. `following` is staged meanwhile.
 
         A job under which the adb server ends runs again, here, once the health check passes.
         """
         # The history names devices by id, and an attempt names its device by serial.
-        self._history = with_names(history, {self._device.id: self._device.serial})
+        self._history = with_names(planned.history, {self._device.id: self._device.serial})
         while True:
             may_go = self._may_begin()
             try:

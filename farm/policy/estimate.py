@@ -23,15 +23,14 @@ UNKNOWN_SECONDS = 60.0
 _FACTOR, _MARGIN_SECONDS = 1.25, 10.0
 
 
-def fits(expected_s: float | None, until_s: float, now_s: float) -> bool:
-    """Return whether a job of `expected_s` ends before `until_s`; 0 for a device without an end, None for no history.
+def fits(expected_s: float, until_s: float, now_s: float) -> bool:
+    """Return whether a job of `expected_s` ends before `until_s`; 0 for no history, and for a device without an end.
 
     Times are epoch seconds.
     """
     if not until_s:
         return True
-    seconds = UNKNOWN_SECONDS if expected_s is None else expected_s
-    return now_s + _FACTOR * seconds + _MARGIN_SECONDS <= until_s
+    return now_s + _FACTOR * (expected_s or UNKNOWN_SECONDS) + _MARGIN_SECONDS <= until_s
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

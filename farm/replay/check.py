@@ -25,11 +25,12 @@ from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.pool.fleet import is_called, narrowed, out_of_use, runtimes_of
 from farm.dispatch.pool.lease_keeper import LeaseTerms
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.plan import RunPlan
 from farm.policy.situation import Priority
 from farm.replay.examination import Examined, examine
 from farm.replay.properties import CheckedProperty, Level, Property, error, identity, profile
 from farm.replay.stored_result import build_bundle
+from farm.store.cluster.records import PlannedJob
 from farm.store.leases.registry import Registered, Seen
 
 if TYPE_CHECKING:

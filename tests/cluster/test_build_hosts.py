@@ -30,7 +30,7 @@ from farm.builds.compile.protocol import BuildReply
 from farm.dispatch.cluster.client.upload import build_here, new_builds
 from farm.dispatch.cluster.delivery.worker import MessageDelivery, recover
 from farm.dispatch.cluster.files.suite_archive import upload_sources
-from farm.dispatch.request.plan import PlannedJob
+from farm.store.cluster.records import PlannedJob
 from farm.store.store import open_store
 
 pytestmark = pytest.mark.whole

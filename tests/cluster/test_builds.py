@@ -21,7 +21,7 @@ from farm.dispatch.cluster.agent.builds import RefusedBuildError, job_here, requ
 from farm.dispatch.cluster.files.suite_archive import upload_sources
 from farm.dispatch.cluster.toolchain_id import toolchain_id
 from farm.policy.situation import Priority
-from farm.store.cluster.records import NewBuild, NewOrder, NewShard, ShardJob
+from farm.store.cluster.records import NewBuild, NewOrder, NewShard, PlannedJob
 from farm.store.objects.bundle_archive import fetch_bundle
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
@@ -197,7 +197,7 @@ def _with_key(farm: BuildFarm, job: Job, key: str) -> str:
     order = NewOrder(
         run_id=run_id, user="ada", priority=Priority.PERSON, purpose="test", terms=b"{}", protocol=PROTOCOL
     )
-    farm.store.cluster.submit(order, [NewShard("SM8650", (ShardJob(job, key),), 1.0, 0)], [task], jobs=[job])
+    farm.store.cluster.submit(order, [NewShard("SM8650", (PlannedJob(job, key),), 1.0, 0)], [task], jobs=[job])
     return key
 
 

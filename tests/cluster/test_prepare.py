@@ -30,7 +30,7 @@ from farm.dispatch.request.pruning import Freed, Remains, require_removable
 from farm.dispatch.request.shared_pruning import SharedRemains
 from farm.replay.made_bundle import find_made_bundle
 from farm.store.artifacts import ArtifactStore, open_artifacts
-from farm.store.cluster.records import Build, NewBuild, ShardJob
+from farm.store.cluster.records import Build, NewBuild, PlannedJob
 from farm.store.objects.bundle_archive import upload_bundle
 from farm.store.objects.objects import GRACE_S, Objects, open_objects
 from farm.store.objects.places import path_of
@@ -102,10 +102,10 @@ def test_a_shard_finds_its_bundles_runtime_and_failed_builds_on_the_host(farm: F
     failed = Build(
         made_key(bad), "failed", reply=BuildReply(made_key(bad), False, 1.0, "no such operator"), log="Traceback ...\n"
     )
-    terms = made_terms([farm.runtime("SM8750"), farm.runtime()], [ShardJob(health_check, health_check_build.key)])
+    terms = made_terms([farm.runtime("SM8750"), farm.runtime()], [PlannedJob(health_check, health_check_build.key)])
     held = made_shard([good, bad], terms, [farm.built(good), failed])
     device = made_device()
-    plan, planned = farm.preparer().prepare(held, device)
+    plan, planned, _ = farm.preparer().prepare(held, device)
     assert [(one.job, one.cached) for one in planned] == [(good, True), (bad, False)]
     assert (read_reply(plan.folder, made_key(bad)).reason, has_reply(plan.folder, made_key(good))) == (
         "no such operator",
@@ -185,7 +185,7 @@ def test_a_bundle_that_is_lost_ends_its_job_alone_and_is_made_anew(farm: Farm) -
     damaged = farm.root / "place" / path_of(builds[2].archive)
     damaged.chmod(0o600)
     damaged.write_bytes(b"rm -rf /")
-    plan, planned = farm.preparer().prepare(made_shard(jobs, made_terms([farm.runtime()]), builds), made_device())
+    plan, planned, _ = farm.preparer().prepare(made_shard(jobs, made_terms([farm.runtime()]), builds), made_device())
     assert [one.cached for one in planned] == [True, False, False, False]
     replies = [read_reply(plan.folder, one.key) for one in planned[1:]]
     assert [(one.ok, one.infra) for one in replies] == [(False, True)] * 3

@@ -11,8 +11,9 @@ from typing import Any
 
 from farm.devices.execution.raw import RawResult
 from farm.dispatch.device_run.executor import Executor
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.plan import RunPlan
 from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.cluster.records import PlannedJob
 from farm.suites.suite import Case, Job, Target
 
 WAIT_S = 30.0

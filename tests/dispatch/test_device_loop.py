@@ -23,8 +23,9 @@ from farm.dispatch.messages import (
     RunJob,
     SetGrant,
 )
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.plan import RunPlan
 from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.cluster.records import PlannedJob
 
 PLANNED = PlannedJob(health_check_job("SM8650", "htp"), "key", cached=True)
 

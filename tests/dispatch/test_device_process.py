@@ -71,7 +71,8 @@ class Device:
 
     def runs(self, *history: Tried) -> list[RunJob]:
         last = len(self.plan.jobs) - 1
-        return [RunJob(n, planned, history, more=n < last) for n, planned in enumerate(self.plan.jobs)]
+        jobs = [msgspec.structs.replace(one, history=history) for one in self.plan.jobs]
+        return [RunJob(n, planned, more=n < last) for n, planned in enumerate(jobs)]
 
     def hear(self) -> FromDevice:
         """Return the next message; events of the device's health are kept."""
@@ -162,7 +163,8 @@ def test_what_another_device_found_decides_with_this_one(device: Device) -> None
     assert (mine.device, mine.cause) == (device.device.id, Cause.NUMERICS)
     # The code is at fault after the same result on another device.
     other = msgspec.structs.replace(mine, device="other@host")
-    device.process.send(msgspec.structs.replace(first, history=(other,)))
+    again = msgspec.structs.replace(first.planned, history=(other,))
+    device.process.send(msgspec.structs.replace(first, planned=again))
     ended = device.next()
     assert isinstance(ended, JobEnded)
     assert ended.attempts[-1].verdict is Verdict.FAILED

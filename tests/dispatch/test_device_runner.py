@@ -29,10 +29,10 @@ from farm.dispatch.messages import (
     SetGrant,
     ToDevice,
 )
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.plan import RunPlan
 from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
+from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
 from farm.suites.suite import Case, Job
 
 PHONE = Device("R5CT1", "SM8650", "hardware", "build", AdbAddress(5037), "phone")
@@ -49,7 +49,7 @@ def lease(fence: int, user: str = "ada") -> Lease:
 
 
 def shard(number: int, names: str, *, run: str = "run", fence: int = 1, others: tuple[str, ...] = ()) -> HeldShard:
-    jobs = tuple(ShardJob(job(name), f"key-{name}") for name in names.split())
+    jobs = tuple(PlannedJob(job(name), f"key-{name}") for name in names.split())
     return HeldShard(number, run, jobs, lease(fence), b"", others=others)
 
 
@@ -118,7 +118,7 @@ class StubSource:
             timeout_s=1.0,
             artifact_root=self._folder,
         )
-        ready = Prepared(plan, [PlannedJob(one.job, one.key, cached=True) for one in held.jobs])
+        ready = Prepared(plan, [msgspec.structs.replace(one, cached=True) for one in held.jobs])
         answer = self.problem or ready
         self.preparing.append(lambda: done(answer))
         if not self.holds_preparing:
@@ -132,7 +132,7 @@ class StubSource:
     def result(self, result: ShardResult) -> None:
         self.results.append(result)
 
-    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         assert why
         self.back.append((held.id, [one.job.case.name for one in jobs]))
 

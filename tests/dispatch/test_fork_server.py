@@ -23,7 +23,8 @@ from farm.dispatch.device_forks import PROCESS_NAME, SERVER_NAME, device_forks
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.messages import Begin, FromDevice, ProcessEnded
 from farm.dispatch.process_link import ForkedProcess
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.plan import RunPlan
+from farm.store.cluster.records import PlannedJob
 
 # Variables of the documentation that open a store, its files, a server, a forge or a collector of spans.
 ACCESS = (

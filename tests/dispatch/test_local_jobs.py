@@ -196,7 +196,7 @@ def test_the_second_device_gets_the_history_and_the_names_of_the_others_in_one_f
     bench = make(1, [A, B, C])
 
     def note(process: Any, run: RunJob) -> FromDevice:
-        heard.append((tuple(one.device for one in run.history), process.grant.others))
+        heard.append((tuple(one.device for one in run.planned.history), process.grant.others))
         return fails_while_others(process, run)
 
     bench.acts["0"] = note

@@ -23,8 +23,9 @@ from farm.devices.execution.session import DeviceSession
 from farm.dispatch.device_run.device_run import Staged, require_device
 from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.dispatch.device_run.executor import Executor
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.plan import RunPlan
 from farm.results.attempt import Stage, Verdict
+from farm.store.cluster.records import PlannedJob
 from farm.suites.suite import Case, Job, Target
 
 PLACES = ("x86_64", "android", "hexagon")

@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farm.policy.divide import Part, divide
-from farm.store.cluster.records import ShardJob
+from farm.store.cluster.records import PlannedJob
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 
-def job(number: int, expected_s: float = 0.2, soc: str = "SM8650") -> ShardJob:
+def job(number: int, expected_s: float = 0.2, soc: str = "SM8650") -> PlannedJob:
     case = Case("s", f"c{number}", "torch.nn:ReLU", (InputSpec((1,)),))
-    return ShardJob(Job(case, Target(soc, "htp", "8a8w")), f"key-{soc}-{number}", expected_s)
+    return PlannedJob(Job(case, Target(soc, "htp", "8a8w")), f"key-{soc}-{number}", expected_s)
 
 
-def keys(jobs: Sequence[ShardJob]) -> set[str]:
+def keys(jobs: Sequence[PlannedJob]) -> set[str]:
     return {one.key for one in jobs}
 
 
-def end_of(shards: Sequence[Part[ShardJob]], devices: int) -> float:
+def end_of(shards: Sequence[Part[PlannedJob]], devices: int) -> float:
     """When the last of `devices` ends that take one shard after the other."""
     ends = [0.0] * devices
     for shard in shards:
@@ -40,7 +40,7 @@ jobs_of_two_socs = st.lists(
 @settings(deadline=None)
 @given(jobs_of_two_socs, st.integers(1, 30), st.data())
 def test_every_job_is_in_one_shard_and_a_shard_is_of_one_soc_and_cold_or_not(
-    jobs: list[ShardJob], devices: int, data: st.DataObject
+    jobs: list[PlannedJob], devices: int, data: st.DataObject
 ) -> None:
     cached = {one.key for one in jobs if data.draw(st.booleans())}
     sessions = {one.job.id: data.draw(st.integers(0, 2)) for one in jobs}

@@ -27,13 +27,14 @@ from farm.dispatch.messages import Grant, JobReturned
 from farm.dispatch.pool.acquire import AcquiredDevice
 from farm.dispatch.pytest_plugin.runner import DeviceProgram, ProgramResult, Runner
 from farm.dispatch.pytest_plugin.worker import SuiteWorker
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.plan import RunPlan
 from farm.dispatch.request.profiling import Profile
 from farm.dispatch.worker import Worker
 from farm.policy.retries import Tried
 from farm.replay.one_off_request import OneOffRequest
 from farm.replay.one_off_tries import OneOffTries
 from farm.results.attempt import Attempt, Cause, Verdict
+from farm.store.cluster.records import PlannedJob
 from farm.suites.suite import Case, InputSpec, Job, Limits, OptionSet, Target, Tolerance
 
 STUB = Path(__file__).with_name("refusing_runner_stub.py")
@@ -125,7 +126,8 @@ class StubFarm:
             following = self.jobs[number + 1] if number + 1 < len(self.jobs) else None
             history: tuple[Tried, ...] = ()
             for place, worker in enumerate(self.workers):
-                done = worker.run(job, history, following if not place else None)
+                again = msgspec.structs.replace(job, history=history)
+                done = worker.run(again, following if not place else None)
                 if isinstance(done, JobReturned):
                     # The device has to be recovered, or is given up: others do its jobs.
                     serial = self.plan.devices[place].serial

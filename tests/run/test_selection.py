@@ -13,7 +13,6 @@ from stub_home import StubHome, make_stub_home, write_stub_suite
 
 from farm.base.errors import UsageError
 from farm.dispatch.request.budget import Budget
-from farm.dispatch.request.plan import PlannedJob
 from farm.dispatch.request.selection import (
     Cost,
     Shard,
@@ -26,6 +25,7 @@ from farm.dispatch.request.selection import (
     schedule,
     total_seconds,
 )
+from farm.store.cluster.records import PlannedJob
 from farm.store.records import ExpectedJob, LastVerdict
 from farm.suites.suite import Case, InputSpec, Job, Target
 

@@ -17,12 +17,13 @@ from farm.base.errors import UsageError
 from farm.dispatch.device_run.executor import Executor
 from farm.dispatch.nightly.plan import command_of
 from farm.dispatch.request.choose import jobs_of, select
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.request.plan import RunPlan
 from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.request import RunRequest
 from farm.replay.stored_result import StoredResult
 from farm.results.analysis.history import Point, split
 from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.cluster.records import PlannedJob
 from farm.store.view import JobView, RunView
 from farm.suites.generate import Generate
 from farm.suites.suite import Job

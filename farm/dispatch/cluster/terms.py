@@ -6,7 +6,7 @@ import msgspec
 
 from farm.builds.runtime.native.targets import Kind, Mode
 from farm.dispatch.request.profiling import Profile
-from farm.store.cluster.records import ShardJob
+from farm.store.cluster.records import PlannedJob
 
 
 class RemoteRuntime(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile
     heap: bool
     runtimes: tuple[RemoteRuntime, ...]
-    health_checks: tuple[ShardJob, ...]
+    health_checks: tuple[PlannedJob, ...]
     """Health checks of devices, one for each SoC."""
     budget_s: float | None = None
     seconds: int | None = None

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from farm.devices.execution.session import DeviceSession
-    from farm.dispatch.request.plan import PlannedJob, RunPlan
+    from farm.dispatch.request.plan import RunPlan
     from farm.policy.retries import Tried
+    from farm.store.cluster.records import PlannedJob
 
 # A person removes files in minutes.
 _ROOM_POLL_SECONDS = 2.0

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from farm.devices.execution.raw import RawResult
     from farm.dispatch.device_run.device_run import Staged
     from farm.dispatch.device_run.device_worker import DeviceWorker
-    from farm.dispatch.request.plan import PlannedJob, RunPlan
+    from farm.dispatch.request.plan import RunPlan
+    from farm.store.cluster.records import PlannedJob
     from farm.store.records import ArtifactRecord
 
     Recordable = tuple[tuple[Attempt, ...], tuple[ArtifactRecord, ...]]

@@ -16,7 +16,7 @@ from farm.store.view import SkipReason
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from farm.dispatch.request.plan import PlannedJob
+    from farm.store.cluster.records import PlannedJob
     from farm.store.records import ExpectedJob
 
 logger = logging.getLogger(__name__)

@@ -14,24 +14,11 @@ from farm.devices.connect import from_plain
 from farm.devices.device import Device
 from farm.devices.execution.optrace import OptraceTools
 from farm.dispatch.request.profiling import Profile
-from farm.suites.suite import Job
+from farm.store.cluster.records import PlannedJob
 
 # Longest time without a sign of life of a device process, beside its job. It gives one whenever it waits; in between it
 # moves files, executes a job (twice if the first execution ended the runner) and checks files for damage.
 _SILENCE_SECONDS = 900.0
-
-
-class PlannedJob(msgspec.Struct, frozen=True):
-    """Job and the key of its bundle."""
-
-    job: Job
-    key: str
-    cached: bool
-    """True if the cache had the bundle when the run began."""
-    failed_before: bool = False
-    """True if its newest verdict before this run, on such devices, was failed."""
-    expected_s: float | None = None
-    """Expected seconds on a device, from its history; None without history."""
 
 
 class RunPlan(msgspec.Struct, frozen=True):

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from farm.dispatch.pool.fleet import Fleet
     from farm.dispatch.pool.lease_keeper import LeaseTerms
     from farm.dispatch.progress import ProgressListener
-    from farm.dispatch.request.plan import PlannedJob, RunPlan
+    from farm.dispatch.request.plan import RunPlan
     from farm.dispatch.request.request import RunOutcome, RunRequest
     from farm.policy.situation import Lease
-    from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
+    from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
     from farm.store.store import Store
     from farm.store.view import DeviceView
     from farm.suites.suite import Job
@@ -151,7 +151,7 @@ class LocalRecords:
                 self._store.record_attempt(self._run_id, attempt, artifacts=artifacts, fence=fence)
                 self._recorded.add(key)
 
-    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Do nothing: the jobs are in memory."""
 
     def release(self, leases: Sequence[Lease]) -> None:

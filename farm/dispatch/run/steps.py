@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.budget import Budget
-    from farm.dispatch.request.plan import PlannedJob
+    from farm.store.cluster.records import PlannedJob
     from farm.store.records import ExpectedJob
     from farm.store.store import Store
     from farm.store.view import RunView, SkipReason
@@ -164,8 +164,8 @@ class RunSteps:
 
     def _order(self, jobs: Sequence[Job], tools: Toolchain, rebuild: Rebuild | None = None) -> list[PlannedJob]:
         """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""
-        from farm.dispatch.request.plan import PlannedJob
         from farm.policy.divide import dispatch_order
+        from farm.store.cluster.records import PlannedJob
 
         cache = BundleCache(self._config.cache_dir)
         found = rebuild.find(jobs, tools) if rebuild else find_bundles_for(jobs, tools, cache)
@@ -184,7 +184,7 @@ class RunSteps:
                 found[job_id].key,
                 cached=found[job_id].cached,
                 failed_before=job_id in red,
-                expected_s=self._past[job_id].run_seconds if job_id in self._past else None,
+                expected_s=self._past[job_id].run_seconds if job_id in self._past else 0.0,
             )
             for job_id in order
         ]

@@ -15,7 +15,7 @@ from farm.policy.sharing import share_out
 from farm.policy.situation import Lease, LivingDevice, Share, usable
 from farm.store.cluster.build_rows import find_builds, find_failures
 from farm.store.cluster.part import ClusterPart, reading
-from farm.store.cluster.records import AgentId, HeldShard, ShardJob
+from farm.store.cluster.records import AgentId, HeldShard, PlannedJob
 from farm.store.cluster.shard_rows import jobs_left
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.situations import KnownSoc, look_for_wanted, read_free, read_living
@@ -113,7 +113,7 @@ class Claims(ClusterPart):
         return living
 
 
-def _left(row: Row[Any]) -> tuple[ShardJob, ...]:
+def _left(row: Row[Any]) -> tuple[PlannedJob, ...]:
     with reading("shard_jobs", row.id):
         return jobs_left(row.jobs, row.done)
 

@@ -18,8 +18,8 @@ BuildState = Literal["waiting", "built", "failed"]
 NightlyState = Literal["running", "ended", "stopped", "lost", "missed", "skipped"]
 
 
-class ShardJob(msgspec.Struct, frozen=True):
-    """Job of a shard with the key of its bundle."""
+class PlannedJob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Job of a run or a shard with the key of its bundle."""
 
     job: Job
     key: str
@@ -29,13 +29,15 @@ class ShardJob(msgspec.Struct, frozen=True):
     """True if the newest verdict before this run, on such devices, is `failed`."""
     history: tuple[Tried, ...] = ()
     """Results of other devices, oldest first, for a job that a further device has to try."""
+    cached: bool = False
+    """True if this machine had the bundle when the run, or its shard, began here."""
 
 
 class NewShard(msgspec.Struct, frozen=True):
     """Shard to insert: about a minute of jobs that one device runs one after the other."""
 
     soc: str
-    jobs: tuple[ShardJob, ...]
+    jobs: tuple[PlannedJob, ...]
     expected_s: float
     position: int
     """Place among the shards of its run: smaller numbers go first."""
@@ -190,7 +192,7 @@ class HeldShard(msgspec.Struct, frozen=True):
 
     id: int
     run_id: str
-    jobs: tuple[ShardJob, ...]
+    jobs: tuple[PlannedJob, ...]
     """Jobs without a result."""
     lease: Lease
     """Lease of the device, in the name of the run's user, with the same fence as the shard."""

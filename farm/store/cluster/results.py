@@ -19,7 +19,7 @@ from farm.policy.situation import Lease
 from farm.store import rows, schema, values
 from farm.store.attempt_fields import columns_of
 from farm.store.cluster.part import ClusterPart, notify, reading
-from farm.store.cluster.records import AgentId, NewShard, ShardJob, ShardResult
+from farm.store.cluster.records import AgentId, NewShard, PlannedJob, ShardResult
 from farm.store.cluster.shard_rows import (
     READ_NAMES,
     decode_jobs,
@@ -206,7 +206,7 @@ class ShardResults(ClusterPart):
         return self._write(write)
 
     def put_back(
-        self, agent: AgentId, shard: int, fence: int, *, why: str, jobs: Sequence[ShardJob] | None = None
+        self, agent: AgentId, shard: int, fence: int, *, why: str, jobs: Sequence[PlannedJob] | None = None
     ) -> None:
         """Put the rest of a shard back for another device; `jobs` are the agent's remaining jobs with its knowledge.
 
@@ -304,7 +304,7 @@ class _OpenShard:
         self.done.append(result.job_id)
         self.taken.append(result)
 
-    def retries(self, jobs: Iterable[ShardJob]) -> Iterable[NewShard]:
+    def retries(self, jobs: Iterable[PlannedJob]) -> Iterable[NewShard]:
         """Return shards for the jobs that another device has to try, with the results so far."""
         of_name = {one.job.id: one for one in jobs}
         for result in self.taken:

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection, text
 
 from farm.store import schema, values
-from farm.store.cluster.records import NewShard, ShardJob
+from farm.store.cluster.records import NewShard, PlannedJob
 
 # Level of zlib: the tolerances of jobs, kilobytes that repeat within a suite, shrink to a twentieth in a millisecond.
 _LEVEL = 1
@@ -70,14 +70,14 @@ def keys_of(new: NewShard) -> list[tuple[str, str]]:
     return jobs + [(f"needs {n}", key) for n, key in enumerate(new.needs)]
 
 
-def encode_jobs(jobs: Iterable[ShardJob]) -> bytes:
+def encode_jobs(jobs: Iterable[PlannedJob]) -> bytes:
     """Return jobs encoded for their column."""
     return zlib.compress(msgspec.json.encode(list(jobs)), _LEVEL)
 
 
-def decode_jobs(jobs: bytes) -> tuple[ShardJob, ...]:
+def decode_jobs(jobs: bytes) -> tuple[PlannedJob, ...]:
     """Return the jobs decoded from their column."""
-    return msgspec.json.decode(zlib.decompress(jobs), type=tuple[ShardJob, ...])
+    return msgspec.json.decode(zlib.decompress(jobs), type=tuple[PlannedJob, ...])
 
 
 def encode_names(names: Iterable[str]) -> str:
@@ -90,7 +90,7 @@ def decode_names(names: str) -> list[str]:
     return msgspec.json.decode(names, type=list[str])
 
 
-def jobs_left(jobs: bytes, done: str) -> tuple[ShardJob, ...]:
+def jobs_left(jobs: bytes, done: str) -> tuple[PlannedJob, ...]:
     """Return the jobs of a shard without a result."""
     ended = set(decode_names(done))
     return tuple(one for one in decode_jobs(jobs) if one.job.id not in ended)

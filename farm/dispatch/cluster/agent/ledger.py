@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from farm.devices.health import HealthEvent
-    from farm.store.cluster.records import AgentId, ShardJob, ShardResult
+    from farm.store.cluster.records import AgentId, PlannedJob, ShardResult
     from farm.store.store import Store
 
 
@@ -38,7 +38,7 @@ class SharedRecords:
         refused = self._store.cluster.record(self._agent, results, ttl_s=self._ttl_s)
         return {index: LeaseLostError(why) for index, why in refused.items()}
 
-    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Put back a shard with its remaining jobs. Raises LeaseLostError."""
         self._store.cluster.put_back(self._agent, held.id, held.lease.fence, why=why, jobs=jobs)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farm.dispatch.cluster.files.prepare import Preparer
     from farm.dispatch.recorder import Recorder
     from farm.policy.situation import Lease
-    from farm.store.cluster.records import HeldShard, ShardJob, ShardResult
+    from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class SharedJobs:
             runtime = ready.plan.runtimes[device.serial]
             self._parts.store.record_device(held.run_id, device, runtime.versions)
             self._recorded.add(key)
-        return Prepared(ready.plan, ready.planned)
+        return ready
 
     def others(self, held: HeldShard) -> tuple[str, ...]:
         """Return the ids of the other living devices at the time of the claim."""
@@ -104,7 +104,7 @@ class SharedJobs:
         """Record a result."""
         self._parts.recorder.result(result)
 
-    def put_back(self, held: HeldShard, jobs: Sequence[ShardJob], why: str) -> None:
+    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Put back a shard with its remaining jobs."""
         self._parts.recorder.put_back(held, jobs, why)
 

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.dispatch.progress import ProgressListener
-    from farm.dispatch.request.plan import PlannedJob
-    from farm.store.cluster.records import Build, NewOrder, ShardJob
+    from farm.store.cluster.records import Build, NewOrder, PlannedJob
     from farm.store.objects.objects import Objects
     from farm.store.store import Store
     from farm.suites.suite import Job
@@ -195,7 +194,7 @@ class _SharedRun(RunSteps):
         sources = upload_sources(objects, [one.job for one in lacking])
         anew = self._rebuild.keys if self._rebuild is not None else frozenset()
         parts = divide(
-            [self._shard_job(one) for one in planned],
+            planned,
             devices=devices,
             cached=built.keys(),
             sessions={one.job.id: tuple(runtime_flags(one.job.target).items()) for one in planned},
@@ -210,7 +209,7 @@ class _SharedRun(RunSteps):
             manifests=manifests_of(BundleCache(self._config.cache_dir), built),
             skipped=skipped,
             jobs=len(planned),
-            terms=self._terms(jobs, tools, runtimes, [self._shard_job(one) for one in health_checks]),
+            terms=self._terms(jobs, tools, runtimes, health_checks),
         )
 
     def _terms(
@@ -218,7 +217,7 @@ class _SharedRun(RunSteps):
         jobs: Sequence[Job],
         tools: Toolchain,
         runtimes: tuple[RemoteRuntime, ...],
-        health_checks: Sequence[ShardJob],
+        health_checks: Sequence[PlannedJob],
     ) -> WorkTerms:
         from farm.dispatch.cluster.toolchain_id import toolchain_id
 
@@ -266,17 +265,6 @@ class _SharedRun(RunSteps):
         if self._submit_options.wait:
             return max(1, sum(bool(agent.alive and agent.facts.toolchains) for agent in agents))
         return len(require_offered(agents, tools.versions, self._request.backend))
-
-    def _shard_job(self, planned: PlannedJob) -> ShardJob:
-        from farm.store.cluster.records import ShardJob
-
-        past = self._past.get(planned.job.id)
-        return ShardJob(
-            planned.job,
-            planned.key,
-            expected_s=past.run_seconds if past is not None else 0.0,
-            failed_before=planned.failed_before,
-        )
 
     def _order_of(self, run_id: str, work: RunWork) -> NewOrder:
         from farm.policy.situation import Priority

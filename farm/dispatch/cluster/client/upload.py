@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.base.processes import Supervisor
     from farm.builds.bundles.bundle import Manifest
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.dispatch.request.plan import PlannedJob
+    from farm.store.cluster.records import PlannedJob
     from farm.store.objects.objects import Objects
     from farm.store.store import Store
 

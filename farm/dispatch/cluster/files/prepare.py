@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,8 +20,10 @@ from farm.devices.local.files import local_errors
 from farm.dispatch.cluster.files.runtime_files import fetch_runtime
 from farm.dispatch.cluster.terms import decode_terms
 from farm.dispatch.device_run.builds import builds_folder, leave_reply
-from farm.dispatch.request.plan import PlannedJob, RunPlan
+from farm.dispatch.job_source import Prepared
+from farm.dispatch.request.plan import RunPlan
 from farm.store.artifacts import ArtifactStore
+from farm.store.cluster.records import PlannedJob
 from farm.store.objects.bundle_archive import fetch_bundle
 from farm.store.protocol import PROTOCOL
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.devices.execution.optrace import OptraceTools
     from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
-    from farm.store.cluster.records import Build, HeldShard, ShardJob
+    from farm.store.cluster.records import Build, HeldShard, PlannedJob
     from farm.store.objects.objects import Objects
     from farm.store.records import ArtifactRecord
 
@@ -44,15 +46,6 @@ if TYPE_CHECKING:
 
 # As many bundles at once as an SFTP server takes; more of them are no faster.
 _AT_ONCE = 4
-
-
-class PreparedRun(NamedTuple):
-    """Shard that a device can begin: all of its files are on this host."""
-
-    plan: RunPlan
-    """Plan of the run on this device: one folder for all of its shards there."""
-    planned: list[PlannedJob]
-    """Remaining jobs of the shard, in their order."""
 
 
 class Preparer:
@@ -83,7 +76,7 @@ class Preparer:
         self._plans: dict[tuple[str, str], RunPlan] = {}
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def prepare(self, held: HeldShard, device: Device) -> PreparedRun:
+    def prepare(self, held: HeldShard, device: Device) -> Prepared:
         """Return the shard with its run's plan on `device`; waits until all of its files are here.
 
         A job whose build failed, or whose bundle is lost, gets a reply in the plan's folder: it ends with that reply,
@@ -96,7 +89,7 @@ class Preparer:
         builds = self._builds(held, health_checks)
         lost = self._fetch(builds)
         plan = self._plan_of(held, terms, device, health_checks, builds, lost)
-        return PreparedRun(plan, [self._planned(plan.folder, one, builds.get(one.key), lost) for one in held.jobs])
+        return Prepared(plan, [self._planned(plan.folder, one, builds.get(one.key), lost) for one in held.jobs])
 
     def prefetch(self, held: HeldShard) -> None:
         """Begin to fetch the bundles of a shard; returns at once, and `prepare` repeats failed fetches."""
@@ -148,7 +141,7 @@ class Preparer:
                 self._terms[held.run_id] = terms
         return terms
 
-    def _builds(self, held: HeldShard, health_checks: Sequence[ShardJob]) -> dict[str, Build]:
+    def _builds(self, held: HeldShard, health_checks: Sequence[PlannedJob]) -> dict[str, Build]:
         builds = dict(held.builds)
         wanted = (one.key for one in (*held.jobs, *health_checks))
         lacking = [key for key in dict.fromkeys(wanted) if key not in builds and not self._is_here(key)]
@@ -194,7 +187,7 @@ class Preparer:
         held: HeldShard,
         terms: WorkTerms,
         device: Device,
-        health_checks: Sequence[ShardJob],
+        health_checks: Sequence[PlannedJob],
         builds: Mapping[str, Build],
         lost: Mapping[str, str],
     ) -> RunPlan:
@@ -237,10 +230,10 @@ class Preparer:
                 self._plans[held.run_id, device.id] = plan
         return plan
 
-    def _planned(self, folder: Path, one: ShardJob, build: Build | None, lost: Mapping[str, str]) -> PlannedJob:
+    def _planned(self, folder: Path, one: PlannedJob, build: Build | None, lost: Mapping[str, str]) -> PlannedJob:
         """Return a job for the executor; a job without a bundle gets the reply of its build in `folder`."""
         if self._is_here(one.key) and one.key not in lost:
-            return PlannedJob(one.job, one.key, cached=True, failed_before=one.failed_before)
+            return msgspec.structs.replace(one, cached=True)
         reply = build.reply if build is not None and build.state == "failed" else None
         if reply is None or reply.ok:
             why = lost.get(one.key) or "its bundle is not built, or was pruned while the run went on"
@@ -249,7 +242,7 @@ class Preparer:
             if build is not None and build.log:
                 write_atomically(builds_folder(folder) / f"{one.key}.log", build.log)
             leave_reply(folder, msgspec.structs.replace(reply, key=one.key))
-        return PlannedJob(one.job, one.key, cached=False, failed_before=one.failed_before)
+        return msgspec.structs.replace(one, cached=False)
 
     def _runtime(self, run_id: str, terms: WorkTerms, device: Device) -> Runtime:
         remote = _runtime_for(terms.runtimes, device)
