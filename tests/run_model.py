@@ -88,7 +88,7 @@ class World:
         fleet = [_device(f"device-{n}", "virtual" if n in script.virtual else "hardware") for n in range(devices)]
         self.plan = RunPlan(
             "run", folder, folder, tuple(planned), tuple(fleet),
-            {}, 1, 0, 1.0, folder,
+            {}, folder, iterations=1, warm_up=0, timeout_s=1.0,
         )  # fmt: skip
         self.plan.prepare_folder()
         store: Any = Records(self)

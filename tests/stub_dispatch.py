@@ -199,7 +199,7 @@ class Bench:
             PlannedJob(job(name, soc), name, cached=True) for soc, _, name in (one.partition(":") for one in jobs)
         ]
         self.plan = RunPlan(
-            "run", folder / "run", folder, tuple(planned), tuple(devices), {}, 1, 0, 1.0, folder / "artifacts"
+            "run", folder / "run", folder, tuple(planned), tuple(devices), {}, folder / "artifacts", timeout_s=1.0
         )
         self.plan.prepare_folder()
         self.number = {one.id: number for number, one in enumerate(devices)}

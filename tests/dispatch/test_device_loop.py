@@ -61,7 +61,7 @@ class Process:
         self.workers: list[StubWorker] = []
         self.told: list[Any] = []
         self.loop = DeviceLoop(self.told.append, self._make)  # type: ignore[arg-type]
-        plan = RunPlan("run", folder, folder, (PLANNED,), (), {}, 1, 0, 1.0, folder)
+        plan = RunPlan("run", folder, folder, (PLANNED,), (), {}, folder, iterations=1, warm_up=0, timeout_s=1.0)
         plan.write()
         self.begin = Begin(str(plan.path))
 

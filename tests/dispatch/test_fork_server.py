@@ -311,7 +311,7 @@ def test_ctrl_c_during_a_fork_gives_no_other_request_its_answer(supervisor: Supe
 def plan_of_many_jobs(folder: Path) -> Path:
     """Return the file of a plan that takes some time to read."""
     planned = PlannedJob(health_check_job("SM8650", "htp"), "key", cached=True)
-    plan = RunPlan("run", folder, folder, (planned,) * 20_000, (), {}, 1, 0, 1.0, folder)
+    plan = RunPlan("run", folder, folder, (planned,) * 20_000, (), {}, folder)
     plan.write()
     return plan.path
 

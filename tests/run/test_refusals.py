@@ -97,7 +97,8 @@ class StubFarm:
             f"run-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}", folder / "run", cache.root, self.jobs,
             tuple(devices),
             {device.serial: runtime(folder / device.serial, how) for device, how in zip(devices, dies, strict=True)},
-            1, 0, 30.0, folder / "artifacts", health_checks=(planned(cache, 99, b"health_check"),),
+            folder / "artifacts", health_checks=(planned(cache, 99, b"health_check"),),
+            iterations=1, warm_up=0, timeout_s=30.0,
             leased=True, profile=Profile.OFF,
         )  # fmt: skip
         self.plan.prepare_folder()

@@ -62,7 +62,7 @@ def test_it_is_refused_where_nothing_is_generated(tmp_path: Path) -> None:
 
 
 def test_what_a_program_is_asked_to_go_on_for_is_no_delay(tmp_path: Path) -> None:
-    plan = RunPlan("r", tmp_path, tmp_path, (), (), {}, 3, 1, 300.0, tmp_path, seconds=60)
+    plan = RunPlan("r", tmp_path, tmp_path, (), (), {}, tmp_path, seconds=60)
     assert plan.most_silence_s == msgspec.structs.replace(plan, seconds=None).most_silence_s + 120
     story, other = jobs(tmp_path)
     executor: Any = SimpleNamespace(_plan=plan, _device_run=SimpleNamespace(flags=lambda *_: {}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from farm.builds.runtime.native.targets import Kind, Mode
-from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.profiling import Execution
 from farm.store.cluster.records import PlannedJob
 
 
@@ -27,7 +27,7 @@ class RemoteRuntime(msgspec.Struct, frozen=True, kw_only=True):
     flags: dict[str, str]
 
 
-class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
+class WorkTerms(Execution, frozen=True, kw_only=True):
     """Contents of a `farm.dispatch.request.plan.RunPlan` except for jobs and devices."""
 
     protocol: int
@@ -35,17 +35,10 @@ class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the toolchain, by content."""
     backend: str
     mode: Mode
-    iterations: int
-    warm_up: int
-    timeout_s: float
-    reducible: bool
-    profile: Profile
-    heap: bool
     runtimes: tuple[RemoteRuntime, ...]
     health_checks: tuple[PlannedJob, ...]
     """Health checks of devices, one for each SoC."""
     budget_s: float | None = None
-    seconds: int | None = None
 
 
 def decode_terms(text: bytes) -> WorkTerms:

@@ -13,7 +13,7 @@ from farm.builds.runtime.runtime import Runtime
 from farm.devices.connect import from_plain
 from farm.devices.device import Device
 from farm.devices.execution.optrace import OptraceTools
-from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.profiling import Execution
 from farm.store.cluster.records import PlannedJob
 
 # Longest time without a sign of life of a device process, beside its job. It gives one whenever it waits; in between it
@@ -21,7 +21,7 @@ from farm.store.cluster.records import PlannedJob
 _SILENCE_SECONDS = 900.0
 
 
-class RunPlan(msgspec.Struct, frozen=True):
+class RunPlan(Execution, frozen=True):
     """Plan of a run: jobs in dispatch order, devices, and paths."""
 
     run_id: str
@@ -32,18 +32,8 @@ class RunPlan(msgspec.Struct, frozen=True):
     devices: tuple[Device, ...]
     runtimes: dict[str, Runtime]
     """Runtimes by the device's serial."""
-    iterations: int
-    warm_up: int
-    timeout_s: float
     artifact_root: Path
     """Folder of files of attempts."""
-    reducible: bool = False
-    """True if farm chose iterations and warm-up, and so may reduce them for slow programs."""
-    profile: Profile = Profile.AUTO
-    heap: bool = False
-    """True for a run that measures the DSP's heap and nothing else."""
-    seconds: int | None = None
-    """Seconds for which a generating program repeats its prompts; None executes each prompt once."""
     optrace: OptraceTools | None = None
     """Tools of the QNN SDK for timelines of the HTP; None except with the profiling level `optrace`."""
     health_checks: tuple[PlannedJob, ...] = ()

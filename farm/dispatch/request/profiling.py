@@ -1,8 +1,11 @@
-"""How closely a run looks inside of its programs."""
+"""Settings of a run for the execution of its jobs, with the profiling level."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
+
+import msgspec
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.errors import UsageError
@@ -34,6 +37,26 @@ class Profile(StrEnum):
         # Without a level at run time the compiled one applies.
         level = {Profile.OFF: "0", Profile.BASIC: "1", Profile.DETAILED: "2"}.get(self)
         return {} if level is None else {"profile_level": level}
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings for the execution of each job of a run."""
+
+    iterations: int = 3
+    warm_up: int = 1
+    timeout_s: float = 300.0
+    reducible: bool = False
+    """True if farm chose iterations and warm-up: a runner that writes a file per execution may do fewer."""
+    profile: Profile = Profile.AUTO
+    heap: bool = False
+    """True to measure the DSP's heap, and nothing else."""
+    seconds: int | None = None
+    """Seconds for which programs repeat their prompts to generate text; None runs every prompt once."""
+
+    @property
+    def execution(self) -> dict[str, Any]:
+        """These settings by name, for another struct with them."""
+        return {name: getattr(self, name) for name in Execution.__struct_fields__}
 
 
 def require_profilable(profile: Profile, *, direct: bool) -> None:

@@ -8,12 +8,12 @@ import msgspec
 
 from farm.base.backends.registry import DEFAULT_BACKEND
 from farm.dispatch.pool.fleet import Choice
-from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.profiling import Execution
 from farm.dispatch.request.selection import Shard
 from farm.store.view import Purpose, RunView
 
 
-class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RunRequest(Execution, frozen=True, kw_only=True):
     """Request of a run, from the options of `farm run` or a similar command."""
 
     socs: tuple[str, ...]
@@ -26,18 +26,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Expression of `-k`; empty for all jobs."""
     most_failures: int | None = None
     """Number of failed jobs after which no other job begins; None for no limit."""
-    iterations: int = 3
-    warm_up: int = 1
-    reducible: bool = False
-    """True if the user gave neither iterations nor warm-up: a runner that writes a file per execution may do fewer."""
-    timeout_s: float = 300.0
     options: tuple[str, ...] = ()
     """Run-time options, `name=value,value`: every combination of values is a separate target."""
-    profile: Profile = Profile.AUTO
-    heap: bool = False
-    """Measure the DSP's heap, and nothing else."""
-    seconds: int | None = None
-    """Seconds for which programs repeat their prompts to generate text; None runs every prompt once."""
     command: str = ""
     choice: Choice = Choice()
     """Choice of attached devices."""

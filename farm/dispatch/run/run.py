@@ -491,19 +491,13 @@ class _Run(RunSteps):
             jobs=tuple(jobs),
             devices=tuple(fleet.devices),
             runtimes=fleet.runtimes,
-            iterations=request.iterations,
-            warm_up=request.warm_up,
-            reducible=request.reducible,
-            timeout_s=request.timeout_s,
             artifact_root=config.state_dir / "artifacts",
-            profile=request.profile,
-            heap=request.heap,
-            seconds=request.seconds,
             optrace=optrace_tools(config, request),
             health_checks=tuple(health_checks),
             leased=fleet.leased,
             health=config.health,
             failures=config.failures,
+            **request.execution,
         )
 
     def _leave(self, run_id: str, abandoned: Collection[str]) -> None:

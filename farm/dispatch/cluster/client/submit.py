@@ -227,16 +227,10 @@ class _SharedRun(RunSteps):
             toolchain=toolchain_id(tools.versions, request.backend),
             backend=request.backend,
             mode=jobs[0].target.mode,
-            iterations=request.iterations,
-            warm_up=request.warm_up,
-            timeout_s=request.timeout_s,
-            reducible=request.reducible,
-            profile=request.profile,
-            heap=request.heap,
-            seconds=request.seconds,
             runtimes=runtimes,
             health_checks=tuple(health_checks),
             budget_s=self._budget.seconds,
+            **request.execution,
         )
 
     def _built(self, planned: Sequence[PlannedJob], objects: Objects) -> dict[str, Build]:

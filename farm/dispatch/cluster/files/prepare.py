@@ -204,18 +204,12 @@ class Preparer:
             jobs=(),
             devices=(device,),
             runtimes={device.serial: runtime},
-            iterations=terms.iterations,
-            warm_up=terms.warm_up,
-            timeout_s=terms.timeout_s,
             artifact_root=self._config.state_dir / "artifacts",
-            reducible=terms.reducible,
-            profile=terms.profile,
-            heap=terms.heap,
-            seconds=terms.seconds,
             optrace=self._optrace_tools(terms, device),
             leased=True,
             health=self._config.health,
             failures=self._config.failures,
+            **terms.execution,
         )
         with local_errors(folder):
             make_folders(folder)
