@@ -15,6 +15,7 @@ from farm.policy.situation import Lease
 from farm.store import values
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import Agent, AgentFacts, AgentId, Claimed, HeartbeatReply
+from farm.store.cluster.shard_rows import WAIT_AGAIN
 from farm.store.leases.rows import is_stable
 
 _OF_NAME = text("SELECT * FROM agent WHERE name = :name FOR UPDATE")
@@ -94,12 +95,8 @@ _HEARTBEAT_WITHOUT_LEASES = text(f"""
     {_ME} SELECT (SELECT is_draining FROM me) AS is_draining, NULL AS kept, NULL AS wanted, NULL AS shards,
                  NULL AS cancelled, NULL AS stopped, NULL AS claimable
 """)  # noqa: S608 - a constant
-_PUT_BACK = text("""
-    UPDATE shard SET state = CASE WHEN run_order.state = 'open' THEN 'waiting' ELSE 'ended' END, device = '',
-                     token = '', agent = '', why = :why
-    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.token = :token AND shard.state = 'held'
-      AND (:everything OR shard.id = ANY(:shards))
-    RETURNING shard.soc
+_PUT_BACK = text(f"""
+    {WAIT_AGAIN} AND shard.token = :token AND (:everything OR shard.id = ANY(:shards)) RETURNING shard.soc
 """)
 _GIVE_BACK = text("""
     UPDATE lease SET token = '', expires_ms = 0, wanted_by = ''

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, text
 
 from farm.policy.retries import MOST_DEVICES
 from farm.policy.sharing import share_out
-from farm.policy.situation import Lease, LivingDevice, Share, usable
+from farm.policy.situation import Lease, LivingDevice, Priority, Share, usable
 from farm.store.cluster.build_rows import find_builds, find_failures
 from farm.store.cluster.part import ClusterPart, reading
 from farm.store.cluster.records import AgentId, HeldShard, PlannedJob
@@ -52,11 +52,6 @@ _HOLD = text("""
       AND run_order.state = 'open' AND shard_jobs.shard = shard.id
     RETURNING shard.id, shard.run_id, run_order.user_name, run_order.purpose, run_order.priority,
               run_order.terms, shard_jobs.jobs, shard_jobs.done
-""")
-_TAKE = text("""
-    UPDATE lease SET fence = :fence, token = :token, user_name = :user, host = :host, pid = :pid, purpose = :purpose,
-                     priority = :priority, acquired_ms = :now_ms, expires_ms = :expires_ms, wanted_by = ''
-    WHERE device = :device RETURNING *
 """)
 
 
@@ -185,21 +180,20 @@ class _Taking:
         row = self._connection.execute(_HOLD, {**self._us, "device": device, "fence": fence, "shard": shard}).first()
         if row is None:
             return None
-        taken = self._connection.execute(
-            _TAKE,
-            {
-                **self._us,
-                "device": device,
-                "fence": fence,
-                "user": row.user_name,
-                "host": self._place.host,
-                "pid": self._place.pid,
-                "purpose": row.purpose,
-                "priority": row.priority,
-                "expires_ms": self._expires_ms,
-            },
-        ).one()
-        return row, lease_rows.lease_of(taken)
+        lease = msgspec.structs.replace(
+            before,
+            fence=fence,
+            token=self._us["token"],
+            user=row.user_name,
+            host=self._place.host,
+            pid=self._place.pid,
+            purpose=row.purpose,
+            priority=Priority(row.priority),
+            acquired_ms=self._us["now_ms"],
+            expires_ms=self._expires_ms,
+        )
+        lease_rows.write_lease(self._connection, lease)
+        return row, lease
 
     def _complete(self, held: Sequence[tuple[Row[Any], Lease]]) -> list[HeldShard]:
         """Return shards with their remaining jobs, bundles and other devices."""

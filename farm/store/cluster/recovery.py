@@ -16,7 +16,7 @@ from farm.store import rows
 from farm.store.cluster.agents import Held, put_back_held
 from farm.store.cluster.part import ClusterPart
 from farm.store.cluster.records import Recovered
-from farm.store.cluster.shard_rows import decode_names, encode_names, jobs_left
+from farm.store.cluster.shard_rows import WAIT_AGAIN, decode_names, encode_names, jobs_left
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.situations import mark_wanted, read_situation
 
@@ -81,14 +81,12 @@ _FORGET = text("""
     UPDATE agent SET has_left = true WHERE name = :name AND NOT has_left AND expires_ms < :before_ms RETURNING name
 """)
 _FORGET_DEVICES = text("DELETE FROM agent_device WHERE agent = :name")
-_ORPHANS = text("""
-    UPDATE shard SET state = CASE WHEN run_order.state = 'open' THEN 'waiting' ELSE 'ended' END, device = '',
-                     agent = '', token = '', why = 'the lease of its device ended'
-    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.id = :shard AND shard.state = 'held'
+_ORPHANS = text(f"""
+    {WAIT_AGAIN} AND shard.id = :shard
       AND NOT EXISTS (SELECT 1 FROM lease WHERE lease.device = shard.device AND lease.fence = shard.fence
                       AND lease.token = shard.token)
     RETURNING shard.id
-""")
+""")  # noqa: S608 - a constant
 _OLD_RETRIES = text("""
     SELECT id, run_id, soc FROM shard WHERE retry AND state = 'waiting' AND held_ms < :before_ms
 """)
@@ -216,8 +214,9 @@ class AbandonedWork(ClusterPart):
 
 
 def _free_orphan(connection: Connection, *, shard: int) -> list[str]:
-    found = connection.scalars(_ORPHANS, {"shard": shard}).all()
-    return [f"shard {one} waits again: the lease of its device ended" for one in found]
+    why = "the lease of its device ended"
+    found = connection.scalars(_ORPHANS, {"shard": shard, "why": why}).all()
+    return [f"shard {one} waits again: {why}" for one in found]
 
 
 def _deadly(connection: Connection) -> list[int]:

@@ -22,6 +22,7 @@ from farm.store.cluster.part import ClusterPart, notify, reading
 from farm.store.cluster.records import AgentId, NewShard, PlannedJob, ShardResult
 from farm.store.cluster.shard_rows import (
     READ_NAMES,
+    WAIT_AGAIN,
     decode_jobs,
     decode_names,
     encode_jobs,
@@ -154,12 +155,9 @@ _JOBS_OF = text("SELECT jobs FROM shard_jobs WHERE shard = :shard")
 _FAILED = text("""
     UPDATE run_order SET failures = failures + :n WHERE run_id = :run RETURNING failures, most_failures
 """)
-_OURS = "shard.id = :shard AND shard.state = 'held' AND shard.token = :token AND shard.fence = :fence"
 _PUT_BACK = text(f"""
-    UPDATE shard SET state = CASE WHEN run_order.state = 'open' THEN 'waiting' ELSE 'ended' END, device = '',
-                     agent = '', token = '', why = :why
-    FROM run_order WHERE run_order.run_id = shard.run_id AND {_OURS} RETURNING shard.soc
-""")  # noqa: S608 - a constant
+    {WAIT_AGAIN} AND shard.id = :shard AND shard.token = :token AND shard.fence = :fence RETURNING shard.soc
+""")
 _CHANGE = text("""
     WITH changed AS (
         UPDATE shard_jobs SET names = :names, next_job = :next_job, jobs = :jobs WHERE shard = :shard

@@ -16,6 +16,12 @@ _LEVEL = 1
 
 READ_NAMES = text("SELECT names, done FROM shard_jobs WHERE shard = :shard")
 """Parameter: shard."""
+WAIT_AGAIN = """
+    UPDATE shard SET state = CASE WHEN run_order.state = 'open' THEN 'waiting' ELSE 'ended' END, device = '',
+                     agent = '', token = '', why = :why
+    FROM run_order WHERE run_order.run_id = shard.run_id AND shard.state = 'held'
+"""
+"""Begin of statements that release held shards; parameter: why."""
 _INSERT_JOBS = text("""
     INSERT INTO shard_jobs (shard, names, done, next_job, jobs)
     SELECT shard, names, '[]', next_job, jobs

@@ -271,6 +271,11 @@ def take(connection: Connection, waiter: Row[Any], before: Lease, now_ms: int, t
         acquired_ms=now_ms,
         expires_ms=now_ms + ttl_ms,
     )
+    write_lease(connection, taken)
+    return taken
+
+
+def write_lease(connection: Connection, taken: Lease) -> None:
+    """Write the holder of a device."""
     facts = {**msgspec.structs.asdict(taken), "user_name": taken.user, "priority": int(taken.priority)}
     connection.execute(_TAKE, {"of": taken.device, **{f"new_{name}": facts[name] for name in _TAKEN_COLUMNS}})
-    return taken
