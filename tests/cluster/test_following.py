@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Any
 
 import msgspec
 import pytest
 
+from farm.base.interrupts import InterruptHandler
+from farm.base.processes import ready_of
 from farm.cli.cluster.queue import queue_lines
 from farm.dispatch.cluster.client.devices import choose
-from farm.dispatch.cluster.client.follow import ProgressView
+from farm.dispatch.cluster.client.follow import ProgressView, Signals
 from farm.dispatch.cluster.queue import queued, why_it_waits
 from farm.dispatch.pool.fleet import Choice
 from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Situation
@@ -192,3 +195,13 @@ def test_what_no_living_device_can_run_is_said() -> None:
     words = why_it_waits(view(labels=("camera",)), ORDER.run_id)
     assert "no living host has" in words
     assert why_it_waits(view(), "another") == ""
+
+
+def test_the_end_of_an_enclosing_command_wakes_the_follower_and_a_second_one_ends_it() -> None:
+    with InterruptHandler(term=True) as command, Signals(command) as signals:
+        assert ready_of([signals.descriptor], 0.0) == set()
+        signal.raise_signal(signal.SIGTERM)
+        assert ready_of([signals.descriptor], 0.0) == {signals.descriptor}
+        assert (signals.received, command.was_interrupted) == ([signal.SIGTERM], True)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from farm.base.errors import StoreError, StoreLostError
 from farm.dispatch.cluster.hints import Hints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import FrameType
 
     from farm.base.interrupts import InterruptHandler
@@ -61,13 +61,21 @@ class FollowEnd(StrEnum):
 class Signals:
     """Handler of Ctrl-C, SIGTERM and SIGHUP, which it notes; a second one raises KeyboardInterrupt at once.
 
-    A closed terminal leaves the run running: the user follows it again by `farm runs watch`.
+    A closed terminal leaves the run running: the user follows it again by `farm runs watch`. Within another command
+    (`interrupts`) it notes that command's request to end, as SIGTERM.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interrupts: InterruptHandler | None = None) -> None:
+        self._interrupts = interrupts
+        self._outer = ExitStack()
         self.received: list[int] = []
         self._read, self._write = os.pipe()
         self._kept: dict[int, Any] = {}
+
+    @property
+    def is_within(self) -> bool:
+        """True within another command."""
+        return self._interrupts is not None
 
     @property
     def descriptor(self) -> int:
@@ -75,7 +83,9 @@ class Signals:
         return self._read
 
     def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
+        if self._interrupts is not None:
+            self._outer.enter_context(self._interrupts.finishing(self._note_end))
+        elif threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 # Signals that nohup ignores stay ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -85,6 +95,7 @@ class Signals:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._kept.items():
             signal.signal(number, handler)
+        self._outer.close()
         os.close(self._read)
         os.close(self._write)
 
@@ -93,19 +104,15 @@ class Signals:
         self.received.clear()
         os.read(self._read, 100)
 
+    def _note_end(self) -> None:
+        self.received.append(signal.SIGTERM)
+        os.write(self._write, b".")
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
         os.write(self._write, b".")
         if len(self.received) > 1:
             signal.default_int_handler(number, frame)
-
-
-@contextmanager
-def _within(interrupts: InterruptHandler) -> Iterator[threading.Event]:
-    """Yield an event that is set when the enclosing command is asked to end."""
-    end_requested = threading.Event()
-    with interrupts.finishing(end_requested.set):
-        yield end_requested
 
 
 class Follower:
@@ -119,16 +126,14 @@ class Follower:
         *,
         cancel: Callable[[], object],
         ask: Callable[[], InterruptChoice] | None = None,
-        interrupts: InterruptHandler | None = None,
         built: int = 0,
     ) -> None:
         """`built` is the number of bundles that existed before following began.
 
-        `ask` asks the user for the meaning of Ctrl-C; without it (no terminal), Ctrl-C cancels the run. `interrupts`
-        belongs to an enclosing command: a request to end the command cancels the run.
+        `ask` asks the user for the meaning of Ctrl-C; without it (no terminal), Ctrl-C cancels the run.
         """
         self._store, self._run_id = store, run_id
-        self._cancel, self._ask, self._interrupts = cancel, ask, interrupts
+        self._cancel, self._ask = cancel, ask
         self._view = ProgressView(listener, built)
         self._cancelled_s: float | None = None
         self._unreachable_since_s: float | None = None
@@ -140,20 +145,16 @@ class Follower:
         `signals` is a handler that is active already. Raises StoreError for a lost store, not for an unreachable one.
         """
         self._view.show(first)
-        with Hints(self._store) as hints:
-            if self._interrupts is not None:
-                with _within(self._interrupts) as end_requested:
-                    return self._loop(hints, first.last, None, end_requested)
-            with Signals() if signals is None else nullcontext(signals) as noted:
-                try:
-                    return self._loop(hints, first.last, noted, None)
-                except KeyboardInterrupt:
-                    logger.info(self._leave_message())
-                    return FollowEnd.LEFT
+        with Hints(self._store) as hints, Signals() if signals is None else nullcontext(signals) as noted:
+            try:
+                return self._loop(hints, first.last, noted)
+            except KeyboardInterrupt:
+                if noted.is_within:
+                    raise
+                logger.info(self._leave_message())
+                return FollowEnd.LEFT
 
-    def _loop(
-        self, hints: Hints, after: int, signals: Signals | None, end_requested: threading.Event | None
-    ) -> FollowEnd:
+    def _loop(self, hints: Hints, after: int, signals: Signals) -> FollowEnd:
         while True:
             read_s = time.monotonic()
             progress = self._read_progress(after)
@@ -165,37 +166,26 @@ class Follower:
                 self._log_wait_reason(progress)
             if self._cancelled_s is not None and time.monotonic() - self._cancelled_s > _CANCELLED_SECONDS:
                 return FollowEnd.CANCELLED
-            ending = self._wait(hints, read_s, signals, end_requested)
+            ending = self._wait(hints, read_s, signals)
             if ending is not None:
                 return ending
 
-    def _wait(
-        self, hints: Hints, read_s: float, signals: Signals | None, end_requested: threading.Event | None
-    ) -> FollowEnd | None:
+    def _wait(self, hints: Hints, read_s: float, signals: Signals) -> FollowEnd | None:
         """Wait for a notification or the next read; return an ending if the user or the command requested one."""
-        descriptor = None if signals is None else signals.descriptor
         while True:
-            if signals is not None and signals.received and self._cancelled_s is None:
+            if signals.received and self._cancelled_s is None:
                 if self._decide(signals) is InterruptChoice.LEAVE:
                     logger.info(self._leave_message())
                     return FollowEnd.LEFT
                 return None
-            if end_requested is not None and end_requested.is_set() and self._cancelled_s is None:
-                self._stop("the run is cancelled")
-                return None
-            now = time.monotonic()
-            # A command's request to end does not reach the descriptor: poll for it.
-            longest = min(_LOOK_SECONDS, 0.25) if end_requested is not None else _LOOK_SECONDS
-            payloads = hints.wait(min(longest, read_s + _LOOK_SECONDS - now), also=self._open(descriptor))
+            # Once the run is cancelled, a further signal changes nothing.
+            also = signals.descriptor if self._cancelled_s is None else None
+            payloads = hints.wait(max(0.0, read_s + _LOOK_SECONDS - time.monotonic()), also=also)
             if any(payload.endswith(self._run_id) for payload in payloads):
                 time.sleep(max(0.0, read_s + _LEAST_SECONDS - time.monotonic()))
                 return None
             if time.monotonic() - read_s >= _LOOK_SECONDS:
                 return None
-
-    def _open(self, descriptor: int | None) -> int | None:
-        """Return the descriptor of signals; None once the run is cancelled, when a further signal changes nothing."""
-        return None if self._cancelled_s is not None else descriptor
 
     def _decide(self, signals: Signals) -> InterruptChoice:
         """Find out the meaning of the noted signal, act on it, and return it."""
@@ -205,15 +195,13 @@ class Follower:
         if signals.received[0] == signal.SIGINT and self._ask is not None:
             choice = self._ask()
         if choice is InterruptChoice.CANCEL:
-            self._stop("the run is cancelled; Ctrl-C again does not wait for its devices")
+            again = "" if signals.is_within else "; Ctrl-C again does not wait for its devices"
+            self._cancel()
+            self._cancelled_s = time.monotonic()
+            logger.info("the run is cancelled%s", again)
         elif choice is InterruptChoice.FOLLOW:
             signals.forget()
         return choice
-
-    def _stop(self, words: str) -> None:
-        self._cancel()
-        self._cancelled_s = time.monotonic()
-        logger.info(words)
 
     def _leave_message(self) -> str:
         if self._cancelled_s is not None:
@@ -263,14 +251,13 @@ def follower_of(
     *,
     built: int = 0,
     ask: Callable[[], InterruptChoice] | None = None,
-    interrupts: InterruptHandler | None = None,
 ) -> Follower:
     """Return a follower of a run that may cancel it; `built` as for `Follower`."""
 
     def cancel() -> None:
         store.cluster.cancel(run_id, store.user, may_others=False)
 
-    return Follower(store, run_id, listener, cancel=cancel, ask=ask, interrupts=interrupts, built=built)
+    return Follower(store, run_id, listener, cancel=cancel, ask=ask, built=built)
 
 
 class ProgressView:

@@ -7,7 +7,7 @@ killed before it leaves a run that never began, and a run whose command is kille
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -158,7 +158,7 @@ class _SharedRun(RunSteps):
         order = self._order_of(run_id, work)
         skipped = {**dict.fromkeys(was_skipped), **work.skipped}
         # From here on Ctrl-C may concern a submitted run: note it, for the follower to ask the user.
-        with Signals() if self._interrupts is None else nullcontext() as signals:
+        with Signals(self._interrupts) as signals:
             if was_submitted:
                 self._store.cluster.add(
                     run_id, work.shards, work.to_build, work.built,
@@ -287,7 +287,7 @@ class _SharedRun(RunSteps):
         work: RunWork,
         tools: Toolchain,
         objects: Objects,
-        signals: Signals | None,
+        signals: Signals,
     ) -> RunOutcome:
         """Follow the run, unless it is detached, and return its outcome.
 
@@ -306,7 +306,6 @@ class _SharedRun(RunSteps):
             self._listener,
             built=made_before,
             ask=self._submit_options.ask,
-            interrupts=self._interrupts,
         )
         with self._building(run_id, work, tools, objects):
             ending = follower.follow(first, signals)
