@@ -14,6 +14,7 @@ import numpy as np
 
 from farm.base.errors import BundleError
 from farm.builds.bundles.bundle import Bundle, Generation, read_tensor
+from farm.results.analysis.flakiness import wilson
 from farm.results.attempt import Direction, Measurement
 from farm.results.generation import TokenFindings, numbers_problem, wrong_tokens
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 _OUTPUT = "output"
 _NAMES = {"quantized": "the quantized module", "fp32": "FP32"}
-# Quantile of the normal distribution for a 95 % interval.
-_Z = 1.959964
 
 
 class Answers(NamedTuple):
@@ -128,14 +127,6 @@ def answers(likelihoods: Likelihoods, token_logs: TokenLogarithms) -> Answers:
     return Answers({metric: tuple(found) for metric, found in chosen.items()}, right)
 
 
-def interval(right: int, count: int) -> tuple[float, float]:
-    """Return between which shares the true one is with 95 %, by Wilson's score, where `right` of `count` are. Pure."""
-    share, square = right / count, _Z * _Z
-    middle = (share + square / (2 * count)) / (1 + square / count)
-    half = _Z / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def _sums(likelihoods: Likelihoods, token_logs: TokenLogarithms) -> Iterator[tuple[TaskQuestion, NDArray[np.float64]]]:
     begin = likelihoods.windows
     for question in likelihoods.questions:
@@ -209,7 +200,7 @@ def _task_notes(likelihoods: Likelihoods, token_logs: dict[str, TokenLogarithms]
     count = len(likelihoods.questions)
     found = {name: answers(likelihoods, one) for name, one in token_logs.items()}
     for metric, right in found[_OUTPUT].right.items():
-        low, high = interval(right, count)
+        low, high = wilson(right, count)
         others = "".join(f", {_NAMES[name]} {one.right[metric]}" for name, one in found.items() if name in _NAMES)
         bounds = f"{100 * low:.0f} to {100 * high:.0f} %"
         yield f"{metric}: {right} of {count} questions right ({100 * right / count:.0f} %, with 95 % {bounds}){others}"

@@ -20,6 +20,12 @@ TOKENIZER_FILES = (".json", ".model")
 """Suffixes of a tokenizer's file; names with other suffixes are folders."""
 _Length = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
+# Fields that name a file or a folder.
+_NAMING = (
+    "params_file", "weights", "hugging_face", "prompts_file", "score_file", "expected_file", "tokenizer", "score_text",
+    "task",
+)  # fmt: skip
+
 
 class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A static decoder of ExecuTorch's Qualcomm examples, greedy; or a `.pte` of that kind, which a case names."""
@@ -109,20 +115,13 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     @property
     def without_files(self) -> Generate:
         """Return the same as if it named no file and no folder."""
-        named = (
-            "params_file", "weights", "hugging_face", "prompts_file", "score_file", "expected_file", "tokenizer",
-            "score_text", "task",
-        )  # fmt: skip
-        return msgspec.structs.replace(self, **dict.fromkeys(named, ""))
+        return msgspec.structs.replace(self, **dict.fromkeys(_NAMING, ""))
 
     @property
     def files(self) -> tuple[str, ...]:
         """Return the files and folders that it names, relative to the folder of the suite."""
-        named = (
-            self.params_file, self.weights, self.hugging_face, self.prompts_file, self.score_file, self.expected_file,
-            "" if self.tokenizer == BYTES else self.tokenizer, self.score_text, self.task,
-        )  # fmt: skip
-        return tuple(name for name in named if name)
+        named = ((name, getattr(self, name)) for name in _NAMING)
+        return tuple(value for name, value in named if value and (name, value) != ("tokenizer", BYTES))
 
 
 def require_for_text(name: str, backend: str, *, direct: bool) -> None:

@@ -24,14 +24,19 @@ def installed_builders() -> dict[str, tuple[str, ...]]:
     Operators have the name of a node's target, `aten.convolution.default`. A builder without operators in its source,
     such as `custom_op`, has none here. Raises MissingToolError if ExecuTorch is not installed.
     """
-    spec = importlib.util.find_spec("executorch")
+    return builders_in(installed("executorch", *_FOLDER))
+
+
+def installed(package: str, *below: str) -> Path:
+    """Return a file or folder of an installed package, which is not imported. Raises MissingToolError."""
+    spec = importlib.util.find_spec(package)
     for location in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(location, *_FOLDER)
-        if folder.is_dir():
-            return builders_in(folder)
+        path = Path(location, *below)
+        if path.exists():
+            return path
     raise MissingToolError(
-        "the operators are those of ExecuTorch's Qualcomm backend, which is not installed: "
-        "pip install 'snapdragon-farm[build]'"
+        f"the operators are those of ExecuTorch's Qualcomm backend, and {'/'.join((package, *below))} is not "
+        "installed: pip install 'snapdragon-farm[build]'"
     )
 
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from farm.base.errors import MissingToolError
+from farm.suites.op_builders import installed
 
 _TESTS = ("backends", "qualcomm", "tests")
 _NATIVE = ("packaged", "ATen", "native", "native_functions.yaml")
@@ -33,12 +32,12 @@ def operators_in_tests() -> tuple[str, ...]:
 
     The operators are those named in the tests, `torch.ops.aten.fill.Scalar`, and those in the names of tests.
     """
-    return _named_in(_folder("executorch", *_TESTS), _folder("torchgen", *_NATIVE))
+    return _named_in(installed("executorch", *_TESTS), installed("torchgen", *_NATIVE))
 
 
 def operator_tests(operator: str) -> tuple[tuple[Path, str], ...]:
     """Return the tests that are called after an operator: file and function. Raises MissingToolError."""
-    folder, known = _folder("executorch", *_TESTS), native_functions()
+    folder, known = installed("executorch", *_TESTS), native_functions()
     return tuple(
         (folder / name, node.name)
         for name in _OPERATOR_TESTS
@@ -63,7 +62,7 @@ def plain_name(operator: str, known: Collection[str]) -> str:
 @functools.cache
 def native_functions() -> frozenset[str]:
     """Return the names of all functions of ATen, from the installed torch. Raises MissingToolError."""
-    return _functions(_folder("torchgen", *_NATIVE))
+    return _functions(installed("torchgen", *_NATIVE))
 
 
 def _functions(path: Path) -> frozenset[str]:
@@ -89,15 +88,3 @@ def _written_out(node: ast.Attribute) -> Iterator[str]:
     above = node.value
     if isinstance(above, ast.Attribute) and isinstance(above.value, ast.Attribute) and above.value.attr == "aten":
         yield above.attr
-
-
-def _folder(package: str, *below: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(location, *below)
-        if path.exists():
-            return path
-    raise MissingToolError(
-        "the operators are those of ExecuTorch's tests of QNN, which are not installed: pip install "
-        "'snapdragon-farm[build]'"
-    )

@@ -16,7 +16,7 @@ from farm.devices.execution.raw import RawResult
 from farm.results.attempt import Attempt, Direction, Measurement
 from farm.results.expected_text import expectation_problem, slow_problem
 from farm.results.judge import judge
-from farm.results.likelihoods import answers, interval, logarithms_of, perplexity, word_perplexity
+from farm.results.likelihoods import answers, logarithms_of, perplexity, word_perplexity
 from farm.suites.accuracy.asked import Likelihoods, TaskQuestion
 from farm.suites.generate import Generate
 from farm.suites.suite import Case, Expectation, Job, Limits, Target, Tolerance
@@ -76,14 +76,6 @@ def test_the_first_of_equal_choices_is_chosen_and_what_is_no_number_never() -> N
     assert answers(LIKELIHOODS, logarithms_of(GENERATION, rows)).chosen["acc"] == (1,)
     rows[0][1, 0] = math.nan
     assert perplexity(LIKELIHOODS, logarithms_of(GENERATION, rows)) is None
-
-
-def test_an_interval_is_honest_where_questions_are_few() -> None:
-    # Wilson's score, from his formula: SciPy's binomtest(5, 8).proportion_ci(method="wilson") has the same result.
-    assert interval(5, 8) == pytest.approx((0.305742, 0.863156), abs=1e-5)
-    low, high = interval(0, 8)
-    assert (low, high) == (0.0, pytest.approx(0.324409, abs=1e-4))
-    assert interval(8, 8)[1] == 1.0
 
 
 class Ran:

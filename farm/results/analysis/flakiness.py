@@ -71,7 +71,7 @@ def record_of(tries: Sequence[Try]) -> Record:
 
 
 def wilson(passed: int, tries: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a pass rate; 0 to 1 without tries."""
+    """Return Wilson's 95 % interval of a share; 0 to 1 without tries."""
     if not tries:
         return 0.0, 1.0
     rate, spread = passed / tries, _Z * _Z / tries
