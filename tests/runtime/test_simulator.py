@@ -9,8 +9,8 @@ import pytest
 
 from farm.base.config.settings import load_config
 from farm.base.errors import MissingToolError
-from farm.builds.runtime import simulator
-from farm.builds.runtime.native.build import build_native
+from farm.builds.runtime import runtime, simulator
+from farm.builds.runtime.native.build import build_native, native_of
 from farm.builds.runtime.runtime import simulator_runtime
 from farm.builds.runtime.simulator import host_sdk
 
@@ -60,7 +60,11 @@ def test_a_command_identifies_the_native_runner_once_for_its_parts(
 
     monkeypatch.setattr(simulator, "build_native", build_again)
     assert simulator_runtime(farm_cache) == expected
-    assert host_sdk(farm_cache, native=build_native(farm_cache)).bridged
+    native = build_native(farm_cache)
+    assert host_sdk(farm_cache, native=native).bridged
+    assert native_of(farm_cache, native.key) == native
+    monkeypatch.setattr(runtime, "build_native", build_again)
+    assert simulator_runtime(farm_cache, native=native) == expected
 
 
 def test_the_users_library_path_stays_behind(farm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

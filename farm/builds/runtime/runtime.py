@@ -23,7 +23,7 @@ from farm.builds.runtime.device_files import (
     require_named,
     takes_sessions,
 )
-from farm.builds.runtime.native.build import build_native
+from farm.builds.runtime.native.build import NativeBuild, build_native
 from farm.builds.runtime.native.cross_compilers import aarch64_executorch
 from farm.builds.runtime.native.elf import X86_64
 from farm.builds.runtime.native.executorch import NativeExecutorch, default_executorch, runner_executorch
@@ -103,13 +103,15 @@ def virtual_runtime(
     backend: str = DEFAULT_BACKEND,
     *,
     mode: Mode = "traditional",
+    native: NativeBuild | None = None,
 ) -> Runtime:
     """Return the runtime of a virtual device for bundles of the toolchain that `config` has selected.
 
     Direct mode is rehearsed: a stub takes its runner's place. All else is as in `simulator_runtime`.
     """
+    executorch = runner_executorch(config)
     found = simulator_runtime(
-        config.cache_dir, soc, backend, sdk_root=config.sdk_root, executorch=runner_executorch(config)
+        config.cache_dir, soc, backend, sdk_root=config.sdk_root, executorch=executorch, native=native
     )
     return _rehearsed_direct(config.cache_dir, found, backend) if mode == "direct" else found
 
@@ -156,19 +158,20 @@ def simulator_runtime(
     *,
     sdk_root: Path | None = None,
     executorch: NativeExecutorch | None = None,
+    native: NativeBuild | None = None,
 ) -> Runtime:
     """Return the runtime of a virtual device for bundles of `backend`; `sdk_root` as for `host_sdk`.
 
     Simulated backends get the simulator, CPU backends no file of QNN. A rehearsed backend, which needs `soc`, gets an
-    SDK's library for this machine, and the skel of a device, which is staged but not loaded. The first call builds the
-    runner with `executorch` or farm's own ExecuTorch. Raises IllegalTargetError, MissingToolError, InfraError,
-    ConfigError for a skel that is not signed as required.
+    SDK's library for this machine, and the skel of a device, which is staged but not loaded. `native` has the runner;
+    without it the first call builds the runner with `executorch` or farm's own ExecuTorch. Raises IllegalTargetError,
+    MissingToolError, InfraError, ConfigError for a skel that is not signed as required.
     """
     known = find_backend(backend)
     if known.on_host == "absent":
         raise MissingToolError(f"there is no {backend.upper()} simulator: attach a device")
     executorch = executorch or default_executorch()
-    native = build_native(cache_dir, executorch=executorch)
+    native = native or build_native(cache_dir, executorch=executorch)
     files = {
         RUNNER: native.runner,
         **(_executorch_files(executorch.libraries) if executorch.shared else {}),

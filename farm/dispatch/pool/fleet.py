@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
+    from farm.builds.runtime.native.build import NativeBuild
     from farm.builds.runtime.native.targets import Mode
     from farm.devices.discovery import Scan
     from farm.store.cluster.records import AgentDevice
@@ -61,8 +62,9 @@ def virtual_fleet(
     folder: Path,
     *,
     mode: Mode = "traditional",
+    native: NativeBuild | None = None,
 ) -> Fleet:
-    """Boot `count` private virtual devices of every SoC, with their storage in `folder`.
+    """Boot `count` private virtual devices of every SoC, with their storage in `folder` and the runner of `native`.
 
     Raises MissingToolError for a missing runtime.
     """
@@ -72,7 +74,8 @@ def virtual_fleet(
     from farm.devices.virtual.boot import Reviver, boot
 
     # Runtimes come first, as one may be missing.
-    runtimes = {soc.name: keep(config.cache_dir, virtual_runtime(config, soc, backend, mode=mode)) for soc in socs}
+    made = {soc.name: virtual_runtime(config, soc, backend, mode=mode, native=native) for soc in socs}
+    runtimes = {name: keep(config.cache_dir, runtime) for name, runtime in made.items()}
     server = start_adb_server(supervisor, config.state_dir / "adb")
     devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
     reviver = Reviver(supervisor, server, devices, folder)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.base.fork_server import ForkServer
     from farm.base.processes import Supervisor
+    from farm.builds.runtime.native.build import NativeBuild
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
@@ -395,6 +396,7 @@ class _Run(RunSteps):
         before: Sequence[DeviceView],
     ) -> None:
         """Run `jobs`; `before` has the devices of a resumed run."""
+        from farm.builds.runtime.native.build import native_of
         from farm.dispatch.device_forks import device_forks
         from farm.dispatch.pool.device_pool import DevicePool
         from farm.dispatch.request.resume import require_same_runtimes
@@ -403,10 +405,12 @@ class _Run(RunSteps):
         # The fork server imports its modules meanwhile.
         forks = device_forks(supervisor)
         with ThreadPoolExecutor(1) as aside:
-            allocation = aside.submit(self._fleet, jobs, storage, supervisor)
+            native = native_of(self._config.cache_dir, tools.runner)
+            allocation = aside.submit(self._fleet, jobs, storage, supervisor, native)
             planned = self._order(jobs, tools, self._rebuild)
             health_checks = self._order_health_checks(jobs, tools)
-            fleet = wait.fleet(allocation.result, lambda partly: self._fleet(jobs, storage, supervisor, partly=partly))
+            again = partial(self._fleet, jobs, storage, supervisor, native)
+            fleet = wait.fleet(allocation.result, again)
         versions = {serial: [runtime.versions] for serial, runtime in fleet.runtimes.items()}
         require_same_runtimes(before, lambda one: versions.get(one.serial, ()), run_id)
         pool = DevicePool(
@@ -443,7 +447,9 @@ class _Run(RunSteps):
         finally:
             pool.close()
 
-    def _fleet(self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor, *, partly: bool = False) -> Fleet:
+    def _fleet(
+        self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor, native: NativeBuild, partly: bool = False
+    ) -> Fleet:
         """Boot virtual devices, or find attached ones. Raises NoDeviceError."""
         from farm.dispatch.pool.fleet import attached_fleet, virtual_fleet
 
@@ -452,7 +458,7 @@ class _Run(RunSteps):
         # The options of one request have one mode.
         backend, mode = request.backend, jobs[0].target.mode
         if request.virtual:
-            return virtual_fleet(config, socs, request.virtual, backend, supervisor, storage, mode=mode)
+            return virtual_fleet(config, socs, request.virtual, backend, supervisor, storage, mode=mode, native=native)
         return attached_fleet(config, socs, backend, request.choice, supervisor, self._store, mode=mode, partly=partly)
 
     def _fit(self, run_id: str, planned: list[PlannedJob], devices: Mapping[str, int]) -> list[PlannedJob]:

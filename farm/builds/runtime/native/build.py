@@ -63,6 +63,12 @@ def build_native(
     return build
 
 
+def native_of(cache_dir: Path, key: str, target: str = HOST) -> NativeBuild:
+    """Return the build of `key` for `target`, there or not."""
+    folder = cache_dir / "native" / key
+    return NativeBuild(folder, folder / RUNNER, folder / BRIDGE, key, target)
+
+
 def planned_native(
     cache_dir: Path,
     target: str = HOST,
@@ -84,9 +90,7 @@ def _plan(
 ) -> tuple[Path, CMakeToolchain, NativeBuild]:
     sources = data_folder("native_runner")
     toolchain = find_toolchain(find_target(target), sources, cache_dir, android, executorch)
-    key = _key(sources, toolchain)
-    folder = cache_dir / "native" / key
-    return sources, toolchain, NativeBuild(folder, folder / RUNNER, folder / BRIDGE, key, target)
+    return sources, toolchain, native_of(cache_dir, _key(sources, toolchain), target)
 
 
 def _key(sources: Path, toolchain: CMakeToolchain) -> str:
