@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,16 +16,15 @@ import msgspec
 from farm.base.backends.registry import runs_on_cpu
 from farm.base.errors import ConfigError, UsageError
 from farm.base.hashes import sha256_of
-from farm.builds.bundles.bundle import MANIFEST, MODEL, Bundle, Generation
-from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.bundle import Bundle, Generation
 from farm.builds.bundles.generation import DECODE, generation_of, padded, write_tokens
-from farm.builds.bundles.ready import read_ready, ready_manifest
+from farm.builds.bundles.ready import read_ready
 from farm.builds.program.pte import Method, read_pte
 from farm.devices.execution.raw import RESULT_FILE, TOKENS_FILE, RawResult
 from farm.dispatch.request.profiling import require_profilable
 from farm.replay.one_off import OneOffOutcome, run_one
 from farm.replay.one_off_request import OneOffRequest
-from farm.replay.ready_program import ReadyRequest, check_runnable, ready_case, ready_target, require_new
+from farm.replay.ready_program import ReadyRequest, check_runnable, made, ready_case, ready_target, require_new
 from farm.results.runner_report import Generated, ReportError, read_report
 from farm.suites.generate import Generate, require_for_text
 from farm.suites.prompts import Tokens, read_tokens
@@ -68,28 +67,8 @@ class GeneratingProgram:
         """Return the program's bundle, made if the cache lacks it. Raises InfraError for an unwritable cache."""
         target = self.job.target
         parts = (_RECIPE, self.job.case.kwargs, target.soc, target.backend, self.generation)
-        key = hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
-        return BundleCache(config.cache_dir).build(key, lambda folder: self._fill(folder, key))
-
-    def _fill(self, folder: Path, key: str) -> None:
-        shutil.copyfile(self.path, folder / MODEL)
-        inputs = write_tokens(folder, self.prompts)
-        files = {str(path.relative_to(folder)): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-        if files[MODEL] != self.job.case.kwargs["model"]:
-            raise UsageError(f"{self.path} was changed while it was read: run it again")
-        manifest = ready_manifest(
-            self._method,
-            self.job.target,
-            folder / MODEL,
-            key=key,
-            job_id=self.job.id,
-            samples=len(self.prompts),
-            inputs=inputs,
-            outputs=(),
-            files=files,
-        )
-        manifest = msgspec.structs.replace(manifest, generation=self.generation)
-        (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        inputs = partial(write_tokens, prompts=self.prompts)
+        return made(config, self.path, self._method, self.job, parts, inputs, generation=self.generation)
 
 
 def plan_generation(request: GenerateRequest) -> GeneratingProgram:

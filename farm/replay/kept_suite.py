@@ -24,9 +24,10 @@ from farm.builds.bundles.bundle import MODEL, Bundle, Generation, read_tensor
 from farm.builds.program.pte import read_pte
 from farm.dispatch.request.resume import config_to_run_again
 from farm.dispatch.request.tuning import observed
+from farm.replay.made_bundle import find_made_bundle
 from farm.replay.repro_script import stored_bundle
 from farm.replay.scripts import publish_folder
-from farm.replay.stored_result import StoredResult, cached_bundle, find_job, require_program, target_of
+from farm.replay.stored_result import StoredResult, find_job, require_program, target_of
 from farm.results.analysis.tolerances import suggest_limits
 from farm.results.attempt import Verdict
 from farm.store.artifacts import ArtifactStore, open_artifacts
@@ -106,7 +107,7 @@ def keep_programs(
 
 
 def _exact_bundle(config: Config, stored: StoredResult, toolchain: str) -> Bundle:
-    bundle = cached_bundle(config, stored)
+    bundle = find_made_bundle(config, stored.attempt.bundle_key)
     if bundle is None:
         selected = config_to_run_again(config, stored.run, toolchain)
         bundle = stored_bundle(selected, stored, virtual=stored.kind == "virtual")

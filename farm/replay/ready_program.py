@@ -6,7 +6,7 @@ import hashlib
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ from farm.suites.state import State, order_problem, state_problem
 from farm.suites.suite import FORWARD, Case, Job, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -115,33 +115,56 @@ class ReadyProgram:
             [spec.shape for spec in self.outputs],
             self._state,
         )
-        key = hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
-        return BundleCache(config.cache_dir).build(key, lambda folder: self._fill(folder, key))
+        return made(
+            config, self.path, self.method, self.job, parts, self._write_inputs, outputs=self.outputs, state=self._state
+        )
 
-    def _fill(self, folder: Path, key: str) -> None:
-        shutil.copyfile(self.path, folder / MODEL)
+    def _write_inputs(self, folder: Path) -> tuple[TensorSpec, ...]:
         (folder / INPUTS).mkdir()
         for number, sample in enumerate(self.samples):
             for index, tensor in enumerate(sample):
                 raw = to_memory(tensor, self.method.inputs[index].order)
                 (folder / INPUTS / f"input_{number}_{index}.raw").write_bytes(raw.tobytes())
-        target, method = self.job.target, self.method
+        return _specs(self.samples[0], self.method.inputs)
+
+
+def made(
+    config: Config,
+    program: Path,
+    method: Method,
+    job: Job,
+    parts: tuple[Any, ...],
+    write_inputs: Callable[[Path], tuple[TensorSpec, ...]],
+    **more: Any,
+) -> Bundle:
+    """Return the bundle of a program, made if the cache lacks it; its key is a hash of `parts`.
+
+    `write_inputs` writes them into a folder; `more` are fields of the manifest. Raises InfraError for an unwritable
+    cache.
+    """
+    key = hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
+
+    def fill(folder: Path) -> None:
+        shutil.copyfile(program, folder / MODEL)
+        inputs = write_inputs(folder)
         files = {str(path.relative_to(folder)): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-        if files[MODEL] != self.job.case.kwargs["model"]:
-            raise UsageError(f"{self.path} was changed while it was read: run it again")
+        if files[MODEL] != job.case.kwargs["model"]:
+            raise UsageError(f"{program} was changed while it was read: run it again")
         manifest = ready_manifest(
             method,
-            target,
+            job.target,
             folder / MODEL,
             key=key,
-            job_id=self.job.id,
-            samples=len(self.samples),
-            inputs=_specs(self.samples[0], self.method.inputs),
-            outputs=self.outputs,
+            job_id=job.id,
+            samples=job.case.samples,
+            inputs=inputs,
+            outputs=(),
             files=files,
         )
-        manifest = msgspec.structs.replace(manifest, state=self._state)
+        manifest = msgspec.structs.replace(manifest, **more)
         (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+
+    return BundleCache(config.cache_dir).build(key, fill)
 
 
 def plan_ready(request: ReadyRequest) -> ReadyProgram:

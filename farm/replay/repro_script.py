@@ -17,8 +17,9 @@ from farm.builds.bundles.bundle import MODEL, Bundle
 from farm.devices.execution.raw import TOKENS_FILE
 from farm.devices.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.devices.transport import Link
+from farm.replay.made_bundle import find_made_bundle
 from farm.replay.scripts import filled, publish_folder, require_new
-from farm.replay.stored_result import StoredResult, cached_bundle, find_bundle, find_job, target_of
+from farm.replay.stored_result import StoredResult, find_bundle, find_job, target_of
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _runtime(config: Config, stored: StoredResult, *, virtual: bool) -> Runtime:
 
 def stored_bundle(config: Config, stored: StoredResult, *, virtual: bool) -> Bundle:
     """Return the exact bundle of a result, compiled again where it is gone. Raises as `find_bundle`."""
-    bundle = cached_bundle(config, stored)
+    bundle = find_made_bundle(config, stored.attempt.bundle_key)
     if bundle is not None:
         return bundle
     from farm.base.processes import Supervisor

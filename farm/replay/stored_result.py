@@ -281,20 +281,12 @@ def target_of(view: JobView) -> Target:
     return target
 
 
-def cached_bundle(config: Config, stored: StoredResult) -> Bundle | None:
-    """Return the bundle of a result if it is in the cache, or where a shared farm keeps it.
-
-    Raises UntrustedError, and StoreError where the farm does not answer.
-    """
-    return find_made_bundle(config, stored.attempt.bundle_key)
-
-
 def find_bundle(config: Config, stored: StoredResult, job: Job, tools: Toolchain, supervisor: Supervisor) -> Bundle:
     """Return the bundle of a result: from the cache, or built again with an equal key.
 
     Raises UsageError with the differences, or for an invalid key, InfraError for a failing build.
     """
-    bundle = cached_bundle(config, stored)
+    bundle = find_made_bundle(config, stored.attempt.bundle_key)
     if bundle is not None:
         require_program(stored, bundle)
         return bundle
@@ -309,7 +301,7 @@ def find_bundle(config: Config, stored: StoredResult, job: Job, tools: Toolchain
         "the bundle %s is not in the cache any more: building it again, from the same code and versions", key[:12]
     )
     build_bundle(config, job, key, tools, supervisor)
-    bundle = cached_bundle(config, stored)
+    bundle = find_made_bundle(config, stored.attempt.bundle_key)
     if bundle is None:
         raise InfraError(f"the bundle {key[:12]} was built and is not there: is somebody pruning {config.cache_dir}?")
     require_program(stored, bundle)

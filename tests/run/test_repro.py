@@ -405,7 +405,7 @@ class TestScript:
             bundle.manifest, method="up", method_index=1, features=("shared_buffer",), dynamic=True, references=()
         )
         other = msgspec.structs.replace(bundle, manifest=manifest)
-        monkeypatch.setattr("farm.replay.repro_script.cached_bundle", lambda *_: other)
+        monkeypatch.setattr("farm.replay.repro_script.find_made_bundle", lambda *_: other)
         folder = tmp_path / "out"
         write_script(
             load_config(), past, folder, virtual=True, iterations=1, warm_up=0, timeout_s=1

@@ -17,8 +17,9 @@ from farm.dispatch.pool.fleet import Choice
 from farm.numbers.regressions.factor_swap import Attribution, plan_swaps, swap_factors
 from farm.numbers.regressions.interleaved_ab import InterleavedBench
 from farm.numbers.regressions.paired_test import Compared, compare, series_of, worse
+from farm.replay.made_bundle import find_made_bundle
 from farm.replay.repro import differences
-from farm.replay.stored_result import StoredResult, cached_bundle, find_job, find_stored_result, results_before
+from farm.replay.stored_result import StoredResult, find_job, find_stored_result, results_before
 from farm.results.analysis.confirmation import INFERENCES, PAIRS, Answer
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _nearest(config: Config, store: Store, newest: StoredResult, past: StoredRes
     found = [
         one
         for one in results_before(store, newest)
-        if one.view.case_version == past.view.case_version and cached_bundle(config, one) is not None
+        if one.view.case_version == past.view.case_version and find_made_bundle(config, one.attempt.bundle_key)
     ]
     return min(found, key=lambda one: abs(one.run.started_ms - past.run.started_ms), default=None)
 

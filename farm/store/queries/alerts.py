@@ -15,7 +15,7 @@ from farm.store.standing import standing
 from farm.store.statements import chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from farm.store.database import Database
 
@@ -75,13 +75,7 @@ class Alerts:
         Return False without a record if the alert differs from `was`: another process measured it meanwhile.
         """
         row = {
-            **_figures(new),
-            "finding": new.finding,
-            "state": new.state,
-            "last_good": new.last_good,
-            "first_bad": new.first_bad,
-            "reason": values.clean(new.reason),
-            "guilt": values.clean(new.likely_cause),
+            **_judged(new),
             "device": values.clean(device, values.NAME_LIMIT),
             "pairs": None if pairs is None else [[_finite(one) for one in pair] for pair in pairs],
         }
@@ -279,20 +273,22 @@ def _row(run_id: str, one: NewAlert) -> dict[str, Any]:
         "series_id": one.series_id,
         "device_kind": one.device_kind,
         "run_id": run_id,
-        "finding": one.finding,
-        "state": one.state,
-        "last_good": one.last_good,
-        "first_bad": one.first_bad,
-        **_figures(one),
-        "reason": values.clean(one.reason),
-        "guilt": values.clean(one.likely_cause),
+        **_judged(one),
         "device": "",
         "found_ms": rows.now_ms(),
     }
 
 
-def _figures(one: NewAlert) -> Mapping[str, float | None]:
-    return {name: None if math.isnan(getattr(one, name)) else getattr(one, name) for name in _FIGURES}
+def _judged(one: NewAlert) -> dict[str, Any]:
+    return {
+        "finding": one.finding,
+        "state": one.state,
+        "last_good": one.last_good,
+        "first_bad": one.first_bad,
+        **{name: None if math.isnan(getattr(one, name)) else getattr(one, name) for name in _FIGURES},
+        "reason": values.clean(one.reason),
+        "guilt": values.clean(one.likely_cause),
+    }
 
 
 def _finite(value: float) -> float | None:
