@@ -27,6 +27,8 @@ NOTICED_S = _LOOK_EVERY * _EVERY_S + _EVERY_S
 """Longest time in seconds until a sampler knows a new process, with all of its processor time."""
 _PR_SET_CHILD_SUBREAPER = 36
 _DEVICE, _ADB, _OWN = "virtual device", "adb server", "farm"
+# Programs of a virtual device, which waits for them: after their end their time is in the device's.
+_PROGRAM = "program of a virtual device"
 
 
 class Sampler:
@@ -79,10 +81,12 @@ class Sampler:
         for process, (part, _) in self._last.items():
             known = _times(process)
             if known is not None:
-                self._last[process] = part, known[1] + (known[2] if part == _DEVICE else 0.0)
+                self._last[process] = part, known[1] + (known[2] if part in (_DEVICE, _PROGRAM) else 0.0)
+            elif part == _PROGRAM:
+                self._last[process] = part, 0.0
         found: Counter[str] = Counter()
         for part, seconds in self._last.values():
-            found[part] += seconds  # type: ignore[assignment]
+            found[_DEVICE if part == _PROGRAM else part] += seconds  # type: ignore[assignment]
         # The time of this thread belongs to the bench.
         if self._root == os.getpid():
             found[_OWN] -= time.thread_time()  # type: ignore[assignment]
@@ -144,7 +148,8 @@ def _descendants(root: int) -> dict[int, str]:
     while waiting:
         process = waiting.pop()
         for child in children.get(process, ()):
-            parts[child] = _part(child) if parts[process] == _OWN else parts[process]
+            above = parts[process]
+            parts[child] = _part(child) if above == _OWN else _PROGRAM if above == _DEVICE else above
             waiting.append(child)
     return parts
 
