@@ -6,6 +6,7 @@ version stay. A package that the case itself imports would not do, as it is part
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from dataclasses import dataclass, field
@@ -104,6 +105,11 @@ def write_release(folder: Path, version: str, layers: int) -> Path:
     about = folder / f"torchao-{version}.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torchao\nVersion: {version}\n")
+    # The code of the installed release: metadata alone describe no package.
+    installed = importlib.util.find_spec("torchao")
+    assert installed is not None
+    assert installed.submodule_search_locations
+    (folder / "torchao").symlink_to(installed.submodule_search_locations[0])
     (folder / "sitecustomize.py").write_text(_HOOK.replace("{times}", str(layers)))
     return folder
 

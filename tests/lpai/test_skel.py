@@ -141,22 +141,21 @@ def htp_sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_skel_sdk(tmp_path_factory.mktemp("htp") / "stub-sdk", 75)
 
 
+@pytest.mark.parametrize("allowed", [True, False])
 def test_an_unsigned_skel_runs_where_the_firmware_has_unsigned_process_domains(
-    home: FarmHome, htp_sdk: Path, tmp_path: Path
+    home: FarmHome, htp_sdk: Path, tmp_path: Path, *, allowed: bool
 ) -> None:
     with attach(home, tmp_path, ["SM8650"]) as attached:
-
-        def run_smoke() -> tuple[subprocess.CompletedProcess[str], list[str]]:
-            done = call(
-                ["run", "--soc", "SM8650", "--suite", "smoke", "-k", "add", "--json"],
-                env={**home.env, **attached.env, "QNN_SDK_ROOT": str(htp_sdk)}, cwd=home.cwd, stdin="", timeout_s=300,
-                program=farm_with_hardware,
-            )  # fmt: skip
-            return done, [one["verdict"] for job in json.loads(done.stdout)["jobs"] for one in job["attempts"]]
-
-        done, verdicts = run_smoke()
-        assert (done.returncode, verdicts) == (4, []), done.stderr
-        assert "supports no unsigned process domain: use a device whose firmware does" in done.stderr
-        allow_unsigned(attached.root(0))
-        done, verdicts = run_smoke()
-        assert verdicts == ["passed"], done.stderr
+        if allowed:
+            allow_unsigned(attached.root(0))
+        done = call(
+            ["run", "--soc", "SM8650", "--suite", "smoke", "-k", "add", "--json"],
+            env={**home.env, **attached.env, "QNN_SDK_ROOT": str(htp_sdk)}, cwd=home.cwd, stdin="", timeout_s=300,
+            program=farm_with_hardware,
+        )  # fmt: skip
+        attempts = [attempt for job in json.loads(done.stdout)["jobs"] for attempt in job["attempts"]]
+        if allowed:
+            assert [one["verdict"] for one in attempts] == ["passed"], done.stderr
+        else:
+            assert (done.returncode, attempts) == (4, []), done.stderr
+            assert "supports no unsigned process domain: use a device whose firmware does" in done.stderr

@@ -65,12 +65,9 @@ def _version(name: str, folders: list[str]) -> str:
         for text in (f"{folder}/version.txt", f"{folder}/../../version.txt"):
             if found := _read(text).partition("\n")[0].strip():
                 return found[:80]
-        try:
-            distribution = importlib.metadata.distribution(name)
+        for distribution in importlib.metadata.distributions(name=name):
             if os.path.realpath(str(distribution.locate_file(name))) == os.path.realpath(folder):
                 return distribution.version
-        except (importlib.metadata.PackageNotFoundError, ValueError):
-            pass
         if match := _VERSION.search(_read(f"{folder}/version.py")):
             return match[1]
     return ""
