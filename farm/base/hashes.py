@@ -104,7 +104,7 @@ def hash_files(cache_dir: Path, paths: Iterable[Path]) -> dict[Path, str]:
     found, hashes = dict(known), {}
     folders: dict[Path, str] = {}
     for path in paths:
-        # Each folder is resolved once: that takes ten times as long as a look at one of its files.
+        # Each folder is resolved once: resolving takes ten times as long as reading the state of a file.
         if path.parent not in folders:
             folders[path.parent] = os.path.realpath(path.parent)
         real = Path(folders[path.parent], path.name)

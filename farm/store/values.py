@@ -219,7 +219,7 @@ def judged_by(job: Job) -> str:
     """Return a hash of the inputs of a job's verdict besides its bundle, from limits to known issues."""
     case, target = job.case, job.target
     usual = (case.tolerance(target.precision), case.expectation_of_text(target), case.metrics, job.known_issue)
-    # Named, and only where a case has them: hashes of other cases stay those of older farms.
+    # Named, and only where a case has them: hashes of other cases stay as in older farms.
     rare = {
         "deterministic": None if case.deterministic is None else str(case.deterministic),
         "on hardware": issue if (issue := case.known_issue(target, virtual=False)) != job.known_issue else None,

@@ -111,7 +111,7 @@ def test_a_store_from_before_the_oldest_revision_is_refused_and_left_alone(tmp_p
 def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "farm.db"
     open_store(path).close()
-    # Its tables have the columns of a newer revision already.
+    # The tables have the columns of a newer revision already.
     _set_revision(path, "0017")
     before = sqlite3.connect(path)
     rows = list(before.execute("SELECT * FROM sqlite_master"))

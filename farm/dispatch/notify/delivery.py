@@ -33,7 +33,7 @@ GRACE_S = 300.0
 """Time in which the process that queued a notice sends it, before agents may."""
 _LONGEST_S = _PATIENCE_S + 120.0
 """Longest time of all attempts of one process for one receiver."""
-# Configuration that tells one receiver from another, without template and occasion.
+# Settings that differ between receivers, without template and occasion.
 _IDENTITY = ("url", "url_env", "url_file", "token_env", "token_file", "host", "port", "sender", "to", "starttls",
              "user_env", "password_env", "password_file")  # fmt: skip
 

@@ -61,7 +61,7 @@ class Messages:
         return self._send(lambda connection: int(connection.scalar(query, {"silent_s": silent_s}) or 0))
 
     def defer_notices(self, notices: Sequence[QueuedNotice], grace_s: float) -> list[str]:
-        """Queue notices, for agents from `grace_s` on, and return the keys of those that were not queued already."""
+        """Queue notices, for agents from `grace_s` on, and return the keys of notices that were not queued before."""
         return self._database.write(lambda connection: defer_notices(connection, notices, grace_s))
 
     def end_notice(self, key: str) -> None:

@@ -63,7 +63,7 @@ class NoticeArguments(msgspec.Struct, frozen=True):
 
 
 def defer_notices(connection: Connection, notices: Iterable[QueuedNotice], grace_s: float) -> list[str]:
-    """Queue notices, for agents from `grace_s` on, and return the keys of those that were not queued already."""
+    """Queue notices, for agents from `grace_s` on, and return the keys of notices that were not queued before."""
     ensure_messages(connection)
     rows = [
         {"queue": one.queue, "key": one.key, "args": NoticeArguments(one.message, one.about, one.claim)}
