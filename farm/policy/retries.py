@@ -33,7 +33,7 @@ _NO_NEWS = {Cause.NUMERICS, Cause.REFUSED}
 _REFUSALS = {Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME}
 # Causes of a failing health check that are no fault of the device itself.
 _OF_HEALTH_CHECK = {Cause.RUNTIME, Cause.SESSION, Cause.SPACE}
-# Recovery may bring back a device that lost a job like this; without a cause it did not do what the job needs.
+# Causes after which recovery may bring the device back; NONE is that of a device that misbehaved without a known cause.
 _LOST = {Cause.NONE, Cause.CONNECTION, Cause.GONE, Cause.SPACE, Cause.DAMAGE, Cause.DEVICE}
 # Another device would not change it.
 _NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL, Cause.REQUEST, Cause.INFEASIBLE}

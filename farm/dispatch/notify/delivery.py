@@ -18,7 +18,7 @@ from farm.base.config.notify import Mail, Webhook
 from farm.base.errors import FarmError
 from farm.dispatch.notify.credentials import Credentials, NotifyError
 from farm.dispatch.notify.webhook import origin, post
-from farm.store.messages.notices import Message, QueuedNotice
+from farm.store.messages.notices import Message, NoticeArguments, QueuedNotice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -121,7 +121,8 @@ class Notice:
 
     def queued(self) -> QueuedNotice:
         """Return the notice for the queue of its receiver."""
-        return QueuedNotice(self.receiver.queue, self.key, self.message, self.about, self.claim)
+        arguments = NoticeArguments(self.message, self.about, self.claim)
+        return QueuedNotice(self.receiver.queue, self.key, arguments)
 
 
 def send_notices(notices: Iterable[Notice], messages: Messages | None) -> list[Delivery]:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 from farm.store.messages.install import ensure_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 NOTIFY = "farm.notify"
 """Name of Procrastinate's task."""
@@ -42,34 +42,28 @@ class Message(msgspec.Struct, frozen=True):
     html: str = ""
 
 
-class QueuedNotice(msgspec.Struct, frozen=True):
-    """Notice in the queue of its receiver."""
-
-    queue: str
-    key: str
-    """Name of the notice, of which at most one job waits or runs."""
-    message: Message
-    about: str
-    claim: int = 0
-    """Id of the health event that records the outcome; 0 for none."""
-
-
 class NoticeArguments(msgspec.Struct, frozen=True):
     """Arguments of a job that sends a notice."""
 
     message: Message
     about: str
     claim: int = 0
+    """Id of the health event that records the outcome; 0 for none."""
 
 
-def defer_notices(connection: Connection, notices: Iterable[QueuedNotice], grace_s: float) -> list[str]:
+class QueuedNotice(msgspec.Struct, frozen=True):
+    """Notice in the queue of its receiver, with the columns of `_DEFER`."""
+
+    queue: str
+    key: str
+    """Name of the notice, of which at most one job waits or runs."""
+    args: NoticeArguments
+
+
+def defer_notices(connection: Connection, notices: Sequence[QueuedNotice], grace_s: float) -> list[str]:
     """Queue notices, for agents from `grace_s` on, and return the keys of notices that were not queued before."""
     ensure_messages(connection)
-    rows = [
-        {"queue": one.queue, "key": one.key, "args": NoticeArguments(one.message, one.about, one.claim)}
-        for one in notices
-    ]
-    asked = {"notices": msgspec.json.encode(rows).decode(), "task": NOTIFY, "grace_s": grace_s}
+    asked = {"notices": msgspec.json.encode(notices).decode(), "task": NOTIFY, "grace_s": grace_s}
     return [row.key for row in connection.execute(_DEFER, asked)]
 
 

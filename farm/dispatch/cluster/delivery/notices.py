@@ -86,7 +86,7 @@ class NoticeTask:
                 self._store.quarantines.add_outcome(notice.claim, delivery.line)
 
     def _after(self, wait_s: float) -> datetime:
-        """Return the time in `wait_s` on the clock of the database, which decides what is due."""
+        """Return the time in `wait_s` on the clock of the database, by which jobs are due."""
         try:
             now_s = self._store.cluster.nightly_runs.now_ms() / 1000
         except StoreError:
