@@ -53,6 +53,7 @@ LATENCY_MS = 200
 SHARD = 25
 BEHIND = 2000
 PARTS = ("idle", "efficiency", "second_user", "person_behind_nightly", "cancel", "builds", "faults")
+BUILD_HOST = Path(__file__).parents[1] / "tests/stub_build_host.py"
 BUILD_HOSTS, BUILDERS = 4, 2
 SETTINGS = ("shared_preload_libraries=pg_stat_statements", "max_connections=200")
 _SETTLES_S = 2.0
@@ -131,7 +132,10 @@ class Bench:
         evidence.touch()
         names = [f"build-{number}" for number in range(BUILD_HOSTS)]
         for name in names:
-            self.hosts.start_build_host(name, evidence, BUILDERS)
+            words = [sys.executable, str(BUILD_HOST), name, str(evidence), str(BUILDERS), str(self.hosts.ttl_s)]
+            folder = self.hosts.home(name)
+            log = folder / "agent.log"
+            self.hosts.processes[name] = self.hosts.starting(words, env=self.hosts.env_of(name), cwd=folder, log=log)
         for name in names:
             self._until(lambda name=name: "ready" in self.hosts.log(name), name)
         began_s, run_id = now_s(), submit_builds(self.store, self.bundles)

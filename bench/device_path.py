@@ -213,7 +213,7 @@ def main() -> None:
         server = start_adb_server(supervisor, folder / "adb")
         [device] = boot(supervisor, server, [SOC], folder / "devices")
         storage = folder / "devices" / device.serial
-        transport = AdbTransport(device.serial, device.address.port)
+        transport = AdbTransport(device.serial, device.address)
         runtime = simulator_runtime(load_config().cache_dir)
 
         libraries, theirs = simpleadb_seconds(server, device.serial, runtime, bundles, folder)

@@ -43,6 +43,7 @@ from farm.builds.bundles.key import bundle_key
 from farm.builds.bundles.same import data_hash
 from farm.builds.compile.compiler_process import ONE_THREAD, SAME_EACH_TIME
 from farm.builds.compile.protocol import BuildRequest, collect_rarely, failure_of
+from farm.builds.compile.torch_graphs import TorchGraphs
 from farm.builds.toolchains.interpreters import process_environment
 from farm.builds.toolchains.prepare import prepare
 from farm.suites.manifests import find_suites, resolve_suite
@@ -125,6 +126,7 @@ def compile_side(name: str, asked: Path, out: Path) -> None:
     from farm.builds.compile.flows.shortcuts import every
 
     torch.set_num_threads(1)
+    graphs = TorchGraphs()
     requests = msgspec.json.decode(asked.read_bytes(), type=list[BuildRequest])
     whole = every.SHORTCUTS
     ways = {"": () if name == "plain" else whole}
@@ -138,6 +140,7 @@ def compile_side(name: str, asked: Path, out: Path) -> None:
             for place, (suffix, shortcuts) in enumerate(ways.items()):
                 with patch.object(every, "SHORTCUTS", shortcuts):
                     result = compile_one(request, Path(work, f"{number}-{place}"))
+                graphs.release()
                 result.job += suffix
                 write(out, result)
         os.chdir("/")

@@ -222,7 +222,7 @@ def host_loop(place: Place, new: int) -> float:
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as name, Supervisor() as supervisor:
         server = start_adb_server(supervisor, Path(name, "adb"))
         [device] = boot(supervisor, server, ["SM8650"], Path(name, "devices"))
-        transport = AdbTransport(device.serial, device.address.port)
+        transport = AdbTransport(device.serial, device.address)
         loop = HostLoop(place, transport, Path(name, "steps"))
         while len(tokens) <= new:
             token, times = loop.step(tokens[-1], len(tokens) - 1)

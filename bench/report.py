@@ -20,17 +20,14 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import random
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -38,15 +35,14 @@ import msgspec
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
-from sqlalchemy import Connection, bindparam, select, update
-from store import DAY_MS, DEVICE, FACTS, copy_run
+from serve import cpu_s, server
+from store import DEVICE, FACTS
 
 from farm.base.config.settings import load_config
 from farm.dispatch.request.ending import write_report
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
-from farm.store import schema
+from farm.serve import demo
 from farm.store.artifacts import ArtifactStore
-from farm.store.database import Database
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import Case, InputSpec, Job, Target
@@ -65,9 +61,9 @@ def make_jobs(count: int) -> list[Job]:
     return [Job(case, target) for case in cases for target in targets][:count]
 
 
-def attempt_of(job: Job, started_ms: int, draw: random.Random, *, fails: bool) -> Attempt:
+def attempt_of(job: Job, started_ms: int, draw: random.Random, *, fails: bool, slower: float) -> Attempt:
     usual = random.Random(job.id)
-    latency, sqnr = usual.uniform(2e6, 9e6), usual.uniform(30, 60)
+    latency, sqnr = slower * usual.uniform(2e6, 9e6), usual.uniform(30, 60)
     sqnr = 12.0 if fails else sqnr
     broken = ("sqnr 12.0 dB < 20 dB",) * fails
     spread = partial(draw.gauss, 1, 0.02)
@@ -90,13 +86,16 @@ def attempt_of(job: Job, started_ms: int, draw: random.Random, *, fails: bool) -
     )  # fmt: skip
 
 
-def record_run(store: Store, jobs: list[Job], started_ms: int, draw: random.Random, *, last: bool) -> str:
+def record_run(store: Store, jobs: list[Job], night: int, runs: int, draw: random.Random) -> str:
+    """Record a nightly run; every twentieth job is slower from the middle of `runs` on."""
+    last, started_ms = night == runs - 1, time.time_ns() // 1_000_000 - (runs - night) * demo.DAY_MS
     run_id = store.begin_run(RunRecord("farm run --nightly", "ci", "bench", FACTS, started_ms, "nightly"))
     store.plan_jobs(run_id, jobs)
     store.record_device(run_id, DEVICE)
     for place, job in enumerate(jobs):
         files = tuple(ArtifactRecord(f"{draw.getrandbits(256):064x}", 70_000, kind) for kind in ("etdump", "output"))
-        attempt = attempt_of(job, started_ms + place, draw, fails=last and place % 40 == 0)
+        slower = 1.12 if place % 20 == 0 and night > runs // 2 else 1.0
+        attempt = attempt_of(job, started_ms + place, draw, fails=last and place % 40 == 0, slower=slower)
         if last and place % 50 == 7:
             lost = msgspec.structs.replace(
                 attempt, verdict=Verdict.INFRA, stage=Stage.PUSH, reason="phone: push timed out", measurements=(),
@@ -106,31 +105,6 @@ def record_run(store: Store, jobs: list[Job], started_ms: int, draw: random.Rand
         store.record_attempt(run_id, attempt, artifacts=files)
     store.finish_run(run_id, 1 if last else 0)
     return run_id
-
-
-def vary(connection: Connection, runs: int) -> None:
-    """Write different medians for each run, and a step for every twentieth job."""
-    attempt, measurement = schema.attempt, schema.measurement
-    draw, median = random.Random(3), measurement.c
-    query = (
-        select(median.attempt_id, median.position, median.p50, schema.run_job.c.job_id, schema.run.c.id)
-        .select_from(measurement.join(attempt).join(schema.run_job).join(schema.run))
-        .where(measurement.c.position.in_((0, 2)))
-    )  # fmt: skip
-    found = connection.execute(query).all()
-    nights = {run_id: night for night, run_id in enumerate(sorted({row.id for row in found}))}
-    changed = [
-        {
-            "of": row.attempt_id,
-            "at": row.position,
-            "to": row.p50
-            * draw.gauss(1, 0.02)
-            * (1.12 if row.job_id % 20 == 0 and nights[row.id] > runs // 2 else 1.0),
-        }
-        for row in found
-    ]
-    where = (measurement.c.attempt_id == bindparam("of")) & (measurement.c.position == bindparam("at"))
-    connection.execute(update(measurement).where(where).values(p50=bindparam("to")), changed)
 
 
 def opened(page: Path) -> float:
@@ -152,36 +126,8 @@ def opened(page: Path) -> float:
 def fill(state: Path, count: int, runs: int) -> str:
     """Make a store with nightly runs of `count` jobs in `state`, and return the id of the last."""
     draw, jobs = random.Random(1), make_jobs(count)
-    now_ms = time.time_ns() // 1_000_000
-    address = str(state / "farm.db")
-    with open_store(address) as store:
-        pattern = record_run(store, jobs, now_ms - runs * DAY_MS, draw, last=False)
-        database = Database(address)
-        for night in range(1, runs - 1):
-            database.write(partial(copy_run, pattern=pattern, started_ms=now_ms - (runs - night) * DAY_MS))
-        run_id = record_run(store, jobs, now_ms - DAY_MS, draw, last=True)
-        database.write(partial(vary, runs=runs))
-        database.close()
-    return run_id
-
-
-@contextlib.contextmanager
-def serving(state: Path) -> Iterator[tuple[int, int]]:
-    """Run `farm serve` meanwhile; yield its process and its port."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "farm.cli.main", "serve", "--port", "0", "--json"],
-        env={**os.environ, "FARM_STATE_DIR": str(state), "FARM_CACHE_DIR": str(state / "cache")},
-        cwd=state,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield process.pid, int(json.loads(process.stdout.readline())["url"].rsplit(":", 1)[1].strip("/"))
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+    with open_store(state / "farm.db") as store:
+        return [record_run(store, jobs, night, runs, draw) for night in range(runs)][-1]
 
 
 def read(port: int, run_id: str) -> float:
@@ -198,7 +144,7 @@ def read(port: int, run_id: str) -> float:
 def served(state: Path, run_id: str, readers: int) -> dict[str, float]:
     """Return times of one reader and of many at once with three pages each, and the cost of the server."""
     took: list[float] = []
-    with serving(state) as (pid, port):
+    with server(f"sqlite:///{state}/farm.db", state) as (port, pid):
         first = read(port, run_id)
         threads = [
             threading.Thread(target=lambda: took.extend(read(port, run_id) for _ in range(3))) for _ in range(readers)
@@ -207,7 +153,7 @@ def served(state: Path, run_id: str, readers: int) -> dict[str, float]:
             thread.start()
         for thread in threads:
             thread.join()
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        server_cpu_s = cpu_s(pid)
         peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert len(took) == 3 * readers
     assert peak is not None
@@ -215,7 +161,7 @@ def served(state: Path, run_id: str, readers: int) -> dict[str, float]:
         "readers": readers,
         "first_reader_s": round(first, 2),
         "served_again_ratio": round(statistics.median(took) / first, 3),
-        "server_cpu_s": round((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), 1),
+        "server_cpu_s": round(server_cpu_s, 1),
         "server_peak_mb": int(peak[1]) // 1024,
     }
 

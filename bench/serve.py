@@ -70,10 +70,7 @@ def measure(name: str, url: str, folder: Path, size: demo.Size, readers: int, se
     database = Database(url)
     with Store(database) as store:
         began = time.monotonic()
-        demo.fill(store, database, ArtifactStore(folder / "artifacts"), size)
-        if not database.is_sqlite:
-            with database.psycopg_engine() as engine, engine.connect() as connection:
-                connection.exec_driver_sql("ANALYZE")
+        fill(store, database, folder, size)
         filled_s = time.monotonic() - began
         with server(url, folder) as (port, pid):
             before_s = cpu_s(pid)
@@ -101,6 +98,14 @@ def measure(name: str, url: str, folder: Path, size: demo.Size, readers: int, se
     }
     print(json.dumps(found), flush=True)
     return found  # type: ignore[return-value]
+
+
+def fill(store: Store, database: Database, folder: Path, size: demo.Size) -> None:
+    """Fill an empty store, and update PostgreSQL's statistics."""
+    demo.fill(store, database, ArtifactStore(folder / "artifacts"), size)
+    if not database.is_sqlite:
+        with database.psycopg_engine() as engine, engine.connect() as connection:
+            connection.exec_driver_sql("ANALYZE")
 
 
 def demo_filter() -> object:

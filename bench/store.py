@@ -4,8 +4,9 @@
     python bench/store.py --quick                        20,000
     python bench/store.py --store postgresql://...       in an empty database of a PostgreSQL server
 
-The store has nightly runs of 2,000 jobs with ten series each. Three more runs are recorded as `farm run` does, attempt
-by attempt; the best counts. `farm history` of one job and `farm status` are processes of their own, the best of five.
+The store is a demo store (`farm/serve/demo.py`) of one SoC with ten series per job. Three more runs are recorded as
+`farm run` does, attempt by attempt; the best counts. `farm history` of one job and `farm status` are processes of their
+own, the best of five.
 
 The last line is one JSON object, times in seconds: `measurements`, `ingest`, `history`, `status`, each with the
 processor time of this process or of the command as `_cpu`.
@@ -22,24 +23,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, insert, select, text, update
+from serve import fill
 
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
-from farm.store import rows, schema
+from farm.serve import demo
 from farm.store.database import Database
+from farm.store.queries.grid import JobFilter
 from farm.store.records import RunRecord
-from farm.store.store import Store, open_store
+from farm.store.store import Store
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 DEVICE = Device(serial="phone", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
-METRICS = 10
+METRICS = ("latency", "sqnr_fp32[0]", *(f"metric{number}" for number in range(8)))
 RECORDED = 3
-DAY_MS = 86_400_000
 FACTS = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}
 
 
@@ -53,8 +52,7 @@ def make_jobs(count: int) -> list[Job]:
 
 def measured(draw: random.Random) -> tuple[Measurement, ...]:
     return tuple(
-        Measurement(f"metric_{n}", "ns", Direction.LOWER, tuple(draw.uniform(1e6, 1.1e6) for _ in range(3)))
-        for n in range(METRICS)
+        Measurement(name, "ns", Direction.LOWER, tuple(draw.uniform(1e6, 1.1e6) for _ in range(3))) for name in METRICS
     )
 
 
@@ -76,58 +74,6 @@ def record_run(store: Store, jobs: list[Job], started_ms: int, draw: random.Rand
         store.record_attempt(run_id, attempt_of(job, started_ms, draw))
     store.finish_run(run_id, 0)
     return run_id
-
-
-def copy_run(connection: Connection, pattern: str, started_ms: int) -> None:
-    """Copy the rows of a run to another run, which is faster than recording it, and equal for the queries."""
-    run_id = rows.new_run_id(started_ms)
-    run = dict(connection.execute(select(schema.run).where(schema.run.c.id == pattern)).mappings().one())
-    connection.execute(insert(schema.run), [{**run, "id": run_id, "started_ms": started_ms}])
-    devices = connection.execute(select(schema.run_device).where(schema.run_device.c.run_id == pattern)).mappings()
-    connection.execute(insert(schema.run_device), [{**row, "run_id": run_id} for row in devices])
-    new_ids: dict[str, dict[int, int]] = {"run_job": {}, "attempt": {}}
-    for table, parent, column in (
-        (schema.run_job, "", ""),
-        (schema.attempt, "run_job", "run_job_id"),
-        (schema.measurement, "attempt", "attempt_id"),
-    ):
-        found = _rows_of(connection, table, pattern)
-        first = connection.scalar(select(table.c.id).order_by(table.c.id.desc()).limit(1)) if "id" in table.c else 0
-        for number, row in enumerate(found, start=1):
-            if parent:
-                row[column] = new_ids[parent][row[column]]
-            else:
-                row["run_id"] = run_id
-            if "id" in row:
-                new_ids[table.name][row["id"]] = row["id"] = (first or 0) + number
-            if "started_ms" in row:
-                row["started_ms"] = row["recorded_ms"] = started_ms
-        connection.execute(insert(table), found)
-    # The copied rows of run_job still name the attempts of the original run.
-    decides = select(schema.attempt.c.id).where(schema.attempt.c.run_job_id == schema.run_job.c.id).scalar_subquery()
-    of_run = schema.run_job.c.run_id == run_id
-    connection.execute(update(schema.run_job).where(of_run).values(decisive_attempt_id=decides))
-
-
-def count_on(connection: Connection) -> None:
-    """Set PostgreSQL's sequences after the copied rows, and update its statistics."""
-    if connection.dialect.name == "postgresql":
-        for table in ("run_job", "attempt"):
-            query = f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), (SELECT max(id) FROM {table}))"  # noqa: S608
-            connection.execute(text(query))
-        connection.execute(text("ANALYZE"))
-
-
-def _rows_of(connection: Connection, table: Any, run_id: str) -> list[dict[str, Any]]:
-    run_job, attempt = schema.run_job, schema.attempt
-    query = select(table).where(run_job.c.run_id == run_id)
-    if table is attempt:
-        query = query.join(run_job, run_job.c.id == attempt.c.run_job_id)
-    elif table is not run_job:
-        query = query.join(attempt, attempt.c.id == table.c.attempt_id).join(
-            run_job, run_job.c.id == attempt.c.run_job_id
-        )
-    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def command_seconds(environment: dict[str, str], *arguments: str) -> tuple[float, float]:
@@ -165,24 +111,20 @@ def main() -> None:
     draw, jobs = random.Random(1), make_jobs(count)
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder:
         address = arguments.store or str(Path(folder, "farm.db"))
-        now_ms = time.time_ns() // 1_000_000
-        with open_store(address) as store:
+        size = demo.Size(nights=nights - RECORDED, cases=count, socs=("SM8650",), metrics=METRICS)
+        database = Database(address)
+        with Store(database) as store:
             if store.runs.latest_id():
                 sys.exit(f"{address} is not empty")
-            pattern = record_run(store, jobs, now_ms - nights * DAY_MS, draw)
-            database = Database(address)
-            for night in range(1, nights - RECORDED):
-                database.write(partial(copy_run, pattern=pattern, started_ms=now_ms - (nights - night) * DAY_MS))
-            database.write(count_on)
-            database.close()
-            ingest, ingest_cpu = ingest_seconds(store, jobs, now_ms - 3_600_000, draw)
+            fill(store, database, Path(folder), size)
+            job_id = store.grid.jobs(store.grid.nightly_runs(None, 1), JobFilter(suite="demo_operators"))[0].job_id
+            ingest, ingest_cpu = ingest_seconds(store, jobs, time.time_ns() // 1_000_000 - 3_600_000, draw)
         print(f"{count} jobs, {nights} runs; of the last {RECORDED} the quickest was recorded in {ingest:.2f} s")
         environment = {**os.environ, "FARM_STORE": address, "FARM_STATE_DIR": folder}
-        job_id = jobs[count // 2].id
-        history, history_cpu = command_seconds(environment, "history", job_id)
+        history, history_cpu = command_seconds(environment, "history", job_id, "--branch", "main")
         status, status_cpu = command_seconds(environment, "status")
         result = {
-            "measurements": count * nights * METRICS,
+            "measurements": count * nights * len(METRICS),
             "ingest": round(ingest, 3),
             "ingest_cpu": round(ingest_cpu, 3),
             "history": round(history, 3),

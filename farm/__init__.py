@@ -1,3 +1,3 @@
-"""Runs ExecuTorch operator and model suites on Snapdragon devices and remembers every number."""
+"""Runs ExecuTorch operator and model suites on Snapdragon devices and stores every number."""
 
 __version__ = "0.2.0"

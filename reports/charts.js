@@ -22,7 +22,7 @@
   const utc = (ms) => new Date(ms).toISOString();
   const day = (ms) => utc(ms).slice(0, 16).replace("T", " ");
 
-  // Jobs of one case are told apart by their targets.
+  // Jobs of one case are labelled with their targets.
   const nameOf = (plot, series) => {
     const cases = new Set(plot.series.map((one) => one.job_id.split("[")[0]));
     const kinds = new Set(plot.series.map((one) => one.device_kind));
@@ -77,7 +77,7 @@
     return found;
   };
 
-  // Events too close to tell apart are one mark.
+  // Events closer than 1/40 of the time range are one mark.
   const timesOf = (plot) => {
     const times = plot.series.flatMap((series) => series.points.map((point) => point.time_ms));
     return [Math.min(...times), Math.max(...times)];
@@ -128,7 +128,7 @@
     const plot = JSON.parse(document.getElementById(figure.dataset.plot).textContent);
     const place = figure.querySelector(".chart");
     const narrow = small.matches;
-    // The style sheet has the heights: Plotly forgets its own when the window changes.
+    // The style sheet has the heights: Plotly loses its own when the window is resized.
     place.classList.toggle("with-legend", plot.series.length > 1);
     place.style.setProperty("--series", plot.series.length);
     const settings = {

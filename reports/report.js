@@ -18,7 +18,7 @@
     try {
       if (root.dataset.theme) localStorage.setItem("farm-theme", next);
       else localStorage.removeItem("farm-theme");
-    } catch (error) { /* not remembered, still switched */ }
+    } catch (error) { /* the theme is switched, but not stored */ }
     labelTheme();
   });
   systemDark.addEventListener("change", labelTheme);
@@ -73,7 +73,7 @@
     const pack = packs.find((one) => one.first <= number && number <= one.last);
     try {
       pack.pages ||= unpacked(pack);
-      page.innerHTML = (await pack.pages)[number]; // escaped when it was made, as all of this file
+      page.innerHTML = (await pack.pages)[number]; // escaped when the report was written
     } catch (error) {
       page.textContent = "This browser cannot unpack the page of the job.";
     }
@@ -89,7 +89,7 @@
   const textColumns = { job: 0, device: heads.length - 1 };
   const collator = new Intl.Collator("en", { numeric: true });
   const state = { q: "", v: new Set(), s: "", j: "" };
-  const firstShown = 400; // laying out thousands of rows at every key stroke would be felt
+  const firstShown = 400; // layout of thousands of rows at every key stroke would be slow
   let limit = firstShown;
   let ordered = rows;
 
@@ -111,7 +111,7 @@
     const sign = descending ? -1 : 1;
     keyed.sort(([a, rowA], [b, rowB]) => {
       const missing = Number(Number.isNaN(a)) - Number(Number.isNaN(b));
-      if (missing) return missing; // jobs without the number come last in both orders
+      if (missing) return missing; // jobs without a value are last in both orders
       const order = typeof a === "string" ? collator.compare(a, b) : a < b ? -1 : a > b ? 1 : 0;
       return sign * order || rowA.order - rowB.order;
     });
@@ -239,7 +239,7 @@
   keysOn.addEventListener("change", () => {
     try {
       localStorage.setItem("farm-keys", keysOn.checked ? "on" : "off");
-    } catch (error) { /* not remembered */ }
+    } catch (error) { /* not stored */ }
   });
   byId("help").addEventListener("click", () => help.showModal());
   byId("keys-close").addEventListener("click", () => help.close());

@@ -1,11 +1,11 @@
-"""Independent programs of the adb protocol: adb of several versions, and clients from npm."""
+"""Devices behind adb of several versions, and servers for their forwarded connections."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import shutil
+import re
 import socket
 import subprocess
 import tempfile
@@ -13,37 +13,25 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from socketserver import BaseRequestHandler
 
-import pytest
 from debian import unpack
+from parts import do_without
 from waiting import until
 
 from farm.base.errors import MissingToolError
 from farm.base.processes import Supervisor
-from farm.base.publish import published
 from farm.devices.adb.server import find_adb
 from farm.devices.virtual.boot import start_device
 
 SECONDS = 30.0
-# Read before the tests take farm's variables out of the environment.
-REQUIRED = os.environ.get("FARM_REQUIRE_PARTS") == "1"
-
 ADB_VERSIONS = ("29", "34", "36")
 # Debian release by version of its package `adb`; other versions come with adbutils.
 _DEBIAN = {"29": "bookworm", "34": "trixie"}
 
-_NPM = {
-    "@devicefarmer/adbkit": "3.3.9",
-    "@yume-chan/adb": "2.6.4",
-    "@yume-chan/adb-server-node-tcp": "2.5.2",
-    "@yume-chan/stream-extra": "2.6.1",
-}
-_INSTALL_SECONDS = 300.0
-_SCRIPTS = Path(__file__).with_name("virtual") / "judges"
-
 # No mDNS, no phones on USB, no emulators, and no other adb's `kill-server`, where the version knows of it.
 _QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0", "ADB_REJECT_KILL_SERVER": "1"}
+_UNREACHED = re.compile(rb"device offline|device .* not found")
 
 
 def adb_program(version: str, cache: Path) -> list[str]:
@@ -53,19 +41,12 @@ def adb_program(version: str, cache: Path) -> list[str]:
     try:
         root = unpack(["adb"], cache, suite=_DEBIAN[version])
     except MissingToolError as error:
-        missing(f"adb {version} cannot be had: {error}")
+        do_without(f"adb {version} cannot be had: {error}")
     # The program may need another C library than this machine's, so its own loader starts it.
     loader = next(path for path in sorted(root.glob("**/ld-linux*.so*")) if path.is_file())
     libraries = sorted({str(path.parent) for path in root.glob("**/*.so.*") if path.is_file()})
     program = root / "usr/lib/android-sdk/platform-tools/adb"
     return [str(loader), "--library-path", ":".join(libraries), str(program)]
-
-
-def missing(why: str) -> NoReturn:
-    """Skip the test, or fail it where parts are required."""
-    if REQUIRED:
-        pytest.fail(f"FARM_REQUIRE_PARTS=1, and {why}")
-    pytest.skip(why)
 
 
 class Judged:
@@ -82,13 +63,9 @@ class Judged:
             listener.bind(("127.0.0.1", 0))
             listener.listen(64)
             self.server_port = int(listener.getsockname()[1])
-            supervisor.spawn(
-                [*program, "-L", f"acceptfd:{listener.fileno()}", "server", "nodaemon"],
-                name="adb server",
-                env=environment,
-                stderr=folder / "adb-server.log",
-                pass_fds=(listener.fileno(),),
-            )
+            words = [*program, "-L", f"acceptfd:{listener.fileno()}", "server", "nodaemon"]
+            log = folder / "adb-server.log"
+            supervisor.spawn(words, name="adb server", env=environment, stderr=log, pass_fds=(listener.fileno(),))
         self._environment = {**environment, "ANDROID_ADB_SERVER_PORT": str(self.server_port)}
         self.connect()
 
@@ -100,9 +77,10 @@ class Judged:
     def adb(self, *words: str | Path, stdin: bytes = b"", check: bool = True) -> subprocess.CompletedProcess[bytes]:
         """Run the adb program on the device."""
         done = self._run(*words, stdin=stdin)
-        # A server that has not noticed the device's return answers with this error and has not run the command.
+        # A server that has not noticed the device's return, or that ends an old connection to it late, answers with
+        # these errors and has not run the command.
         deadline = time.monotonic() + SECONDS
-        while check and b"device offline" in done.stderr and time.monotonic() < deadline:
+        while check and _UNREACHED.search(done.stderr) and time.monotonic() < deadline:
             self._run("disconnect", self.serial)
             self._run("connect", self.serial)
             done = self._run(*words, stdin=stdin)
@@ -111,13 +89,9 @@ class Judged:
 
     def _run(self, *words: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            [*self._program, *map(str, words)],
-            input=stdin,
-            env={**self._environment, "ANDROID_SERIAL": self.serial},
-            capture_output=True,
-            timeout=SECONDS,
-            check=False,
-        )
+            [*self._program, *map(str, words)], input=stdin, env={**self._environment, "ANDROID_SERIAL": self.serial},
+            capture_output=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
 
     def text(self, *words: str | Path) -> str:
         """Return the output of the adb program, without white space around it."""
@@ -154,28 +128,12 @@ def judged_device(program: Sequence[str]) -> Iterator[Judged]:
         yield Judged(supervisor, Path(folder), program)
 
 
-@contextlib.contextmanager
-def echo_server() -> Iterator[int]:
-    """Yield a port of loopback whose server sends all bytes back."""
+class Echo(BaseRequestHandler):
+    """Sends all bytes back."""
 
-    def echo(connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            while data := connection.recv(1 << 16):
-                connection.sendall(data)
-
-    def accept(listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        accepting = threading.Thread(target=accept, args=(listener,), daemon=True)
-        accepting.start()
-        try:
-            yield int(listener.getsockname()[1])
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            accepting.join()
+    def handle(self) -> None:
+        while data := self.request.recv(1 << 16):
+            self.request.sendall(data)
 
 
 def echoed(address: int | str, message: bytes) -> bytes:
@@ -200,46 +158,3 @@ def echoed(address: int | str, message: bytes) -> bytes:
 def _send(connection: socket.socket, message: bytes) -> None:
     with contextlib.suppress(OSError):
         connection.sendall(message)
-
-
-def node_packages(cache: Path) -> Path:
-    """Return a folder with the clients from npm, installed once into `cache`, or skip or fail the test."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            missing(f"there is no {program}: install nodejs and npm")
-    versions = "_".join(f"{name.split('/')[1]}-{version}" for name, version in _NPM.items())
-
-    def fill(folder: Path) -> None:
-        manifest = {"name": "adb-clients", "private": True, "type": "module", "dependencies": _NPM}
-        (folder / "package.json").write_text(json.dumps(manifest))
-        words = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock"]
-        with tempfile.TemporaryDirectory(prefix="farm-npm-") as scratch:
-            done = subprocess.run(
-                [*words, "--cache", scratch],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=_INSTALL_SECONDS,
-                check=False,
-            )
-        if done.returncode != 0:
-            missing(f"npm cannot install the clients: {done.stderr.strip()}")
-
-    return published(cache / "adb-clients" / versions, fill)
-
-
-def run_node(script: str, packages: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON that a script of `judges` prints, run with the packages of `node_packages`."""
-    # Read from standard input, it finds packages from the current folder on.
-    done = subprocess.run(
-        ["node", "--input-type=module", "-", json.dumps(settings)],
-        input=(_SCRIPTS / script).read_bytes(),
-        cwd=packages,
-        env={"PATH": os.environ["PATH"]},
-        capture_output=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, (done.returncode, done.stdout.decode(), done.stderr.decode())
-    seen: dict[str, Any] = json.loads(done.stdout)
-    return seen

@@ -27,7 +27,7 @@ ln -s pts/ptmx "$image/dev/ptmx"
 ln -s /proc/self/fd "$image/dev/fd"
 for number in 0:stdin 1:stdout 2:stderr; do ln -s "/proc/self/fd/${number%:*}" "$image/dev/${number#*:}"; done
 mount -t proc -o nosuid,nodev,noexec proc "$image/proc"
-# A copy, of a file system that df does not take for the one of /data.
+# A copy on another file system, which df shows separately from /data.
 cp "$files/proc/sys/kernel/random/boot_id" "$image/dev/.boot_id"
 mount --bind "$image/dev/.boot_id" "$image/proc/sys/kernel/random/boot_id"
 echo localhost >/proc/sys/kernel/hostname

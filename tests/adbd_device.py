@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from debian import unpack
+from parts import do_without
 from waiting import until
 
 from farm.base.errors import MissingToolError
@@ -29,11 +30,9 @@ from farm.base.processes import Child, Supervisor
 from farm.base.publish import published
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
+from farm.devices.device import AdbAddress
 from farm.devices.virtual.tools import TOOLS
 from farm.devices.virtual.tree import DeviceTree, device_properties
-
-# Read before the tests take farm's variables out of the environment.
-REQUIRED = os.environ.get("FARM_REQUIRE_PARTS") == "1"
 
 DAEMONS = ["farm", pytest.param("adbd", marks=pytest.mark.whole)]
 """Parameters of a test that runs over farm's daemon and over Android's."""
@@ -61,13 +60,9 @@ _ETC = {
     "hosts": "127.0.0.1 localhost\n",
 }
 _ENVIRONMENT = {
-    "ADBD_PORT": str(_PORT),
-    "ANDROID_DATA": "/data",
-    "ANDROID_ROOT": "/system",
-    "LANG": "C.UTF-8",
-    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-    "TMPDIR": "/data/local/tmp",
-}
+    "ADBD_PORT": str(_PORT), "ANDROID_DATA": "/data", "ANDROID_ROOT": "/system", "LANG": "C.UTF-8",
+    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR": "/data/local/tmp",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ class AdbdDevice:
 
     def transport(self) -> AdbTransport:
         """Return a new transport to it."""
-        return AdbTransport(self.serial, self.server.port)
+        return AdbTransport(self.serial, AdbAddress(self.server.port))
 
     def vanish(self) -> None:
         """Kill all processes of the device at once, without SIGTERM before."""
@@ -105,9 +100,7 @@ def start_adbd(supervisor: Supervisor, folder: Path, cache_dir: Path) -> AdbdDev
     """Start a device with its files below `folder`. Skip the test without adbd, or fail it where parts are required."""
     image = _image(cache_dir)
     if not isinstance(image, Path):
-        if REQUIRED:
-            pytest.fail(f"FARM_REQUIRE_PARTS=1 and there is no adbd: {image}")
-        pytest.skip(f"there is no adbd: {image}")
+        do_without(f"there is no adbd: {image}")
     root = folder / "device"
     tree = DeviceTree(root, device_properties("SM8550", "adbd", "test", "user"))
     for name in ("product", "product/bin"):

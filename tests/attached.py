@@ -50,8 +50,8 @@ class Attached:
         """Run `farm` as `FarmHome.farm` does, as another user where one is named."""
         return self.home.farm(*arguments, timeout_s=timeout_s, env=self._env(user), code=code)
 
-    def json(self, *arguments: str, user: str = "") -> Any:
-        return self.home.json(*arguments, env=self._env(user))
+    def json(self, *arguments: str, **options: Any) -> Any:
+        return self.home.json(*arguments, env=self.env, **options)
 
     @contextlib.contextmanager
     def running(self, *arguments: str, user: str = "") -> Iterator[subprocess.Popen[str]]:

@@ -10,8 +10,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import made
 import msgspec
 from log_lines import LogLines
+from shared_rows import facts, submit
 from waiting import until
 
 from farm.base.config.settings import Config, load_config
@@ -20,14 +22,12 @@ from farm.builds.toolchains.prepare import prepare
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.dispatch.cluster.agent.builds import BuildHost
 from farm.dispatch.cluster.client.upload import new_builds
-from farm.dispatch.cluster.files.suite_archive import upload_sources
+from farm.dispatch.cluster.files.exchange import upload_sources
 from farm.policy.situation import Priority
-from farm.store.cluster.records import AgentFacts, AgentId, Build, NewOrder, NewShard, PlannedJob
+from farm.store.cluster.records import AgentId, Build, NewShard, PlannedJob
 from farm.store.objects.objects import Objects, open_objects
-from farm.store.protocol import PROTOCOL
-from farm.store.records import RunRecord
 from farm.store.store import Store, open_store
-from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.suites.suite import InputSpec, Job
 
 OPS = """
 import os, pathlib, signal, time, torch
@@ -60,15 +60,11 @@ _seeds = itertools.count(time.time_ns() % 2**40)
 
 def made_job(module: str = "torch.nn:ReLU", args: tuple[object, ...] = (), folder: Path | None = None) -> Job:
     """Return a job whose bundle exists nowhere yet."""
-    case = Case(
-        folder.name if folder else "made",
-        f"case{next(_seeds)}",
-        module,
-        (InputSpec((1, 4), seed=next(_seeds)),),
-        args=args,
-        folder=str(folder) if folder else "",
-    )
-    return Job(case, Target("SM8650", "xnnpack", "fp32"))
+    inputs = (InputSpec((1, 4), seed=next(_seeds)),)
+    return made.job(
+        f"case{next(_seeds)}", suite=folder.name if folder else "made", backend="xnnpack", precision="fp32",
+        module=module, inputs=inputs, args=args, folder=str(folder or ""),
+    )  # fmt: skip
 
 
 @dataclass
@@ -126,10 +122,8 @@ class BuildFarm:
         """Submit a run that has one shard a job, and lacks all of its bundles."""
         planned = [PlannedJob(job, bundle_key(job, self.tools.versions), cached=False) for job in jobs]
         builds = new_builds(planned, self.tools, "xnnpack", upload_sources(self.objects, jobs))
-        run_id = self.store.begin_run(RunRecord("test", user, "laptop", {"executorch": "1"}))
-        order = NewOrder(run_id=run_id, user=user, priority=priority, purpose="test", terms=b"{}", protocol=PROTOCOL)
         shards = [NewShard("SM8650", (one,), 1.0, number) for number, one in enumerate(planned)]
-        self.store.cluster.submit(order, shards, builds, jobs=jobs)
+        run_id = submit(self.store, shards, user, priority, builds)
         return Submitted(run_id, list(jobs), [one.key for one in planned])
 
     def await_builds(self, keys: Sequence[str], *states: str, timeout_s: float = 300.0) -> dict[str, Build]:
@@ -146,7 +140,7 @@ class BuildFarm:
         return found if all(key in found and found[key].state in states for key in keys) else None
 
     @contextmanager
-    def host(self, name: str, *, ttl_s: float = 600.0) -> Iterator[RunningHost]:
+    def host(self, name: str) -> Iterator[RunningHost]:
         """Yield a build host that claims, in this process."""
         config, notes = self.config(name), LogLines("farm.dispatch.cluster.agent")
         host = BuildHost(config, self.hosts, self.objects)
@@ -154,15 +148,8 @@ class BuildFarm:
             stack.callback(notes.close)
             stack.callback(host.stop)
             host.toolchains.look()
-            facts = AgentFacts(
-                host=name,
-                pid=1,
-                version="1",
-                protocol=PROTOCOL,
-                toolchains=host.toolchains.ids,
-                offered=host.toolchains.offered,
-            )
-            agent = self.hosts.cluster.register(name, facts, ttl_s, user=self.hosts.user)
+            tools = {"toolchains": host.toolchains.ids, "offered": host.toolchains.offered}
+            agent = self.hosts.cluster.register(name, facts(name, 0, **tools), 600.0, user=self.hosts.user)
             stack.callback(self.hosts.cluster.leave, agent)
             host.begin(agent)
             yield RunningHost(host, agent, config, notes)

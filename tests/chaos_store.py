@@ -1,4 +1,4 @@
-"""The databases of a tormented farm, and how each is away for a while: chaos.py."""
+"""PostgreSQL servers for tests, which may be stopped and frozen, and their databases."""
 
 from __future__ import annotations
 
@@ -8,68 +8,12 @@ import os
 import pwd
 import shutil
 import signal
-import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
-_COUNTS = "SELECT (SELECT count(*) FROM attempt), (SELECT count(*) FROM health_event)"
 _CONNECT_SECONDS = 3
-_LOCK_SECONDS = 5.0
-
-
-class ChaosStore(Protocol):
-    """A database that can be away."""
-
-    name: str
-    url: str
-    ways: Sequence[str]
-    """How it can be away."""
-
-    def leave(self, way: str) -> None:
-        """Let it be away."""
-
-    def come_back(self) -> None:
-        """Let it be there again; may be called when it is."""
-
-    def counts(self) -> tuple[int, ...] | None:
-        """Return how much is in it, None where it does not answer."""
-
-
-class SqliteStore:
-    """A file in the state folder of a round; away is that another process writes and does not end."""
-
-    name = "SQLite"
-    ways = ("locked",)
-
-    def __init__(self, file: Path) -> None:
-        self._file, self.url = file, f"sqlite:///{file}"
-        self._holder: sqlite3.Connection | None = None
-
-    def leave(self, way: str) -> None:
-        del way
-        if not self._file.exists() or self._holder is not None:
-            return
-        holder = sqlite3.connect(self._file, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False)
-        try:
-            holder.execute("BEGIN IMMEDIATE")
-            self._holder = holder
-        except sqlite3.Error:
-            holder.close()
-
-    def come_back(self) -> None:
-        holder, self._holder = self._holder, None
-        if holder is not None:
-            holder.close()
-
-    def counts(self) -> tuple[int, ...] | None:
-        try:
-            with contextlib.closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=1.0)) as connection:
-                return tuple(connection.execute(_COUNTS).fetchone())
-        except sqlite3.Error:
-            return None
 
 
 class Cluster:
@@ -157,9 +101,6 @@ class Cluster:
 class PostgresStore:
     """A new database of a server of this run."""
 
-    name = "PostgreSQL"
-    ways = ("stopped", "frozen", "restarted")
-
     def __init__(self, cluster: Cluster, database: str) -> None:
         import psycopg
 
@@ -167,30 +108,7 @@ class PostgresStore:
         where = f"host={cluster.folder} port={cluster.port} user=farm connect_timeout={_CONNECT_SECONDS}"
         with psycopg.connect(f"{where} dbname=postgres", autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {database}")  # type: ignore[arg-type]
-        self._where = f"{where} dbname={database} options='-c statement_timeout={_CONNECT_SECONDS}s'"
         self.url = f"postgresql://farm@/{database}?host={cluster.folder}&port={cluster.port}"
-
-    def leave(self, way: str) -> None:
-        if way == "frozen":
-            self._cluster.freeze()
-        else:
-            self._cluster.stop()
-        if way == "restarted":
-            self._cluster.start()
-
-    def come_back(self) -> None:
-        self._cluster.thaw()
-        self._cluster.start()
-
-    def counts(self) -> tuple[int, ...] | None:
-        import psycopg
-
-        try:
-            with psycopg.connect(self._where) as connection:
-                row = connection.execute(_COUNTS).fetchone()  # type: ignore[arg-type]
-        except psycopg.Error:
-            return None
-        return tuple(row) if row else None
 
 
 def server_binaries() -> Path | str:

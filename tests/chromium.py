@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from parts import do_without
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
@@ -34,9 +35,7 @@ def start(profile: Path) -> WebDriver:
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not chromium or not driver:
         reason = "chromium and chromedriver are not on PATH (Debian: apt-get install chromium chromium-driver)"
-        if os.environ.get("FARM_REQUIRE_CHROMIUM") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        do_without(reason, "FARM_REQUIRE_CHROMIUM")
     options = Options()
     options.binary_location = chromium
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
@@ -94,12 +93,7 @@ def _axe() -> str:
 
 
 def violations(browser: WebDriver) -> list[str]:
-    """Return the serious and critical findings of axe in the page as it is.
-
-    Asked again of a page that has changed (another theme, another width, something unfolded), axe examines colours of
-    those elements only whose style, text or background is new. All other rules examine the whole page again, unless
-    the page is the same as before in markup, layout and colours.
-    """
+    """Return the serious and critical findings of axe in the page as it is."""
     if not browser.execute_script("return 'axe' in window"):
         browser.execute_script(_axe())
     found: list[str] = browser.execute_async_script(_VIOLATIONS)
@@ -107,60 +101,11 @@ def violations(browser: WebDriver) -> list[str]:
 
 
 _VIOLATIONS = r"""
-const done = arguments[arguments.length - 1];
-// The rules of axe with the tag cat.color that are on.
-const colours = ["color-contrast", "link-in-text-block"];
-const first = !window.axeSeen;
-const seen = window.axeSeen ??= {states: new Set(), chains: new Map(), looks: new WeakMap()};
-// Scrolling moves sticky bars in the document; rules about markup and layout give the same answers then.
-const placed = (r) => [r.left + scrollX, r.width, r.height, r.bottom + scrollY > 0].map(Math.round).join();
-
-const elements = [...document.querySelectorAll("*")], chains = new Map(), boxes = new Map(), floating = [], state = [];
-for (const e of elements) {
-  const s = getComputedStyle(e), box = e.getBoundingClientRect();
-  const pseudo = ["::before", "::after"].map((name) => getComputedStyle(e, name)).filter((one) => one.content !== "none");
-  const own = [s, ...pseudo].map((one) => [one.color, one.backgroundColor, one.backgroundImage, one.opacity, one.fontSize,
-    one.fontWeight, one.textShadow, one.filter, one.mixBlendMode, one.visibility, one.display, one.textDecorationLine,
-    one.borderBottom, one.position, one.zIndex, one.overflow].join()).join();
-  // Equal chains of styles from the root down are one number.
-  const chain = `${chains.get(e.parentElement)}|${own}`;
-  if (!seen.chains.has(chain)) seen.chains.set(chain, seen.chains.size);
-  chains.set(e, seen.chains.get(chain));
-  boxes.set(e, box);
-  const painted = s.backgroundImage !== "none" || !/(^transparent|, 0\))$/.test(s.backgroundColor);
-  if (s.position !== "static" && painted && box.width && e.checkVisibility()) floating.push(e);
-}
-// Elements beside an open modal dialog are inert, and axe passes over them.
-const modal = document.querySelector(":modal"), fresh = [];
-for (const e of elements) {
-  const box = boxes.get(e), shown = e.checkVisibility({checkOpacity: true, checkVisibilityCSS: true}) && (!modal || modal.contains(e));
-  const text = [...e.childNodes].filter((one) => one.nodeType === 3).map((one) => one.data.trim()).join(" ");
-  const over = floating.filter((one) => {
-    const other = boxes.get(one);
-    return other.left < box.right && box.left < other.right && other.top < box.bottom && box.top < other.bottom && !one.contains(e);
-  });
-  const self = `${chains.get(e)}|${shown}|${e.disabled}|${e.value}|${text}`, look = `${self}|${over.map((one) => chains.get(one))}`;
-  state.push(`${self}|${placed(box)}|${e.scrollWidth}|${e.scrollHeight}|${e.checked}|${e.matches(":modal")}`);
-  if (!seen.looks.has(e)) seen.looks.set(e, new Set());
-  const hasText = text.trim() || e.matches("input, select, textarea, button");
-  if (shown && hasText && !seen.looks.get(e).has(look)) fresh.push(e);
-  seen.looks.get(e).add(look);
-}
-const page = `${document.documentElement.outerHTML}|${state.join()}`;
-const same = seen.states.has(page);
-seen.states.add(page);
-
-const told = async (context, rules) => (await axe.run(context, {resultTypes: ["violations"], ...rules})).violations.map(
-  (one) => `${one.impact} ${one.id}: ${one.nodes.slice(0, 3).map((node) => `${node.target} ${node.failureSummary}`).join(" | ")}`);
-(async () => {
-  if (first) return told(document, {});
-  const off = Object.fromEntries(colours.map((rule) => [rule, {enabled: false}]));
-  return [
-    ...(same ? [] : await told(document, {rules: off})),
-    ...(fresh.length ? await told({include: fresh}, {runOnly: colours}) : []),
-  ];
-})().then(done, (error) => done([`critical axe: ${error}`]));
-"""  # noqa: E501
+const done = arguments[arguments.length - 1], where = (node) => `${node.target} ${node.failureSummary}`;
+axe.run(document, {resultTypes: ["violations"]}).then(
+  (found) => done(found.violations.map((v) => `${v.impact} ${v.id}: ${v.nodes.slice(0, 3).map(where).join(" | ")}`)),
+  (error) => done([`critical axe: ${error}`]));
+"""
 
 
 def flaws(browser: WebDriver) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import warm_torch
-from built_runner import take_built_runner
 from farm_home import FarmHome
 from made_decoders import compiled, tiny_decoder
 from postgresql_server import running_cluster
@@ -26,9 +26,12 @@ from users import User, two_users
 from warm_torch import WarmTorch, run_script
 
 from farm.base import processes
+from farm.base.config.settings import load_config
+from farm.base.errors import FarmError
 from farm.base.processes import Supervisor
 from farm.base.publish import published
 from farm.builds.bundles.bundle import Bundle
+from farm.builds.runtime.native.build import planned_native
 from farm.builds.runtime.simulator import host_sdk
 from farm.devices.adb.server import start_adb_server
 from farm.store.database import Database
@@ -57,7 +60,7 @@ def pytest_make_collect_report(
     report = yield
     if not had_torch and "torch" in sys.modules:
         report.outcome = "failed"
-        report.longrepr = f"{collector.nodeid} imports torch: move that to a script for the fixture printed_json"
+        report.longrepr = f"{collector.nodeid} imports torch: only modules torch_*.py may"
     return report
 
 
@@ -138,8 +141,21 @@ def farm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty cache for the whole session; FARM_TEST_CACHE names one to keep between sessions."""
     kept = os.environ.get("FARM_TEST_CACHE")
     cache = Path(kept) if kept else _folder_of_session(tmp_path_factory, "cache")
-    take_built_runner(cache)
+    _take_built_runner(cache)
     return cache
+
+
+def _take_built_runner(cache: Path) -> None:
+    """Copy the native runner that farmw has built for this user into `cache`: a build takes 40 s."""
+    with contextlib.suppress(FarmError):
+        wanted = planned_native(cache)
+        built = load_config().cache_dir / "native" / wanted.key
+        if built.is_dir() and not wanted.built:
+            published(wanted.folder, partial(_copy, built))
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, dirs_exist_ok=True)
 
 
 def _folder_of_session(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
@@ -165,20 +181,24 @@ def _warm_torch(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture(scope="session")
-def filled_by(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
-    """Function that returns the folder of a script, which runs once a session; its output is the file `printed`."""
+def filled_by(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Function that returns the folder of a script and its arguments, files, for which the script runs once a session.
 
-    def run(script: Path) -> Path:
+    The output is the file `printed`.
+    """
+
+    def run(script: Path, *files: Path) -> Path:
         def fill(folder: Path) -> None:
-            (folder / "printed").write_text(run_script(script, cache=farm_cache, folder=folder))
+            (folder / "printed").write_text(run_script(script, *map(str, files), cache=farm_cache, folder=folder))
 
-        return published(_folder_of_session(tmp_path_factory, "scripts") / script.stem, fill)
+        name = "-".join(file.stem for file in (script, *files))
+        return published(_folder_of_session(tmp_path_factory, "scripts") / name, fill)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def printed_json(filled_by: Callable[[Path], Path]) -> Callable[[Path], dict[str, Any]]:
+def printed_json(filled_by: Callable[..., Path]) -> Callable[[Path], dict[str, Any]]:
     """A function that returns the last line that a script prints, as JSON. The script runs once a session."""
     return lambda script: dict(json.loads((filled_by(script) / "printed").read_text().splitlines()[-1]))
 
@@ -280,7 +300,7 @@ def _new_stores_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _own_farm_folders(farm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("FARM_") and name not in ("FARM_REQUIRE_CHROMIUM", "FARM_TEST_CACHE"):
+        if name.startswith("FARM_") and name != "FARM_TEST_CACHE":
             monkeypatch.delenv(name)
     monkeypatch.delenv("QNN_SDK_ROOT", raising=False)
     monkeypatch.setenv("FARM_CACHE_DIR", str(farm_cache))

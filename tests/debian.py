@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -48,7 +47,7 @@ def unpack(packages: Sequence[str], cache_dir: Path, *, suite: str = "sid", arch
     def fill(folder: Path) -> None:
         # Outside the published folder: the user that apt downloads as may not enter that.
         with tempfile.TemporaryDirectory(prefix="farm-apt-") as scratch:
-            for archive in _Apt(Path(scratch), cache_dir, suite, architecture).download(wanted):
+            for archive in _download(Path(scratch), wanted, suite, architecture):
                 _unpack_archive(archive, folder)
 
     return published(cache_dir / "debian" / f"{suite}-{key}", fill) / _TREE
@@ -68,27 +67,15 @@ def apt_configuration(folder: Path, lists: Path, acquire: Iterable[str], archite
 
     An expired index is accepted, as many mirrors are weeks old; an unsigned index is refused.
     """
+    nothing = ("main", "parts", "preferences", "preferencesparts", "sourceparts", "trusted", "trustedparts")
     own = {
-        "APT::Architecture": architecture,
-        "APT::Architectures": architecture,
-        "APT::Install-Recommends": "false",
-        "Acquire::Check-Valid-Until": "false",
-        "Acquire::GzipIndexes": "true",
-        "Acquire::Languages": "none",
-        "Acquire::Retries": "2",
-        "Dir::Cache": f"{folder}/cache",
-        "Dir::Etc::main": "/dev/null",
-        "Dir::Etc::parts": "/dev/null",
-        "Dir::Etc::preferences": "/dev/null",
-        "Dir::Etc::preferencesparts": "/dev/null",
-        "Dir::Etc::sourcelist": f"{folder}/farm.sources",
-        "Dir::Etc::sourceparts": "/dev/null",
-        "Dir::Etc::trusted": "/dev/null",
-        "Dir::Etc::trustedparts": "/dev/null",
-        "Dir::State": f"{folder}/state",
-        "Dir::State::lists": str(lists),
+        "APT::Architecture": architecture, "APT::Architectures": architecture, "APT::Install-Recommends": "false",
+        "Acquire::Check-Valid-Until": "false", "Acquire::GzipIndexes": "true", "Acquire::Languages": "none",
+        "Acquire::Retries": "2", "Dir::Cache": f"{folder}/cache", "Dir::Etc::sourcelist": f"{folder}/farm.sources",
+        "Dir::State": f"{folder}/state", "Dir::State::lists": str(lists),
         "Dir::State::status": f"{folder}/state/status",
-    }
+        **{f"Dir::Etc::{name}": "/dev/null" for name in nothing},
+    }  # fmt: skip
     # After `acquire`, which may allow unsigned repositories.
     refused = {f"Acquire::Allow{kind}Repositories": "false" for kind in ("Insecure", "Weak", "DowngradeToInsecure")}
     kept = [line for line in acquire if line.startswith("Acquire::") and not line.startswith("Acquire::Languages")]
@@ -108,77 +95,39 @@ def _unpack_archive(archive: Path, folder: Path) -> None:
         file.write(_output(argv, environment, _UNPACK_SECONDS))
 
 
-class _Apt:
-    """apt with its own configuration in `folder`; the cache keeps the index of each suite."""
-
-    def __init__(self, folder: Path, cache_dir: Path, suite: str, architecture: str) -> None:
-        self._folder, self._suite = folder, suite
-        self._index = cache_dir / "debian" / f"{suite}-{architecture}-index"
-        if not KEYRING.is_file():
-            raise MissingToolError(f"{_HAD_NOT}: there is no {KEYRING}: install debian-archive-keyring, on Debian")
-        machine = {**os.environ, "LC_ALL": "C"}
-        folder.chmod(0o755)
-        mirror = find_mirror(_output(["apt-get", "update", "--print-uris"], machine, _UNPACK_SECONDS))
-        if not mirror:
-            raise MissingToolError(f"{_HAD_NOT}: no source of this machine's apt is Debian's")
-        self._mirror = mirror
-        acquire = _output(["apt-config", "dump"], machine, _UNPACK_SECONDS).splitlines()
-        for name in ("cache/archives/partial", "lists/partial", "state"):
-            (folder / name).mkdir(parents=True)
-        (folder / "state/status").touch()
-        (folder / "farm.sources").write_text(source_entry(mirror, suite), encoding="utf-8")
-        configuration = apt_configuration(folder, folder / "lists", acquire, architecture)
-        (folder / "apt.conf").touch(mode=0o600)
-        (folder / "apt.conf").write_text(configuration, encoding="utf-8")
-        self._environment = {**machine, "APT_CONFIG": str(folder / "apt.conf"), "DEBIAN_FRONTEND": "noninteractive"}
-
-    def download(self, packages: list[str]) -> list[Path]:
-        """Return the archives of `packages` and of their dependencies."""
-        was_there = self._index.is_dir()
-        self._take_index(anew=False)
-        try:
-            self._fetch(packages)
-        except MissingToolError:
-            if not was_there:
-                raise
-            # The mirror has newer versions than the index names.
-            self._take_index(anew=True)
-            self._fetch(packages)
-        return sorted((self._folder / "cache/archives").glob("*.deb"))
-
-    def _fetch(self, packages: list[str]) -> None:
-        words = ["apt-get", "--quiet", "install", "--yes", "--download-only", *packages]
-        _output(words, self._environment, _DOWNLOAD_SECONDS)
-
-    def _take_index(self, *, anew: bool) -> None:
-        published(self._index, self._update, anew=anew)
-        shutil.rmtree(self._folder / "lists")
-        (self._folder / "lists/partial").mkdir(parents=True)
-        for file in self._index.iterdir():
-            shutil.copy2(file, self._folder / "lists")
-
-    def _update(self, folder: Path) -> None:
-        _output(["apt-get", "--quiet", "update"], self._environment, _UPDATE_SECONDS)
-        files = [file for file in (self._folder / "lists").iterdir() if file.is_file() and file.name != "lock"]
-        if not any("_Packages" in file.name for file in files):
-            raise MissingToolError(f"{_HAD_NOT}: {self._mirror} sent no index of {self._suite}")
-        for file in files:
-            shutil.copy2(file, folder)
+def _download(folder: Path, packages: list[str], suite: str, architecture: str) -> list[Path]:
+    """Return the archives of `packages` and of their dependencies, downloaded by an apt with its state in `folder`."""
+    if not KEYRING.is_file():
+        raise MissingToolError(f"{_HAD_NOT}: there is no {KEYRING}: install debian-archive-keyring, on Debian")
+    machine = {**os.environ, "LC_ALL": "C"}
+    folder.chmod(0o755)
+    mirror = find_mirror(_output(["apt-get", "update", "--print-uris"], machine, _UNPACK_SECONDS))
+    if not mirror:
+        raise MissingToolError(f"{_HAD_NOT}: no source of this machine's apt is Debian's")
+    acquire = _output(["apt-config", "dump"], machine, _UNPACK_SECONDS).splitlines()
+    for name in ("cache/archives/partial", "lists/partial", "state"):
+        (folder / name).mkdir(parents=True)
+    (folder / "state/status").touch()
+    (folder / "farm.sources").write_text(source_entry(mirror, suite), encoding="utf-8")
+    (folder / "apt.conf").touch(mode=0o600)
+    configuration = apt_configuration(folder, folder / "lists", acquire, architecture)
+    (folder / "apt.conf").write_text(configuration, encoding="utf-8")
+    environment = {**machine, "APT_CONFIG": str(folder / "apt.conf"), "DEBIAN_FRONTEND": "noninteractive"}
+    _output(["apt-get", "--quiet", "update"], environment, _UPDATE_SECONDS)
+    if not [*(folder / "lists").glob("*_Packages*")]:
+        raise MissingToolError(f"{_HAD_NOT}: {mirror} sent no index of {suite}")
+    words = ["apt-get", "--quiet", "install", "--yes", "--download-only", *packages]
+    _output(words, environment, _DOWNLOAD_SECONDS)
+    return sorted((folder / "cache/archives").glob("*.deb"))
 
 
 def _output(argv: list[str], environment: dict[str, str], timeout_s: float) -> str:
     """Return the output of a program of Debian. Raises MissingToolError with its first error."""
     try:
         done = subprocess.run(
-            argv,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
+            argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=timeout_s, check=False,
+        )  # fmt: skip
     except FileNotFoundError:
         raise MissingToolError(f"{_HAD_NOT}: there is no {argv[0]}: this is not Debian") from None
     except subprocess.TimeoutExpired:

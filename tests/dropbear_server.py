@@ -7,27 +7,25 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
+from typing import Self
 
 import pytest
 from debian import unpack
+from parts import do_without
 from ssh_server import alive, descendants, name_of
-from waiting import require_listening
+from waiting import free_port, require_listening
 
 from farm.base.errors import MissingToolError
 from farm.base.processes import Child, Supervisor
 from farm.devices.device import SshAddress
 
 SECONDS = 20.0
-# Read before the tests take farm's variables out of the environment.
-REQUIRED = os.environ.get("FARM_REQUIRE_PARTS") == "1"
-
 _SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _GETPROP = """#!/bin/sh
 case $1 in
-    ro.soc.model) echo {soc} ;;
+    ro.soc.model) echo QCS9100 ;;
     ro.serialno) echo {serial} ;;
     ro.farm.virtual) echo {virtual} ;;
     sys.boot_completed) echo 1 ;;
@@ -37,12 +35,11 @@ esac
 _BEGIN = """
 set -e
 mount --make-rprivate /
-mount --bind "$3/usr/lib" "$1/usr/lib"
-mount --bind "$3/usr/lib64" "$1/usr/lib64"
+mount --bind "$2/usr/lib" "$1/usr/lib"
+mount --bind "$2/usr/lib64" "$1/usr/lib64"
 mount --rbind /dev "$1/dev"
 mount -t proc proc "$1/proc"
-if [ -n "$2" ]; then mount -t tmpfs none "$1$2"; fi
-root=$1; shift 3
+root=$1; shift 2
 exec chroot "$root" "$@"
 """
 
@@ -51,9 +48,7 @@ def need(program: str, package: str) -> Path:
     """Return where a program is, or skip the test; where parts are required, fail it."""
     found = shutil.which(program, path=_SBIN)
     if found is None:
-        if REQUIRED:
-            pytest.fail(f"FARM_REQUIRE_PARTS=1 and there is no {program}: install {package}")
-        pytest.skip(f"there is no {program}: install {package}")
+        do_without(f"there is no {program}: install {package}")
     return Path(found)
 
 
@@ -62,41 +57,29 @@ def newer_system(cache: Path) -> Path:
     try:
         return unpack(["dropbear-bin", "openssh-sftp-server"], cache, suite="sid")
     except MissingToolError as error:
-        if REQUIRED:
-            pytest.fail(f"FARM_REQUIRE_PARTS=1 and there is no newer dropbear: {error}")
-        pytest.skip(f"there is no newer dropbear: {error}")
+        do_without(f"there is no newer dropbear: {error}")
 
 
 class DropbearServer:
     """Listens from `start` on; its port stays the same. `root` is the board's root folder.
 
-    `system` is a root folder of Debian, this machine's unless another one is named: dropbear is its, and so are the
-    libraries, from which `sftp` takes OpenSSH's SFTP server where it is False.
+    `system` is a root folder of Debian, this machine's unless another one is named: dropbear and the libraries are its.
     """
 
     def __init__(
         self,
         supervisor: Supervisor,
         root: Path,
-        soc: str = "QCS9100",
-        serial: str = "board-8",
         *,
         system: Path = Path("/"),
         virtual: bool = True,
-        sftp: bool = True,
     ) -> None:
-        busybox, program, key_maker = (
-            need(*one)
-            for one in (
-                ("busybox", "busybox-static"),
-                ("dropbear", "dropbear-bin"),
-                ("dropbearkey", "dropbear-bin"),
-            )
-        )
+        busybox, program = need("busybox", "busybox-static"), need("dropbear", "dropbear-bin")
+        key_maker = need("dropbearkey", "dropbear-bin")
         if os.geteuid():
             pytest.skip("only root can have a root folder of its own")
         self._supervisor, self._child = supervisor, None
-        self.root, self.serial = root, serial
+        self.root, self.serial = root, "board-8"
         for folder in ("bin", "etc", "root/.ssh", "dev", "proc", "tmp", "var/tmp", "usr/lib", "usr/lib64", "run"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         for link, target in (("lib", "usr/lib"), ("lib64", "usr/lib64"), ("sbin", "bin")):
@@ -108,7 +91,7 @@ class DropbearServer:
             with contextlib.suppress(FileExistsError):
                 (root / "bin" / applet).symlink_to("busybox")
         shutil.copy(program if system == Path("/") else system / "usr/sbin/dropbear", root / "bin/dropbear")
-        self.write("bin/getprop", _GETPROP.format(soc=soc, serial=serial, virtual=int(virtual)), mode=0o755)
+        self.write("bin/getprop", _GETPROP.format(serial=self.serial, virtual=int(virtual)), mode=0o755)
         self.write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
         self.write("etc/group", "root:x:0:\n")
         self.key = root / "user_key"
@@ -121,12 +104,9 @@ class DropbearServer:
             [key_maker, "-t", "ed25519", "-f", root / "host_key"], check=True, capture_output=True, text=True
         )
         host_key = next(line for line in made.stdout.splitlines() if line.startswith("ssh-ed25519 "))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self.known_hosts = root / "known_hosts"
         self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {host_key}\n")
-        self._without = "" if sftp else "/usr/lib/openssh"
         self._system = system
 
     @property
@@ -139,15 +119,12 @@ class DropbearServer:
         assert self._child is not None
         return self._child
 
-    def start(self) -> DropbearServer:
+    def start(self) -> Self:
         listen = ["-F", "-E", "-s", "-r", "/host_key", "-P", "/run/dropbear.pid", "-p", f"127.0.0.1:{self.port}"]
-        begin = ["unshare", "-m", "sh", "-c", _BEGIN, "sh", self.root, self._without, self._system]
-        self._child = self._supervisor.spawn(
-            [*begin, "/bin/dropbear", *listen],
-            name="dropbear",
-            env={"PATH": f"{os.defpath}:/usr/sbin:/sbin"},
-            stderr=self.root / "dropbear.log",
-        )
+        begin = ["unshare", "-m", "sh", "-c", _BEGIN, "sh", self.root, self._system]
+        words, path = [*begin, "/bin/dropbear", *listen], f"{os.defpath}:/usr/sbin:/sbin"
+        log = self.root / "dropbear.log"
+        self._child = self._supervisor.spawn(words, name="dropbear", env={"PATH": path}, stderr=log)
         require_listening(self._child, self.port, SECONDS)
         return self
 

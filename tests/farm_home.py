@@ -6,19 +6,19 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from forked_command import can_fork, command, start_command
+from forked_command import can_fork, command, fork
 from programs import require_code
-from waiting import poll
+from waiting import Started, poll
 
 from farm.builds.compile.protocol import BUILDER_NAME, TEMPLATE_NAME
-from farm.cli.main import main
 from farm.dispatch.device_forks import PROCESS_NAME, SERVER_NAME
 
 
@@ -39,6 +39,14 @@ class FarmHome:
         (folder / "cwd").mkdir()
         return cls(cache, folder / "state", folder / "cwd")
 
+    def without(self, *parts: str, folder: Path) -> FarmHome:
+        """Return this home with a cache in `folder` that lacks virtual devices and `parts`, and links to the others."""
+        folder.mkdir()
+        for part in self.cache.iterdir():
+            if part.name not in ("virtual", *parts):
+                (folder / part.name).symlink_to(part)
+        return replace(self, cache=folder, owns_cache=True)
+
     @property
     def start(self) -> dict[str, Any]:
         """Return further arguments of processes: none, as they belong to the user who runs the tests."""
@@ -48,11 +56,6 @@ class FarmHome:
     def program(self) -> list[str]:
         """Words of a shell that start `farm`."""
         return [self.interpreter, "-m", "farm.cli.main"]
-
-    @property
-    def main(self) -> Callable[[], None]:
-        """Function that is `farm` in a fork."""
-        return main
 
     @property
     def env(self) -> dict[str, str]:
@@ -85,6 +88,15 @@ class FarmHome:
         if "[build]" not in text:
             config.write_text(f"{text}\n[build]\nbuilders = 1\n")
 
+    def rows(self, query: str) -> list[Any]:
+        """Return rows of the store in SQLite, which may not exist yet, or have no tables."""
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(f"file:{self.state / 'farm.db'}?mode=ro", uri=True)) as store,
+        ):
+            return store.execute(query).fetchall()
+        return []
+
     def json(self, *arguments: str, code: int | None = 0, **options: Any) -> Any:
         """Return the answer of a command with --json; `options` are passed to `farm`."""
         return json.loads(self.farm(*arguments, "--json", code=code, **options).stdout)
@@ -108,20 +120,19 @@ class FarmHome:
             assert process.stdout is not None
             process.stdout.close()
 
+    def start_alone(self, *arguments: str, env: Mapping[str, str] | None = None, **options: Any) -> Started[Any]:
+        """Start `farm` in an interpreter of its own, with pipes for the standard streams."""
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        environment = {**self.env, **(env or {})}
+        return Started([*self.program, *arguments], env=environment, cwd=self.cwd, **{**pipes, **options})
+
     def _start(self, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+        words = [*self.program, *arguments]
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         if self.interpreter == sys.executable and not self.start and can_fork(arguments, env):
-            forked = start_command(arguments, words=self.program, env=env, cwd=self.cwd, program=self.main)
-            return cast("subprocess.Popen[str]", forked)
+            return cast("subprocess.Popen[str]", fork(words, env=env, cwd=self.cwd, **options))
         return subprocess.Popen(
-            [*self.program, *arguments],
-            **self.start,
-            env=env,
-            cwd=self.cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+            words, **self.start, env=env, cwd=self.cwd, stdin=subprocess.DEVNULL, start_new_session=True, **options
         )
 
 

@@ -66,6 +66,11 @@ class Farm:
 
         self.until(are_over, "the end of the runs", timeout_s)
 
+    def end_right(self) -> None:
+        """Wait for the end of all runs, and assert their invariants."""
+        self.await_end()
+        self.require_right()
+
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
         """Wait until something is so."""
         self.hosts.until(condition, what, timeout_s)
@@ -83,9 +88,9 @@ class Farm:
         """Return what devices of a host ran."""
         return [ran for ran in self.hosts.ran(run_id) if ran.device.endswith(f"@{host}")]
 
-    def is_of_use(self, host: str, timeout_s: float = 60) -> bool:
+    def is_of_use(self, host: str) -> bool:
         """Submit runs until a host takes part in one; return False when it never does."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             run_id = self.submit("bob", 24, shard=1)
             self.await_end(run_id)
@@ -93,12 +98,12 @@ class Farm:
                 return True
         return False
 
-    def require_right(self, *, exit_code: int = 0) -> None:
+    def require_right(self) -> None:
         """Assert the invariants of all runs: one verdict a job, one job a device at a time."""
         for run_id in self.runs:
             verdicts = accepted(self.store, run_id)
             assert {job: found for job, found in verdicts.items() if len(found) != 1} == {}
-            assert self.store.runs.view(run_id).exit_code == exit_code
+            assert self.store.runs.view(run_id).exit_code == 0
         assert overlaps(self.hosts.ran()) == []
         # An ended run keeps no device.
         self.until(lambda: not self.store.leases.all(), "no leases that are left", 15)
@@ -130,6 +135,6 @@ def farm_of_hosts(
     drop_database(hosts.url)
 
 
-def sleep_ttl(times: float = 1.0) -> None:
+def sleep_ttl() -> None:
     """Sleep for longer than an agent's heartbeat is good for."""
-    time.sleep(TTL_S * times + 1.0)
+    time.sleep(TTL_S + 1.0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from loopback import serving
 
 HEAD = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "token-of-a-test"
@@ -78,23 +79,13 @@ def forge_server() -> Iterator[ForgeServer]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._answer("GET")
-
-        def do_POST(self) -> None:
-            self._answer("POST")
-
-        def do_PATCH(self) -> None:
-            self._answer("PATCH")
-
-        def do_PUT(self) -> None:
-            self._answer("PUT")
-
-        def _answer(self, method: str) -> None:
             raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             given = (self.headers.get("Authorization", ""), self.headers.get("PRIVATE-TOKEN", ""))
             path = self.path.partition("?")[0]
             fine = TOKEN in given[0] or given[1] == TOKEN
-            code, data = forge.answer(method, path, json.loads(raw or b"{}")) if fine else (401, {"message": "no"})
+            code, data = 401, {"message": "no"}
+            if fine:
+                code, data = forge.answer(self.command, path, json.loads(raw or b"{}"))
             body = json.dumps(data).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
@@ -102,16 +93,7 @@ def forge_server() -> Iterator[ForgeServer]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
+        do_POST = do_PATCH = do_PUT = do_GET  # noqa: N815 - as http.server calls it
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    forge.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with serving(Handler) as forge.port:
         yield forge
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -1,10 +1,13 @@
-"""Runs `farm` with attached virtual devices that it takes for phones, as a stub of hardware that has no DSP.
+"""`farm` with attached virtual devices that it takes for phones: stubs of hardware without a DSP.
+
+`python hardware_stub.py WORD...` is that `farm`.
 
 A skel of the QNN SDK is part of the runtime, as on a phone.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
@@ -33,8 +36,10 @@ def _android(config: Any, soc: Any, backend: str, mode: Any = "traditional", **_
     )
 
 
-def farm_with_hardware() -> None:
-    """Run the command of `sys.argv`; the process is of no use to others afterwards."""
+WITH_HARDWARE = (sys.executable, __file__)
+"""Words that start it."""
+
+if __name__ == "__main__":
     discovery.identify = _hardware
     runtime.attached_runtime = _android
     main()

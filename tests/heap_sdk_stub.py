@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
 import sys
 from pathlib import Path
 
+from built_stub import built_stub
+
 from farm.base.config.settings import load_config
-from farm.base.publish import published
 from farm.builds.runtime.simulator import LIBRARY, TARGET, package_libraries
 
 STUB = Path(__file__).parent / "native_runner" / "heap_stub.cpp"
@@ -22,17 +21,12 @@ IDLE_BYTES = 928212
 def build_heap_stub(cache: Path, settings: str = "") -> Path:
     """Return the stub in front of this machine's simulator, built once a cache; `settings` are listed in its source."""
     library = package_libraries(None)[0] / LIBRARY
-    argv = [
-        *("c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-z,nodelete"),
-        *(f'-DSTUB_HTP_LIBRARY="{library}"', f'-DSTUB_SETTINGS="{settings}"', str(STUB), "-ldl"),
-    ]
-    texts = [path.read_text() for path in (STUB, STUB.with_name("qnn_library_stub.h"))]
-    key = hashlib.sha256("\0".join((*texts, *argv)).encode()).hexdigest()[:16]
-
-    def compile_into(folder: Path) -> None:
-        subprocess.run([*argv, "-o", str(folder / "libheap_stub.so")], check=True, timeout=120)
-
-    return published(cache / "runner-test-stubs" / key, compile_into) / "libheap_stub.so"
+    return built_stub(
+        cache, "libheap_stub.so",
+        *("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-z,nodelete"),
+        *(f'-DSTUB_HTP_LIBRARY="{library}"', f'-DSTUB_SETTINGS="{settings}"', STUB, "-ldl"),
+        headers=[STUB.with_name("qnn_library_stub.h")],
+    )  # fmt: skip
 
 
 def make_heap_sdk(root: Path, cache: Path, settings: str = "") -> Path:

@@ -1,9 +1,7 @@
-"""Interpreters and wheels with next to no content: the form of a toolchain without the gigabyte."""
+"""Interpreters and wheels almost without content, in place of toolchains of a gigabyte."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 import sys
 import sysconfig
@@ -12,7 +10,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# Enough for farm to take a folder for ExecuTorch's code; like the real one it has no __init__.py of its own.
+# Files by which farm recognizes ExecuTorch's code; there is no __init__.py, as in ExecuTorch.
 _EXECUTORCH = {
     "exir/__init__.py": "",
     "backends/qualcomm/__init__.py": "",
@@ -34,7 +32,7 @@ def make_environment(folder: Path, packages: Iterable[str] = (), version: str = 
 
 
 def make_source_tree(folder: Path, version: str, *, built: bool, text: str = "version.txt") -> Path:
-    """Make what looks like a source tree of ExecuTorch, `built` or not; return it."""
+    """Make a minimal source tree of ExecuTorch, `built` or not; return it."""
     for name, content in _EXECUTORCH.items():
         if built or not name.endswith(".so"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -43,22 +41,21 @@ def make_source_tree(folder: Path, version: str, *, built: bool, text: str = "ve
     return folder
 
 
-def make_wheel(folder: Path, name: str, version: str, files: Mapping[str, str], requires: Iterable[str] = ()) -> None:
+def make_wheel(
+    folder: Path, name: str, version: str, files: Mapping[str, str | bytes], requires: Iterable[str] = ()
+) -> None:
     """Write a wheel that pip installs."""
-    info = f"{name}-{version}.dist-info"
-    metadata = [
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}",
-        *(f"Requires-Dist: {one}" for one in requires),
-    ]
+    module = name.replace("-", "_")
+    info = f"{module}-{version}.dist-info"
+    required = "".join(f"Requires-Dist: {one}\n" for one in requires)
     content = {
         **files,
-        f"{info}/METADATA": "\n".join(metadata) + "\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = [f"{path},sha256={_hash(text)},{len(text.encode())}" for path, text in content.items()]
-    content[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,"]) + "\n"
+    content[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*content, f"{info}/RECORD"])
     folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+    with zipfile.ZipFile(folder / f"{module}-{version}-py3-none-any.whl", "w") as wheel:
         for path, text in content.items():
             wheel.writestr(path, text)
 
@@ -69,12 +66,8 @@ def make_executorch_wheel(folder: Path, version: str, requires: Iterable[str] = 
     make_wheel(folder, "executorch", version, {**files, "executorch/more.txt": more}, requires)
 
 
-def _hash(text: str) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-
-
 def farm_without(folder: Path, *packages: str) -> Path:
-    """Make an environment with all that the tests' own has but `packages`; return its interpreter."""
+    """Make an environment with the packages of the tests' environment except `packages`; return its interpreter."""
     python = make_environment(folder)
     [site] = folder.glob("lib/python*/site-packages")
     for path in Path(sysconfig.get_path("purelib")).iterdir():

@@ -6,23 +6,28 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import made
 import msgspec
+from made import write_bundle
 
+from farm.base.config.settings import Config, load_config
 from farm.base.ids import is_bundle_key
-from farm.builds.bundles.bundle import MANIFEST, Bundle, Manifest, TensorSpec
+from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.cache import BundleCache
-from farm.devices.device import AdbAddress, Device
+from farm.devices.device import Device
 from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
 from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Lease, Priority
 from farm.store.cluster.records import Build, HeldShard, PlannedJob
 from farm.store.protocol import PROTOCOL
-from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.suites.suite import Job
+
+NO_STORE = "postgresql://farm@127.0.0.1:1/farm"
+"""Address at which no database answers."""
 
 
 def made_job(name: str, soc: str = "SM8650") -> Job:
-    case = Case(suite="made", name=name, module="torch.nn:ReLU", inputs=(InputSpec((1, 4)),))
-    return Job(case, Target(soc, "htp", "8a8w"))
+    return made.job(name, soc, suite="made")
 
 
 def made_key(job: Job) -> str:
@@ -32,38 +37,25 @@ def made_key(job: Job) -> str:
 
 
 def made_bundle(cache: BundleCache, job: Job, pte: bytes = b"a program") -> Bundle:
-    key = made_key(job)
-
     def fill(folder: Path) -> None:
-        (folder / "inputs").mkdir()
-        (folder / "model.pte").write_bytes(pte)
-        (folder / "inputs/input_0_0.raw").write_bytes(bytes(16))
+        contents = {"model.pte": pte, "inputs/input_0_0.raw": bytes(16)}
+        write_bundle(folder, contents, key=made_key(job), job_id=job.id, soc=job.target.soc)
         (folder / "build.log").write_text("compiled\n")
-        names = ("model.pte", "inputs/input_0_0.raw")
-        manifest = Manifest(
-            key=key,
-            job_id=job.id,
-            soc=job.target.soc,
-            backend="htp",
-            precision="8a8w",
-            samples=1,
-            inputs=(TensorSpec((1, 4), "float32"),),
-            outputs=(TensorSpec((1, 4), "float32"),),
-            pte_bytes=len(pte),
-            delegates={},
-            delegated_ops=0,
-            fallback_ops={},
-            seconds={},
-            versions={},
-            files={name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names},
-        )
-        (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
-    return cache.build(key, fill)
+    return cache.build(made_key(job), fill)
+
+
+def made_config(root: Path, machine: str, artifacts: str = "", store: str = NO_STORE) -> Config:
+    """Return the configuration of a machine of a shared farm, with a cache and a state of its own below `root`."""
+    folder = root / machine
+    folder.mkdir(exist_ok=True)
+    file = folder / "farm.toml"
+    file.write_text(f'store = "{store}"\nartifacts = "{artifacts or f"file://{root}/place"}"\n')
+    return msgspec.structs.replace(load_config(file), cache_dir=folder / "cache", state_dir=folder / "state")
 
 
 def made_device(serial: str = "phone-1", soc: str = "SM8650") -> Device:
-    return Device(serial, soc, "virtual", "build", AdbAddress(5037), "made up", host="attic")
+    return made.device(serial, soc, kind="virtual", host="attic")
 
 
 def made_terms(
@@ -74,33 +66,16 @@ def made_terms(
     toolchain: str = "t",
     profile: Profile = Profile.AUTO,
 ) -> bytes:
-    return msgspec.json.encode(
-        WorkTerms(
-            protocol=protocol,
-            toolchain=toolchain,
-            backend="htp",
-            mode="traditional",
-            iterations=1,
-            warm_up=0,
-            timeout_s=60.0,
-            reducible=False,
-            profile=profile,
-            heap=False,
-            runtimes=tuple(runtimes),
-            health_checks=tuple(health_checks),
-        )
-    )
+    terms = WorkTerms(
+        protocol=protocol, toolchain=toolchain, backend="htp", mode="traditional", iterations=1, warm_up=0,
+        timeout_s=60.0, reducible=False, profile=profile, heap=False, runtimes=tuple(runtimes),
+        health_checks=tuple(health_checks),
+    )  # fmt: skip
+    return msgspec.json.encode(terms)
 
 
-def made_shard(
-    jobs: Sequence[Job], terms: bytes, builds: Iterable[Build] = (), run_id: str = "20261123-120000-abcdef"
-) -> HeldShard:
+def made_shard(jobs: Sequence[Job], terms: bytes, builds: Iterable[Build] = ()) -> HeldShard:
     lease = Lease("phone-1@attic", 7, "t", "ada", "attic", 1, "run", Priority.PERSON, 0, 10_000)
-    return HeldShard(
-        id=1,
-        run_id=run_id,
-        jobs=tuple(PlannedJob(job, made_key(job)) for job in jobs),
-        lease=lease,
-        terms=terms,
-        builds={build.key: build for build in builds},
-    )
+    planned = tuple(PlannedJob(job, made_key(job)) for job in jobs)
+    by_key = {build.key: build for build in builds}
+    return HeldShard(id=1, run_id="20261123-120000-abcdef", jobs=planned, lease=lease, terms=terms, builds=by_key)

@@ -1,4 +1,4 @@
-"""Maven repository on loopback with `com.qualcomm.qti:qnn-runtime` in miniature, in the layout of Maven Central."""
+"""Server of files on loopback, such as a Maven repository with `com.qualcomm.qti:qnn-runtime` in miniature."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from elf_maker import make_elf
+from loopback import serving
 
 AARCH64, HEXAGON = 183, 164
 FOLDER = "/maven2/com/qualcomm/qti/qnn-runtime"
@@ -41,10 +42,12 @@ def aar_files() -> dict[str, bytes]:
     }
 
 
-def zipped(files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> bytes:
+def zipped(
+    files: Mapping[str, bytes], links: Mapping[str, str] | None = None, compression: int = zipfile.ZIP_DEFLATED
+) -> bytes:
     """Return a zip file; `links` have targets by name."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
         for name, target in (links or {}).items():
@@ -130,17 +133,9 @@ def maven_server() -> Iterator[MavenServer]:
                 server.stop.wait(60)
             self.wfile.write(data[half:cut])
 
-        def log_message(self, *_arguments: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        listening.daemon_threads = True
-        server.url = f"http://127.0.0.1:{listening.server_address[1]}/maven2"
-        thread = threading.Thread(target=listening.serve_forever, args=(0.02,))
-        thread.start()
+    with serving(Handler) as port:
+        server.url = f"http://127.0.0.1:{port}/maven2"
         try:
             yield server
         finally:
             server.stop.set()
-            listening.shutdown()
-            thread.join()

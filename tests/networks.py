@@ -1,95 +1,11 @@
-"""Networks of hosts on this machine: a namespace each with a cable that can be pulled, and slow and lossy lines."""
+"""Lines between processes of this machine that are slow, break, or carry nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import os
 import random
-import shutil
-import subprocess
 import threading
-from collections.abc import Iterator
-
-_CLONE_NEWNET = 0x40000000
-
-
-def why_no_namespaces() -> str:
-    """Return why this process cannot make network namespaces; empty where it can."""
-    if shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:
-        return "no network namespaces: iproute2 is not installed"
-    if os.geteuid() != 0:
-        return "no network namespaces: they need root"
-    child = os.fork()
-    if not child:
-        os._exit(ctypes.CDLL(None).unshare(_CLONE_NEWNET) != 0)
-    return "no network namespaces: the kernel refuses" if os.waitpid(child, 0)[1] else ""
-
-
-class Networks:
-    """A namespace for each host, and a cable from each to this machine."""
-
-    def __init__(self) -> None:
-        # Two of these at once have names and addresses of their own.
-        self._block = os.getpid() % 200
-        self._names: list[str] = []
-
-    def add(self, host: str) -> tuple[list[str], str]:
-        """Return the prefix of commands of `host`, and the address at which they reach this machine."""
-        number = len(self._names)
-        self._names.append(host)
-        ours, theirs, space = self._cable(host), self._end(number), self._space(host)
-        here, there = f"10.{self._block}.{number}.1", f"10.{self._block}.{number}.2"
-        _ip("netns", "add", space)
-        _ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", space)
-        _ip("address", "add", f"{here}/24", "dev", ours)
-        _ip("link", "set", ours, "up")
-        _ip("-n", space, "address", "add", f"{there}/24", "dev", theirs)
-        for device in (theirs, "lo"):
-            _ip("-n", space, "link", "set", device, "up")
-        return ["ip", "netns", "exec", space], here
-
-    def cut(self, host: str) -> None:
-        """Pull the cable of a host: nothing arrives, and no connection gets an error."""
-        _ip("link", "set", self._cable(host), "down")
-
-    def restore(self, host: str) -> None:
-        """Plug it in again."""
-        _ip("link", "set", self._cable(host), "up")
-
-    def disturb(self, host: str, delay_ms: int, loss_percent: float) -> str:
-        """Delay and lose packets in both directions; return why that cannot be, empty when it is done."""
-        words = ["root", "netem", "delay", f"{delay_ms}ms", "loss", f"{loss_percent}%"]
-        there = ["ip", "netns", "exec", self._space(host)]
-        for where, device in (([], self._cable(host)), (there, self._end(self._names.index(host)))):
-            argv = [*where, "tc", "qdisc", "add", "dev", device, *words]
-            done = subprocess.run(argv, capture_output=True, text=True, check=False)
-            if done.returncode:
-                return f"no tc netem here: {done.stderr.strip()}"
-        return ""
-
-    def close(self) -> None:
-        """Remove all of it."""
-        for host in self._names:
-            for words in (("link", "delete", self._cable(host)), ("netns", "delete", self._space(host))):
-                with contextlib.suppress(subprocess.CalledProcessError):
-                    _ip(*words)
-
-    def _end(self, number: int) -> str:
-        """Return the name of a cable's other end."""
-        return f"fw{self._block}-{number}"
-
-    def _cable(self, host: str) -> str:
-        # A name has at most 15 characters.
-        return f"fv{self._block}-{self._names.index(host)}"
-
-    def _space(self, host: str) -> str:
-        return f"farm-{os.getpid()}-{host}"
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 class Relay:
@@ -173,10 +89,3 @@ class Relay:
             target.write(data)
             await target.drain()
         raise EOFError
-
-
-@contextlib.contextmanager
-def networks() -> Iterator[Networks]:
-    """Yield networks that are removed in the end."""
-    with contextlib.closing(Networks()) as made:
-        yield made

@@ -20,28 +20,14 @@ GOLDEN = Path(__file__).with_name("golden")
 INF = float("inf")
 # The greatest, the least, subnormal, the last bit, not to be had in decimal; NULL is a NaN.
 FLOATS = (
-    1 / 3,
-    0.1 + 0.2,
-    5e-324,
-    2.2250738585072009e-308,
-    1.7976931348623157e308,
-    -1e-300,
-    INF,
-    -INF,
-    None,
-    2**53 + 2.0,
+    1 / 3, 0.1 + 0.2, 5e-324, 2.2250738585072009e-308, 1.7976931348623157e308, -1e-300, INF, -INF, None, 2**53 + 2.0,
     -0.1,
-)
+)  # fmt: skip
 INTEGERS = (0, -1, 2**53 + 1, 2**63 - 1, -(2**63))
 TEXTS = (
-    "",
-    "plain",
-    "ä ✓ \U0001f600 e\u0301",
-    "two\nlines\ttab",
-    "quote ' \" ; -- %s :name \\",
-    "\u2400 \\udcff",
+    "", "plain", "ä ✓ \U0001f600 e\u0301", "two\nlines\ttab", "quote ' \" ; -- %s :name \\", "\u2400 \\udcff",
     "x" * 5000,
-)
+)  # fmt: skip
 SAMPLES = (-0.0, INF, -INF, float("nan"), 5e-324, 1 / 3)
 RUNS = ("20250101-000000-aaaaaa", "20250601-000000-bbbbbb", "20251231-235959-cccccc")
 JOBS = 24
@@ -107,13 +93,8 @@ def old_rows() -> Rows:
         "fingerprint": [{"hash": f"{n:064x}", "facts": json.dumps(one)} for n, one in enumerate(facts)],
         "job": [
             {
-                "id": n,
-                "name": f"quantized_ops/case_{n}[SM8650-htp-8a8w]",
-                "suite": "quantized_ops",
-                "case_name": f"case_{n}",
-                "soc": "SM8650",
-                "backend": "htp",
-                "precision": "8a8w",
+                "id": n, "name": f"quantized_ops/case_{n}[SM8650-htp-8a8w]", "suite": "quantized_ops",
+                "case_name": f"case_{n}", "soc": "SM8650", "backend": "htp", "precision": "8a8w",
                 "options": json.dumps({"o": next(word)}),
             }
             for n in range(1, JOBS + 1)
@@ -124,12 +105,8 @@ def old_rows() -> Rows:
         ],
         "run": [
             {
-                "id": run_id,
-                "command": next(word),
-                "user_name": "ada ü",
-                "host": "bench",
-                "fingerprint_hash": f"{n % 2:064x}",
-                "started_ms": 1_735_689_600_000 + n * 180 * day,
+                "id": run_id, "command": next(word), "user_name": "ada ü", "host": "bench",
+                "fingerprint_hash": f"{n % 2:064x}", "started_ms": 1_735_689_600_000 + n * 180 * day,
                 # The last one was killed.
                 "finished_ms": None if n == 2 else 1_735_689_900_000 + n * 180 * day,
                 "exit_code": None if n == 2 else n,
@@ -138,7 +115,7 @@ def old_rows() -> Rows:
         ],
         "series": [],
         "run_device": [{"run_id": run_id, "device_id": device} for run_id in RUNS for device in (1, 2)],
-    }
+    }  # fmt: skip
     tables = ("run_job", "attempt", "artifact", "comparison", "counter", "measurement")
     rows |= {table: [] for table in tables}
     metrics = (("latency", "ns", "lower", False), ("pte_size", "bytes", "lower", True), ("sqnr", "dB", "higher", False))
@@ -149,68 +126,38 @@ def old_rows() -> Rows:
     for run_id in RUNS:
         for job in range(1, JOBS + 1):
             planned = len(rows["run_job"]) + 1
-            rows["run_job"].append(
-                {
-                    "id": planned,
-                    "run_id": run_id,
-                    "job_id": job,
-                    "case_id": job,
-                    "position": job,
-                    "build_seconds": None if job == 3 else 0.1 * job,
-                    "cached": None if job == 3 else job % 2 == 0,
-                    "bundle_key": "b" * 64,
-                    "fallback_ops": None if job % 4 else json.dumps({"aten.sin ✓": job}),
-                }
-            )
+            rows["run_job"].append({
+                "id": planned, "run_id": run_id, "job_id": job, "case_id": job, "position": job,
+                "build_seconds": None if job == 3 else 0.1 * job, "cached": None if job == 3 else job % 2 == 0,
+                "bundle_key": "b" * 64, "fallback_ops": None if job % 4 else json.dumps({"aten.sin ✓": job}),
+            })  # fmt: skip
             for again in range(0 if job == 1 else 1 + job % 2):
                 attempt = len(rows["attempt"]) + 1
                 failed = attempt % 5 == 0
-                rows["attempt"].append(
-                    {
-                        "id": attempt,
-                        "run_job_id": planned,
-                        "digest": None if attempt % 3 else f"{attempt:064x}",
-                        "device_id": None if attempt % 7 == 0 else 1 + attempt % 2,
-                        "verdict": "infra" if again else ("failed" if failed else "passed"),
-                        "stage": "done",
-                        "reason": next(word)[:4000],
-                        "started_ms": 1_735_689_600_000 + attempt,
-                        "recorded_ms": 2**62 + attempt,
-                        "seconds": 0.1 * attempt,
-                        "bundle_key": "b" * 64,
-                        "known_issue": "weak ✓" if failed else "",
-                        "notes": json.dumps(["note ✓", next(word)]),
-                        "log": next(word),
-                    }
-                )
-                rows["comparison"].append(
-                    {
-                        "attempt_id": attempt,
-                        "position": 0,
-                        "output": attempt,
-                        "reference": "fp32",
-                        **{name: next(number) for name in ("sqnr_db", "cosine", "max_abs", "mismatch")},
-                        "nan_figures": json.dumps(["cosine"] if failed else []),
-                        "violations": json.dumps([next(word)]),
-                    }
-                )
+                rows["attempt"].append({
+                    "id": attempt, "run_job_id": planned, "digest": None if attempt % 3 else f"{attempt:064x}",
+                    "device_id": None if attempt % 7 == 0 else 1 + attempt % 2,
+                    "verdict": "infra" if again else ("failed" if failed else "passed"), "stage": "done",
+                    "reason": next(word)[:4000], "started_ms": 1_735_689_600_000 + attempt,
+                    "recorded_ms": 2**62 + attempt, "seconds": 0.1 * attempt, "bundle_key": "b" * 64,
+                    "known_issue": "weak ✓" if failed else "", "notes": json.dumps(["note ✓", next(word)]),
+                    "log": next(word),
+                })  # fmt: skip
+                rows["comparison"].append({
+                    "attempt_id": attempt, "position": 0, "output": attempt, "reference": "fp32",
+                    **{name: next(number) for name in ("sqnr_db", "cosine", "max_abs", "mismatch")},
+                    "nan_figures": json.dumps(["cosine"] if failed else []), "violations": json.dumps([next(word)]),
+                })  # fmt: skip
                 figures = ("min", "p10", "p50", "p90", "p99", "mean", "mad")
                 for position, series in ((0, 3 * job), (2, 3 * job + 2)):
                     samples = struct.pack(f"<{len(SAMPLES)}d", *SAMPLES)
                     key = {"attempt_id": attempt, "position": position, "series_id": series, "n": len(SAMPLES)}
                     rows["measurement"].append({**key, **{f: next(number) for f in figures}, "samples": samples})
                 value, most = next(integer), next(integer)
-                rows["counter"].append(
-                    {
-                        "attempt_id": attempt,
-                        "position": 1,
-                        "series_id": 3 * job + 1,
-                        "n": 2,
-                        "value": value,
-                        "max": most,
-                        "samples": struct.pack("<2q", value, most),
-                    }
-                )
+                rows["counter"].append({
+                    "attempt_id": attempt, "position": 1, "series_id": 3 * job + 1, "n": 2, "value": value, "max": most,
+                    "samples": struct.pack("<2q", value, most),
+                })  # fmt: skip
                 if attempt % 4 == 0:
                     kept = {"attempt_id": attempt, "sha256": f"{attempt:064x}", "size": 2**40 + attempt}
                     rows["artifact"].append({"id": len(rows["artifact"]) + 1, **kept, "kind": "etdump"})

@@ -1,8 +1,8 @@
-// A stub of an op package for HTP: QNN loads it, registers it and has it validate operators, and it computes nothing.
-// Written from the C interface that QNN documents (QnnOpPackage.h, API 1.4) and the entry point of HTP packages
+// Stub of an op package for HTP: QNN loads it, registers it and validates operators with it, and it computes nothing.
+// It is written from the C interface that QNN documents (QnnOpPackage.h, API 1.4) and the entry point of HTP packages
 // (op_pkg_init). A kernel takes the C++ headers HTP/core of Qualcomm's SDK. c++ -shared -fPIC makes the library.
 //
-// PACKAGE is its name; TAG makes another library of the same package. What happens to it is on standard error.
+// PACKAGE is its name; TAG makes another library of the same package. It prints each call to standard error.
 
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +40,7 @@ struct Interface {  // QnnOpPackage_Interface_t, with QnnOpPackage_Implementatio
   Result (*init)(void* infrastructure);
   Result (*terminate)();
   Result (*get_info)(const Info** info);
-  Result (*validate)();  // is given a Qnn_OpConfig_t by value, which it leaves unread
+  Result (*validate)();  // takes a Qnn_OpConfig_t by value and does not read it
   void* create_op_impl;     // never called for HTP
   void* free_op_impl;
   Result (*log_initialize)(void* callback, int level);

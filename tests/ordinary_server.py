@@ -1,4 +1,4 @@
-"""Adb server as a user's `adb start-server` starts it: `adb kill-server` ends it, on a port of the test's."""
+"""Adb server of a user, started as by `adb start-server`, on a port of the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from waiting import free_port
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.server import AdbServer, find_adb, ordinary_server
 
-# Nothing of this machine is looked for.
+# Variables that disable the search for devices of this machine.
 _QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0"}
 
 

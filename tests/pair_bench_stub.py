@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import made
 import msgspec
 import numpy as np
 
 from farm.base.config.settings import load_config
-from farm.devices.device import AdbAddress, Device
-from farm.numbers.regressions.bench_pool import BenchFactory
 from farm.numbers.regressions.confirm_job import PairsRequest
 from farm.numbers.regressions.confirm_run import RunFindings, confirm_run
+from farm.numbers.regressions.remeasure import BenchPool
 from farm.replay.stored_result import StoredResult
 from farm.results.analysis.confirmation import Pair
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
@@ -22,10 +22,9 @@ from farm.store.records import RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import Store
 from farm.suites.figures import LATENCY_TAIL
-from farm.suites.suite import Case, InputSpec, Job, Target
 
 DAY = 86_400_000
-PHONE = Device(serial="phone", soc="SM8650", kind="hardware", build="b", address=AdbAddress(5037), product="phone")
+PHONE = made.device("phone")
 FACTS = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}
 BETWEEN_NIGHTS, WITHIN_RUN, DRIFT = 0.02, 0.03, 0.05
 
@@ -62,11 +61,7 @@ class World:
     def __init__(self, store: Store, jobs: int, seed: int = 1) -> None:
         self.store, self.random = store, np.random.default_rng(seed)
         self.config = load_config()
-        spec = (InputSpec(shape=(1, 3)),)
-        self.jobs = [
-            Job(Case("s", f"case_{n}", module="torch.nn:ReLU", inputs=spec), Target("SM8650", "htp", "8a8w"))
-            for n in range(jobs)
-        ]
+        self.jobs = [made.job(f"case_{n}") for n in range(jobs)]
         self.bundles: dict[str, BundleStub] = {}
         self.gone: set[str] = set()
         """Keys of bundles that are not in the cache."""
@@ -75,7 +70,7 @@ class World:
         self.before_pairs: Callable[[int], None] = lambda _: None
         """Function called with the number of the call; its exception becomes the device's error."""
         self.require_job: Callable[[StoredResult], None] = lambda _: None
-        """Replaces `BenchFactory.require_job`; by default every job exists."""
+        """Replaces `BenchPool.require_job`; by default every job exists."""
         self.tailed: set[str] = set()
         """Keys of bundles of which 12 % of the inferences take 80 % longer."""
         self.inferences = 9
@@ -83,7 +78,6 @@ class World:
         self.calls = 0
         self.turns: list[object] = []
         self.device = PHONE
-        self.virtual = False
         self.runners: dict[str, float] = {"r1": 1.0}
         """Factor of all times by runner, the newest last."""
         self.kept = True
@@ -96,7 +90,6 @@ class World:
         keys: Mapping[int, str] | None = None,
         noise: float = BETWEEN_NIGHTS,
         all_by: float = 1.0,
-        days_ago: int | None = None,
         sizes: Mapping[int, int] | None = None,
         sqnr: float | None = None,
         facts: Mapping[str, str] = FACTS,
@@ -109,7 +102,7 @@ class World:
         """Record a nightly run and return its id; `levels` multiplies the times of jobs by their numbers."""
         device = msgspec.structs.replace(self.device, serial=phone, build=build)
         all_by *= device_by * self.runners[[*self.runners][-1]]
-        started_ms = now_ms() - (100 - len(self.nights) if days_ago is None else days_ago) * DAY
+        started_ms = now_ms() - (100 - len(self.nights)) * DAY
         run_id = self.store.begin_run(RunRecord("farm run", "ada", "bench", facts, started_ms, "nightly"))
         done = [job for n, job in enumerate(self.jobs) if jobs is None or n in jobs]
         self.store.plan_jobs(run_id, done)
@@ -138,8 +131,7 @@ class World:
 
     def confirm(self, run_id: str, **more: Any) -> RunFindings:
         request = PairsRequest()
-        factory = _StubFactory(self, request)
-        return confirm_run(self.config, self.store, run_id, request, factory=factory, **more)
+        return confirm_run(self.config, self.store, run_id, request, benches=_StubPool(self, request), **more)
 
     def side(self, past: StoredResult) -> SideStub:
         [*_, newest] = self.runners
@@ -171,12 +163,10 @@ class World:
         tonight = 1.0 + DRIFT * self.random.standard_normal()
         runners = [self.runners[side.runtime or [*self.runners][-1]] for side in (good, new)]
         was, now = (
-            self.draw(
-                side.bundle.level * runner * tonight * self.luck_of(side.bundle),
-                inferences,
-                tailed=side.bundle.key in self.tailed,
+            self.draw(level * tonight * self.luck_of(side.bundle), inferences, tailed=side.bundle.key in self.tailed)
+            for side, level in (
+                (side, side.bundle.level * runner) for side, runner in zip((good, new), runners, strict=True)
             )
-            for side, runner in zip((good, new), runners, strict=True)
         )
         return was, now
 
@@ -193,8 +183,8 @@ class World:
         return 1.0
 
 
-class _StubFactory(BenchFactory):
-    """Factory that opens a `World` instead of a device: its jobs are in no suite, its bundles in no cache."""
+class _StubPool(BenchPool):
+    """Pool that opens a `World` instead of a device: its jobs are in no suite, its bundles in no cache."""
 
     def __init__(self, world: World, request: PairsRequest) -> None:
         super().__init__(world.config, world.store, request)

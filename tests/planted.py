@@ -129,20 +129,9 @@ class Planted:
 
     def run(self, layers: int = 0, *options: str, nightly: bool = True) -> str:
         """Run the job as compiled by the release that adds `layers`; return the run's id."""
-        run_id: str = self.home.json(
-            "run",
-            "--soc",
-            "SM8650",
-            "--suite",
-            str(self.suite),
-            "--virtual",
-            "1",
-            *(("--purpose", "nightly") if nightly else ()),
-            *options,
-            timeout_s=400,
-            env=self.env(layers),
-        )["id"]
-        return run_id
+        words = ["run", "--soc", "SM8650", "--suite", str(self.suite), "--virtual", "1", *options]
+        words += ["--purpose", "nightly"] if nightly else []
+        return str(self.home.json(*words, timeout_s=400, env=self.env(layers))["id"])
 
     def env(self, layers: int) -> dict[str, str]:
         """Return the environment for compiles with the release that adds `layers`."""
@@ -153,9 +142,9 @@ class Planted:
         paths = [str(self.releases[layers]), os.environ.get("PYTHONPATH", "")]
         return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
-    def json(self, *arguments: str, code: int | None, layers: int = 0) -> dict[str, Any]:
+    def json(self, *arguments: str, code: int | None) -> dict[str, Any]:
         """Return the JSON of a command. The code None allows 0 and 3, as pairs of equals may differ by chance."""
-        done = self.home.farm(*arguments, "--json", timeout_s=400, env=self.env(layers))
+        done = self.home.farm(*arguments, "--json", timeout_s=400)
         assert done.returncode in ((0, 3) if code is None else (code,)), done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer

@@ -7,50 +7,49 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 REFUSED = (b"host:host-features", b"host:features", b"host:track-devices", b"reboot:")
 
 
-class PoorAdbProxy:
+class PoorAdbProxy(ThreadingTCPServer):
     """Listens on loopback at `port`; refuses REFUSED anywhere in a request, and delays the first stream."""
 
+    daemon_threads = True
+
     def __init__(self, server_port: int, first_stream_s: float) -> None:
-        self._server, self._delay_s = server_port, first_stream_s
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
+        super().__init__(("127.0.0.1", 0), _Carrier)
+        self.port = int(self.server_address[1])
+        self.server_port, self.delay_s = server_port, first_stream_s
         self.requests: list[bytes] = []
-        self._connections: list[socket.socket] = []
-        self._lock = threading.Lock()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self.connections: list[socket.socket] = []
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
         """End the proxy and every connection, as at the end of a rented session."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with self._lock:
-            for one in self._connections:
-                with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
+        self.shutdown()
+        self.server_close()
+        for one in self.connections:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._carry, args=(client,), daemon=True).start()
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing: either end may hang up."""
 
-    def _carry(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self._server)) as server, contextlib.suppress(OSError):
-            with self._lock:
-                self._connections += [client, server]
+
+class _Carrier(BaseRequestHandler):
+    server: PoorAdbProxy
+
+    def handle(self) -> None:
+        client = self.request
+        with socket.create_connection(("127.0.0.1", self.server.server_port)) as server:
+            self.server.connections += [client, server]
             while True:
                 size = _exactly(client, 4)
                 if not size:
                     return
                 request = _exactly(client, int(size, 16))
-                self.requests.append(request)
+                self.server.requests.append(request)
                 if any(one in request for one in REFUSED):
                     reason = b"unknown host service"
                     client.sendall(b"FAIL%04x%s" % (len(reason), reason))
@@ -58,8 +57,7 @@ class PoorAdbProxy:
                 is_transport = request.startswith(b"host:transport")
                 if not is_transport and not request.startswith(b"host"):
                     # A service of a device: its stream is passed on as it is.
-                    with self._lock:
-                        delay_s, self._delay_s = self._delay_s, 0.0
+                    delay_s, self.server.delay_s = self.server.delay_s, 0.0
                     time.sleep(delay_s)
                 server.sendall(size + request)
                 if is_transport:

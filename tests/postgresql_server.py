@@ -10,13 +10,7 @@ import chaos_store
 import pytest
 
 # No test has a machine that fails: databases are made with half the writes, and the server does nothing by itself.
-_LIGHT = (
-    "full_page_writes=off",
-    "wal_level=minimal",
-    "max_wal_senders=0",
-    "autovacuum=off",
-    "checkpoint_timeout=1h",
-)
+_LIGHT = ["full_page_writes=off", "wal_level=minimal", "max_wal_senders=0", "autovacuum=off", "checkpoint_timeout=1h"]
 
 
 def server_binaries() -> Path:

@@ -9,14 +9,14 @@ from typing import Any
 
 
 def run_program(
-    argv: Sequence[str | Path], *, code: int | None = 0, timeout_s: float = 600, **options: Any
+    argv: Sequence[str | Path], *, timeout_s: float = 600, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a program and return its result with the output; `options` are passed to subprocess.run.
 
-    Raises AssertionError for an exit code other than `code`; None allows any.
+    Raises AssertionError for an exit code other than 0.
     """
     done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
-    require_code(done, code)
+    require_code(done, 0)
     return done
 
 

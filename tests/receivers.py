@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 import ipaddress
-import socket
 import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from email import message_from_bytes
 from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import BaseRequestHandler
 from typing import Any
 
 from aiosmtpd.controller import Controller
@@ -22,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from loopback import serving
 from waiting import free_port
 
 LOOPBACK = "127.0.0.1"
@@ -62,23 +63,8 @@ def web_server(answers: Sequence[int] = (), *, location: str = "", tls: Path | N
 
         do_GET = do_CONNECT = do_POST  # noqa: N815 - as http.server calls it
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
-    if tls is not None:
-        server.socket = _server_context(tls).wrap_socket(server.socket, server_side=True)
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    hook.port = server.server_port
-    # How often it looks for its end, in seconds: each server of a test would take half a second to stop.
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with serving(Handler, _server_context(tls) if tls else None) as hook.port:
         yield hook
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @contextlib.contextmanager
@@ -86,30 +72,18 @@ def trickling_server(greeting: bytes, drop: bytes, seconds: float) -> Iterator[i
     """Listen, and answer each connection with `greeting`, then a `drop` ten times a second; `seconds` later hang up."""
     ended = threading.Event()
 
-    def trickle(connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            connection.sendall(greeting)
+    class Trickle(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(greeting)
             for _ in range(round(seconds * 10)):
-                if ended.wait(0.1):
-                    return
-                connection.sendall(drop)
+                if not ended.wait(0.1):
+                    self.request.sendall(drop)
 
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                threads.append(threading.Thread(target=trickle, args=listener.accept()[:1]))
-                threads[-1].start()
-
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        threads = [threading.Thread(target=accept)]
-        threads[0].start()
+    with serving(Trickle) as port:
         try:
-            yield listener.getsockname()[1]
+            yield port
         finally:
             ended.set()
-            listener.shutdown(socket.SHUT_RDWR)
-            for thread in threads:
-                thread.join()
 
 
 @dataclass
@@ -151,7 +125,7 @@ def mail_server(*, tls: Path | None, password: str = "") -> Iterator[Mailbox]:
         controller.stop()
 
 
-def make_certificate(folder: Path, name: str = LOOPBACK) -> Path:
+def make_certificate(folder: Path) -> Path:
     """Return a file with a key and a certificate for an address, which is its own authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
@@ -164,7 +138,7 @@ def make_certificate(folder: Path, name: str = LOOPBACK) -> Path:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(name))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(LOOPBACK))]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )

@@ -21,7 +21,7 @@ def recipe_code(document: str, title: str) -> list[str]:
 
 @dataclass(frozen=True)
 class FarmCopy:
-    """Sources of farm in a folder of their own, and the `farm` command of it."""
+    """Copy of farm's sources in a temporary folder, with its own `farm` command."""
 
     folder: Path
     cache: Path

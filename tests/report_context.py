@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from farm.report.html.context import ReportContext
+from farm.report.html.page_of_run import ReportContext
 from farm.store.records import (
     AlertRecord,
     Background,

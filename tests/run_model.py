@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 from log_lines import LogLines
+from made import device, job
 
 from farm.base.errors import LocalError
-from farm.devices.device import AdbAddress, Device
-from farm.dispatch.device_process import DeviceLoop
+from farm.devices.device import Device
+from farm.dispatch.device_process import DeviceLoop, Parts, Worker
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.local_jobs import LocalJobs
@@ -26,11 +27,9 @@ from farm.dispatch.messages import FromDevice, ProcessEnded, ToDevice
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.request.plan import RunPlan
 from farm.dispatch.run.run import LocalRecords
-from farm.dispatch.worker import Parts, Worker
 from farm.policy.situation import Lease
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.cluster.records import PlannedJob, ShardResult
-from farm.suites.suite import Case, InputSpec, Job, Target
 
 # Every step lets each process do one thing; a run of six jobs takes about 40.
 MOST_STEPS = 600
@@ -80,12 +79,9 @@ class World:
         self.notes = LogLines()
         self.recorded: dict[str, list[Attempt]] = {}
         self.is_sleeping = False
-        case = Case("mine", "add", "torch.nn:ReLU", (InputSpec((1,)),))
-        planned = [
-            PlannedJob(Job(case, Target("SM8650", "htp", "8a8w", (("soc_rev", str(n)),))), str(n), cached=True)
-            for n in range(jobs)
-        ]
-        fleet = [_device(f"device-{n}", "virtual" if n in script.virtual else "hardware") for n in range(devices)]
+        planned = [PlannedJob(job(f"add{n}"), str(n), cached=True) for n in range(jobs)]
+        kinds = ["virtual" if n in script.virtual else "hardware" for n in range(devices)]
+        fleet = [device(f"device-{n}", kind=kind) for n, kind in enumerate(kinds)]
         self.plan = RunPlan(
             "run", folder, folder, tuple(planned), tuple(fleet),
             {}, folder, iterations=1, warm_up=0, timeout_s=1.0,
@@ -282,9 +278,6 @@ class ScriptedDevice:
     def has_begun(self, planned: PlannedJob) -> bool:
         return False
 
-    def is_built(self, planned: PlannedJob) -> bool:
-        return True
-
     def check(self, *, anew: bool = False) -> str:
         self._need_room()
         self.world.point(self.process)
@@ -341,7 +334,7 @@ class Records:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.devices = SimpleNamespace(health=lambda ids: dict.fromkeys(ids, ("suspect", "as the model has it")))
+        self.devices = SimpleNamespace(health=lambda _: ("suspect", "as the model has it"))
 
     def record_attempt(self, run_id: str, attempt: Attempt, **_: Any) -> None:
         self._world.recorded.setdefault(attempt.job_id, []).append(attempt)
@@ -360,7 +353,3 @@ class Front:
     def job_ended(self, shown: Any) -> None: ...
     def job_repeated(self, shown: Any) -> None: ...
     def devices(self, running: Any) -> None: ...
-
-
-def _device(serial: str, kind: Literal["virtual", "hardware"]) -> Device:
-    return Device(serial=serial, soc="SM8650", kind=kind, build="", address=AdbAddress(5037), product="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import made
 import msgspec
 from sqlalchemy import Row, select, text
 
@@ -15,6 +16,7 @@ from farm.store.cluster.records import (
     AgentDevice,
     AgentFacts,
     AgentId,
+    HeldBuild,
     HeldShard,
     NewBuild,
     NewOrder,
@@ -25,7 +27,7 @@ from farm.store.cluster.records import (
 from farm.store.protocol import PROTOCOL
 from farm.store.records import RunRecord
 from farm.store.store import Store
-from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.suites.suite import Job
 
 SOC = "SM8650"
 TTL_S = 10.0
@@ -33,8 +35,7 @@ TTL_S = 10.0
 
 def job(number: int = 0, soc: str = SOC) -> Job:
     """Return the job with this number."""
-    case = Case(suite="ops", name=f"case_{number}", module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),))
-    return Job(case, Target(soc, "htp", "8a8w"))
+    return made.job(f"case_{number}", soc, suite="ops")
 
 
 def key(number: int) -> str:
@@ -61,11 +62,16 @@ def submit(
 ) -> str:
     """Submit a run of shards, and return its id."""
     run_id = store.begin_run(RunRecord("farm run", user, "bench", {"executorch": "1.5.1"}))
-    usual = {"user": user, "priority": priority, "purpose": "farm run", "terms": b"{}", "protocol": PROTOCOL}
-    order = NewOrder(run_id=run_id, **{**usual, **changes})  # type: ignore[arg-type]
+    order = new_order(run_id, user=user, priority=priority, **changes)
     jobs = {one.job.id: one.job for part in parts for one in part.jobs}
     store.cluster.submit(order, parts, builds, jobs=list(jobs.values()))
     return run_id
+
+
+def new_order(run_id: str, **changes: object) -> NewOrder:
+    """Return the order of a run."""
+    usual = {"user": "ada", "priority": Priority.PERSON, "purpose": "farm run", "terms": b"{}", "protocol": PROTOCOL}
+    return NewOrder(run_id=run_id, **{**usual, **changes})  # type: ignore[arg-type]
 
 
 def shards_of(store: Store, run_id: str) -> Sequence[Row[Any]]:
@@ -74,6 +80,15 @@ def shards_of(store: Store, run_id: str) -> Sequence[Row[Any]]:
     with store._database.reading() as connection:
         query = select(row.id, row.state, row.why, row.lacking).where(row.run_id == run_id)
         return connection.execute(query.order_by(row.position, row.id)).all()
+
+
+def execute(store: Store, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    """Return the rows of a statement of PostgreSQL in a transaction of its own."""
+    import psycopg
+
+    with psycopg.connect(**store.connection_arguments(), autocommit=True) as connection:
+        done = connection.execute(statement, values or None)  # type: ignore[arg-type]
+        return done.fetchall() if done.description else []
 
 
 def defer_finish(store: Store, run_id: str) -> None:
@@ -114,3 +129,28 @@ def result(held: HeldShard, one: PlannedJob, verdict: Verdict = Verdict.PASSED, 
     done = attempt(one.job, verdict, f"serial-{held.lease.device}")
     output = ShardResult(held.id, held.lease.device, held.lease.fence, one.job.id, (done,))
     return msgspec.structs.replace(output, **changes)
+
+
+def claim(store: Store, who: AgentId, *devices: str, **more: Any) -> list[HeldShard]:
+    """Let an agent claim shards for its devices; for `h1-0` where none is named."""
+    return store.cluster.claim(who, SOC, devices or ("h1-0",), **{"ttl_s": TTL_S, **more})
+
+
+def holding(store: Store, count: int = 1, jobs: int = 2, **more: Any) -> tuple[str, AgentId, HeldShard]:
+    """Return a run of `count` shards, an agent, and the shard that its device holds."""
+    run_id, one = submit(store, shards(count, jobs), **more), agent(store)
+    [held] = claim(store, one)
+    return run_id, one, held
+
+
+def record(store: Store, who: AgentId, held: HeldShard, *numbers: int, verdict: Verdict = Verdict.PASSED) -> list[int]:
+    """Record the results of jobs of a shard, of all where none is named; return the places of refused ones."""
+    jobs = [held.jobs[number] for number in numbers] or held.jobs
+    return list(store.cluster.record(who, [result(held, one, verdict) for one in jobs], ttl_s=TTL_S))
+
+
+def take_build(store: Store, worker: int, host: str = "b1", toolchain: str = "tool") -> HeldBuild:
+    """Let a worker take the next build, which there is."""
+    made = store.cluster.take_build(worker, host, [toolchain])
+    assert made is not None
+    return made

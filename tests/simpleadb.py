@@ -13,10 +13,10 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 from numpy.typing import NDArray
 
@@ -117,7 +117,8 @@ def run_jobs(
     """
     import torch
 
-    with _environment(adb, layout.sdk, environment):
+    path = f"{adb.parent}:{os.environ.get('PATH', os.defpath)}"
+    with patch.dict(os.environ, {**environment, "PATH": path, "QNN_SDK_ROOT": str(layout.sdk)}):
         from executorch.backends.qualcomm.export_utils import QnnConfig, SimpleADB
         from executorch.backends.qualcomm.serialization.qc_schema import QnnExecuTorchBackendType
 
@@ -148,15 +149,3 @@ def run_jobs(
             times.append(time.perf_counter())
             seconds.append(Seconds(*(end - start for start, end in itertools.pairwise(times))))
     return Measured(libraries, seconds)
-
-
-@contextmanager
-def _environment(adb: Path, sdk: Path, more: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    path = f"{adb.parent}:{os.environ.get('PATH', os.defpath)}"
-    os.environ.update({**more, "PATH": path, "QNN_SDK_ROOT": str(sdk)})
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import struct
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
-from elf_maker import HASH, HEADERS, LOAD
+from elf_maker import HASH, LOAD, SIGNED, UNSIGNED, make_elf
 from heap_sdk_stub import make_sdk_with
 
 from farm.builds.runtime.native.elf import HEXAGON
@@ -44,18 +43,9 @@ def make_skel_sdk(root: Path, arch: int) -> Path:
 
 def make_skel(arch: int, key: bytes | None) -> bytes:
     """Return a skel for a Hexagon, signed with `key`, or unsigned."""
-    parts: Iterable[tuple[tuple[int, int], bytes]] = [(LOAD, _CODE)]
-    if key is not None:
-        signature = struct.pack("<Q", _checksum(key + _CODE))
-        parts = [(HEADERS, b""), (HASH, signature), (LOAD, _CODE)]
-    parts = list(parts)
-    place, table, content = 52 + 32 * len(parts), b"", b""
-    for (kind, flags), data in parts:
-        table += struct.pack("<8I", kind, place + len(content), 0, 0, len(data), len(data), flags, 0)
-        content += data
-    ident = b"\x7fELF" + bytes([1, 1, 1]) + bytes(9)
-    header = struct.pack("<HHIIIIIHHHHHH", 3, HEXAGON, 1, 0, 52, 0, arch, 52, 32, len(parts), 0, 0, 0)
-    return ident + header + table + content
+    signature = struct.pack("<Q", _checksum(key + _CODE)) if key is not None else b""
+    contents = {HASH: signature, LOAD: _CODE}
+    return make_elf(HEXAGON, arch, segments=SIGNED if key is not None else UNSIGNED, contents=contents)
 
 
 def trust(device: Path, key: bytes) -> None:

@@ -8,9 +8,11 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol, Self, TypeVar
 
-import pytest
+from parts import do_without
 from waiting import free_port, require_listening
 
 from farm.base.processes import Child, Supervisor
@@ -18,8 +20,7 @@ from farm.devices.device import SshAddress
 from farm.devices.virtual.tree import DeviceTree, device_properties
 
 SECONDS = 20.0
-# Read before the tests take farm's variables out of the environment.
-REQUIRED = os.environ.get("FARM_REQUIRE_SSHD") == "1"
+_Server = TypeVar("_Server", bound="Server")
 
 
 class SshServer:
@@ -42,9 +43,7 @@ class SshServer:
     ) -> None:
         program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
         if program is None:
-            if REQUIRED:
-                pytest.fail("FARM_REQUIRE_SSHD=1 and there is no sshd: install openssh-server")
-            pytest.skip("there is no sshd: install openssh-server")
+            do_without("there is no sshd: install openssh-server", "FARM_REQUIRE_SSHD")
         self._supervisor, self._program, self._child = supervisor, program, None
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -59,49 +58,32 @@ class SshServer:
         self.tree = DeviceTree(folder / "device", device_properties(soc, serial, "1"))
         self.tools = folder / "device/system/bin"
         lines = [
-            f"Port {self.port}",
-            "ListenAddress 127.0.0.1",
-            f"HostKey {folder}/host_key",
-            f"AuthorizedKeysFile {folder}/authorized_keys",
-            f"PidFile {folder}/pid",
-            "StrictModes no",
-            "UsePAM no",
-            "PasswordAuthentication no",
-            "KbdInteractiveAuthentication no",
-            *([f"Subsystem sftp {sftp}"] if sftp else []),
-            *([f"ForceCommand {force}"] if force else []),
-            *options,
+            f"Port {self.port}", "ListenAddress 127.0.0.1", f"HostKey {folder}/host_key",
+            f"AuthorizedKeysFile {folder}/authorized_keys", f"PidFile {folder}/pid", "StrictModes no", "UsePAM no",
+            "PasswordAuthentication no", "KbdInteractiveAuthentication no",
+            *([f"Subsystem sftp {sftp}"] if sftp else []), *([f"ForceCommand {force}"] if force else []), *options,
             # HOME as well: the ~/.bashrc of this user is no part of the device.
             f"SetEnv PATH={self.tools}:/usr/local/bin:/usr/bin:/bin HOME={folder}/device",
-        ]
+        ]  # fmt: skip
         (folder / "sshd_config").write_text("".join(f"{line}\n" for line in lines))
 
     @property
     def address(self) -> SshAddress:
-        return SshAddress(
-            "127.0.0.1",
-            getpass.getuser(),
-            self.port,
-            str(self.folder / "user_key"),
-            str(self.known_hosts),
-            str(self.folder / "storage"),
-        )
+        files = (self.folder / name for name in ("user_key", "known_hosts", "storage"))
+        return SshAddress("127.0.0.1", getpass.getuser(), self.port, *map(str, files))
 
     @property
     def child(self) -> Child:
         assert self._child is not None
         return self._child
 
-    def start(self) -> SshServer:
+    def start(self) -> Self:
         if os.geteuid() == 0:
             # As Debian's unit does before it starts one.
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        self._child = self._supervisor.spawn(
-            [self._program, "-D", "-e", "-f", self.folder / "sshd_config"],
-            name="sshd",
-            env={"PATH": os.defpath},
-            stderr=self.folder / "sshd.log",
-        )
+        words = [self._program, "-D", "-e", "-f", self.folder / "sshd_config"]
+        log = self.folder / "sshd.log"
+        self._child = self._supervisor.spawn(words, name="sshd", env={"PATH": os.defpath}, stderr=log)
         require_listening(self._child, self.port, SECONDS)
         return self
 
@@ -115,6 +97,31 @@ class SshServer:
         for pid in connections:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+class Server(Protocol):
+    """SSH server for tests, of this module or of dropbear_server."""
+
+    def start(self) -> Self: ...
+
+    def stop(self) -> None: ...
+
+
+@contextlib.contextmanager
+def running(kind: Callable[..., _Server], *words: object, **options: object) -> Iterator[_Server]:
+    """Start a server of a kind; end it and its connections afterwards."""
+    with Supervisor() as supervisor:
+        server = kind(supervisor, *words, **options).start()
+        yield server
+        server.stop()
+
+
+def login(server: SshServer) -> str:
+    """Return the lines of farm.toml that log in at a server."""
+    return (
+        f'ssh = "{getpass.getuser()}@127.0.0.1:{server.port}"\n'
+        f'key_file = "{server.folder}/user_key"\nknown_hosts = "{server.known_hosts}"\n'
+    )
 
 
 def alive(pid: int) -> bool:

@@ -69,6 +69,25 @@ def create_store(cluster: str, name: str) -> str:
     return create_database(cluster, name, _DATABASE)
 
 
+def empty_store(address: str) -> None:
+    """Delete all rows of a store on PostgreSQL, and number from 1 again; much quicker than a new database."""
+    import psycopg
+
+    # A replica checks neither triggers nor foreign keys, so that the order of tables does not matter.
+    statement = """
+        SET session_replication_role = replica;
+        DO $$ DECLARE one text; BEGIN
+            FOR one IN SELECT tablename FROM pg_tables WHERE schemaname = 'public'
+                AND tablename NOT IN ('farm_schema', 'farm_messages') LOOP
+                EXECUTE 'DELETE FROM ' || one;
+            END LOOP;
+            PERFORM setval(oid, 1, false) FROM pg_class WHERE relkind = 'S' AND relnamespace = 'public'::regnamespace;
+        END $$
+    """
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
 @cache
 def _make_template(cluster: str) -> None:
     open_store(create_database(cluster, _DATABASE)).close()

@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
+from made import device
 from stub_evidence import Evidence, now_s
 from stub_farm import words_of
 from stub_hosts import HostPlan
@@ -26,8 +27,7 @@ from stub_hosts import HostPlan
 from farm.base.config.settings import LeaseConfig, load_config
 from farm.base.errors import FarmError
 from farm.base.log_setup import RecordHandler, begin_logging
-from farm.devices.device import AdbAddress, Device
-from farm.dispatch.cluster.agent.device_runners import Timing
+from farm.devices.device import Device
 from farm.dispatch.cluster.agent.host_agent import HostAgent
 from farm.dispatch.messages import (
     Abort,
@@ -120,32 +120,16 @@ class StubProcess:
             self._holds_back = True
             return JobReturned(off=True, number=message.number)
         attempt = Attempt(
-            planned.job.id,
-            Verdict.PASSED,
-            Stage.DONE,
-            "",
-            device=self._device.serial,
-            started_ms=began_ms,
-            seconds=time.monotonic() - began_s,
-            bundle_key=planned.key,
-        )
+            planned.job.id, Verdict.PASSED, Stage.DONE, "", device=self._device.serial, started_ms=began_ms,
+            seconds=time.monotonic() - began_s, bundle_key=planned.key,
+        )  # fmt: skip
         return JobEnded((attempt,), number=message.number)
 
 
 def devices_of(plan: HostPlan) -> list[Device]:
     """Return the devices of a host, which nothing can reach."""
-    return [
-        Device(
-            serial=f"virtual-{soc}-{number}",
-            soc=soc,
-            kind="virtual",
-            build="stub",
-            address=AdbAddress(1),
-            product="stub",
-            host=plan.folder.name,
-        )
-        for number, soc in enumerate(plan.socs)
-    ]
+    about = {"kind": "virtual", "host": plan.folder.name}
+    return [device(f"virtual-{soc}-{number}", soc, **about) for number, soc in enumerate(plan.socs)]
 
 
 def main() -> int:
@@ -158,7 +142,8 @@ def main() -> int:
         name=plan.name,
         devices=lambda: devices,
         processes=partial(StubProcess, plan.evidence),
-        timing=Timing(rest_s=plan.rest_s, fetch_s=plan.fetch_s),
+        rest_s=plan.rest_s,
+        fetch_s=plan.fetch_s,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())

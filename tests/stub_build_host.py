@@ -8,6 +8,7 @@ the file EVIDENCE, which knows nothing of the farm: `KEY NAME`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -85,7 +86,7 @@ def main() -> None:
         facts = AgentFacts(host=name, pid=1, version="1", protocol=PROTOCOL, toolchains=host.toolchains.ids)
         host.begin(store.cluster.register(name, facts, 3600.0, user="farm"))
         say("ready")
-        with Hints(store) as hints:
+        with contextlib.closing(Hints(store)) as hints:
             while True:
                 if any(hint.startswith("build") for hint in hints.wait(1.0)):
                     host.wake()

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+from made import job
 from stub_run import Quiet
 from waiting import all_the_time, until
 
 from farm.base.errors import FarmError
-from farm.devices.device import AdbAddress, Device
+from farm.devices.device import Device
 from farm.devices.health import HealthEvent
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.local_jobs import LocalJobs
@@ -38,20 +39,11 @@ from farm.policy.retries import tried
 from farm.policy.situation import Lease
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.cluster.records import PlannedJob, ShardResult
-from farm.suites.suite import Case, InputSpec, Job, Target
 
 MOST_STEPS = 2000
 
 Act = "Callable[[StubProcess, RunJob], FromDevice | None]"
 """Ends a job in a device process; None for no answer."""
-
-
-def device(serial: str, soc: str = "SM8650") -> Device:
-    return Device(serial=serial, soc=soc, kind="hardware", build="", address=AdbAddress(5037), product="")
-
-
-def job(name: str, soc: str = "SM8650") -> Job:
-    return Job(Case("mine", name, "torch.nn:ReLU", (InputSpec((1,)),)), Target(soc, "htp", "8a8w"))
 
 
 def name_of(job_id: str) -> str:
@@ -170,7 +162,7 @@ class StubRecorder:
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:
         def end() -> None:
-            self._bench.pool.let_go(self._bench.number[lease.device], lease.fence)
+            self._bench.pool.let_go(lease.device, lease.fence)
             done()
 
         self._put(end)
@@ -195,16 +187,14 @@ class Bench:
 
     def __init__(self, folder: Path, jobs: Sequence[str], devices: Sequence[Device], *, most_failures: int = 0) -> None:
         self.names = [one.partition(":")[2] for one in jobs]
-        planned = [
-            PlannedJob(job(name, soc), name, cached=True) for soc, _, name in (one.partition(":") for one in jobs)
-        ]
+        named = [(name, soc) for soc, _, name in (one.partition(":") for one in jobs)]
+        planned = tuple(PlannedJob(job(name, soc, suite="mine"), name, cached=True) for name, soc in named)
         self.plan = RunPlan(
-            "run", folder / "run", folder, tuple(planned), tuple(devices), {}, folder / "artifacts", timeout_s=1.0
+            "run", folder / "run", folder, planned, tuple(devices), {}, folder / "artifacts", timeout_s=1.0
         )
         self.plan.prepare_folder()
-        self.number = {one.id: number for number, one in enumerate(devices)}
         self.front = Front()
-        health: Any = SimpleNamespace(devices=SimpleNamespace(health=lambda ids: dict.fromkeys(ids, ("", ""))))
+        health: Any = SimpleNamespace(devices=SimpleNamespace(health=lambda _: ("", "")))
         self.pool = DevicePool(devices, health, None)
         self.processes: list[StubProcess] = []
         self.ran: list[tuple[str, str]] = []
@@ -251,21 +241,18 @@ class Bench:
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 30) -> None:
         """Wait for other threads; nothing happens in a device process."""
-
-        def is_so() -> object:
-            self.decide()
-            return condition()
-
-        until(is_so, lambda: f"{what}; {self.notes}", timeout_s)
+        until(self._decided(condition), lambda: f"{what}; {self.notes}", timeout_s)
 
     def stays(self, condition: Callable[[], object], seconds: float) -> bool:
         """Return whether something is so all the time for `seconds`; nothing happens in a device process."""
+        return all_the_time(self._decided(condition), seconds)
 
+    def _decided(self, condition: Callable[[], object]) -> Callable[[], object]:
         def is_so() -> object:
             self.decide()
             return condition()
 
-        return all_the_time(is_so, seconds)
+        return is_so
 
     def of(self, number: int) -> StubProcess:
         """Return the newest process of a device."""
@@ -362,6 +349,14 @@ def fails(process: StubProcess, run: RunJob) -> FromDevice:
     return JobEnded((attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS),), number=run.number)
 
 
+def returned(**facts: Any) -> Any:
+    """Return an Act that gives the job back."""
+    return lambda _, run: JobReturned(**facts, number=run.number)
+
+
+unfit, given_up = returned(unfit="its health check fails"), returned(given_up="it does not answer")
+
+
 def fails_here(process: StubProcess, run: RunJob) -> FromDevice:
     """End as failed, for another device to try."""
     attempt = attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS)
@@ -380,25 +375,10 @@ def only_on(serial: str, *, otherwise: Any) -> Any:
     return lambda process, run: (passes if process.device.serial == serial else otherwise)(process, run)
 
 
-def once(act: Any, then: Any = passes) -> Any:
-    """Return an Act that is `act` the first time and `then` from the second time on."""
+def once(act: Any) -> Any:
+    """Return an Act that is `act` the first time and passes from the second time on."""
     acts = [act]
-    return lambda process, run: (acts.pop() if acts else then)(process, run)
-
-
-def unfit(process: StubProcess, run: RunJob) -> FromDevice:
-    del process
-    return JobReturned(unfit="its health check fails", number=run.number)
-
-
-def given_up(process: StubProcess, run: RunJob) -> FromDevice:
-    del process
-    return JobReturned(given_up="it does not answer", number=run.number)
-
-
-def halts(process: StubProcess, run: RunJob) -> FromDevice:
-    del process
-    return JobReturned(halt="this machine: No space left on device", number=run.number)
+    return lambda process, run: (acts.pop() if acts else passes)(process, run)
 
 
 def exits(process: StubProcess, run: RunJob) -> FromDevice | None:

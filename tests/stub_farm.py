@@ -6,20 +6,22 @@ The runner (stub_runner.c) is a stub, and the program of a bundle is a word that
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import struct
 import subprocess
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
+from made import write_bundle
 
 from farm.base.hashes import sha256_of
 from farm.base.processes import Supervisor
-from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, REFERENCES, Manifest, TensorSpec
+from farm.builds.bundles.bundle import INPUTS, MODEL, REFERENCES, TensorSpec
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import AdbServer, start_adb_server
@@ -86,7 +88,6 @@ def make_stub_farm(
     supervisor: Supervisor,
     fault_rate: float = 0.0,
     fault_seed: int = 0,
-    fault_kinds: Sequence[str] = (),
 ) -> StubFarm:
     """Return a farm with `devices` running virtual devices, and `jobs` jobs whose bundles are in a cache.
 
@@ -103,38 +104,33 @@ def make_stub_farm(
     named = [(Job(stub_case(f"{word}_{number:05}"), _TARGET), word) for number, word in enumerate(words)]
     health_check_key = make_bundle(cache, f"{FINE} {_HEALTH_CHECK_MS}")
     server = start_adb_server(supervisor, folder / "adb")
-    booted = boot(
-        supervisor,
-        server,
-        [SOC] * devices,
-        folder / "devices",
-        fault_rate=fault_rate,
-        fault_seed=fault_seed,
-        fault_kinds=fault_kinds,
-    )
+    booted = boot(supervisor, server, [SOC] * devices, folder / "devices", fault_rate=fault_rate, fault_seed=fault_seed)
     planned = tuple(PlannedJob(job, keys[word], cached=True) for job, word in named)
+    checks = health_check_jobs(tuple(one.job for one in planned))
     return StubFarm(
-        cache_root=cache.root,
-        jobs=planned,
-        health_checks=tuple(
-            PlannedJob(job, health_check_key, cached=True)
-            for job in health_check_jobs(tuple(one.job for one in planned))
-        ),
-        devices=tuple(booted),
-        runtimes={device.serial: runtime for device in booted},
-        behaviours={job.id: word for job, word in named},
-        latency_ms=latency_ms,
-        server=server,
+        cache_root=cache.root, jobs=planned,
+        health_checks=tuple(PlannedJob(job, health_check_key, cached=True) for job in checks),
+        devices=tuple(booted), runtimes={device.serial: runtime for device in booted},
+        behaviours={job.id: word for job, word in named}, latency_ms=latency_ms, server=server,
         roots={device.serial: folder / "devices" / device.serial for device in booted},
-    )
+    )  # fmt: skip
 
 
 def stub_runtime(folder: Path) -> Runtime:
-    """Compile the stub into `folder` and return it as the runtime of a virtual device."""
+    """Write the compiled stub into `folder` and return it as the runtime of a virtual device."""
     folder.mkdir(parents=True, exist_ok=True)
     runner = folder / "stub_runner"
-    subprocess.run(["cc", "-O2", "-o", str(runner), str(_SOURCE)], check=True)
+    runner.write_bytes(_compiled_stub())
+    runner.chmod(0o755)
     return as_runtime(runner)
+
+
+@functools.cache
+def _compiled_stub() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        runner = Path(folder, "stub_runner")
+        subprocess.run(["cc", "-O2", "-o", str(runner), str(_SOURCE)], check=True)
+        return runner.read_bytes()
 
 
 def as_runtime(runner: Path) -> Runtime:
@@ -162,38 +158,14 @@ def fill_bundle(folder: Path, key: str, words: str, elements: int = ELEMENTS, so
     tensor = struct.pack(f"<{elements}f", *range(1, elements + 1))
     contents = {MODEL: f"{words}\n".encode(), f"{INPUTS}/input_0_0.raw": tensor}
     contents |= {f"reference_{kind}/output_0_0.raw": tensor for kind in REFERENCES}
-    for name, data in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    spec = TensorSpec((elements,), "float32")
-    manifest = Manifest(
-        key=key,
-        job_id=f"{SUITE}/{words.split(maxsplit=1)[0]}[{_TARGET}]",
-        soc=soc,
-        backend=_TARGET.backend,
-        precision=_TARGET.precision,
-        samples=1,
-        inputs=(spec,),
-        outputs=(spec,),
-        pte_bytes=len(contents[MODEL]),
-        delegates={"QnnBackend": 1},
-        delegated_ops=1,
-        fallback_ops={},
-        seconds={},
-        versions={},
-        files={name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
-    )
-    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    specs = (TensorSpec((elements,), "float32"),)
+    job_id = f"{SUITE}/{words.split(maxsplit=1)[0]}[{_TARGET}]"
+    write_bundle(folder, contents, key=key, job_id=job_id, soc=soc, inputs=specs, outputs=specs)
 
 
 def stub_case(name: str, words: str = "") -> Case:
     """Return a case of the stub; `words` are the program of a bundle that is compiled of it."""
     return Case(
-        suite=SUITE,
-        name=name,
-        module="stub:Stub",
-        inputs=(InputSpec((ELEMENTS,)),),
-        precisions=(_TARGET.precision,),
-        tolerances=_TOLERANCE,
+        SUITE, name, "stub:Stub", (InputSpec((ELEMENTS,)),), precisions=(_TARGET.precision,), tolerances=_TOLERANCE,
         kwargs={"words": words} if words else {},
-    )
+    )  # fmt: skip

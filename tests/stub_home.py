@@ -6,22 +6,17 @@ The runner of virtual devices and the compiler of builders are stubs; all other 
 from __future__ import annotations
 
 import shutil
-import sys
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from farm_home import FarmHome
-
-sys.path.append(str(Path(__file__).with_name("chaos")))
-
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
-
-import chaos_farm
-import forked_command
+from forked_command import call
 from stub_farm import FINE, stub_runtime
 
+_PROGRAM = Path(__file__).with_name("chaos") / "chaos_farm.py"
 _SUITE = """\
 [suite]
 name = "{name}"
@@ -47,12 +42,7 @@ class StubHome(FarmHome):
     @property
     def program(self) -> list[str]:
         """Words of a shell that start `farm`."""
-        return [self.interpreter, chaos_farm.__file__]
-
-    @property
-    def main(self) -> Callable[[], None]:
-        """Function that is `farm` in a fork."""
-        return chaos_farm.main
+        return [self.interpreter, str(_PROGRAM)]
 
     @property
     def env(self) -> dict[str, str]:
@@ -64,7 +54,7 @@ class StubHome(FarmHome):
     ) -> subprocess.CompletedProcess[str]:
         """Run `farm` in a fork that has imported it."""
         assert forked, "no command with stubs starts by itself"
-        return forked_command.call(arguments, env=env, program=self.main, **options)
+        return call([*self.program, *arguments], env=env, **options)
 
 
 def make_stub_home(folder: Path) -> StubHome:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from farm.builds.bundles.bundle import Manifest
+import made
+
 from farm.builds.compile.protocol import BuildReply
-from farm.devices.device import AdbAddress, Device
+from farm.devices.device import Device
 from farm.dispatch.cluster.delivery.worker import finish
-from farm.policy.retries import Tried
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import (
     AgentDevice,
@@ -32,16 +32,14 @@ Answer = tuple[Verdict, Stage, str]
 PASSED: Answer = (Verdict.PASSED, Stage.DONE, "")
 
 
-def virtual_device(serial: str, host: str, soc: str = "SM8650", labels: tuple[str, ...] = ()) -> AgentDevice:
+def virtual_device(serial: str, host: str) -> AgentDevice:
     """Return a virtual device as an agent reports it."""
-    return AgentDevice(
-        id=f"{serial}@{host}", serial=serial, soc=soc, kind="virtual", os="android", labels=labels, name=""
-    )
+    return AgentDevice(f"{serial}@{host}", serial, "SM8650", kind="virtual", os="android", name="")
 
 
 def device_of(device: AgentDevice, host: str) -> Device:
     """Return the device of an agent's description."""
-    return Device(device.serial, device.soc, "virtual", "stub/build", AdbAddress(1), "stub", host=host)
+    return made.device(device.serial, device.soc, kind="virtual", host=host)
 
 
 class StubHost(threading.Thread):
@@ -56,21 +54,19 @@ class StubHost(threading.Thread):
         objects: Objects | None = None,
         offered: Sequence[OfferedToolchain] = (),
         answer: Callable[[str, str], Answer] = lambda *_: PASSED,
-        repeat: Callable[[str, str], tuple[Tried, ...]] = lambda *_: (),
         seconds: float = 0.0,
         jobs: int | None = None,
     ) -> None:
         """Start a host; with `jobs` it stops after this number until `let` allows more."""
         super().__init__(name=name, daemon=True)
         self._url, self._devices, self._objects, self._offered = url, list(devices), objects, tuple(offered)
-        self._answer, self._repeat, self._seconds = answer, repeat, seconds
+        self._answer, self._seconds = answer, seconds
         self._may = threading.Semaphore(jobs if jobs is not None else 1_000_000)
         self._over = threading.Event()
         self._registered = threading.Event()
         self._worker: int | None = None
         self.ran: list[tuple[str, str]] = []
         """Job and device."""
-        self.built: list[str] = []
 
     def __enter__(self) -> StubHost:
         self.start()
@@ -81,21 +77,16 @@ class StubHost(threading.Thread):
         self._over.set()
         self.join(30)
 
-    def let(self, jobs: int = 1_000_000) -> None:
-        """Let it do so many jobs more."""
-        self._may.release(jobs)
+    def let(self) -> None:
+        """Let it do all jobs."""
+        self._may.release(1_000_000)
 
     def run(self) -> None:
         with open_store(self._url) as store:
             facts = AgentFacts(
-                host=self.name,
-                pid=1,
-                version="test",
-                protocol=PROTOCOL,
-                devices=tuple(self._devices),
-                toolchains=tuple(one.id for one in self._offered),
-                offered=self._offered,
-            )
+                host=self.name, pid=1, version="test", protocol=PROTOCOL, devices=tuple(self._devices),
+                toolchains=tuple(one.id for one in self._offered), offered=self._offered,
+            )  # fmt: skip
             agent = store.cluster.register(self.name, facts, TTL_S, user="farm")
             self._registered.set()
             beat_s = 0.0
@@ -133,9 +124,9 @@ class StubHost(threading.Thread):
         assert self._objects is not None
         key = held.task.key
         archive = self._objects.put(key.encode())
-        self.built.append(key)
         done = Build(key, "built", archive, len(key), BuildReply(key, ok=True, seconds=0.5))
-        store.cluster.built(held, done, manifest_of(key, held.task.job.id))
+        facts = made.manifest(key=key, job_id=held.task.job.id, pte_bytes=100, seconds={"total": 0.5})
+        store.cluster.record_build(held, done, facts)
         return True
 
     def _run_shard(self, store: Store, agent: AgentId, held: HeldShard) -> None:
@@ -168,23 +159,12 @@ class StubHost(threading.Thread):
         attempt = Attempt(
             one.job.id, verdict, stage, reason, device=device.serial, seconds=0.2, started_ms=started_ms
         )  # fmt: skip
-        return ShardResult(
-            held.id, device.id, held.lease.fence, one.job.id, (attempt,), repeat=self._repeat(one.job.id, device.id)
-        )
+        return ShardResult(held.id, device.id, held.lease.fence, one.job.id, (attempt,))
 
 
-def manifest_of(key: str, job_id: str) -> Manifest:
-    """Return the manifest of a bundle that was not compiled."""
-    return Manifest(
-        key=key, job_id=job_id, soc="SM8650", backend="htp", precision="8a8w", samples=1, inputs=(), outputs=(),
-        pte_bytes=100, delegates={"QnnBackend": 1}, delegated_ops=1, fallback_ops={}, seconds={"total": 0.5},
-        versions={}, files={},
-    )  # fmt: skip
-
-
-def write_config(folder: Path, url: str, artifacts: Path, more: str = "") -> Path:
+def write_config(folder: Path, url: str, artifacts: Path) -> Path:
     """Write the farm.toml of a shared farm."""
     file = folder / "farm.toml"
-    file.write_text(f'store = "{url}"\nartifacts = "file://{artifacts}"\n{more}')
+    file.write_text(f'store = "{url}"\nartifacts = "file://{artifacts}"\n')
     file.chmod(0o600)
     return file

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 from chaos_store import Cluster
+from farm_home import FarmHome
 from forked_command import Program, start_anew
 from made_shards import made_terms
 from stub_evidence import Ran, executions
@@ -40,7 +42,6 @@ from farm.store.store import Store, open_store
 from farm.suites.suite import Job, Target
 
 AGENT = Path(__file__).with_name("stub_agent.py")
-BUILD_HOST = Path(__file__).with_name("stub_build_host.py")
 _FINAL = {
     ExitCode.PASSED, ExitCode.USAGE, ExitCode.MISSING_TOOL, ExitCode.REFUSED, ExitCode.NO_STORE, ExitCode.AGENT_REFUSED,
 }  # fmt: skip
@@ -73,8 +74,6 @@ class StubHosts:
     rest_s: float = 60.0
     fetch_s: float = 15.0
     """Intervals and limits of agents, named as in `LeaseConfig` and `Timing`."""
-    prefix: dict[str, list[str]] = field(default_factory=dict)
-    """Command in front of a host's agent: `ip netns exec NAME`."""
     urls: dict[str, str] = field(default_factory=dict)
     """URLs of the store by host, where they differ from `url`."""
     artifacts_at: dict[str, str] = field(default_factory=dict)
@@ -89,7 +88,7 @@ class StubHosts:
     remote_runtime: RemoteRuntime | None = None
     health_checks: tuple[PlannedJob, ...] = ()
     key: str = ""
-    built: tuple[Build, ...] = ()
+    built: tuple[tuple[Build, None], ...] = ()
 
     @property
     def evidence(self) -> Path:
@@ -98,7 +97,7 @@ class StubHosts:
 
     def prepare(self) -> None:
         """Upload the common runtime and bundle of all jobs, and make the store. Raises FarmError."""
-        from farm.dispatch.cluster.files.runtime_files import upload_runtime
+        from farm.dispatch.cluster.files.exchange import upload_runtime
         from farm.store.objects.bundle_archive import upload_bundle
 
         with open_store(self.url):
@@ -112,7 +111,7 @@ class StubHosts:
         bundle = cache.lookup(self.key)
         assert bundle is not None
         archive, nbytes = upload_bundle(objects, bundle)
-        self.built = (Build(self.key, "built", archive, nbytes),)
+        self.built = ((Build(self.key, "built", archive, nbytes), None),)
         [health_check] = health_check_jobs((stub_job(0),))
         self.health_checks = (PlannedJob(health_check, self.key),)
 
@@ -127,7 +126,7 @@ class StubHosts:
         from farm.base.config.settings import load_config
 
         folder = self.home(name)
-        with _environment(self.env_of(name)):
+        with patch.dict(os.environ, self.env_of(name), clear=True):
             return load_config(folder=folder)
 
     def home(self, name: str) -> Path:
@@ -146,16 +145,15 @@ class StubHosts:
     def env_of(self, name: str) -> dict[str, str]:
         """Return the variables that a process of a host has."""
         folder = self.home(name)
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("FARM_", "QNN_", "PYTEST_"))}
-        own = {"FARM_STATE_DIR": str(folder / "state"), "FARM_CACHE_DIR": str(folder / "cache")}
-        return {**kept, **own, **self.env.get("", {}), **self.env.get(name, {})}
+        own = FarmHome(folder / "cache", folder / "state", folder).env
+        return {**own, **self.env.get("", {}), **self.env.get(name, {})}
 
-    def start(self, name: str, devices: int | Sequence[str], *, agent_name: str = "", ttl_s: float = 0) -> None:
+    def start(self, name: str, devices: int | Sequence[str], *, agent_name: str = "") -> None:
         """Start the agent of a host with so many devices of SOC, or with devices of the named SoCs."""
         socs = (SOC,) * devices if isinstance(devices, int) else tuple(devices)
         folder = self.home(name)
         plan = HostPlan(
-            name=agent_name or name, folder=folder, evidence=self.evidence, socs=socs, ttl_s=ttl_s or self.ttl_s,
+            name=agent_name or name, folder=folder, evidence=self.evidence, socs=socs, ttl_s=self.ttl_s,
             rest_s=self.rest_s, fetch_s=self.fetch_s,
         )  # fmt: skip
         (folder / "plan.json").write_bytes(msgspec.json.encode(plan, enc_hook=str))
@@ -163,13 +161,7 @@ class StubHosts:
 
     def _start(self, name: str) -> None:
         folder = self.home(name)
-        words = [*self.prefix.get(name, []), sys.executable, str(AGENT), str(folder / "plan.json")]
-        self.processes[name] = self.starting(words, env=self.env_of(name), cwd=folder, log=folder / "agent.log")
-
-    def start_build_host(self, name: str, evidence: Path, builders: int) -> None:
-        """Start a build host that appends a line to `evidence` for each bundle."""
-        folder = self.home(name)
-        words = [sys.executable, str(BUILD_HOST), name, str(evidence), str(builders), str(self.ttl_s)]
+        words = [sys.executable, str(AGENT), str(folder / "plan.json")]
         self.processes[name] = self.starting(words, env=self.env_of(name), cwd=folder, log=folder / "agent.log")
 
     def kill(self, name: str) -> None:
@@ -185,11 +177,11 @@ class StubHosts:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def stop(self, name: str, timeout_s: float = 60) -> int:
+    def stop(self, name: str) -> int:
         """Stop the agent of a host as systemd does, and return its exit code."""
         process = self.processes.pop(name)
         process.terminate()
-        return process.wait(timeout_s)
+        return process.wait(60)
 
     def log(self, name: str) -> str:
         """Return the output of a host's agent."""
@@ -199,14 +191,14 @@ class StubHosts:
         """Return the executions of one run or of all runs."""
         return [ran for ran in executions(self.evidence) if run_id in ("", ran.run)]
 
-    def await_devices(self, store: Store, count: int, timeout_s: float = 60) -> None:
+    def await_devices(self, store: Store, count: int) -> None:
         """Wait until living agents have `count` devices."""
 
         def there() -> bool:
             agents = [agent for agent in store.cluster.agents() if agent.alive]
             return sum(len(agent.facts.devices) for agent in agents) == count
 
-        self.until(there, f"{count} devices", timeout_s)
+        self.until(there, f"{count} devices")
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
         """Wait until `condition` holds. Raises AssertionError with the output of the agents after `timeout_s`."""
@@ -235,51 +227,27 @@ class StubHosts:
         latency_ms: int = 200,
         priority: Priority = Priority.PERSON,
         shard: int = 25,
-        socs: Sequence[str] = (SOC,),
     ) -> str:
-        """Submit a run of `jobs` jobs on each SoC, in shards of so many, and return its id."""
+        """Submit a run of `jobs` jobs in shards of so many, and return its id."""
+        assert self.remote_runtime is not None
         run_id = store.begin_run(RunRecord("bench", user, socket.gethostname(), {"runner": "stub"}))
-        all_jobs = [stub_job(number, latency_ms, soc) for soc in socs for number in range(jobs)]
-        shards = [
-            NewShard(
-                soc,
-                tuple(PlannedJob(job, self.key, latency_ms / 1000) for job in part),
-                len(part) * latency_ms / 1000,
-                position,
-                needs=(self.key,),
-            )
-            for soc in socs
-            for position, part in enumerate(_parts([job for job in all_jobs if job.target.soc == soc], shard))
-        ]
-        self._submit(store, run_id, user, priority, shards, all_jobs)
+        all_jobs = [stub_job(number, latency_ms) for number in range(jobs)]
+        seconds = latency_ms / 1000
+        shards = []
+        for position, begin in enumerate(range(0, jobs, shard)):
+            part = tuple(PlannedJob(job, self.key, seconds) for job in all_jobs[begin : begin + shard])
+            shards.append(NewShard(SOC, part, len(part) * seconds, position, needs=(self.key,)))
+        terms = made_terms([self.remote_runtime], self.health_checks, toolchain="", profile=Profile.OFF)
+        order = NewOrder(
+            run_id=run_id, user=user, priority=priority, purpose="bench", terms=terms, protocol=PROTOCOL
+        )  # fmt: skip
+        store.cluster.submit(order, shards, (), self.built, jobs=all_jobs)
         return run_id
 
-    def _submit(
-        self,
-        store: Store,
-        run_id: str,
-        user: str,
-        priority: Priority,
-        shards: Sequence[NewShard],
-        jobs: Sequence[Job],
-    ) -> None:
-        assert self.remote_runtime is not None
-        socs = dict.fromkeys(shard.soc for shard in shards)
-        runtimes = [msgspec.structs.replace(self.remote_runtime, soc=soc) for soc in socs]
-        order = NewOrder(
-            run_id=run_id,
-            user=user,
-            priority=priority,
-            purpose="bench",
-            terms=made_terms(runtimes, self.health_checks, toolchain="", profile=Profile.OFF),
-            protocol=PROTOCOL,
-        )
-        store.cluster.submit(order, shards, (), self.built, jobs=jobs)
 
-
-def stub_job(number: int, latency_ms: int = 200, soc: str = SOC) -> Job:
+def stub_job(number: int, latency_ms: int = 200) -> Job:
     """Return a job that keeps its device for `latency_ms`."""
-    return Job(stub_case(f"{FINE}_{number:05}", f"{FINE} {latency_ms}"), Target(soc, "htp", "8a8w"))
+    return Job(stub_case(f"{FINE}_{number:05}", f"{FINE} {latency_ms}"), Target(SOC, "htp", "8a8w"))
 
 
 def accepted(store: Store, run_id: str) -> dict[str, list[str]]:
@@ -322,19 +290,3 @@ def stub_hosts(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 hosts.processes[name].wait(10)
             hosts.die(name)
-
-
-def _parts(jobs: Sequence[Job], size: int) -> list[Sequence[Job]]:
-    return [jobs[begin : begin + size] for begin in range(0, len(jobs), size)]
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

@@ -1,4 +1,4 @@
-"""Runs the jobs of a stub farm as `farm run` does, with leases, workers and store, for soak.py and utilization.py."""
+"""Runs the jobs of a stub farm as `farm run` does, with leases, workers and store, for soaks and benchmarks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from farm.base.config.settings import HealthConfig, LeaseConfig, load_config
 from farm.base.processes import Supervisor
 from farm.base.user import user_name
 from farm.dispatch.device_forks import device_forks
-from farm.dispatch.pool.device_pool import DevicePool
-from farm.dispatch.pool.lease_keeper import LeaseTerms
+from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
 from farm.dispatch.request.plan import RunPlan
 from farm.dispatch.request.profiling import Profile
 from farm.dispatch.run.run import LocalRun
@@ -37,17 +36,13 @@ class Quiet:
     ended: list[dict[str, Any]] = field(default_factory=list)
     repeated: list[dict[str, Any]] = field(default_factory=list)
 
-    def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
-        del jobs, to_build, devices
+    def begin(self, **_: object) -> None: ...
 
-    def build_started(self, job_id: str) -> None:
-        del job_id
+    def build_started(self, job_id: str) -> None: ...
 
-    def build_ended(self, job_id: str, reply: object) -> None:
-        del job_id, reply
+    def build_ended(self, job_id: str, reply: object) -> None: ...
 
-    def devices(self, running: dict[str, str]) -> None:
-        del running
+    def devices(self, running: dict[str, str]) -> None: ...
 
     def job_ended(self, shown: dict[str, Any]) -> None:
         self.ended.append(shown)
@@ -77,21 +72,11 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float) -> StubRun:
         run_id = store.begin_run(RunRecord("bench", user_name(), socket.gethostname(), {"runner": "stub"}))
         store.plan_jobs(run_id, [planned.job for planned in farm.jobs])
         plan = RunPlan(
-            run_id=run_id,
-            folder=config.run_folder(run_id),
-            cache_root=farm.cache_root,
-            jobs=farm.jobs,
-            devices=devices,
-            runtimes=farm.runtimes,
-            iterations=1,
-            warm_up=0,
-            timeout_s=timeout_s,
-            artifact_root=config.state_dir / "artifacts",
-            profile=Profile.OFF,
-            health_checks=farm.health_checks,
-            leased=True,
-            health=HealthConfig(gate_wait_s=2.0),
-        )
+            run_id=run_id, folder=config.run_folder(run_id), cache_root=farm.cache_root, jobs=farm.jobs,
+            devices=devices, runtimes=farm.runtimes, iterations=1, warm_up=0, timeout_s=timeout_s,
+            artifact_root=config.state_dir / "artifacts", profile=Profile.OFF, health_checks=farm.health_checks,
+            leased=True, health=HealthConfig(gate_wait_s=2.0),
+        )  # fmt: skip
         plan.prepare_folder()
         for device in devices:
             store.record_device(run_id, device)

@@ -1,15 +1,15 @@
-/* A stub: stands in for `farm_runner --serve` (docs/reference/native_runner.md) where a benchmark is about the farm and not about
- * a device. It computes nothing. The words of a program say what becomes of its job:
+/* Stub of `farm_runner --serve` (docs/reference/native_runner.md) for benchmarks of the farm, without computation. The
+ * words of a program select the result of its job:
  *
  *     BEHAVIOUR LATENCY_MS
  *
- * pass     after LATENCY_MS of sleep the outputs are the inputs, which is what such a bundle expects
+ * pass     after LATENCY_MS of sleep the outputs equal the inputs, as the bundle expects
  * wrong    the same with the other sign
  * crash    a segmentation fault after LATENCY_MS
- * hang     no answer; after --timeout_ms that of a watchdog
- * refused  it cannot be loaded
+ * hang     no answer; after --timeout_ms the answer of a watchdog
+ * refused  the load fails
  *
- * In C, because thousands of jobs on dozens of devices share one small machine with the farm that is measured.
+ * It is written in C, because thousands of jobs on dozens of devices share a small machine with the measured farm.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -53,7 +53,7 @@ static void fail(long job, const char *stage, int code, const char *message, int
     send_answer();
 }
 
-/* The value of --name=value in the line, whose words are separated by one blank and need no quotes. */
+/* Returns the value of --name=value in a line of words without quotes, which one blank separates. */
 static const char *flag(char **words, int count, const char *name, const char *otherwise) {
     size_t length = strlen(name);
     for (int n = 0; n < count; n++)

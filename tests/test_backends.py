@@ -2,57 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from pathlib import Path
 
 import pytest
-from recipe import ROOT, FarmCopy, recipe_code
+from recipe import FarmCopy, recipe_code
 
 from farm.base.backends.registry import BACKENDS
 from farm.suites.options import parse_options
-
-# Modules that name one backend, by their file's name, and the reason.
-NAMES_ONE = {
-    "templates.py": "an example of a night for a template",
-    "simulator.py": "the simulator of this machine is HTP's",
-    "maven.py": "files that every archive of QNN has",
-    "backend_suite.py": "ExecuTorch's names of its backends",
-    "program_fit.py": "VTCM is memory of HTP",
-    "demo.py": "targets of demo data",
-    "targets.py": "native_runner/ builds the bridge to HTP's simulator",
-    "optrace.py": "QNN's tool for optrace is HTP's",
-    "known_troubles.py": "lines that QNN writes",
-}
-_TITLES = "|".join(name.title() for name in BACKENDS)
-# Files of QNN and names of ExecuTorch that belong to one backend.
-OF_ONE = re.compile(rf"libQnn({_TITLES})|^k?({_TITLES})Backend$|^generate_({'|'.join(BACKENDS)})_compiler_spec$")
-
-
-def names(tree: ast.AST) -> set[str]:
-    """Return strings other than docstrings, attributes and imported names."""
-    output = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in output:
-            found.add(node.value)
-        elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
-        elif isinstance(node, ast.ImportFrom):
-            found |= {node.module or "", *(alias.name for alias in node.names)}
-    return found
-
-
-def test_descriptors_alone_name_a_backend() -> None:
-    own = {*BACKENDS, *(f"farm.base.backends.{name}" for name in BACKENDS)}
-    named = {}
-    for path in sorted((ROOT / "farm").rglob("*.py")):
-        if path.parent.name != "backends" and path.name not in NAMES_ONE:
-            found = names(ast.parse(path.read_text()))
-            if backends := sorted(name for name in found if name in own or OF_ONE.search(name)):
-                named[str(path.relative_to(ROOT))] = backends
-    assert named == {}
 
 
 def test_a_descriptor_is_complete() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cluster_simulation import what_was_found
-from simulated_farm import Found, Night, Size
+from cluster_simulation import Found, Night, Size, what_was_found
 
 from farm.policy.situation import Priority
 

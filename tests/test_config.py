@@ -79,57 +79,41 @@ def test_every_folder_of_others_may_be_told_in_both_ways(
     [
         ("suite = ['x']\n", "farm.toml: unknown key 'suite': did you mean 'suites'"),
         ("[qnn]\nsdkroot = 'x'\n", "qnn: unknown key 'sdkroot': did you mean 'sdk_root'"),
-        ("[build]\nbuilder = 2\n", "build: unknown key 'builder': did you mean 'builders'"),
-        ("[paths]\ncahce = 'x'\n", "paths: unknown key 'cahce': did you mean 'cache'"),
         ("[heatlh]\ngate_wait_s = 1\n", "unknown key 'heatlh': did you mean 'health'"),
-        ("[health]\ngate_wait = 1\n", "health: unknown key 'gate_wait': did you mean 'gate_wait_s'"),
-        ("[leases]\nttl = 9\n", "leases: unknown key 'ttl': did you mean 'ttl_s'"),
-        ("[retention]\nkeep_run = 9\n", "retention: unknown key 'keep_run': did you mean 'keep_runs'"),
         ("[toolchain.main]\ncheckot = 'x'\n", "toolchain.main: unknown key 'checkot': did you mean 'checkout'"),
         ("[[host]]\nname = 'a'\nadbb = 'a:1'\n", r"host\[0\]: unknown key 'adbb': did you mean 'adb'"),
-        ("[build]\nbuilders = 'two'\n", "build.builders"),
         ("[build]\nbuilders = 0\n", "build.builders: is 0, expected at least 1"),
         ("suites = [", "farm.toml"),
         ("[[host]]\nadb = 'a:1'\n", "name"),
         ("[[host]]\nname = 'a'\n", r"host\[0\]: has neither adb = 'HOST:PORT' nor ssh"),
         ("[[host]]\nname = 'a b'\nadb = 'a:1'\n", r"host\[0\].name: 'a b': expected letters"),
         ("[[host]]\nname = 'a'\nadb = 'a:1'\n[[host]]\nname = 'a'\nadb = 'b:1'\n", r"host\[1\].name: 'a' is the name"),
-        ("[[host]]\nname = 'a'\nadb = 'nowhere'\n", r"host\[0\].adb: 'nowhere': expected HOST:PORT"),
         ("[[host]]\nname = 'a'\nadb = 'a:70000'\n", r"host\[0\].adb: 'a:70000': expected HOST:PORT"),
         ("[[host]]\nname = 'a'\nadb = 'a:1'\nkey_file = 'k'\n", r"host\[0\].key_file: is for ssh"),
-        ("[[device]]\nname = 'a'\n", r"device\[0\]: says not which device it is"),
+        ("[[device]]\nname = 'a'\n", r"device\[0\]: does not name a device"),
         ("[[device]]\nserial = 'a'\nlocal = true\n", r"device\[0\]: has serial and local, expected one of"),
         ("[[device]]\nssh = '@board'\n", r"device\[0\].ssh: '@board': expected host, user@host"),
         ("[[device]]\nssh = 'me@-oProxyCommand=x'\n", r"device\[0\].ssh"),
-        ("[[device]]\nssh = 'me@host:0'\n", r"device\[0\].ssh"),
         ("[[device]]\nserial = 'a'\nstorage = '/x'\n", r"device\[0\].storage: adb has a folder of its own"),
         ("[[device]]\nlocal = true\nstorage = 'x'\n", r"device\[0\].storage: 'x': expected an absolute path"),
         ("[[device]]\nserial = 'a'\nlabels = ['b c']\n", r"device\[0\].labels: 'b c'"),
         ("[[device]]\nserial = 'a'\n[[device]]\nserial = 'a'\n", r"device\[1\]: is the same device as one before"),
-        ("[[device]]\nserial = 'a'\ncolour = 'red'\n", r"device\[0\]: unknown key 'colour'"),
         ("[health]\nmin_battery_percent = 200\n", "health.min_battery_percent: is 200, expected 0 to 100"),
-        ("[health]\nmax_temperature_c = nan\n", "health.max_temperature_c"),
         ("[leases]\nttl_s = 10\nheartbeat_s = 5\n", "leases.heartbeat_s: is 5, expected 0.2 to 3.33333"),
         ("[leases]\nttl_s = 0\n", "leases.ttl_s: is 0, expected 2 to 3600"),
         ("[build]\ntimeout_s = -1\n", "build.timeout_s: is -1, expected 1 to 604800 seconds"),
-        ("[build]\ntimeout_s = nan\n", "build.timeout_s: is nan, expected 1"),
         ("[build]\ntimeout_s = inf\n", "build.timeout_s: is inf, expected 1"),
         ("[build]\nmemory_mb = 100\n", "build.memory_mb: is 100, expected at least 1024 MB"),
-        ("[build]\nrecycle_mb = -1\n", "build.recycle_mb: is -1, expected at least 1024 MB"),
         ("store = 'nonsense'\n", "store: is no address of a store: expected 'sqlite:///FILE' or 'postgresql://"),
-        ("store = ''\n", "store: is no address"),
         ("store = 'mysql://me:secret@host/farm'\n", "store: is no address"),
         ("[[device]]\nserial = 'a'\nsoc = 'SM8651'\n", r"device\[0\].soc: unknown SoC 'SM8651': did you mean 'SM8650'"),
         ("[[device]]\nserial = 'a'\nsoc = \"\\u001b[31m\"\n", r"device\[0\].soc: unknown SoC '\\x1b\[31m'"),
         ("[[device]]\nserial = 'a'\nname = 'sm8650'\n", r"device\[0\].name: 'sm8650' is an SoC, which devices are"),
         (
             "[[device]]\nserial = 'a'\nname = 'b'\n[[device]]\nserial = 'b'\n",
-            r"device\[0\].name: 'b' is another one's serial: choose another name",
+            "name: 'b' is another one's serial",
         ),
-        (
-            "[[device]]\nconnect = 'phone:5555'\n[[device]]\nserial = 'phone:5555'\n",
-            r"device\[1\]: is the same device as one before",
-        ),
+        ("[[device]]\nconnect = 'a:5555'\n[[device]]\nserial = 'a:5555'\n", r"device\[1\]: is the same device as one"),
         ("[[device]]\nlocal = true\nstorage = '/opt/../etc'\n", r"device\[0\].storage: '/opt/../etc': .* without '..'"),
         ('[[device]]\nlocal = true\nstorage = "/opt/\\u001b"\n', r"device\[0\].storage: '/opt/\\x1b'"),
         ("[[device]]\nserial = 'a'\nnote = \"\\u001b]0;x\"\n", r"device\[0\].note: '\\x1b\]0;x': expected one line of"),
@@ -149,13 +133,10 @@ def test_a_broken_file_names_itself_and_the_key(tmp_path: Path, text: str, says:
     ("variable", "value", "says"),
     [
         ("FARM_CACHEDIR", "x", "FARM_CACHEDIR is no variable of farm: did you mean FARM_CACHE_DIR"),
-        ("FARM_STROE", "x", "FARM_STROE is no variable of farm: did you mean FARM_STORE"),
-        ("FARM_EXECUTORCH_BULID", "x", "did you mean FARM_EXECUTORCH_BUILD"),
         ("FARM_CONFIG", "/nope/farm.toml", "/nope/farm.toml: no such file"),
         ("FARM_STORE", "garbage", "FARM_STORE is no address of a store: expected a path such as ./farm.db"),
         ("FARM_STORE", "mysql://me:secret@host/farm", "FARM_STORE is no address of a store"),
         ("FARM_CACHE_DIR", "{file}", "FARM_CACHE_DIR: .*/file is no folder: name another place"),
-        ("FARM_STATE_DIR", "{file}/below", "FARM_STATE_DIR: .*/file is no folder: name another place"),
     ],
 )
 def test_a_variable_is_used_or_refused(
@@ -168,22 +149,10 @@ def test_a_variable_is_used_or_refused(
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("variable", ["FARM_WEBHOOK_URL", "FARM_STORE_2", "FARM_HOME", "FARM_SESSION", "FARMS_STORE"])
-def test_the_variables_of_others_are_none_of_farms_business(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    monkeypatch.setenv(variable, "theirs")
-    assert load_config(folder=tmp_path)
-
-
-@pytest.mark.parametrize("key", ["cache", "state"])
-def test_a_folder_that_is_a_file_is_refused_by_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
+def test_a_folder_that_is_a_file_is_refused_by_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FARM_CACHE_DIR")
-    monkeypatch.delenv("FARM_STATE_DIR")
-    (tmp_path / "farm.toml").write_text(f'[paths]\n{key} = "farm.toml"\n')
-    with pytest.raises(UsageError, match=rf"farm\.toml: paths\.{key}: .*farm\.toml is no folder"):
+    (tmp_path / "farm.toml").write_text('[paths]\ncache = "farm.toml"\n')
+    with pytest.raises(UsageError, match=r"farm\.toml: paths\.cache: .*farm\.toml is no folder"):
         load_config(folder=tmp_path)
 
 
@@ -206,11 +175,15 @@ def test_a_device_may_be_named_as_its_own_serial_and_its_soc_in_any_case(tmp_pat
     assert load_config(path).devices == (DeviceConfig(serial="left", name="left", soc="SM8650"),)
 
 
-@pytest.mark.parametrize("url", ["sqlite:////data/farm.db", "postgresql://me:secret@host/farm", "postgres://host/farm"])
-def test_a_store_has_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_a_store_has_an_address_and_variables_of_others_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FARM_STORE", raising=False)
-    (tmp_path / "farm.toml").write_text(f"store = '{url}'\n")
-    assert load_config(tmp_path / "farm.toml").store_url == url
+    for variable in ("FARM_WEBHOOK_URL", "FARM_STORE_2", "FARM_HOME", "FARM_SESSION", "FARMS_STORE"):
+        monkeypatch.setenv(variable, "theirs")
+    for url in ("sqlite:////data/farm.db", "postgresql://me:secret@host/farm", "postgres://host/farm"):
+        (tmp_path / "farm.toml").write_text(f"store = '{url}'\n")
+        assert load_config(tmp_path / "farm.toml").store_url == url
 
 
 def test_hosts_and_devices(tmp_path: Path) -> None:
@@ -251,10 +224,9 @@ def test_hosts_and_devices(tmp_path: Path) -> None:
         HostConfig("attic", Endpoint("127.0.0.1", 5037), attic),
         HostConfig("lab", Endpoint("10.0.0.7", 5038)),
     )
+    labels = ("lab", "rooted")
     assert config.devices == (
-        DeviceConfig(
-            serial="R5CT10", name="left", labels=("lab", "rooted"), soc="SM8650", in_service=False, note="cracked"
-        ),
+        DeviceConfig(serial="R5CT10", name="left", labels=labels, soc="SM8650", in_service=False, note="cracked"),
         DeviceConfig(ssh=SshLogin("root", "fe80::1", 0, "", "/etc/known"), storage="/opt/farm"),
         DeviceConfig(connect=Endpoint("10.0.0.9", 5555)),
         DeviceConfig(local=True),
@@ -262,24 +234,8 @@ def test_hosts_and_devices(tmp_path: Path) -> None:
     assert (config.health.max_temperature_c, config.health.min_battery_percent, config.leases.ttl_s) == (40, 20, 10)
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such file"):
-        load_config(tmp_path / "none.toml")
-
-
 @pytest.mark.parametrize(
-    "run_id",
-    [
-        "",
-        "..",
-        "/",
-        "/etc",
-        "../other",
-        "20261121-014501-4f7a12/..",
-        "20261121-014501-4f7a12\n",
-        "latest",
-        "\u0662" * 8,
-    ],
+    "run_id", ["", "..", "/etc", "20261121-014501-4f7a12/..", "20261121-014501-4f7a12\n", "latest", "\u0662" * 8]
 )
 def test_only_the_id_of_a_run_becomes_a_folder(tmp_path: Path, run_id: str) -> None:
     config = load_config(folder=tmp_path)
@@ -291,18 +247,10 @@ def test_only_the_id_of_a_run_becomes_a_folder(tmp_path: Path, run_id: str) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (
-            "[[device]]\nssh = 'me@board'\nkey_file = 'nope'\n",
-            r"device\[0\]\.key_file: there is no file .*/nope",
-        ),
         ("[[device]]\nssh = 'me@board'\nknown_hosts = 'nope'\n", r"device\[0\]\.known_hosts: there is no file .*/nope"),
         ("[[host]]\nname = 'a'\nssh = 'me@b'\nkey_file = 'nope'\n", r"host\[0\]\.key_file: there is no file .*/nope"),
-        ("[[device]]\naddress = {type = 'stubb'}\n", r"device\[0\]\.address: there is no transport 'stubb': known are"),
-        ("[[device]]\naddress = {type = 'stub', foldr = 'x'}\n", r"device\[0\]\.address: Object missing.*`folder`"),
-        (
-            "[[device]]\naddress = {type = 'stub', folder = 'x', fodler = 'y'}\n",
-            r"device\[0\]\.address: unknown key 'fodler': did you mean 'folder'",
-        ),
+        ("[[device]]\naddress = {type = 'locl'}\n", r"device\[0\]\.address: there is no transport 'locl': known are"),
+        ("[[device]]\naddress = {type = 'local', strage = 'x'}\n", r"device\[0\]\.address: Object missing.*`storage`"),
     ],
 )
 def test_what_a_device_is_reached_with_is_there_before_devices_are_used(tmp_path: Path, text: str, says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,22 +16,8 @@ from waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = (
-    "sh",
-    "dirname",
-    "readlink",
-    "cksum",
-    "df",
-    "awk",
-    "sed",
-    "mkdir",
-    "mv",
-    "rm",
-    "cat",
-    "sleep",
-    "grep",
-    "tail",
-    "env",
-    "touch",
+    *("sh", "dirname", "readlink", "cksum", "df", "awk", "sed", "mkdir", "mv", "rm", "cat", "sleep", "grep", "tail"),
+    *("env", "touch"),
 )
 
 
@@ -92,25 +79,17 @@ def test_with_nothing_to_do_arguments_and_exit_code_are_farms(machine: Machine) 
     machine.set_up()
     done = machine.farmw("run", "--soc", "SM8650", "a b")
     assert (done.returncode, done.stdout, done.stderr) == (7, "stub farm run --soc SM8650 a b\n", "")
-
-
-def test_it_works_through_a_link_from_anywhere(machine: Machine, tmp_path: Path) -> None:
-    machine.set_up()
-    link = tmp_path / "farm-link"
+    link = machine.bin / "farm-link"
     link.symlink_to(machine.checkout / "farmw")
     done = subprocess.run([link, "socs"], env=machine.env, capture_output=True, text=True, check=False, cwd="/")
     assert done.stdout == "stub farm socs\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "workers"), [((), 3), (("-k", "x"), 3), (("-n", "1", "tests/store"), 3), (("--pdb",), 0)]
-)
-def test_pytest_runs_the_tests_with_the_same_workers_for_all_arguments(
-    arguments: tuple[str, ...], workers: int, machine: Machine
-) -> None:
+def test_pytest_runs_the_tests_with_the_same_workers_for_all_arguments(machine: Machine) -> None:
     machine.set_up("build,simulator,conformance,dev,docs")
-    expected = " ".join(["stub python -m pytest -n", str(workers), "--dist worksteal", *arguments])
-    assert machine.farmw("test", *arguments).stdout == f"{expected}\n"
+    for arguments, workers in (("", 3), (" -n 1 tests/store", 3), (" --pdb", 0)):
+        done = machine.farmw("test", *arguments.split())
+        assert done.stdout == f"stub python -m pytest -n {workers} --dist worksteal{arguments}\n"
 
 
 @pytest.mark.parametrize(
@@ -148,49 +127,34 @@ def test_an_extra_that_pyproject_does_not_have_is_refused(machine: Machine) -> N
         assert (done.returncode, "cluster" in done.stderr) == (2, True)
 
 
-def test_no_compiler(machine: Machine) -> None:
-    (machine.bin / "c++").unlink()
+@pytest.mark.parametrize(
+    ("tool", "body", "code", "says"),
+    [
+        ("c++", "", 6, "farmw: a C.. compiler is missing; on Debian and Ubuntu: apt-get install g"),
+        ("python3", "exit 1", 6, "Python 3.11 or newer is missing; .* apt-get install python3"),
+        ("python3", 'case "$*" in *ensurepip*) exit 1 ;; esac', 6, "venv module is missing; .*install python3-venv"),
+        ("df", "echo head; echo /dev/x 1 1 123456 99% /", 4, "4 GB of free space are needed.*123 MB are there"),
+    ],
+)
+def test_a_missing_part_is_named(machine: Machine, tool: str, body: str, code: int, says: str) -> None:
+    if body:
+        machine.script(tool, body)
+    else:
+        (machine.bin / tool).unlink()
     done = machine.farmw("socs")
-    assert done.returncode == 6
-    assert done.stderr == "farmw: a C++ compiler is missing; on Debian and Ubuntu: apt-get install g++\n"
-
-
-def test_an_old_python(machine: Machine) -> None:
-    machine.script("python3", "exit 1")
-    done = machine.farmw("socs")
-    assert done.returncode == 6
-    assert "Python 3.11 or newer is missing" in done.stderr
-    assert "apt-get install python3" in done.stderr
+    assert done.returncode == code
+    assert re.search(says, done.stderr, re.DOTALL), done.stderr
 
 
 def test_a_python_that_is_named_and_is_not_there(machine: Machine) -> None:
     done = machine.farmw("socs", PYTHON="python9")
-    assert done.returncode == 2
-    assert done.stderr == "farmw: PYTHON=python9: there is no such program\n"
-
-
-def test_no_venv_module(machine: Machine) -> None:
-    machine.script("python3", 'case "$*" in *ensurepip*) exit 1 ;; esac; exit 0')
-    done = machine.farmw("socs")
-    assert done.returncode == 6
-    assert done.stderr == "farmw: Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv\n"
-
-
-def test_no_space(machine: Machine) -> None:
-    machine.script("df", "echo head; echo /dev/x 1 1 123456 99% /")
-    done = machine.farmw("socs")
-    assert done.returncode == 4
-    assert "4 GB of free space are needed" in done.stderr
-    assert "123 MB are there" in done.stderr
+    assert (done.returncode, done.stderr) == (2, "farmw: PYTHON=python9: there is no such program\n")
 
 
 def test_no_network_and_it_resumes(machine: Machine) -> None:
     first = machine.farmw("socs")
     assert first.returncode == 4
-    assert (
-        "the Python package index cannot be reached, or has no torch==2.13.0 for this Python; check network"
-        in first.stderr
-    )
+    assert "the Python package index cannot be reached, or has no torch==" in first.stderr
     assert not (machine.checkout / ".venv.lock").exists()
     made = (machine.checkout / ".venv" / "pyvenv.cfg").stat().st_mtime_ns
     second = machine.farmw("socs")

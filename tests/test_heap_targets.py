@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from made import device
 
 from farm.base.config.settings import load_config
 from farm.base.errors import IllegalTargetError, UsageError
-from farm.devices.device import AdbAddress, Device
 from farm.devices.discovery import Scan
 from farm.dispatch.cluster.client.devices import choose as devices_of_agents
 from farm.dispatch.nightly.plan import command_of
@@ -21,7 +21,7 @@ from farm.store.protocol import PROTOCOL
 from farm.suites.features import Features
 
 HEAP = RunRequest(socs=("SM8650",), suites=("smoke",), heap=True)
-PHONE = Device(serial="phone", soc="QCS9100", kind="hardware", build="", address=AdbAddress(5037), product="")
+PHONE = device("phone", "QCS9100")
 BOARD = msgspec.structs.replace(PHONE, serial="board", os="linux")
 
 

@@ -13,6 +13,8 @@ from farm.suites.manifests import find_suites, load_suite
 from farm.suites.options import check_options, compile_options, parse_options, runtime_flags
 from farm.suites.suite import Target, plan
 
+MANY = ",".join(map(str, range(1, 40)))
+
 
 def test_every_combination_is_a_set_of_its_own() -> None:
     sets = parse_options(["lpai_fps=5,10", "affinity=hard"], "lpai")
@@ -36,55 +38,44 @@ def test_options_go_to_the_compiler_or_to_the_runner_as_numbers() -> None:
 @pytest.mark.parametrize(
     ("text", "backend", "error", "message"),
     [
+        ("direct_mode=true", "gpu", IllegalTargetError, "is for htp, lpai, not for the gpu backend"),
+        ("direct_mode=true,false", "htp", UsageError, "run direct_mode=true and =false apart"),
+        ("direct_mode=true htp_performance_mode=burst", "htp", IllegalTargetError, "has no such flag"),
+        ("direct_mode=true lpai_fps=5", "lpai", IllegalTargetError, "option lpai_fps is a flag of the runner"),
+        ("lpai_fps=1 lpai_fps=2", "lpai", UsageError, "given twice: write lpai_fps=value,value"),
+        (f"lpai_fps={MANY} lpai_ftrt_ratio={MANY}", "lpai", UsageError, "more than 1000 combinations"),
         ("htp_performance_mod=burst", "htp", UnknownNameError, "did you mean 'htp_performance_mode'"),
         ("htp_performance_mode=brust", "htp", UnknownNameError, "did you mean 'burst'"),
         ("lpai_fps=5", "htp", IllegalTargetError, "is for lpai, not for the htp backend"),
         ("lpai_fps", "lpai", UsageError, "expected name=value"),
-        ("lpai_fps=", "lpai", UsageError, "expected name=value"),
         ("lpai_fps=0", "lpai", UsageError, "expected a number from 1 to"),
-        ("lpai_fps=-1", "lpai", UsageError, "expected a number"),
         ("lpai_fps=\N{ARABIC-INDIC DIGIT FIVE}", "lpai", UsageError, "expected a number"),
-        ("lpai_fps=99999999999999999999", "lpai", UsageError, "expected a number"),
         ("lpai_fps=" + "0" * 12 + "9" * 5000, "lpai", UsageError, "expected a number"),
         ("lpai_fps=2147483648", "lpai", UsageError, "expected a number"),
         ("profile_level=optrace", "htp", IllegalTargetError, "set by --profile optrace"),
         ("fps=1", "hpt", UnknownNameError, "did you mean 'htp'"),
         ("lpai_fps=1,,2", "lpai", UsageError, "expected a number"),
-        ("x=1", "xnnpack", UnknownNameError, "unknown option of the xnnpack backend"),
         ("weight_cache_enabled=2", "xnnpack", UnknownNameError, "known are false, true"),
         ("workspace_sharing_mode=3", "xnnpack", UnknownNameError, "value of option workspace_sharing_mode"),
         ("packed_cache_path=w.packed", "xnnpack", UsageError, "no effect without weight_cache_enabled=true: give both"),
-        ("packed_cache_path=model.pte", "xnnpack", UsageError, "expected the name of a file, as weights.packed"),
         ("packed_cache_path=../w.packed", "xnnpack", UsageError, "expected the name of a file, as weights.packed"),
-        ("packed_cache_path=/w.packed", "xnnpack", UsageError, "expected the name of a file, as weights.packed"),
     ],
 )
 def test_what_cannot_be_is_said_with_what_can(text: str, backend: str, error: type[FarmError], message: str) -> None:
     with pytest.raises(error, match=message):
-        parse_options([text], backend)
+        parse_options(text.split(" "), backend)
 
 
 def test_xnnpack_gets_a_number_a_switch_and_a_text() -> None:
     texts = ["workspace_sharing_mode=per_model,2", "weight_cache_enabled=1", "packed_cache_path=w.packed"]
     per_model, everything = parse_options(texts, "xnnpack")
     target = Target("SM8650", "xnnpack", "fp32", per_model)
-    assert str(target).endswith(
-        "-packed_cache_path=w.packed-weight_cache_enabled=true-workspace_sharing_mode=per_model"
-    )
     flags = {"workspace_sharing_mode": "1", "weight_cache_enabled": "1", "packed_cache_path": "w.packed"}
     assert runtime_flags(target) == flags
     assert compile_options(target) == {}
     assert ("workspace_sharing_mode", "global") in everything
     with pytest.raises(UsageError, match="no effect without"):
         check_options(Target("SM8650", "xnnpack", "fp32", (("packed_cache_path", "w.packed"),)))
-
-
-def test_an_option_stands_once_and_sweeps_end() -> None:
-    with pytest.raises(UsageError, match=r"given twice: write lpai_fps=value,value"):
-        parse_options(["lpai_fps=1", "lpai_fps=2"], "lpai")
-    many = ",".join(map(str, range(1, 40)))
-    with pytest.raises(UsageError, match="more than 1000 combinations"):
-        parse_options([f"lpai_fps={many}", f"lpai_ftrt_ratio={many}"], "lpai")
 
 
 def test_a_sweep_makes_the_plan_wider_and_keeps_each_set_together() -> None:
@@ -125,25 +116,8 @@ def test_direct_mode_is_an_option_of_the_target_and_parts_bundles() -> None:
     assert Target("SM8650", "htp", "8a8w", off).mode == Target("SM8650", "htp", "8a8w").mode == "traditional"
 
 
-@pytest.mark.parametrize(
-    ("texts", "backend", "error", "message"),
-    [
-        (["direct_mode=true"], "gpu", IllegalTargetError, "is for htp, lpai, not for the gpu backend"),
-        (["direct_mode=true,false"], "htp", UsageError, "run direct_mode=true and =false apart"),
-        (["direct_mode=true", "htp_performance_mode=burst"], "htp", IllegalTargetError, "has no such flag"),
-        (["direct_mode=true", "lpai_fps=5"], "lpai", IllegalTargetError, "option lpai_fps is a flag of the runner"),
-    ],
-)
-def test_what_direct_mode_cannot_is_refused(
-    texts: list[str], backend: str, error: type[FarmError], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        parse_options(texts, backend)
-
-
 def test_direct_mode_has_no_sizes_that_are_not_fixed() -> None:
-    known = find_suites()
-    suite = load_suite(known["quantized_ops"])
+    suite = load_suite(find_suites()["quantized_ops"])
     dynamic = [case for case in suite.cases if any(spec.dynamic for spec in case.inputs)]
     assert dynamic
     narrowed = msgspec.structs.replace(suite, cases=(dynamic[0],))

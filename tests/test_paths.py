@@ -10,14 +10,9 @@ from farm.base.errors import UsageError
 from farm.base.paths import beside, is_path
 
 
-@pytest.mark.parametrize("text", [".", "..", "./et", ".venv", "~", "~ada/et", "/opt/et", "et/src", "../et"])
-def test_a_text_with_a_slash_or_with_a_dot_or_a_tilde_in_front_is_a_path(text: str) -> None:
-    assert is_path(text)
-
-
-@pytest.mark.parametrize("text", ["", "main", "main.old", "1.5.0", "v1.5.1", "2.49", "v2.49.40", "default", "et~"])
-def test_names_and_versions_are_no_paths(text: str) -> None:
-    assert not is_path(text)
+def test_a_text_with_a_slash_or_with_a_dot_or_a_tilde_in_front_is_a_path() -> None:
+    assert all(is_path(text) for text in (".", "..", "./et", ".venv", "~", "~ada/et", "/opt/et", "et/src", "../et"))
+    assert not any(is_path(text) for text in ("", "main", "main.old", "1.5.0", "v2.49.40", "default", "et~"))
 
 
 def test_a_path_is_relative_to_the_file_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

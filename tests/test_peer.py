@@ -8,8 +8,9 @@ import os
 import socket
 import struct
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from users import User
@@ -33,16 +34,10 @@ def reset(listener: socket.socket) -> None:
 
 
 @pytest.fixture(params=["asked", "listed"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How the owner is found: the kernel is asked for one socket, or, in a sandbox, for all."""
     if request.param == "listed":
-
-        def none(*_: object) -> int:
-            raise PermissionError(errno.EPERM, "no netlink here")
-
-        monkeypatch.setattr(peer, "_asked", none)
-    name: str = request.param
-    return name
+        monkeypatch.setattr(peer, "_asked", Mock(side_effect=PermissionError(errno.EPERM, "no netlink here")))
 
 
 @pytest.mark.usefixtures("way")
@@ -61,18 +56,13 @@ def test_the_owner_of_a_connection_over_ipv6_is_found() -> None:
                 assert (peer_uid(near), peer_uid(far)) == (os.getuid(), os.getuid())
 
 
-def test_another_user_is_told_apart(listener: socket.socket, way: str, two_users: tuple[User, User]) -> None:
-    assert way
+@pytest.mark.usefixtures("way")
+def test_another_user_is_told_apart(listener: socket.socket, two_users: tuple[User, User]) -> None:
     user = two_users[0]
     code = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); s.recv(1)"
-    process = subprocess.Popen(
-        [user.interpreter, "-c", code, str(listener.getsockname()[1])], **user.start, cwd="/"
-    )  # fmt: skip
-    try:
-        with listener.accept()[0] as far:
-            assert peer_uid(far) == user.uid
-    finally:
-        process.wait(SECONDS)
+    words = [user.interpreter, "-c", code, str(listener.getsockname()[1])]
+    with subprocess.Popen(words, **user.start, cwd="/"), listener.accept()[0] as far:
+        assert peer_uid(far) == user.uid
 
 
 @pytest.mark.usefixtures("way")
@@ -90,49 +80,30 @@ def test_a_connection_that_was_reset_is_nobodys(listener: socket.socket) -> None
         with pytest.raises(OSError, match="not connected"):
             connection.getpeername()
         assert peer_uid(connection) is None
+    with socket.socket() as fresh:
+        assert peer_uid(fresh) is None
+    assert peer_uid(fresh) is None
 
 
-def test_a_socket_that_is_none_is_nobodys() -> None:
-    closed, fresh = socket.socket(), socket.socket()
-    closed.close()
-    with fresh:
-        assert (peer_uid(closed), peer_uid(fresh)) == (None, None)
+def _accepted_in_thread(listener: socket.socket) -> socket.socket:
+    with ThreadPoolExecutor() as pool:
+        return pool.submit(accept_own, listener).result(SECONDS)
 
 
-def _accepted_in_thread(listener: socket.socket, count: int) -> list[socket.socket]:
-    found: list[socket.socket] = []
-    thread = threading.Thread(target=lambda: found.extend(accept_own(listener) for _ in range(count)), daemon=True)
-    thread.start()
-    thread.join(SECONDS)
-    assert not thread.is_alive(), "it accepts no more"
-    return found
-
-
-def _accepted_in_loop(listener: socket.socket, count: int) -> list[socket.socket]:
+def _accepted_in_loop(listener: socket.socket) -> socket.socket:
     listener.setblocking(False)
-
-    async def accept() -> list[socket.socket]:
-        async with asyncio.timeout(SECONDS):
-            return [await accept_own_async(listener) for _ in range(count)]
-
-    return asyncio.run(accept())
+    return asyncio.run(asyncio.wait_for(accept_own_async(listener), SECONDS))
 
 
-@pytest.fixture(params=[_accepted_in_thread, _accepted_in_loop], ids=["thread", "loop"])
-def accepted(request: pytest.FixtureRequest) -> Callable[[socket.socket, int], list[socket.socket]]:
-    function: Callable[[socket.socket, int], list[socket.socket]] = request.param
-    return function
+both_ways = pytest.mark.parametrize("accepted", [_accepted_in_thread, _accepted_in_loop])
 
 
-def test_resets_are_passed_over(
-    listener: socket.socket, accepted: Callable[[socket.socket, int], list[socket.socket]]
-) -> None:
+@both_ways
+def test_resets_are_passed_over(listener: socket.socket, accepted: Callable[[socket.socket], socket.socket]) -> None:
     for _ in range(60):
         reset(listener)
-    with socket.create_connection(listener.getsockname()) as near:
-        [far] = accepted(listener, 1)
-        with far:
-            assert far.getpeername() == near.getsockname()
+    with socket.create_connection(listener.getsockname()) as near, accepted(listener) as far:
+        assert far.getpeername() == near.getsockname()
 
 
 class _ListenerStub(socket.socket):
@@ -149,18 +120,16 @@ class _ListenerStub(socket.socket):
         return super().accept()
 
 
-@pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EPROTO, errno.EMFILE, errno.ENFILE, errno.ENOBUFS])
-def test_what_passes_is_waited_for(
-    listener: socket.socket,
-    accepted: Callable[[socket.socket, int], list[socket.socket]],
-    number: int,
-    monkeypatch: pytest.MonkeyPatch,
+@both_ways
+def test_a_shortage_that_passes_is_waited_for(
+    listener: socket.socket, accepted: Callable[[socket.socket], socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer, "_SHORTAGE_S", 0.01)
+    errors = [errno.ECONNABORTED, errno.EPROTO, errno.EMFILE, errno.ENFILE, errno.ENOBUFS]
     with (
-        _ListenerStub(listener, [number] * 3) as failing,
+        _ListenerStub(listener, errors * 2) as failing,
         socket.create_connection(listener.getsockname()) as near,
-        accepted(failing, 1)[0] as far,
+        accepted(failing) as far,
     ):
         assert far.getpeername() == near.getsockname()
 

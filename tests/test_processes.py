@@ -7,8 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,17 +26,30 @@ print(*pids, os.getpid(), flush=True)
 signal.pause()
 """
 
+# Group that neither obeys SIGTERM nor reads anything: a child, its own child, and a stopped process.
+DEAF = """
+import os, signal, subprocess, sys
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+sleep = ["/bin/sleep", "600"]
+pids = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep).pid]
+os.kill(pids[1], signal.SIGSTOP)
+print(*pids, os.getpid(), flush=True)
+signal.pause()
+"""
+
+# Prints the reaper, a copy of this process or 0, and the child's group.
 PARENT = """
-import signal, sys
+import os, signal, sys
 from farm.base import processes
 from farm.base.processes import Supervisor
 supervisor = Supervisor()
 child = supervisor.spawn([sys.executable, "-c", sys.argv[1]], name="family", stdout_pipe=True)
-print(child.process.stdout.readline().decode(), flush=True, end="")
-if sys.argv[2] == "fork":
-    import os
-    os.fork()
-if sys.argv[2] != "exit":
+line = child.process.stdout.readline().decode()
+copy = os.fork() if sys.argv[2] == "copied" else 0
+if copy or sys.argv[2] != "copied":
+    print(processes._link._process.pid, copy, line, flush=True)
+if sys.argv[2] != "exits":
     signal.pause()
 """
 
@@ -55,72 +67,33 @@ def family(supervisor: Supervisor) -> tuple[list[int], int]:
     return pids, leader
 
 
-@pytest.mark.parametrize("ending", ["kill", "fork", "exit"])
-def test_nothing_outlives_its_parent(ending: str) -> None:
-    with Started([sys.executable, "-c", PARENT, FAMILY, ending], stdout=subprocess.PIPE) as parent:
+@pytest.mark.parametrize(
+    ("program", "way", "killed"),
+    [
+        (FAMILY, "exits", ()),
+        (FAMILY, "lives", ("parent",)),
+        # A copy of the parent keeps every descriptor, so that an end of file alone proves nothing.
+        (FAMILY, "copied", ("parent",)),
+        (DEAF, "lives", ("reaper", "parent")),
+        (DEAF, "lives", ("parent", "reaper")),
+        (DEAF, "copied", ("reaper", "parent")),
+    ],
+)
+def test_nothing_outlives_its_parent_and_the_reaper(program: str, way: str, killed: tuple[str, ...]) -> None:
+    with Started([sys.executable, "-c", PARENT, program, way], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
-        pids = list(map(int, parent.stdout.readline().split()))
-        assert len(pids) == 4
-        if ending != "exit":
-            assert all(alive(pid) for pid in pids)
-            # A copy that the parent forked keeps every descriptor, so that an end of file alone proves nothing.
-            if ending == "fork":
-                until(lambda: bool(_copies(parent.pid, pids)))
-            copies = _copies(parent.pid, pids)
-            parent.send_signal(signal.SIGKILL)
+        guard, copy, *pids = map(int, parent.stdout.readline().split())
+        assert len(pids) >= 3
+        if "reaper" in killed:
+            # A stopped reaper does nothing between the two deaths.
+            os.kill(guard, signal.SIGSTOP)
+        for name in killed:
+            os.kill(guard if name == "reaper" else parent.pid, signal.SIGKILL)
         parent.wait()
         try:
             assert all(ends(pid) for pid in pids)
         finally:
-            for pid in copies if ending == "fork" else []:
-                os.kill(pid, signal.SIGKILL)
-
-
-GUARDED = """
-import os, signal, sys
-from farm.base import processes
-from farm.base.processes import Supervisor
-supervisor = Supervisor()
-child = supervisor.spawn([sys.executable, "-c", sys.argv[1]], name="family", stdout_pipe=True)
-print(processes._link._process.pid, child.process.stdout.readline().decode(), flush=True)
-if sys.argv[2] == "fork":
-    os.fork()
-signal.pause()
-"""
-
-# Group that neither obeys SIGTERM nor reads anything: a child, its own child, and a stopped process.
-DEAF = """
-import os, signal, subprocess, sys
-for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-    signal.signal(number, signal.SIG_IGN)
-sleep = ["/bin/sleep", "600"]
-pids = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep).pid]
-os.kill(pids[1], signal.SIGSTOP)
-print(*pids, os.getpid(), flush=True)
-signal.pause()
-"""
-
-
-@pytest.mark.parametrize("first", ["reaper", "parent", "fork"])
-def test_nothing_outlives_its_parent_and_the_reaper(first: str) -> None:
-    """Both are killed, in either order, so that no process of farm is left for cleaning up."""
-    argv = [sys.executable, "-c", GUARDED, DEAF, first]
-    with Started(argv, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        guard, *pids = map(int, parent.stdout.readline().split())
-        assert len(pids) == 3
-        if first == "fork":
-            until(lambda: bool(_copies(parent.pid, pids)))
-        copies = _copies(parent.pid, pids)
-        # A stopped reaper does nothing between the two deaths.
-        os.kill(guard, signal.SIGSTOP)
-        for pid in (parent.pid, guard) if first == "parent" else (guard, parent.pid):
-            os.kill(pid, signal.SIGKILL)
-        parent.wait()
-        try:
-            assert all(ends(pid) for pid in [guard, *pids])
-        finally:
-            for pid in [*copies, *pids]:
+            for pid in filter(None, [copy, *pids]):
                 if alive(pid):
                     os.kill(pid, signal.SIGKILL)
 
@@ -153,34 +126,6 @@ def test_a_child_in_the_foreground_dies_alone() -> None:
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
 
 
-def _copies(parent: int, known: list[int]) -> list[int]:
-    """Return the children of `parent` that run the same program and are none of `known`."""
-    program = f"{sys.executable}\0-c\0".encode()
-    return [pid for pid in _children(parent) if pid not in known and _command(pid).startswith(program)]
-
-
-def _children(parent: int) -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b") ")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == parent:
-                found.append(int(name))
-    return found
-
-
-def _command(pid: int) -> bytes:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
-
-
 def test_close_ends_the_whole_group() -> None:
     with Supervisor() as supervisor:
         pids, leader = family(supervisor)
@@ -190,24 +135,6 @@ def test_close_ends_the_whole_group() -> None:
         supervisor.spawn(["/bin/true"], name="late")
 
 
-def test_children_that_end_slowly_cost_few_looks_at_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[int] = []
-
-    def members(groups: Collection[reaper.Group]) -> set[int]:
-        looks.append(len(groups))
-        return real(groups)
-
-    real = reaper.members
-    slow = "trap 'sleep 0.3; exit 3' TERM; echo ready; while :; do sleep 0.01; done"
-    with Supervisor() as supervisor:
-        children = [supervisor.spawn(["/bin/sh", "-c", slow], name="slow", stdout_pipe=True) for _ in range(3)]
-        assert all(child.first_line(10.0) == b"ready\n" for child in children)
-        monkeypatch.setattr(reaper, "members", members)
-    assert set(looks) == {3}
-    # A look each 0.1 s of a grace of 1 s, at most.
-    assert len(looks) <= 12
-
-
 def test_killing_the_leader_ends_what_it_started() -> None:
     with Supervisor() as supervisor:
         pids, leader = family(supervisor)
@@ -215,31 +142,14 @@ def test_killing_the_leader_ends_what_it_started() -> None:
         assert all(ends(pid) for pid in pids)
 
 
-def test_terminate_from_several_threads_returns_the_same_code() -> None:
-    with Supervisor() as supervisor:
+def test_several_threads_spawn_and_terminate() -> None:
+    def run() -> int:
+        return supervisor.spawn(["/bin/sh", "-c", "exit 7"], name="seven").process.wait()
+
+    with Supervisor() as supervisor, ThreadPoolExecutor(8) as pool:
+        assert [one.result() for one in [pool.submit(run) for _ in range(8)]] == [7] * 8
         child = supervisor.spawn(["/bin/sleep", "600"], name="sleep")
-        codes: list[int] = []
-        threads = [threading.Thread(target=lambda: codes.append(child.terminate())) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert codes == [-signal.SIGTERM] * 4
-
-
-def test_spawning_from_several_threads() -> None:
-    with Supervisor() as supervisor:
-        codes: list[int] = []
-
-        def run() -> None:
-            codes.append(supervisor.spawn(["/bin/sh", "-c", "exit 7"], name="seven").process.wait())
-
-        threads = [threading.Thread(target=run) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert codes == [7] * 8
+        assert [one.result() for one in [pool.submit(child.terminate) for _ in range(4)]] == [-signal.SIGTERM] * 4
 
 
 def test_streams_and_environment(tmp_path: Path) -> None:
@@ -247,14 +157,9 @@ def test_streams_and_environment(tmp_path: Path) -> None:
         log = tmp_path / "logs" / "child.log"
         script = 'read line; echo "$line from $WHO in $PWD"; echo trouble >&2'
         child = supervisor.spawn(
-            ["/bin/sh", "-c", script],
-            name="talk",
-            env={"WHO": "me"},
-            cwd=tmp_path,
-            stdin_pipe=True,
-            stdout_pipe=True,
-            stderr=log,
-        )
+            ["/bin/sh", "-c", script], name="talk", env={"WHO": "me"}, cwd=tmp_path, stdin_pipe=True,
+            stdout_pipe=True, stderr=log,
+        )  # fmt: skip
         out, _ = child.process.communicate(b"hello\n")
         assert out.decode() == f"hello from me in {tmp_path}\n"
         assert child.log_tail() == "trouble\n"

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +8,11 @@ import flatbuffers
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import run_program
+from warm_torch import run_script
 
 from farm.base.errors import ConfigError
 from farm.builds.program.pte import QnnOptions, Value, read_pte
 
-# ExecuTorch's own readers, in a process that may import torch.
-OFFICIAL = """
-import json, sys
-from collections import Counter
-from pathlib import Path
-from executorch.backends.qualcomm.serialization.qc_schema_serialize import flatbuffer_to_option
-from executorch.exir._serialize._program import deserialize_pte_binary
-from executorch.exir.schema import KernelCall, Tensor
-
-def value(plan, index):
-    held = plan.values[index].val
-    if not isinstance(held, Tensor):
-        return [type(held).__name__, [], False]
-    return [held.scalar_type.name, held.sizes, held.shape_dynamism.name != "STATIC"]
-
-def options(delegate):
-    for spec in delegate.compile_specs:
-        if spec.key == "qnn_compile_spec":
-            found = flatbuffer_to_option(spec.value)
-            return [
-                found.soc_info.soc_model.name, found.backend_options.backend_type.name, found.online_prepare,
-                found.profile_level.value, found.dump_intermediate_outputs, found.shared_buffer,
-                found.backend_options.htp_options.use_weight_sharing,
-            ]
-
-def method(plan):
-    calls = [i.instr_args for chain in plan.chains for i in chain.instructions]
-    operators = [plan.operators[c.op_index] for c in calls if isinstance(c, KernelCall)]
-    return {
-        "name": plan.name,
-        "inputs": [value(plan, index) for index in plan.inputs],
-        "outputs": [value(plan, index) for index in plan.outputs],
-        "delegates": [[delegate.id, options(delegate)] for delegate in plan.delegates],
-        "operators": Counter(f"{o.name}.{o.overload}" if o.overload else o.name for o in operators),
-    }
-
-print(json.dumps({
-    path.name: [method(plan) for plan in deserialize_pte_binary(path.read_bytes()).program.execution_plan]
-    for path in Path(sys.argv[1]).glob("*.pte")
-}))
-"""
 SCALAR_TYPES = {
     "FLOAT": "float32", "LONG": "int64", "UINT16": "uint16", "Int": "int64", "Double": "float64", "Bool": "bool",
 }  # fmt: skip
@@ -87,9 +43,9 @@ def told(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_says_what_executorchs_own_readers_say(models: Path) -> None:
-    done = run_program([sys.executable, "-c", OFFICIAL, models], timeout_s=300)
-    official = json.loads(done.stdout.splitlines()[-1])
+def test_says_what_executorchs_own_readers_say(models: Path, farm_cache: Path, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("official_pte.py")
+    official = json.loads(run_script(script, str(models), cache=farm_cache, folder=tmp_path).splitlines()[-1])
     assert len(official) > 10
     for methods in official.values():
         for method in methods:
@@ -126,9 +82,7 @@ def test_a_program_without_a_method_forward_says_what_it_has(models: Path) -> No
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda _: b"", "is not an ExecuTorch program"),
         (lambda _: b"\x7fELF" * 100, "is not an ExecuTorch program"),
-        (lambda data: data[:20], "cut short|malformed"),
         (lambda data: data[: len(data) // 2], "cut short.*copy it again"),
         (lambda data: data[:-100], "cut short.*copy it again"),
         (lambda data: data[:4] + b"ET13" + data[8:], "format ET13, expected ET12"),
@@ -183,11 +137,3 @@ def test_any_changed_program_is_read_or_refused(models: Path, tmp_path: Path, da
         pass
     finally:
         path.unlink()
-
-
-def test_reading_needs_no_torch(models: Path, tmp_path: Path) -> None:
-    shutil.copy(models / "conv.pte", tmp_path)
-    code = "import sys; from pathlib import Path; from farm.builds.program.pte import read_pte;"
-    code += "read_pte(Path('conv.pte'));"
-    code += "sys.exit('torch' in sys.modules or 'executorch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0

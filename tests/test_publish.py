@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import fcntl
-import subprocess
-import sys
-import threading
+import multiprocessing
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -20,11 +21,9 @@ def test_of_many_that_want_a_folder_one_makes_it(tmp_path: Path) -> None:
         made.append(folder)
         (folder / "file").write_text("whole")
 
-    threads = [threading.Thread(target=published, args=(tmp_path / "cache" / "key", fill)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(8):
+            pool.submit(published, tmp_path / "cache" / "key", fill)
     assert len(made) == 1
     assert (tmp_path / "cache" / "key" / "file").read_text() == "whole"
 
@@ -59,17 +58,14 @@ def test_what_is_made_anew_takes_the_place_of_the_old_when_it_is_whole_and_not_b
 
 
 def test_what_a_killed_process_left_is_removed_and_made_anew(tmp_path: Path) -> None:
-    program = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from farm.base.publish import published\n"
-        "def fill(folder):\n"
-        "    (folder / 'half').touch()\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "published(Path(sys.argv[1]), fill)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "key")], check=False, timeout=60)
-    assert killed.returncode == -9
+    def fill(folder: Path) -> None:
+        (folder / "half").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    killed = multiprocessing.get_context("fork").Process(target=published, args=(tmp_path / "key", fill))
+    killed.start()
+    killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
     assert not (tmp_path / "key").exists()
     published(tmp_path / "key", lambda folder: (folder / "whole").touch())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "key.lock"]
@@ -83,22 +79,21 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_ones_own_goes_with_its_process_and_not_before(tmp_path: Path) -> None:
-    program = (
-        "import signal, sys\n"
-        "from pathlib import Path\n"
-        "from farm.base.publish import own_folder\n"
-        "with own_folder(Path(sys.argv[1]), sys.argv[2]) as folder:\n"
-        "    (folder / 'file').touch()\n"
-        "    print('made', flush=True)\n"
-        "    signal.pause()\n"
-    )
-    one = subprocess.Popen([sys.executable, "-c", program, str(tmp_path), "one"], stdout=subprocess.PIPE)
-    with one:
-        assert one.stdout is not None
-        assert one.stdout.readline() == b"made\n"
-        sweep_own(tmp_path)
-        assert without_owner(tmp_path) == []
-        one.kill()
+    def own() -> None:
+        with own_folder(tmp_path, "one") as folder:
+            (folder / "file").touch()
+            made.set()
+            signal.pause()
+
+    context = multiprocessing.get_context("fork")
+    made = context.Event()
+    one = context.Process(target=own)
+    one.start()
+    assert made.wait(60)
+    sweep_own(tmp_path)
+    assert without_owner(tmp_path) == []
+    one.kill()
+    one.join()
     assert without_owner(tmp_path) == [tmp_path / "one"]
     with own_folder(tmp_path, "other"):
         assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["other"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from executorch_checkout import installed
 
 from farm.base.errors import ConfigError
 from farm.suites.accuracy.asked import asked_of
@@ -19,7 +19,7 @@ from farm.suites.prompts import decoder_params, generate_of, prefix_of
 from farm.suites.suite import Case
 
 ROOT = Path(__file__).parent.parent
-WHEEL = Path((importlib.util.find_spec("executorch").submodule_search_locations or [])[0])  # type: ignore[union-attr]
+WHEEL = installed()
 # Names in a configuration of Hugging Face that differ from farm's.
 NAMES = {
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
@@ -30,18 +30,13 @@ NAMES = {
 
 def specs() -> tuple[dict[str, dict[str, Any]], str]:
     """Return the limits in the wheel's test, by decoder, and the source of the test."""
-    tree = ast.parse((WHEEL / "backends/qualcomm/tests/test_qnn_delegate.py").read_bytes())
-    [script] = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "TestExampleLLMScript"]
-    [table] = [
-        node.value
-        for node in ast.walk(script)
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "self.llm_specs"
-    ]
-    assert isinstance(table, ast.Dict)
+    tree: Any = ast.parse((WHEEL / "backends/qualcomm/tests/test_qnn_delegate.py").read_bytes())
+    script = next(one for one in tree.body if getattr(one, "name", "") == "TestExampleLLMScript")
+    assigned = [node for node in ast.walk(script) if isinstance(node, ast.Assign)]
+    table = next(node.value for node in assigned if ast.unparse(node.targets[0]) == "self.llm_specs")
     found = {
         ast.literal_eval(key): {word.arg: ast.literal_eval(word.value) for word in value.keywords}
         for key, value in zip(table.keys, table.values, strict=True)
-        if key is not None and isinstance(value, ast.Call)
     }
     return found, ast.unparse(script)
 
@@ -72,10 +67,8 @@ def checkpoint(folder: Path, name: str, **other: Any) -> Path:
     config |= {"model_type": architecture.model_types[0], "bos_token_id": 7, **other}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(b"")
-    words = ["?", "I", "would", "like"]
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="?")
-    )
+    words = {"?": 0, "I": 1, "would": 2, "like": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
@@ -109,7 +102,9 @@ def test_the_limits_are_those_of_the_wheels_test(cases: dict[str, Case]) -> None
     del theirs["gemma4-e2b"]
     assert len(cases) == 2 * len(theirs)
     for name, limits in theirs.items():
-        case, answer = cases[slug(name)], cases[f"{slug(name)}_told"]
+        case, answer = cases[slug(name)], cases[f"{slug(name)}_likelihood"]
+        params = decoder_params(case)
+        assert len(params.get("layer_types", ())) in {0, params["n_layers"]}
         recipe = ARCHITECTURES[name].recipe
         assert case.precisions == answer.precisions == (recipe,)
         generate = generate_of(case)
@@ -140,9 +135,7 @@ def test_the_limits_are_those_of_the_wheels_test(cases: dict[str, Case]) -> None
 
 def test_the_suite_that_ships_has_every_decoder_with_its_rates_and_sizes(cases: dict[str, Case]) -> None:
     drawn = {case.name: case for case in load_suite(find_suites()["llm"]).cases}
-    for case in cases.values():
-        if generate_of(case).scores_likelihood:
-            continue
+    for case in (case for case in cases.values() if not generate_of(case).scores_likelihood):
         same = drawn[f"{case.name}_kv"]
         assert (same.precisions, same.features, same.expect) == (case.precisions, case.features, case.expect)
         ours, theirs = generate_of(case), generate_of(same)
@@ -163,19 +156,13 @@ def test_the_table_in_the_documentation_has_them() -> None:
         assert row in text, row
 
 
-def test_decoders_have_all_parameters(cases: dict[str, Case]) -> None:
-    for case in cases.values():
-        params = decoder_params(case)
-        assert len(params.get("layer_types", ())) in {0, params["n_layers"]}
-
-
 def test_a_case_without_its_files_is_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     checkpoint(folder / "smollm2_135m", "smollm2_135m")
     assert list(cases_of(folder)) == ["smollm2_135m"]
     (folder / "page.txt").write_text("I would\n")
     found = cases_of(folder)
-    assert list(found) == ["smollm2_135m", "smollm2_135m_told"]
+    assert list(found) == ["smollm2_135m", "smollm2_135m_likelihood"]
     assert {case.folder for case in found.values()} == {str(folder)}
     assert {case.suite for case in found.values()} == {"mine"}
     checkpoint(tmp_path / "Qwen3-0.6B", "qwen3-0_6b")

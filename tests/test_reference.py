@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from farm.base.config.variables import QNN_PATHS, VARIABLES
+from farm.base.config.settings import QNN_PATHS, VARIABLES
 from farm.base.errors import InfraError
 from farm.base.exit_codes import ExitCode
 
-_TOOL = Path(__file__).parent.parent / "tools/reference.py"
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import reference
 
 
 @pytest.fixture(scope="module")
-def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reference", _TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def pages(reference: ModuleType) -> dict[str, str]:
+def pages() -> dict[str, str]:
     found: dict[str, str] = reference.pages()
     return found
 
@@ -39,7 +29,7 @@ def _rows(page: str) -> list[list[str]]:
     return [row for at, row in enumerate(rows) if row[0] != "---" and rows[at + 1 : at + 2] != [["---"] * len(row)]]
 
 
-def test_every_command_has_its_help(reference: ModuleType, pages: dict[str, str]) -> None:
+def test_every_command_has_its_help(pages: dict[str, str]) -> None:
     headings = set(re.findall(r"^#+ (farm.*)$", pages["commands.md"], re.MULTILINE))
     commands: dict[str, Any] = {path: command for path, command, _ in reference.commands()}
     assert headings == set(commands)

@@ -39,22 +39,14 @@ def test_files_of_a_login_are_relative_to_the_file_that_names_them(
     found = load_config(written(tmp_path, f'{POSTGRESQL}artifacts = "{url}"\n')).artifacts
     assert found is not None
     assert found.login is not None
-    assert (found.login.key_file, found.login.known_hosts) == (
-        str(tmp_path / "keys/farm"),
-        str(tmp_path / "keys/known"),
-    )
+    keys = tmp_path / "keys"
+    assert (found.login.key_file, found.login.known_hosts) == (str(keys / "farm"), str(keys / "known"))
     assert (found.login.config, found.path, str(found)) == ("none", "/srv/farm", "sftp://ada@nas.lab:2222/srv/farm")
-    monkeypatch.setenv(
-        "FARM_ARTIFACTS", "s3://lab-farm/main?endpoint_url=https://minio.lab:9000&region=eu&profile=farm"
-    )
+    minio = "https://minio.lab:9000"
+    monkeypatch.setenv("FARM_ARTIFACTS", f"s3://lab-farm/main?endpoint_url={minio}&region=eu&profile=farm")
     found = load_config(written(tmp_path, f'{POSTGRESQL}artifacts = "{url}"\n')).artifacts
     assert found is not None
-    assert (str(found), found.endpoint_url, found.region, found.profile) == (
-        "s3://lab-farm/main",
-        "https://minio.lab:9000",
-        "eu",
-        "farm",
-    )
+    assert (str(found), found.endpoint_url, found.region, found.profile) == ("s3://lab-farm/main", minio, "eu", "farm")
 
 
 def test_sqlite_and_files_of_many_hosts_do_not_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +56,8 @@ def test_sqlite_and_files_of_many_hosts_do_not_go_together(tmp_path: Path, monke
             load_config(written(tmp_path, text))
     with pytest.raises(ConfigError, match="agent: an agent is for a farm that several hosts share: set store and"):
         load_config(written(tmp_path, "[agent]\nbuild = true\n"))
-    with pytest.raises(ConfigError, match="agent: an agent is for"):
-        load_config(written(tmp_path, f"{POSTGRESQL}[agent]\nbuild = true\n"))
+    with pytest.raises(ConfigError, match="agent.name"):
+        load_config(written(tmp_path, f'{POSTGRESQL}{artifacts}[agent]\nname = "the attic"\n'))
     monkeypatch.setenv("FARM_ARTIFACTS", "file:///mnt/farm")
     with pytest.raises(UsageError, match="FARM_ARTIFACTS is set, and the store is SQLite"):
         load_config(written(tmp_path, ""))
@@ -82,21 +74,16 @@ def test_sqlite_and_files_of_many_hosts_do_not_go_together(tmp_path: Path, monke
         ("/mnt/farm", "is no place"),
         ("file://nas/farm", "three slashes"),
         ("file:///mnt/../etc", "without '..'"),
-        ("file:mnt", "is no place"),
         ("file:///", "expected a folder"),
-        ("ftp://nas/farm", "is no place"),
         ("sftp://nas", "expected a folder"),
         ("sftp://-oProxyCommand=x/farm", "expected user@host"),
-        ("sftp://a b@nas/farm", "expected user@host"),
         ("sftp://nas:99999/farm", "is no address"),
         ("sftp://nas/farm?keyfile=x", "did you mean 'key_file'"),
         ("sftp://ada:hunter2@nas/farm", "holds a password"),
-        ("s3://AKIAHUNTER2:hunter2@bucket/x", "holds a password"),
         ("s3://hunter2@bucket/x", "holds a password"),
         ("s3://Bucket_/x", "expected a bucket"),
         ("s3://bucket/../x", "expected a bucket"),
         ("s3://bucket/x?endpoint_url=https://me:hunter2@minio.lab", "endpoint_url: expected"),
-        ("s3://bucket/x?endpoint_url=ftp://minio.lab", "endpoint_url: expected"),
         ("s3://bucket/x?secret=hunter2", "unknown option of s3://"),
         ("", "is no place"),
     ],
@@ -110,11 +97,3 @@ def test_an_address_that_cannot_be_is_refused_in_a_line_without_secrets(
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="farm.toml: artifacts: "):
         load_config(written(tmp_path, f'{POSTGRESQL}artifacts = "{address}"\n'))
-
-
-def test_a_name_of_an_agent_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    text = f'{POSTGRESQL}artifacts = "file:///mnt/farm"\n[agent]\n'
-    with pytest.raises(ConfigError, match="agent.name"):
-        load_config(written(tmp_path, f'{text}name = "the attic"\n'))
-    with pytest.raises(ConfigError, match="agent: unknown key 'nme'"):
-        load_config(written(tmp_path, f'{text}nme = "attic"\n'))

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.base.text import count_of, json_document, one_line, plain_json, spelled, visible
+from farm.base.text import (
+    LOG_LIMIT,
+    REASON_LIMIT,
+    bounded_log,
+    count_of,
+    json_document,
+    one_line,
+    plain_json,
+    reason_line,
+    spelled,
+    visible,
+)
 
 HOSTILE = "a\x1b[31mb\x9b2Jc\u202ed\u2066e\u200bf\U000e0041g\x7fh\u3164"
 
@@ -28,7 +39,6 @@ HOSTILE = "a\x1b[31mb\x9b2Jc\u202ed\u2066e\u200bf\U000e0041g\x7fh\u3164"
 )
 def test_nothing_invisible_is_shown(text: str, shown: str) -> None:
     assert visible(text) == shown
-    visible(text).encode()
 
 
 def test_one_line_is_one_line_of_at_most_so_many_characters() -> None:
@@ -36,9 +46,6 @@ def test_one_line_is_one_line_of_at_most_so_many_characters() -> None:
     assert one_line("abcdef", 4) == "abc…"
     assert one_line("abcd", 4) == "abcd"
     assert one_line("word " * 10**6, 13) == "word word wo…"
-
-
-def test_data_keeps_its_colours_as_text() -> None:
     assert spelled("\x1b[31mred\r\n\t") == "␛[31mred␍\n\t"
 
 
@@ -48,13 +55,7 @@ def test_json_says_the_same_in_other_letters() -> None:
     assert b"\\udb40\\udc41" in output
     assert output.decode().replace("\n", "") == visible(output.decode()).replace("\n", "")
     assert json.loads(output) == {"name": HOSTILE, "größe": "≥ 20 dB 🙂", HOSTILE: [1.5]}
-
-
-def test_json_of_ascii_alone_is_no_exception() -> None:
     assert plain_json(b'"a\x7f"') == rb'"a\u007f"'
-
-
-def test_a_name_that_is_no_text_is_json_all_the_same() -> None:
     assert json.loads(json_document({"path": "a\udcffb"})) == {"path": "a?b"}
 
 
@@ -72,3 +73,13 @@ def test_nothing_of_any_text_is_unseen(text: str) -> None:
 def test_a_count_is_one_of_ascii_digits_and_no_more_than_64_bits_hold() -> None:
     assert [count_of(text) for text in ("0", "007", "9" * 18)] == [0, 7, 10**18 - 1]
     assert {count_of(text) for text in ("", "-1", "1.0", " 1", "\u0663", "\u00b2", "9" * 19, "9" * 5000)} == {None}
+
+
+def test_a_reason_is_one_visible_line_and_the_end_of_a_log_is_kept() -> None:
+    assert reason_line("\x1b[31mload:\r\n\tno\0 such   file\u202e\n") == "load: no\N{SYMBOL FOR NULL} such file\\u202e"
+    assert len(reason_line(f"{HOSTILE}\ud800\n" * 1000)) == REASON_LIMIT
+    log = bounded_log("start\n" + "x" * LOG_LIMIT + "\nthe reason\x1b[0m\ud800")
+    assert log.startswith("[")
+    assert "characters left out]\n" in log
+    assert log.endswith("\nthe reason\\ud800")
+    assert bounded_log("a\nb\tc") == "a\nb\tc"

@@ -6,17 +6,17 @@ The tests read the wheel's files and import none of them.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
+from executorch_checkout import installed
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/evidence/upstream.md"
-WHEEL = Path((importlib.util.find_spec("executorch").submodule_search_locations or [])[0])  # type: ignore[union-attr]
+WHEEL = installed()
 QUALCOMM = WHEEL / "backends/qualcomm"
 
 
@@ -38,6 +38,14 @@ def classes(path: Path) -> dict[str, list[str]]:
 
 def schema(*names: str) -> set[str]:
     return {one for name in names for one in classes(QUALCOMM / "serialization/qc_schema.py")[name]}
+
+
+def values() -> set[str]:
+    """Return the classes of values: all of the schema that belong to no other section."""
+    plain = {"BinaryInfo", "HtpInfo", "LpaiInfo", "SocInfo", "QcomChipset", "HtpArch", "LpaiHardwareVersion"}
+    other = {"QnnExecuTorchBackendType", "QnnExecuTorchOpPackageInfo"}
+    found = classes(QUALCOMM / "serialization/qc_schema.py").keys() - plain - other
+    return {name for name in found if not name.endswith("Options")}
 
 
 def options() -> set[str]:
@@ -114,20 +122,7 @@ SECTIONS: dict[str, Callable[[], set[str]]] = {
     "Precisions": lambda: set(classes(QUALCOMM / "quantizer/quantizer.py")["QuantDtype"]),
     "SoCs": lambda: schema("QcomChipset", "HtpArch", "LpaiHardwareVersion"),
     "Options of the compiler": options,
-    "Values of options": lambda: schema(
-        "QnnExecuTorchHtpPerformanceMode",
-        "QnnExecuTorchHtpPrecision",
-        "QnnExecuTorchHtpPdSession",
-        "QnnExecuTorchGpuPerformanceMode",
-        "QnnExecuTorchGpuPrecision",
-        "QnnExecuTorchLpaiClientPerf",
-        "QnnExecuTorchLpaiCoreAffinity",
-        "QnnExecuTorchLpaiTargetEnv",
-        "QnnExecuTorchLogLevel",
-        "QnnExecuTorchProfileLevel",
-        "QnnExecuTorchOpPackageTarget",
-        "QnnExecuTorchOpPackagePlatform",
-    ),
+    "Values of options": lambda: schema(*values()),
     "Options at run time": runtime_options,
     "Flags of the runner": runner_flags,
     "Settings of the harness": harness,
@@ -161,14 +156,6 @@ def test_everything_the_wheel_has_is_a_row(title: str) -> None:
     assert not set(answer) - has, f"docs/evidence/upstream.md '{title}' has rows that ExecuTorch has not any more"
 
 
-def test_no_kind_of_option_is_overlooked() -> None:
-    """Each class of the schema is in a section above, or known to be in none of them."""
-    known = re.findall(r"QnnExecuTorch\w+|\b(?:QcomChipset|HtpArch|LpaiHardwareVersion)\b", Path(__file__).read_text())
-    plain = {"BinaryInfo", "HtpInfo", "LpaiInfo", "SocInfo"}
-    made = {name for name in classes(QUALCOMM / "serialization/qc_schema.py") if not name.endswith("Options")}
-    assert not made - set(known) - plain
-
-
 # Texts of rows without anything of farm's to test.
 _NOTHING = re.compile(
     r"not here|not used|not needed|no\b|upstream's|ExecuTorch's defaults?\b|"
@@ -181,18 +168,6 @@ def test_a_row_names_a_test_unless_farm_has_nothing_of_it() -> None:
     answer = [[cell.strip() for cell in row] for row in table if len(row) == 3 and row[2].strip() != "test"]
     assert len(answer) > 100
     assert [row[0] for row in answer if "tests/" not in row[2] and not _NOTHING.match(row[1])] == []
-
-
-def test_mutations_are_of_tests_of_the_page_and_each_has_its_place_and_its_effect() -> None:
-    """`python tests/upstream_mutations.py` applies them: each takes a run of pytest."""
-    from upstream_mutations import MUTATIONS
-
-    assert len(MUTATIONS) >= 10
-    named = set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", PAGE.read_text()))
-    for mutation in MUTATIONS:
-        assert mutation.test in named, mutation.test
-        assert mutation.applied() != (ROOT / mutation.file).read_text(), mutation.row
-        assert mutation.effect, mutation.row
 
 
 def test_places_and_tests_that_the_page_names_are_there() -> None:

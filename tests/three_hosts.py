@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forked_command import Program, command, start
-from programs import require_code
+from farm_home import FarmHome
+from forked_command import Program, start
 from waiting import until
 
 from farm.base.processes import Supervisor
@@ -63,26 +63,22 @@ class ThreeHosts:
 
     def env(self, name: str) -> dict[str, str]:
         """Return the variables of a machine's processes."""
-        folder = self.folder / name
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("FARM_", "QNN_", "PYTEST_"))}
         if name not in self.servers:
-            self.servers[name] = start_adb_server(self.supervisor, folder / "adb")
-        return {
-            **kept,
-            "FARM_STATE_DIR": str(folder / "state"),
-            "FARM_CACHE_DIR": str(folder / "cache"),
-            "ANDROID_ADB_SERVER_PORT": str(self.servers[name].port),
-            "COLUMNS": "80",
-        }
+            self.servers[name] = start_adb_server(self.supervisor, self.folder / name / "adb")
+        return {**self.machine(name).env, "ANDROID_ADB_SERVER_PORT": str(self.servers[name].port)}
+
+    def machine(self, name: str) -> FarmHome:
+        """Return the folders of a machine as a home of `farm`."""
+        folder = self.folder / name
+        return FarmHome(folder / "cache", folder / "state", folder)
 
     def attach(self, name: str, socs: Sequence[str]) -> None:
         """Attach a virtual device of each SoC to a host, with serials that no other host has."""
         self.home(name)
         self.env(name)
         for number, soc in enumerate(socs):
-            child = start_device(
-                self.supervisor, f"virtual-{name}-{number}", soc, self.folder / name / "devices", BUILDS[0]
-            )
+            folder = self.folder / name / "devices"
+            child = start_device(self.supervisor, f"virtual-{name}-{number}", soc, folder, BUILDS[0])
             attach_device(self.servers[name], child)
 
     def start_agent(self, name: str, *options: str) -> None:
@@ -91,7 +87,7 @@ class ThreeHosts:
         words = [sys.executable, "-m", "farm.cli.main", "lab", "agent", "--name", name, *options]
         self.agents[name] = start(words, env=self.env(name), cwd=folder, log=folder / "agent.log")
 
-    def await_agents(self, timeout_s: float = 90) -> None:
+    def await_agents(self) -> None:
         """Wait until all started agents are registered. Raises AssertionError with their output."""
 
         def are_there() -> bool:
@@ -102,21 +98,20 @@ class ThreeHosts:
             assert not ended, f"{ended}: {done.stdout}{done.stderr}{self.logs()}"
             return False
 
-        until(are_there, lambda: f"every agent: {self.logs()}", timeout_s)
+        until(are_there, lambda: f"every agent: {self.logs()}", 90)
 
-    def stop_agents(self, timeout_s: float = 60) -> dict[str, int]:
+    def stop_agents(self) -> dict[str, int]:
         """Stop all agents as systemd does, and return their exit codes."""
         for process in self.agents.values():
             process.send_signal(signal.SIGTERM)
-        codes = {name: process.wait(timeout_s) for name, process in self.agents.items()}
+        codes = {name: process.wait(60) for name, process in self.agents.items()}
         self.agents.clear()
         return codes
 
     def logs(self) -> str:
         """Return the ends of the agents' logs."""
-        return "".join(
-            f"\n--- {name}\n{(self.folder / name / 'agent.log').read_text()[-4000:]}" for name in self.agents
-        )
+        texts = {name: (self.folder / name / "agent.log").read_text() for name in self.agents}
+        return "".join(f"\n--- {name}\n{text[-4000:]}" for name, text in texts.items())
 
     def kill_agents(self) -> None:
         """End all agents at once."""
@@ -129,10 +124,8 @@ class ThreeHosts:
         self, name: str, *arguments: str, timeout_s: float = 600, code: int | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run `farm` on a machine. Raises AssertionError for an exit code other than `code`; None allows any."""
-        folder = self.home(name, shared=name != "alone")
-        done = command(arguments, env=self.env(name), cwd=folder, timeout_s=timeout_s)
-        require_code(done, code)
-        return done
+        self.home(name, shared=name != "alone")
+        return self.machine(name).farm(*arguments, env=self.env(name), timeout_s=timeout_s, code=code)
 
     def verdicts(self, run: dict[str, Any], *, shared: bool) -> dict[str, tuple[str, ...]]:
         """Return the result of each job of a run from the store: verdict, stage, cause, known issue and figures."""

@@ -15,17 +15,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import pytest
 from farm_home import FarmHome
-from user_forks import UserForks
+from forked_command import PRELOADED
+from forks import run_fork, start_forking
+from parts import do_without
 from waiting import poll
 
 import farm
 
+_REQUIRE = "FARM_REQUIRE_USERS"
 _CHECKOUT = Path(farm.__file__).resolve().parents[1]
-_REQUIRED = os.environ.get("FARM_REQUIRE_USERS") == "1"
 # Tries to change the list of users, which another process may be changing.
 _TRIES = 60
 
@@ -42,7 +43,8 @@ class User(FarmHome):
     """Id of the group of both users."""
     umask: int = 0o022
     home: Path = Path("/nonexistent")
-    forks: UserForks | None = None
+    forks: Path | None = None
+    """Socket of a process of theirs that forks."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -79,7 +81,7 @@ class User(FarmHome):
     ) -> subprocess.CompletedProcess[str]:
         """Run `farm` as this user, in a fork of a process of theirs where `forked` allows it."""
         if forked and self.forks is not None:
-            return self.forks.run(("-m", "farm.cli.main", *arguments), env=env, umask=self.umask, **options)
+            return run_fork(self.forks, [*self.program, *arguments], env=env, umask=self.umask, **options)
         return super().answer(arguments, env, options, forked=forked)
 
     def python(self, *argv: str, env: Mapping[str, str] | None = None) -> str:
@@ -87,7 +89,8 @@ class User(FarmHome):
         if self.forks is None:
             return self.run(self.interpreter, *argv, env=env)
         every = {**self.env, **(env or {})}
-        done = self.forks.run(argv, env=every, cwd=self.cwd, umask=self.umask, stdin="", timeout_s=60)
+        words = [self.interpreter, *argv]
+        done = run_fork(self.forks, words, env=every, cwd=self.cwd, umask=self.umask, timeout_s=60)
         assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -113,9 +116,9 @@ class User(FarmHome):
 def two_users() -> Iterator[tuple[User, User]]:
     """Make two users with a group that both are in; skips the test where that cannot be."""
     if os.geteuid() != 0:
-        _do_without("two real users are made for this: it needs root")
+        do_without("two real users are made for this: it needs root", _REQUIRE)
     if missing := [tool for tool in ("useradd", "userdel", "groupadd", "groupdel") if shutil.which(tool) is None]:
-        _do_without(f"two real users are made for this: {', '.join(missing)} is not installed")
+        do_without(f"two real users are made for this: {', '.join(missing)} is not installed", _REQUIRE)
     token = secrets.token_hex(3)
     shared = f"farm-{token}"
     # Not below tmp_path, which is closed to others.
@@ -137,16 +140,12 @@ def two_users() -> Iterator[tuple[User, User]]:
             _require_python(user)
         for number, user in enumerate(users):
             start = {name: value for name, value in user.start.items() if name != "umask"}
-            forks = UserForks(user.interpreter, user.env, base / f"forks-{number}", **start)
-            stack.callback(forks.close)
+            forks, owner = base / f"forks-{number}", os.getpid()
+            process = start_forking(forks, PRELOADED, owner=owner, env=user.env, interpreter=user.interpreter, **start)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
             users[number] = dataclasses.replace(user, forks=forks)
         yield users[0], users[1]
-
-
-def _do_without(reason: str) -> NoReturn:
-    if _REQUIRED:
-        pytest.fail(f"FARM_REQUIRE_USERS=1, and {reason}")
-    pytest.skip(reason)
 
 
 def _user(name: str, home: Path, shared: str) -> User:
@@ -168,14 +167,14 @@ def _interpreter(uid: int) -> str:
         with contextlib.suppress(OSError):
             if subprocess.run([path, "-c", ""], user=uid, cwd="/", capture_output=True, check=False).returncode == 0:
                 return path
-    _do_without(f"neither {sys.executable} nor {fallback} can be started by another user than root")
+    return do_without(f"neither {sys.executable} nor {fallback} can be started by another user than root", _REQUIRE)
 
 
 def _require_python(user: User) -> None:
     try:
         user.python("-c", "import farm.cli.main, msgspec, numpy, sqlalchemy")
     except AssertionError as error:
-        _do_without(f"another user than root cannot import farm here: {error}")
+        do_without(f"another user than root cannot import farm here: {error}", _REQUIRE)
 
 
 def _end_processes(uid: int) -> None:

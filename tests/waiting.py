@@ -58,14 +58,14 @@ def all_the_time(condition: Callable[[], object], seconds: float) -> bool:
     return not poll(lambda: not condition(), seconds)
 
 
-def ends(pid: int, timeout_s: float = 60) -> bool:
-    """Wait for the end of any process, and return whether it came within `timeout_s`."""
+def ends(pid: int) -> bool:
+    """Wait for the end of any process, and return whether it came within a minute."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     with contextlib.closing(os.fdopen(descriptor, closefd=True)):
-        return bool(select.select([descriptor], [], [], timeout_s)[0])
+        return bool(select.select([descriptor], [], [], 60)[0])
 
 
 def free_port() -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farm.report.html import page_of_run
+from farm.report.html.templates import environment
 
-_environment = page_of_run._environment()
+_environment = environment()
 for _name in _environment.list_templates(filter_func=lambda name: name.endswith(".html.j2")):
     _environment.get_template(_name)

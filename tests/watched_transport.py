@@ -7,14 +7,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from farm.devices.adb.transport import AdbTransport
-from farm.devices.transport import Completed, Link
+from farm.devices.device import AdbAddress
+from farm.devices.process import Link
+from farm.devices.transport import Completed
 
 
 class Watched(AdbTransport):
     """Real transport with counts of the pushed bytes and of the requests to the device."""
 
     def __init__(self, serial: str, port: int) -> None:
-        super().__init__(serial, port)
+        super().__init__(serial, AdbAddress(port))
         self.pushed: dict[str, int] = {}
         self.calls: list[str] = []
 

@@ -29,8 +29,8 @@ from farm.base.config.settings import load_config  # noqa: E402
 from farm.builds.bundles.cache import BundleCache  # noqa: E402 - also where farm is not installed
 from farm.builds.compile.flows.factory import make_inputs, make_module  # noqa: E402
 from farm.suites.manifests import find_suites, load_suite  # noqa: E402
+from farm.suites.op_builders import native_functions, operators_in_tests, plain_name  # noqa: E402
 from farm.suites.suite import Case  # noqa: E402
-from farm.suites.tested_operators import native_functions, operators_in_tests, plain_name  # noqa: E402
 
 SUITES = ("quantized_ops", "fp_ops")
 TABLE = ROOT / "test_suites" / "quantized_ops" / "operators.json"

@@ -283,10 +283,9 @@ def make_map(bench: Bench, out: Path, words: list[str]) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
-    include = "".join(f"\n    {bench.tree}/farm/{package}/*" for package in PACKAGES)
     rc = bench.work / "coveragerc"
     rc.write_text(
-        f"[run]\ninclude = {include}\ndata_file = {folder}/data\nparallel = true\nsigterm = true\n"
+        f"[run]\ninclude = {bench.tree}/farm/*\ndata_file = {folder}/data\nparallel = true\nsigterm = true\n"
         "concurrency = thread\npatch =\n    subprocess\n    fork\n    _exit\n"
     )
     bench.env |= {"COVERAGE_PROCESS_START": str(rc), "MUTANTS_RECORDS": str(folder)}
@@ -328,8 +327,10 @@ def judge(bench: Bench, mutant: Mutant, tests: list[str], limit_s: float) -> Mut
 
 def table(results: list[Mutant]) -> str:
     """Return the number of mutants by package and state, as a table and a line of JSON."""
-    counts = {package: Counter(one["state"] for one in results if one["package"] == package) for package in PACKAGES}
-    counts["all"] = Counter(one["state"] for one in results)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in results:
+        counts[one["package"]][one["state"]] += 1
+        counts["all"][one["state"]] += 1
     rows = [f"{'package':<16}" + "".join(f"{state:>13}" for state in STATES)]
     rows += [f"{name:<16}" + "".join(f"{count[one]:>13}" for one in STATES) for name, count in counts.items()]
     return "\n".join([*rows, json.dumps({name: dict(count) for name, count in counts.items()})])

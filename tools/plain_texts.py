@@ -3,8 +3,10 @@
     python tools/plain_texts.py [PATH ...]      hits below the paths, by default of the whole project
     python tools/plain_texts.py --count         hits per 100 texts of each part of the project
 
-A text is a line of a docstring, a comment, or a line of prose in Markdown. Words in backticks and questions are
-left out.
+A text is a line of a docstring, a comment, or a line of prose in Markdown. Comments are read in C++, CMake, SQL, shell,
+JavaScript, CSS, TOML, YAML and configuration of services as well. Words in backticks and questions are left out.
+Messages are the string literals of farm/ with at least four words; their first word belongs to a sentence around them,
+so that the rules for the subject do not apply.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("farm", "tests", "bench", "tools", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PARTS = (
+    *("farm", "tests", "bench", "tools", "native_runner", "test_suites", "examples", "reports"),
+    *("docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+)
 MOST_PER_100 = 3.0
 """Most hits per 100 texts in a part of the project."""
 # Rule -> pattern of a text that breaks it.
@@ -34,6 +39,18 @@ RULES = {
     "double negation of time": r"\b(any|no) more\b",
 }
 _PATTERNS = {name: re.compile(pattern) for name, pattern in RULES.items()}
+_OF_SUBJECTS = ("a clause is the subject", "a pronoun is the subject")
+MESSAGES = "messages"
+_LEAST_BLANKS = 3
+_HASH = re.compile(r"^\s*#+ ?(?P<words>[^!].*)")
+_SLASHES = re.compile(r"((^|\s)//|/\*+)\s*(?P<words>.*?)\s*(\*/|$)")
+_DASHES = re.compile(r"(^|\s)--\s+(?P<words>.*)")
+_COMMENTS = {
+    **dict.fromkeys((".cpp", ".h", ".c", ".js", ".css"), _SLASHES),
+    **dict.fromkeys((".cmake", ".txt", ".sh", ".toml", ".yml", ".service", ".timer", ".conf", ".rules", ""), _HASH),
+    ".sql": _DASHES,
+}
+"""Pattern of a line with a comment by the suffix of a file."""
 _NOT_PROSE = ("|--", "<!--", "![")
 _DIRECTIVES = ("#!", "# noqa", "# type:", "# fmt:", "# shellcheck")
 
@@ -44,6 +61,7 @@ class Text(NamedTuple):
     file: str
     line: int
     words: str
+    is_message: bool = False
 
     @property
     def rule(self) -> str:
@@ -52,21 +70,60 @@ class Text(NamedTuple):
         # A table of questions has the answer in another cell.
         if "?" in plain.partition("|")[0]:
             return ""
-        return next((name for name, pattern in _PATTERNS.items() if pattern.search(plain)), "")
+        left_out = _OF_SUBJECTS if self.is_message else ()
+        return next((name for name, one in _PATTERNS.items() if name not in left_out and one.search(plain)), "")
 
 
 def texts(root: Path) -> Iterator[Text]:
-    """Yield the texts of a file, or of all Python and Markdown files in a folder."""
-    files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.suffix in (".py", ".md"))
-    for file in files:
+    """Yield the texts of a file, or of all files with texts in a folder."""
+    for file in [root] if root.is_file() else sorted(root.rglob("*")):
         name = str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else str(file)
-        for line, words in (_of_python if file.suffix == ".py" else _of_markdown)(file):
-            yield Text(name, line, words)
+        if reader := _reader(file):
+            for line, words in reader(file):
+                yield Text(name, line, words)
+
+
+def messages(root: Path) -> Iterator[Text]:
+    """Yield the string literals of Python files in a folder that are no docstrings, with X in place of each value."""
+    for file in sorted(root.rglob("*.py")):
+        tree = ast.parse(file.read_bytes())
+        left_out = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        left_out |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            words = "" if id(node) in left_out else _literal(node)
+            if words.count(" ") >= _LEAST_BLANKS:
+                yield Text(str(file), getattr(node, "lineno", 0), re.sub(r"'[^']*'", "`x`", words), is_message=True)
+
+
+def _literal(node: ast.AST) -> str:
+    match node:
+        case ast.Constant(value=str() as words):
+            return words
+        case ast.JoinedStr(values=values):
+            return "".join(_literal(value) or "X" for value in values)
+    return ""
 
 
 def hits(found: Sequence[Text]) -> list[Text]:
     """Return the texts that break a rule."""
     return [text for text in found if text.rule]
+
+
+def _reader(file: Path) -> Callable[[Path], Iterator[tuple[int, str]]] | None:
+    if not file.is_file():
+        return None
+    if file.suffix in (".py", ".md"):
+        return _of_python if file.suffix == ".py" else _of_markdown
+    has_comments = file.name in ("CMakeLists.txt", "Dockerfile") or file.suffix not in (".txt", "")
+    return _of_comments if file.suffix in _COMMENTS and has_comments else None
+
+
+def _of_comments(file: Path) -> Iterator[tuple[int, str]]:
+    pattern = _COMMENTS[file.suffix]
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        found = pattern.search(line)
+        if found and found["words"]:
+            yield number, found["words"]
 
 
 def _of_python(file: Path) -> Iterator[tuple[int, str]]:
@@ -92,10 +149,10 @@ def _of_markdown(file: Path) -> Iterator[tuple[int, str]]:
 
 def main(arguments: Sequence[str]) -> int:
     """Print hits or counts; return 1 if a part has more than MOST_PER_100."""
-    paths = [Path(one).resolve() for one in arguments if not one.startswith("-")] or [ROOT / part for part in PARTS]
+    paths = [Path(one).resolve() for one in arguments if not one.startswith("-")]
     worst = 0.0
-    for path in paths:
-        found = list(texts(path))
+    for path in paths or [*(ROOT / part for part in PARTS), ROOT / MESSAGES]:
+        found = list(messages(ROOT / "farm") if path == ROOT / MESSAGES else texts(path))
         broken = hits(found)
         rate = 100 * len(broken) / max(1, len(found))
         worst = max(worst, rate)

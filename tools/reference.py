@@ -21,9 +21,8 @@ import click
 import msgspec
 
 from farm.base import errors
-from farm.base.config.settings import Config, _FarmToml
+from farm.base.config.settings import QNN_PATHS, VARIABLES, Config, _FarmToml
 from farm.base.config.toolchains import ToolchainTable
-from farm.base.config.variables import QNN_PATHS, VARIABLES
 from farm.base.exit_codes import ExitCode
 from farm.cli.main import cli
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from farm.suites.tested_operators import operator_tests
+from farm.suites.op_builders import OPERATOR_TESTS, native_functions, operator_of_test, plain_name, tests_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,12 +26,21 @@ _TESTS = "executorch.backends.qualcomm.tests"
 def modules_of_tests(operator: str) -> Recorded:
     """Return the modules, with their inputs, that ExecuTorch's tests with the operator in their name compile."""
     recorded: Recorded = []
-    for path, function in operator_tests(operator):
+    for path, function in _tests_of(operator):
         if path.name == "test_qnn_delegate.py":
             _run_older(path, function, recorded)
         else:
             _run_newer(function, recorded)
     return [(module.eval(), tuple(inputs)) for module, inputs in recorded]
+
+
+def _tests_of(operator: str) -> Iterator[tuple[Path, str]]:
+    """Yield the tests that are called after an operator: file and function."""
+    for path in (tests_folder() / name for name in OPERATOR_TESTS):
+        for node in ast.walk(ast.parse(path.read_bytes(), path.name)):
+            name = node.name if isinstance(node, ast.FunctionDef) else ""
+            if plain_name(operator_of_test(name), native_functions()) == operator:
+                yield path, name
 
 
 def _run_newer(function: str, recorded: Recorded) -> None:

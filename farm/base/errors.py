@@ -134,8 +134,8 @@ class DelegationError(FarmError):
         left = ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
         why = "ExecuTorch leaves no operator with weights to the CPU" if weighted else "without it lowering fails"
         super().__init__(
-            f"the {backend} backend does not take {left}, and {why} (the build log has more): replace what it does not "
-            "take, or run the case on another backend"
+            f"the {backend} backend does not take {left}, and {why} (the build log has more): replace the refused part "
+            "or run the case on another backend"
         )
 
 

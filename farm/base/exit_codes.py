@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     USAGE = 2, "usage or configuration error"
     REGRESSION = 3, "nothing failed, but there are regressions"
     INFRA = 4, "no device, or infrastructure trouble"
-    NOTHING = 5, "nothing was selected"
+    NOTHING = 5, "nothing was selected, or all jobs were skipped"
     MISSING_TOOL = 6, "a library, compiler, tool or file of the setup is missing"
     NO_HISTORY = 7, "too little history: no result, or its bundle is gone"
     REFUSED = 8, "refused: a file that another user could write, a run that no host can read, a login that only reads"

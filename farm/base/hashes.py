@@ -51,6 +51,14 @@ _BUILD_FOLDER, _BUILT_FROM = "CMakeCache.txt", "CMakeLists.txt"
 _RULE = "2"
 
 
+def digest_of(pairs: Iterable[tuple[object, object]]) -> str:
+    """Return the SHA-256 of names with their values, in the given order, as hex."""
+    digest = hashlib.sha256()
+    for name, value in pairs:
+        digest.update(f"{name}\0{value}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
 class HashedFile(msgspec.Struct, frozen=True, array_like=True):
     """Identity and hash of a file at its reading."""
 
@@ -163,9 +171,7 @@ def _steady(
 
 def _unreadable(root: Path, error: OSError | None) -> UsageError:
     where, why = (error.filename or root, error.strerror) if error else (root, "")
-    return UsageError(
-        f"{where}: {why}: what compiles is told apart by its content: make it readable, or take it out of there"
-    )
+    return UsageError(f"{where}: {why}: compilers are identified by their content: make it readable, or remove it")
 
 
 def _look(

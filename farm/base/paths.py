@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from farm.base.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def relative(path: Path, root: Path) -> str:
@@ -18,6 +23,34 @@ def relative(path: Path, root: Path) -> str:
         else:
             parts.append(part)
     return "/".join(parts)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and below, in linked folders as well; a link back to a folder above is not entered.
+
+    A folder that cannot be read has no files.
+    """
+    yield from _files_below(folder, frozenset())
+
+
+def _files_below(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
+    try:
+        status = folder.stat()
+        with os.scandir(folder) as entries:
+            listed = sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return
+    place = status.st_dev, status.st_ino
+    if place in above:
+        return
+    for entry in listed:
+        path = folder / entry.name
+        # pathlib has False for a link that leads to itself, os.scandir an error.
+        kind: Path | os.DirEntry[str] = path if entry.is_symlink() else entry
+        if kind.is_dir():
+            yield from _files_below(path, above | {place})
+        elif kind.is_file():
+            yield path
 
 
 def is_path(text: str) -> bool:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 from farm.base import reaper
 from farm.base.errors import InfraError, MissingToolError
@@ -32,6 +32,34 @@ _LAST_MOMENT_S = 1.0
 def ending(code: int) -> str:
     """Return how a process ended, in words; `code` is Popen's, -n for signal n."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+class Answer(NamedTuple):
+    """Exit code and output of a program that has ended."""
+
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def reason(self) -> str:
+        """Reason of a failure: the last line of the errors, else the exit code."""
+        return (self.errors.strip().splitlines() or [f"exit code {self.code}"])[-1]
+
+
+def ask_program(argv: Sequence[str | Path], timeout_s: float | None, env: Mapping[str, str] | None = None) -> Answer:
+    """Run a short program without input, in the environment `env`. Raises subprocess.TimeoutExpired, OSError."""
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+        env=env,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr)
 
 
 def ready_of(descriptors: Iterable[int], timeout_s: float) -> set[int]:
@@ -187,7 +215,8 @@ class Supervisor:
                     undo.callback(lifeline.cut)
                     errors = subprocess.PIPE if stderr_pipe else nowhere
                     if stderr is not None:
-                        errors = stack.enter_context(_new_file(stderr)).fileno()
+                        stderr.parent.mkdir(parents=True, exist_ok=True)
+                        errors = stack.enter_context(stderr.open("wb")).fileno()
                     process = (popen or subprocess.Popen)(
                         words,
                         env={**(os.environ if env is None else env), reaper.MARK: group.mark},
@@ -238,11 +267,6 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _new_file(path: Path) -> BinaryIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("wb")
 
 
 class _ReaperLink:

@@ -112,7 +112,7 @@ def _problem(path: str | int, status: os.stat_result, *, sticky: bool = True) ->
     if stat.S_ISLNK(mode) or (sticky and stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
         return ""
     if mode & stat.S_IWOTH:
-        return "can be written by everybody"
+        return "can be written by all users"
     if mode & stat.S_IWGRP and (not _is_private(status.st_gid, os.geteuid()) or _has_acl(path)):
         return f"can be written by group {_group_name(status.st_gid)}"
     return ""

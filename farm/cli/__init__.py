@@ -1,1 +1,1 @@
-"""Command line: a module or more for each command, imported only when the command is called."""
+"""Command line: a module for each command or a few of one subject, imported only when a command is called."""

@@ -1,4 +1,4 @@
-"""Completion in bash, zsh and fish: commands, options and known values.
+"""Completion in bash, zsh and fish: commands, options and known values; `farm setup completion`.
 
 Every Tab starts this module, so it imports little and waits for no other process. Errors yield no completions.
 """
@@ -6,13 +6,15 @@ Every Tab starts this module, so it imports little and waits for no other proces
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 import click
-from click.core import ParameterSource
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
@@ -21,17 +23,38 @@ from click.shell_completion import (
     shell_complete,
 )
 
+from farm.cli.options import configured, is_given
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from farm.base.config.settings import Config
 
 VARIABLE = "_FARM_COMPLETE"
 """Variable with which the functions of the shells call `farm`."""
 SHELLS = ("bash", "zsh", "fish")
+_SQLITE = "sqlite:///"
+# Seconds to wait for a locked or unreachable store.
+_WAIT_S = 0.1
+_WAIT_MS = 150
+
+QUERIES = {
+    "runs": "SELECT id FROM run ORDER BY started_ms DESC LIMIT 100",
+    "run_names": "SELECT run_name FROM run WHERE run_name <> '' GROUP BY 1 ORDER BY max(started_ms) DESC LIMIT 50",
+    "jobs": "SELECT name FROM job ORDER BY name LIMIT 5000",
+    "cases": "SELECT DISTINCT suite || '/' || case_name FROM job ORDER BY 1 LIMIT 5000",
+    "devices": "SELECT DISTINCT name FROM device_state WHERE name <> '' ORDER BY 1 LIMIT 500",
+    "serials": "SELECT serial FROM device_state ORDER BY last_seen_ms DESC LIMIT 500",
+    "labels": "SELECT DISTINCT labels FROM device_state LIMIT 500",
+    "metrics": "SELECT DISTINCT metric FROM series ORDER BY 1 LIMIT 500",
+    "branches": "SELECT DISTINCT run_branch FROM run WHERE run_branch <> '' ORDER BY 1 LIMIT 100",
+}
+"""Queries of names in the store."""
 
 # Names are inserted into the command line unquoted, so only names without special characters are offered.
 _WORD = re.compile(r"[A-Za-z0-9_./@~+:=,\[\]-]{1,250}")
+_of_click = click.Parameter.shell_complete
+_OR_PATHS = ("--suite", "--toolchain", "--qnn")
 
 
 class _Bash(BashComplete):
@@ -98,9 +121,6 @@ def complete_parameter(param: click.Parameter, context: click.Context, incomplet
     return [CompletionItem(value) for value in found]
 
 
-_of_click = click.Parameter.shell_complete
-
-
 class _Asked(NamedTuple):
     context: click.Context
     incomplete: str
@@ -108,24 +128,35 @@ class _Asked(NamedTuple):
     @property
     def is_later(self) -> bool:
         """Return True when the command line already has an argument or option."""
-        given = [name for name, value in self.context.params.items() if value]
-        return any(self.context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in given)
+        empty = {name for name, value in self.context.params.items() if not value}
+        return any(is_given(self.context, one) for one in self.context.command.params if one.name not in empty)
 
     @property
     def config(self) -> Config:
-        from farm.base.config.settings import load_config
-
-        return load_config(self.context.params.get("config_file"))
+        with self.context.scope(cleanup=False):
+            return configured()
 
     def stored(self, *names: str) -> list[str]:
-        from farm.cli.stored_names import stored
-
         found: list[str] = []
         for name in names:
             # The store may be unreachable or of another version of farm: offer no names.
-            with contextlib.suppress(Exception):
-                found += stored(self.config.store_url, name)
+            with contextlib.suppress(Exception), contextlib.closing(_connected(self.config.store_url)) as connection:
+                found += [str(row[0]) for row in connection.cursor().execute(QUERIES[name]) if row[0]]
         return found
+
+
+def _connected(url: str) -> Any:
+    """Connect by the database's driver: SQLAlchemy takes too long to import. Raises the driver's errors."""
+    if "://" not in url or url.startswith(_SQLITE):
+        import sqlite3
+
+        path = Path(url.removeprefix(_SQLITE)).absolute()
+        return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=_WAIT_S)
+    import psycopg
+
+    scheme, _, rest = url.partition("://")
+    address = f"{scheme.partition('+')[0]}://{rest}"
+    return psycopg.connect(address, connect_timeout=1, options=f"-c statement_timeout={_WAIT_MS}")
 
 
 def _socs(_asked: _Asked) -> Iterable[str]:
@@ -193,28 +224,9 @@ def _lines(asked: _Asked) -> Iterable[str]:
     return ["default", *asked.config.toolchains, *asked.stored("branches")]
 
 
-def _backends(_asked: _Asked) -> Iterable[str]:
-    from farm.base.backends.registry import BACKENDS
-
-    return BACKENDS
-
-
-def _precisions(_asked: _Asked) -> Iterable[str]:
-    from farm.base.socs import PRECISIONS
-
-    return PRECISIONS
-
-
-def _targets(_asked: _Asked) -> Iterable[str]:
-    from farm.builds.runtime.native.targets import TARGETS
-
-    return TARGETS
-
-
-def _fault_kinds(_asked: _Asked) -> Iterable[str]:
-    from farm.devices.virtual.faults import FaultKind
-
-    return FaultKind
+def _constant(module: str, name: str) -> Callable[[_Asked], Iterable[str]]:
+    """Return the function that returns the texts of a constant, whose module is imported only then."""
+    return lambda _asked: getattr(importlib.import_module(module), name)
 
 
 def _metrics(asked: _Asked) -> Iterable[str]:
@@ -228,10 +240,6 @@ def _commands_beside(asked: _Asked) -> Iterable[str]:
     return group.command.list_commands(group)
 
 
-def _shells(_asked: _Asked) -> Iterable[str]:
-    return SHELLS
-
-
 _OPTIONS = {
     "--soc": _socs,
     "--suite": _suites,
@@ -240,13 +248,12 @@ _OPTIONS = {
     "--toolchain": _toolchains,
     "--qnn": _sdks,
     "--branch": _lines,
-    "--backend": _backends,
-    "--precision": _precisions,
+    "--backend": _constant("farm.base.backends.registry", "BACKENDS"),
+    "--precision": _constant("farm.base.socs", "PRECISIONS"),
     "--metric": _metrics,
-    "--target": _targets,
+    "--target": _constant("farm.builds.runtime.native.targets", "TARGETS"),
     **dict.fromkeys(("--run", "--resume", "--changed-since", "--good", "--bad", "--diff"), _runs),
 }
-_OR_PATHS = ("--suite", "--toolchain", "--qnn")
 _ARGUMENTS = {
     **dict.fromkeys((("", name) for name in ("job", "jobs", "subject")), _jobs),
     **dict.fromkeys((("", name) for name in ("run", "runs", "before", "after")), _runs),
@@ -254,7 +261,7 @@ _ARGUMENTS = {
     ("", "labels"): _labels,
     ("", "wanted"): lambda asked: [*_socs(asked), *_devices(asked)],
     ("", "sdk"): _sdks,
-    ("", "shell"): _shells,
+    ("", "shell"): lambda _asked: SHELLS,
     ("list", "names"): lambda asked: [*_devices(asked), *_commands_beside(asked)],
     ("", "names"): _devices,
     # Commands that take a subcommand in place of an argument.
@@ -263,6 +270,25 @@ _ARGUMENTS = {
     ("show", "name"): _toolchains,
     ("check", "name"): _toolchains,
     ("remove", "version"): _environments,
-    ("fault", "kind"): _fault_kinds,
+    ("fault", "kind"): _constant("farm.devices.virtual.faults", "FaultKind"),
 }
 """Functions by command and argument; an empty command stands for any."""
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS), metavar="bash|zsh|fish")
+@click.pass_context
+def command(context: click.Context, shell: str) -> None:
+    """Print the script with which a shell completes farm's commands, options and values.
+
+    \b
+    farm setup completion bash > ~/.local/share/bash-completion/completions/farm
+    farm setup completion zsh > ~/.zfunc/_farm     (a folder of $fpath)
+    farm setup completion fish > ~/.config/fish/completions/farm.fish
+
+    Tab then offers suites, cases, SoCs, devices, runs, toolchains and more,
+    from farm.toml, the store and the cache.
+    """
+    from farm.cli.output import echo
+
+    echo(script(context.find_root().command, shell), nl=False, whole=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm import __version__
-from farm.base.errors import FarmError, InfraError
+from farm.base.errors import FarmError, InfraError, UnknownNameError
 from farm.base.exit_codes import ExitCode
 from farm.cli.options import ListingGroup, with_numbers
 
@@ -30,7 +30,7 @@ _IN_GROUPS = {
         "watch": ("cluster.attach:watch_command", "Follow a submitted run on a shared farm."),
         "cancel": ("cluster.attach:cancel_command", "Cancel a submitted run on a shared farm."),
         "remove": ("running.runs:remove_command", "Remove one run."),
-        "prune": ("setup.prune:command", "Remove old runs; without --yes only list them."),
+        "prune": ("running.runs:prune_command", "Remove old runs; without --yes only list them."),
     },
     "jobs": {
         "show": ("looking.show:command", "Show a job: attempts, logs, numbers, commands to repeat it."),
@@ -58,9 +58,9 @@ _IN_GROUPS = {
         "show": ("devices.device:show_command", "Show a device and the events of its health."),
         "lease": ("devices.lease:lease_command", "Reserve a device for your commands."),
         "release": ("devices.lease:release_command", "Give a leased device back."),
-        "shell": ("devices.shell:command", "Open a shell on a device."),
-        "adb": ("devices.adb:command", "Run your own adb on a device."),
-        "connect": ("devices.connect:command", "Connect a device to your adb: scrcpy, Android Studio."),
+        "shell": ("devices.hold:shell_command", "Open a shell on a device."),
+        "adb": ("devices.adb:adb_command", "Run your own adb on a device."),
+        "connect": ("devices.adb:connect_command", "Connect a device to your adb: scrcpy, Android Studio."),
         "check": ("devices.device:check_command", "Check the properties of devices now."),
         "enable": ("devices.device:enable_command", "Put a device into service again."),
         "disable": ("devices.device:disable_command", "Take a device out of service."),
@@ -73,12 +73,12 @@ _IN_GROUPS = {
     },
     "lab": {
         "agent": ("cluster.agent:command", "Run this host's devices and compilers for a shared farm."),
-        "accounts": ("setup.accounts:accounts_command", "List, make and remove accounts of farm serve."),
-        "audit": ("setup.accounts:audit_command", "Show the actions of accounts on farm serve."),
+        "accounts": ("setup.lab:accounts_command", "List, make and remove accounts of farm serve."),
+        "audit": ("setup.lab:audit_command", "Show the actions of accounts on farm serve."),
         "queue": ("cluster.queue:command", "Show waiting runs and commands, with reason and estimate."),
-        "quota": ("cluster.quota:command", "Show or set the most devices of a user or label."),
-        "notify": ("setup.notify:command", "Show or test the receivers of quarantine notices."),
-        "roles": ("setup.roles:command", "Print or apply the SQL of PostgreSQL roles."),
+        "quota": ("setup.lab:quota_command", "Show or set the most devices of a user or label."),
+        "notify": ("setup.lab:notify_command", "Show or test the receivers of quarantine notices."),
+        "roles": ("setup.lab:roles_command", "Print or apply the SQL of PostgreSQL roles."),
     },
     "setup": {
         "doctor": ("setup.doctor:command", "Check this machine for compiling, staging and running."),
@@ -87,7 +87,7 @@ _IN_GROUPS = {
         "runtime": ("setup.runtime:command", "Show, build and check runner, libraries and skels."),
         "sign": ("setup.sign:command", "Sign the skels of LPAI and direct mode."),
         "cache": ("setup.cache:command", "Show or prune compiled bundles."),
-        "completion": ("setup.completion:command", "Print the completion script of a shell."),
+        "completion": ("completion:command", "Print the completion script of a shell."),
     },
     "data": {
         "export": ("looking.transfer:export_command", "Write runs for other tools or another store."),
@@ -250,16 +250,11 @@ def _group(name: str) -> click.Command:
     )  # fmt: skip
 
 
-def _use_config(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    del context, option
+def _set_variable(context: click.Context, option: click.Parameter, value: str | bool | None) -> None:
+    """Set the variable that other parts of farm read: the callback of `--config` and `--no-color`."""
+    del context
     if value:
-        os.environ["FARM_CONFIG"] = value
-
-
-def _use_no_color(context: click.Context, option: click.Parameter, value: bool) -> None:
-    del context, option
-    if value:
-        os.environ["NO_COLOR"] = "1"
+        os.environ["FARM_CONFIG" if option.name == "config" else "NO_COLOR"] = "1" if value is True else str(value)
 
 
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -271,9 +266,9 @@ _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content
               help="Print configuration, times and the origin of errors; also after COMMAND.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, expose_value=False,
               help="Print errors, warnings and the last line or the verdict alone; also after COMMAND.")  # fmt: skip
-@click.option("--config", metavar="FILE", expose_value=False, callback=_use_config, is_eager=True,
+@click.option("--config", metavar="FILE", expose_value=False, callback=_set_variable, is_eager=True,
               help="Configuration of any command, as $FARM_CONFIG.")  # fmt: skip
-@click.option("--no-color", is_flag=True, expose_value=False, callback=_use_no_color, is_eager=True,
+@click.option("--no-color", is_flag=True, expose_value=False, callback=_set_variable, is_eager=True,
               help="Print no colours, as $NO_COLOR.")  # fmt: skip
 def cli() -> None:
     """Run ExecuTorch suites on Snapdragon devices and store every number.
@@ -325,9 +320,7 @@ def main() -> None:
         _print_error(error.format_message())
         code = error.exit_code
     except click.ClickException as error:
-        from farm.cli.usage import refusal
-
-        code = _fail(refusal(error), error.exit_code)
+        code = _fail(_refusal(error), error.exit_code)
     except click.Abort:
         code = ExitCode.INTERRUPTED
     except OSError as error:
@@ -401,6 +394,34 @@ def _print_error(text: str) -> None:
     from farm.cli.output import echo
 
     echo(text, err=True)
+
+
+def _refusal(error: click.ClickException) -> str:
+    """Return one line with the error of a command line, and the command that prints the correct usage."""
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption):
+        options = context.command.get_params(context) if context is not None else []
+        known = [name for one in options if isinstance(one, click.Option) for name in one.opts if name.startswith("--")]
+        # A short option has one letter, so a suggestion would be arbitrary.
+        near = known if error.option_name.startswith("--") else ()
+        return f"{UnknownNameError('option', error.option_name, near)} {_see(context)}".rstrip()
+    problem = " ".join(error.format_message().split()).rstrip(".")
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        kind = "argument" if isinstance(error.param, click.Argument) else "option"
+        problem = f"{_name(error.param)} is missing, an {kind} that is needed"
+    elif isinstance(error, click.BadParameter) and error.param is not None:
+        problem = f"{_name(error.param)}: {' '.join(error.message.split()).rstrip('.')}"
+    else:
+        problem = problem[:1].lower() + problem[1:]
+    return f"{problem} {_see(context)}".rstrip()
+
+
+def _name(param: click.Parameter) -> str:
+    return param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name.upper()
+
+
+def _see(context: click.Context | None) -> str:
+    return f"({context.command_path} --help)" if context is not None else ""
 
 
 if __name__ == "__main__":

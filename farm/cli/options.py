@@ -18,7 +18,12 @@ from farm.base.errors import UnknownNameError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from farm.base.config.settings import Config
+
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_JSON = "farm.cli.options.json"
+_CONFIG = "farm.cli.options.config"
 
 # A name must differ from the beginning of an id and from a path.
 _RUN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,79}")
@@ -91,18 +96,57 @@ class _OutputFile(click.Path):
 FILE = click.Path(path_type=Path, dir_okay=False)
 OUTPUT_FILE = _OutputFile(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
+# The word of a help, in place of click's "directory".
+FOLDER.name = "folder"
+
+
+def together(*options: Decorator) -> Decorator:
+    """Return the decorator that adds `options`, in their order in the help."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _configure(context: click.Context, _option: click.Parameter, value: Path | None) -> None:
+    """Keep the file of `--config` for `configured`: the callback of the option."""
+    context.meta[_CONFIG] = value
+
+
+def configured() -> Config:
+    """Return the configuration that `--config` names, else the default one."""
+    from farm.base.config.settings import load_config
+
+    return load_config(click.get_current_context().meta.get(_CONFIG))
+
 
 config_option = click.option(
     "--config",
     "config_file",
     type=FILE,
+    expose_value=False,
+    callback=_configure,
     help="Configuration; otherwise $FARM_CONFIG, or the nearest farm.toml upwards that only you can write.",
 )
 
 
+def _be_json(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    """Print the answer of this command as JSON, if `value`: the callback of `--json`."""
+    context.meta[_JSON] = value
+
+
+def is_json() -> bool:
+    """Return True when the user asked for JSON on standard output."""
+    return bool(click.get_current_context().meta.get(_JSON))
+
+
 def json_option(text: str = "Print JSON instead of text.") -> Decorator:
-    """Return the options `--json` and `--config`: the last of most commands."""
-    return _together(click.option("--json", "as_json", is_flag=True, help=text), config_option)
+    """Return the options `--json` and `--config`: the last of most commands. `is_json` and `configured` read them."""
+    as_json = click.option("--json", "as_json", is_flag=True, expose_value=False, callback=_be_json, help=text)
+    return together(as_json, config_option)
 
 
 yes_option = click.option("--yes", is_flag=True, help="Remove without asking; required without a terminal.")
@@ -118,7 +162,7 @@ def pull_request_option() -> Decorator:
 def is_given(context: click.Context, parameter: click.Parameter) -> bool:
     """Return True for an option on the command line, and False for a default."""
     source = context.get_parameter_source(parameter.name) if parameter.name else None
-    return source is click.core.ParameterSource.COMMANDLINE
+    return source is ParameterSource.COMMANDLINE
 
 
 def require_for_server(taken: Collection[str]) -> None:
@@ -181,13 +225,13 @@ def virtual_option(text: str, *, one: bool = False) -> Decorator:
     """
     most, metavar = (1, "[1]") if one else (None, "[N]")
 
-    def given(context: click.Context, option: click.Parameter, value: int) -> int | bool:
+    def checked(context: click.Context, option: click.Parameter, value: int) -> int | bool:
         if not value and context.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT:
             raise click.BadParameter("0 is no number of virtual devices: leave --virtual out for attached ones")
         return bool(value) if one else value
 
     return click.option(
-        "--virtual", type=click.IntRange(0, most), default=0, metavar=metavar, help=text, callback=given
+        "--virtual", type=click.IntRange(0, most), default=0, metavar=metavar, help=text, callback=checked
     )
 
 
@@ -211,9 +255,9 @@ def named(context: click.Context, option: click.Parameter, value: Any) -> Any:
 
     The callback of options and arguments; a default value is not checked.
     """
-    given = value if isinstance(value, tuple) else (value,)
+    values = value if isinstance(value, tuple) else (value,)
     source = context.get_parameter_source(option.name or "")
-    if "" in given and source is not ParameterSource.DEFAULT:
+    if "" in values and source is not ParameterSource.DEFAULT:
         raise click.BadParameter("is empty, and names nothing: is a variable not set?", context, option)
     return value
 
@@ -235,10 +279,17 @@ def branch_option() -> Decorator:
     return click.option("--branch", "branch", metavar="BRANCH", help=f"Only runs of this branch: {values}; {missing}.")
 
 
-def refuse_together(given: dict[str, Any], because: str) -> None:
-    """Raise UsageError for the first of the options `given` with a value; `because` has a place `{}` for its name."""
-    if chosen := [option for option, value in given.items() if value]:
-        raise UsageError(because.format(chosen[0]))
+def given(*names: str) -> list[str]:
+    """Return the options on the command line among the parameters `names`, in the order of `names`."""
+    context = click.get_current_context()
+    options = {one.name: one for one in context.command.params}
+    return [options[name].opts[-1] for name in names if name in options and is_given(context, options[name])]
+
+
+def refuse_given(because: str, *names: str) -> None:
+    """Raise UsageError for the first of `names` on the command line; `{}` in `because` stands for its option."""
+    if found := given(*names):
+        raise UsageError(because.format(found[0]))
 
 
 def require_separator(pytest_arguments: tuple[str, ...]) -> None:
@@ -259,16 +310,14 @@ def _not_understood(word: str) -> str:
     return f"{word!r} is not understood"
 
 
-FOR_ATTACHED = "{} is for attached devices: leave it, or --virtual, out"
+ATTACHED = ("device", "devices", "labels", "most_devices")
+"""Parameters that choose attached devices."""
 
 
-def _together(*options: Decorator) -> Decorator:
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+def refuse_attached(*, virtual: int | None) -> None:
+    """Raise UsageError for an option that chooses attached devices beside `--virtual`."""
+    if virtual:
+        refuse_given("{} is for attached devices: leave it, or --virtual, out", *ATTACHED)
 
 
 def _run_name(context: click.Context, option: click.Parameter, value: str) -> str:
@@ -279,7 +328,7 @@ def _run_name(context: click.Context, option: click.Parameter, value: str) -> st
     return value
 
 
-purpose_options = _together(
+purpose_options = together(
     click.option("--name", default="", callback=_run_name, metavar="NAME",
                  help="Name of the run, shown in lists and usable in place of its id."),
     click.option("--purpose", type=click.Choice(["local", "nightly"]),
@@ -287,7 +336,7 @@ purpose_options = _together(
                  "default: compared with the branch only."),
 )  # fmt: skip
 
-one_off_options = _together(
+one_off_options = together(
     virtual_option("Run it on a virtual device.", one=True),
     click.option("--iterations", type=click.IntRange(1, 100_000),
                  help="Timed executions of each inference; 3 by default."),
@@ -306,13 +355,7 @@ def executions(iterations: int | None, warm_up: int | None) -> dict[str, Any]:
     }
 
 
-def typed(**options: str) -> list[str]:
-    """Return the options among `options`, by parameter, that the command line has."""
-    source = click.get_current_context().get_parameter_source
-    return [option for name, option in options.items() if source(name) is ParameterSource.COMMANDLINE]
-
-
-devices_options = _together(
+devices_options = together(
     virtual_option("Run on N virtual devices per SoC, with an HTP simulator, not on attached ones; 1 without N."),
     click.option("--device", "devices", multiple=True, metavar="NAME",
                  help="Only attached devices of this name or serial; repeatable."),
@@ -322,11 +365,12 @@ devices_options = _together(
                  help="At most N attached devices per SoC; otherwise all that are free."),
 )  # fmt: skip
 
-interleaved_options = _together(
+interleaved_options = together(
     click.option("--pairs", type=click.IntRange(5, 1000), default=10, show_default=True, metavar="N",
                  help="Number of pairs; in a pair both run, one after the other."),
     click.option("--inferences", type=click.IntRange(1, 10_000), metavar="N",
-                 help="Inferences of each side in a pair, 5 by default; without JOB up to 20 for short programs."),
+                 help="Inferences of each side in a pair, 5 by default; up to 20 of short programs for "
+                      "farm perf confirm without JOB."),
     click.option("--device", default="", metavar="NAME",
                  help="This attached device; otherwise the device of the newer run, or a similar one."),
     virtual_option("Start a virtual device; the default for virtual results.", one=True),

@@ -19,14 +19,14 @@ import click
 from farm.base.atomic import replacing
 from farm.base.errors import UsageError
 from farm.base.text import json_document, one_line, visible
+from farm.cli.options import configured, is_json, require_for_server
 from farm.report.terminal.layout import UNBOUNDED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from farm.base.config.settings import Config
-    from farm.serve.client import Server
-    from farm.serve.reader import Reader
+    from farm.serve.client import Reader, Server
     from farm.store.store import Store
     from farm.store.view import RunView
 
@@ -35,14 +35,11 @@ _UNREAD: list[IO[str]] = []
 
 
 @contextmanager
-def opened(
-    config_file: Path | None, *, readonly: bool = False, existing: bool = False
-) -> Iterator[tuple[Config, Store]]:
+def opened(*, readonly: bool = False, existing: bool = False) -> Iterator[tuple[Config, Store]]:
     """Yield the configuration and its store, as `open_store` opens it."""
-    from farm.base.config.settings import load_config
     from farm.store.store import open_store
 
-    config = load_config(config_file)
+    config = configured()
     with open_store(config.store_url, readonly=readonly, existing=existing) as store:
         yield config, store
 
@@ -61,7 +58,7 @@ def asked_server() -> Server | None:
 
 
 @contextmanager
-def reading(config_file: Path | None, *, readonly: bool = True) -> Iterator[Reader]:
+def reading(*, readonly: bool = True) -> Iterator[Reader]:
     """Yield the reader of an everyday command: the server that $FARM_SERVER names, else the store."""
     server = asked_server()
     if server is not None:
@@ -69,11 +66,11 @@ def reading(config_file: Path | None, *, readonly: bool = True) -> Iterator[Read
         return
     from farm.serve.reader import StoreReader
 
-    with opened(config_file, readonly=readonly) as (config, store):
+    with opened(readonly=readonly) as (config, store):
         yield StoreReader(config, store)
 
 
-def acted(action: str, *, as_json: bool, taken: Collection[str] = (), **asked: Any) -> bool:
+def acted(action: str, *, taken: Collection[str] = (), **asked: Any) -> bool:
     """Perform an action on the server of $FARM_SERVER and print its effect; return False without a server.
 
     Raises UsageError for a given option of the command that is neither in `asked` nor in `taken`.
@@ -81,16 +78,14 @@ def acted(action: str, *, as_json: bool, taken: Collection[str] = (), **asked: A
     server = asked_server()
     if server is None:
         return False
-    from farm.cli.options import require_for_server
-
     require_for_server({*asked, *taken, "as_json", "config_file"})
     done = server.act(action, **asked)
     shown = {name: value for name in ("device", "run_id", "log") if (value := getattr(done, name))}
-    show({"done": done.done, **shown}, [done.done], as_json=as_json)
+    show({"done": done.done, **shown}, [done.done])
     return True
 
 
-def deliver(view: RunView, *, report: Path | str, html: Path | None, junitxml: Path | None, as_json: bool) -> None:
+def deliver(view: RunView, *, report: Path | str, html: Path | None, junitxml: Path | None) -> None:
     """Print the run and write the files; `report` is a file, or the address of a page.
 
     Raises UsageError for a file that cannot be written.
@@ -101,14 +96,14 @@ def deliver(view: RunView, *, report: Path | str, html: Path | None, junitxml: P
         from farm.report.formats.junit import render_junit
 
         write_file(junitxml, render_junit(view))
-    if as_json:
+    if is_json():
         from farm.report.formats.run_json import render_json
 
         echo(render_json(view), whole=True)
         return
     from farm.report.terminal.run import render_summary
 
-    text = render_summary(view, width(), color=sys.stdout.isatty())
+    text = render_summary(view, width(), color=True)
     if is_quiet():
         echo_coloured(text.partition("\n")[0])
         return
@@ -126,9 +121,9 @@ def width() -> int:
     return shutil.get_terminal_size((UNBOUNDED, 24)).columns
 
 
-def show(answer: Mapping[str, object], lines: Iterable[str], *, as_json: bool) -> None:
+def show(answer: Mapping[str, object], lines: Iterable[str]) -> None:
     """Print the answer of a command: as JSON, or else as text."""
-    if as_json:
+    if is_json():
         print_json(answer)
     elif text := "\n".join(lines):
         echo(text)
@@ -236,7 +231,7 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True, whole: bool =
 
 
 def echo_coloured(text: str, *, err: bool = False, nl: bool = True, whole: bool = False) -> None:
-    """Print text with our colours; all other control characters are spelled out before.
+    """Print text with our colours, on a terminal; all other control characters are spelled out before.
 
     A quiet command keeps only the last line of standard output, unless the text is `whole`, as for programs.
     """
@@ -244,7 +239,9 @@ def echo_coloured(text: str, *, err: bool = False, nl: bool = True, whole: bool 
         _last_line[:] = [line for line in text.splitlines() if line.strip()][-1:] or _last_line
         return
     try:
-        click.echo(text, err=err, nl=nl)  # noqa: TID251 - here alone
+        # Anything but a terminal gets no colours, and neither does one with $NO_COLOR.
+        color = False if os.environ.get("NO_COLOR") else None
+        click.echo(text, err=err, nl=nl, color=color)  # noqa: TID251 - here alone
     except BrokenPipeError:
         # The reader closed the pipe, like `| head`: the command continues, and its exit code is about its own work.
         discard(sys.stderr if err else sys.stdout)

@@ -28,7 +28,7 @@ _STYLES = {"passed": "green", "failed": "bold red", "infra": "magenta", "skipped
 
 
 class Front:
-    """Counts of a run; subclasses show them in two ways. Called from several threads."""
+    """Counts of a run, called from several threads. Subclasses show them in different ways."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -202,7 +202,7 @@ def _counted(count: int, kind: str) -> str:
 
 
 def _rough(seconds: float) -> str:
-    """Return a duration, in whole minutes from ten minutes on: a live display changes no seconds then."""
+    """Return a duration; whole minutes from ten minutes on, so that a live display is steady."""
     return f"{round(seconds / 60)} min" if 600 <= seconds < 3570 else duration(seconds)
 
 

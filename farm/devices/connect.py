@@ -11,8 +11,10 @@ import msgspec
 
 from farm.base.config.devices import TAC_MODULE, SshLogin
 from farm.base.errors import ConfigError, InfraError, UnknownNameError
+from farm.base.processes import ask_program
+from farm.devices.adb.transport import AdbTransport
 from farm.devices.device import AdbAddress, Device, DeviceAddress, LocalAddress, SshAddress
-from farm.devices.stub.transport import StubAddress, StubTransport
+from farm.devices.local.transport import LocalTransport
 from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
@@ -33,37 +35,17 @@ class TransportKind(NamedTuple):
     open: Callable[[str, Any], Transport]
 
 
-def _adb(serial: str, address: AdbAddress) -> Transport:
-    from farm.devices.adb.transport import AdbTransport
-
-    return AdbTransport(
-        serial,
-        address.port,
-        host=address.host,
-        attached_at=address.attached_at,
-        name=address.name,
-        tunnel=address.tunnel,
-        also=address.also,
-    )
-
-
 def _ssh(serial: str, address: SshAddress) -> Transport:
+    # Imported for boards alone: paramiko takes longer than the rest of a short command.
     from farm.devices.ssh.transport import SshTransport
 
     return SshTransport(serial, address)
 
 
-def _local(serial: str, address: LocalAddress) -> Transport:
-    from farm.devices.local.transport import LocalTransport
-
-    return LocalTransport(serial, address)
-
-
 KINDS = {
-    "adb": TransportKind(AdbAddress, _adb),
+    "adb": TransportKind(AdbAddress, AdbTransport),
     "ssh": TransportKind(SshAddress, _ssh),
-    "local": TransportKind(LocalAddress, _local),
-    "stub": TransportKind(StubAddress, StubTransport),
+    "local": TransportKind(LocalAddress, LocalTransport),
 }
 """Kinds of transport by the tag of their address: docs/developers/recipes.md, "Adding a transport"."""
 
@@ -104,17 +86,11 @@ def _require_power(file: Path, place: str, command: tuple[str, ...]) -> None:
     if TAC_MODULE in command[1:]:
         # A missing debug board is found now, and not when a device hangs at night.
         try:
-            done = subprocess.run(
-                [*command, "--check"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_CHECK_SECONDS,
-                check=False,
-            )
+            answer = ask_program([*command, "--check"], _CHECK_SECONDS)
         except (subprocess.SubprocessError, OSError) as error:
             raise ConfigError(file, place, f"the debug board cannot be looked for: {error}") from None
-        if done.returncode:
-            lines = clean_text(done.stderr, 4096, lines=True).strip().splitlines() or ["without a reason"]
+        if answer.code:
+            lines = clean_text(answer.errors, 4096, lines=True).strip().splitlines() or ["without a reason"]
             raise ConfigError(file, place, lines[-1])
 
 

@@ -176,7 +176,7 @@ class Unusable(msgspec.Struct, frozen=True):
     reason: str
     """Reason and next step."""
     host: str = ""
-    """Name of the machine that it hangs on."""
+    """Name of the host of the device."""
 
 
 def common_kind(kinds: Iterable[str]) -> str:

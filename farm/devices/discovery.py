@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config, DeviceConfig, HostConfig
     from farm.base.processes import Supervisor
 
-# Hosts, and devices, are asked at the same time; most of it is waiting for their networks.
+# Hosts and devices that are queried at the same time; most of the time is waiting for their networks.
 _MOST_AT_ONCE = 16
 
 _REASONS = {
@@ -47,11 +47,11 @@ _REASONS = {
 ABSENT = "absent"
 """State of a device that farm.toml names and that is absent."""
 MISMATCH = "mismatch"
-"""State of a device that is another than farm.toml expects, or the same as one found before."""
+"""State of a device with another SoC than farm.toml expects, or with the serial of another found device."""
 OUT = "out"
 """State of a device that farm.toml puts out of service."""
 LEFT_OUT = "left out"
-"""State of every other device where ANDROID_SERIAL names one."""
+"""State of each device that ANDROID_SERIAL does not name, if it names a device."""
 
 
 class PinnedDevice(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ def scan_all(config: Config, supervisor: Supervisor, *, rented: bool = True) -> 
 
 
 def _pinned(scanned: Scan, name: str) -> PinnedDevice | None:
-    """Return the device that adb, else its own serial, finds by `name`; None for no name."""
+    """Return the device that adb finds by `name`, or else the device with that serial; None without a name."""
     if not name:
         return None
     shown = clean_text(name)
@@ -157,7 +157,7 @@ def _pinned(scanned: Scan, name: str) -> PinnedDevice | None:
 
 
 def scan(port: int, host: str = LOOPBACK) -> Scan:
-    """Ask every device behind an adb server who it is, all at once. Raises InfraError without a server."""
+    """Identify all devices of an adb server at the same time. Raises InfraError without a server."""
     found = [one.device for one in _behind(AdbHost(port, host), "", (), [])]
     return _sorted(
         [one for one in found if isinstance(one, Device)], [one for one in found if isinstance(one, Unusable)]
@@ -180,7 +180,7 @@ def _ordinary(configured: Sequence[DeviceConfig], warnings: list[str]) -> list[_
 def _connect(
     server: AdbServer, listed: Iterable[Attached], configured: Sequence[DeviceConfig], name: str
 ) -> list[_Found]:
-    """Attach what farm.toml wants attached and `listed` lacks, all at the same time; return what cannot be."""
+    """Attach the devices that farm.toml connects and `listed` lacks, at the same time; return the failures."""
     known = {one.adb_name for one in listed}
 
     def connect(one: DeviceConfig) -> list[_Found]:
@@ -203,7 +203,7 @@ def _connect(
 def _beyond(
     host: HostConfig, configured: Sequence[DeviceConfig], supervisor: Supervisor, warnings: list[str]
 ) -> list[_Found]:
-    """Return what another machine's adb server has."""
+    """Return the devices of another machine's adb server."""
     try:
         found = _behind(reach_server(host, supervisor), host.name, configured, warnings)
         return [one._replace(device=_until(one.device, host.until_s)) for one in found]
@@ -217,7 +217,7 @@ def _until(device: Device | Unusable, until_s: float) -> Device | Unusable:
 
 
 def _alone(entry: DeviceConfig) -> list[_Found]:
-    """Return the device that is a machine by itself."""
+    """Return a device without an adb server: reached by SSH, by an address of a plugin, or this machine."""
     address: DeviceAddress = LocalAddress(entry.storage or f"/var/tmp/farm-{getpass.getuser()}")  # noqa: S108 - looked at
     host = socket.gethostname()
     if entry.ssh is not None:
@@ -254,7 +254,7 @@ def _behind(server: AdbHost, name: str, configured: Sequence[DeviceConfig], warn
         if entry is not None and not entry.in_service:
             return _Found(_out(one.serial, name, entry), one.adb_name)
         if one.state != "device":
-            reason = _REASONS.get(one.state, f"adb says {one.state!r}: replug it")
+            reason = _REASONS.get(one.state, f"its state in adb is {one.state!r}: replug it")
             return _Found(Unusable(one.serial, one.state, reason, name), one.adb_name)
         try:
             name_there = "" if one.target == adb_target(one.serial) and one.serial != one.adb_name else one.adb_name
@@ -275,7 +275,7 @@ def _described(found: _Found, configured: Sequence[DeviceConfig]) -> Device | Un
     if entry is None or isinstance(device, Unusable):
         return device
     if not entry.in_service:
-        # Another address of it was asked, whose name farm.toml does not have.
+        # The device was identified under another address, which farm.toml does not name.
         return _out(device.serial, device.host, entry)
     if entry.soc and entry.soc != device.soc:
         reason = f"is a {device.soc}, and farm.toml expects a {entry.soc}"
@@ -313,9 +313,8 @@ def _joined(first: Device, second: Device) -> Device | None:
 def _twin(device: Device, first: Device) -> Unusable:
     """Return the refusal of a device with the serial of an earlier one."""
     problem = (
-        f"says that it is {device.serial}, as {first.address.place} does: where it is the same device, take one of "
-        "the two out of farm.toml; where it is another, it cannot be used beside that before one of them has a serial "
-        "of its own"
+        f"has the serial {device.serial}, like {first.address.place}: remove one of the two from farm.toml if they are "
+        "the same device; otherwise give one of them a serial of its own"
     )
     return Unusable(device.address.place, MISMATCH, problem, device.host)
 

@@ -11,7 +11,7 @@ from farm.base.ids import NAME
 from farm.base.socs import SOC_NAME, profile_name, reported_profile
 from farm.devices.connect import transport_to
 from farm.devices.device import Device, DeviceAddress, SshAddress
-from farm.devices.text import clean_text
+from farm.devices.text import clean_text, named_values
 
 # A phone under load answers in a second; a slower one is unfit for measurements.
 _IDENTIFY_SECONDS = 10.0
@@ -75,10 +75,7 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
         storage = "" if transport.is_android else str(transport.storage)
         argv = ["sh", "-c", _SCRIPT, "sh", storage, *_PROPERTIES]
         done = transport.run(argv, timeout_s=_IDENTIFY_SECONDS, max_output=_ANSWER_BYTES)
-    properties: dict[str, str] = {}
-    for line in done.stdout.split(b"\n"):
-        name, _, value = line.partition(b"=")
-        properties.setdefault(clean_text(name), clean_text(value))
+    properties = {name: values[0] for name, values in named_values(done.stdout.split(b"\n")).items()}
     reported, soc = reported_soc(properties)
     if isinstance(address, SshAddress) and "boot" not in properties:
         # The script prints its boot before everything else.
@@ -86,7 +83,7 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
         raise DeviceError(serial, address.no_shell(f"exit code {done.code}", text))
     if not soc:
         problem = (
-            "does not say which SoC it has: neither ro.soc.model nor /sys/devices/soc0/machine is a name, "
+            "does not report its SoC: neither ro.soc.model nor /sys/devices/soc0/machine is a name, "
             "and /proc/device-tree/compatible has none that farm knows"
         )
         raise DeviceError(serial, problem)
@@ -94,8 +91,8 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
     processor = properties.get("processor", "")
     if kind == "hardware" and processor and processor not in _PROCESSORS:
         problem = (
-            f"has a processor of another kind: uname -m says {processor!r}, and the programs of farm are for "
-            "aarch64; a virtual device says so by ro.farm.virtual=1"
+            f"has a processor of another kind: uname -m prints {processor!r}, and the programs of farm are for "
+            "aarch64; virtual devices have ro.farm.virtual=1"
         )
         raise DeviceError(serial, problem)
     if storage and properties.get("storage") != "ok":
@@ -121,17 +118,12 @@ def identify(serial: str, address: DeviceAddress, *, host: str = "") -> Device:
     )
 
 
-def read_soc(properties: dict[str, str]) -> str:
-    """Return the SoC in a device's answers by its profile's name; empty for none. Pure.
+def reported_soc(properties: dict[str, str]) -> tuple[str, str]:
+    """Return the name of the SoC in a device's answers, and the name of its profile; empty for none. Pure.
 
     A name without a profile is returned unchanged, and no device matches it. An entry of `compatible`,
     `qcom,qcs9100-ride qcom,qcs9100`, counts only with a profile.
     """
-    return reported_soc(properties)[1]
-
-
-def reported_soc(properties: dict[str, str]) -> tuple[str, str]:
-    """Return the name in a device's answers as it stands there, and the SoC as `read_soc` returns it. Pure."""
     for text in (properties.get("ro.soc.model", ""), properties.get("machine", "")):
         if soc := _soc(text):
             return text.strip(), reported_profile(text.strip()) or profile_name(soc) or soc

@@ -1,16 +1,10 @@
-"""How files move: many requests at a time, and fast enough, as a device that drips is of no use."""
+"""Least speed of files: a device that drips is of no use."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
 
 from farm.base.errors import DeviceTimeoutError
-
-_Item = TypeVar("_Item")
-_Asked = TypeVar("_Asked")
 
 BYTES_PER_SECOND = 64 * 1024
 """Least average speed of a transfer: a twentieth of USB 1, and reachable through a slow network's tunnel."""
@@ -43,13 +37,3 @@ class MinThroughput:
         """Return the error for a device that moved nothing for as long as it may."""
         problem = f"moved no byte of a file for {self._stall_s:g} s: check its cable or network, and its storage"
         return DeviceTimeoutError(self._serial, problem)
-
-
-def ahead(items: Iterable[_Item], ask: Callable[[_Item], _Asked], window: int) -> Iterator[tuple[_Item, _Asked]]:
-    """Ask for each item, and yield it with what `ask` returned when `window` of them, or all, have been asked for."""
-    asked: deque[tuple[_Item, _Asked]] = deque()
-    for item in items:
-        asked.append((item, ask(item)))
-        if len(asked) >= window:
-            yield asked.popleft()
-    yield from asked

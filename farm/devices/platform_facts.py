@@ -9,10 +9,10 @@ import msgspec
 
 from farm.base.errors import DeviceError
 from farm.base.text import count_of
-from farm.devices.text import clean_text
+from farm.devices.text import clean_text, named_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from farm.devices.transport import Transport
 
@@ -58,20 +58,15 @@ class PlatformFacts(msgspec.Struct, frozen=True):
 def read_platform(transport: Transport) -> PlatformFacts:
     """Ask a device for the facts of its system. Raises DeviceError."""
     done = transport.run(["sh", "-c", _SCRIPT], timeout_s=_SECONDS, max_output=_ANSWER_BYTES)
-    lines = [clean_text(line) for line in done.stdout.split(b"\n")]
-    if "end=1" not in lines:
+    values = named_values(done.stdout.split(b"\n"))
+    if "end" not in values:
         stderr = done.stderr.decode(errors="replace")
         raise DeviceError(transport.serial, "does not answer about its system", code=done.code, stderr=stderr)
-    return parse_platform(lines)
+    return parse_platform(values)
 
 
-def parse_platform(lines: Sequence[str]) -> PlatformFacts:
-    """Return the facts in a device's answer, `name=value` by line. Pure."""
-    values: dict[str, list[str]] = {}
-    for line in lines:
-        name, _, value = line.partition("=")
-        if value:
-            values.setdefault(name, []).append(value)
+def parse_platform(values: Mapping[str, Sequence[str]]) -> PlatformFacts:
+    """Return the facts in the values of a device's answer. Pure."""
     page = count_of(values.get("page", [""])[0]) or 0
     plausible = 0 < page <= _MOST_PAGE_BYTES and page & (page - 1) == 0
     selinux = values.get("selinux", [""])[0]

@@ -1,4 +1,4 @@
-"""Cuts a device's power and gives it back, by a command of its owner: a hub's port, a power strip."""
+"""Power cycle of a device, by a command of its owner for a hub's port or a power strip."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farm.devices.text import clean_text
 if TYPE_CHECKING:
     from farm.devices.device import Device, PowerCommand
 
-# Bytes kept from the end of its output.
+# Bytes that are kept from the end of the command's output.
 _KEPT_BYTES = 4096
 _LOOK_SECONDS = 0.1
 
@@ -26,7 +26,8 @@ def cycle_power(device: Device, command: PowerCommand) -> str:
     """Run the command without a shell, and return the end of its output as safe text.
 
     The command gets `device`'s serial for `{serial}`, and serial, name and SoC in $FARM_DEVICE_SERIAL,
-    $FARM_DEVICE_NAME and $FARM_DEVICE_SOC. Only its own time limit ends it, as an early end could leave the power cut.
+    $FARM_DEVICE_NAME and $FARM_DEVICE_SOC. Only its own time limit ends the command, because an early end could leave
+    the power off.
     Raises DeviceError for a failing command, DeviceTimeoutError at the limit.
     """
     if device.serial.startswith("-"):
@@ -51,7 +52,7 @@ def cycle_power(device: Device, command: PowerCommand) -> str:
         try:
             printed = clean_text(_read(process, time.monotonic() + command.timeout_s), _KEPT_BYTES, lines=True)
         finally:
-            # Children of the command would keep its streams open.
+            # Children of the command may keep its streams open.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     detail = f": {' '.join(printed.split())}" if printed.strip() else ""

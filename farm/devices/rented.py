@@ -54,7 +54,17 @@ class RentedHost(msgspec.Struct, frozen=True):
 
 def rented_hosts(config: Config) -> list[RentedHost]:
     """Return the hosts whose time is not over, by name; records of the others are removed."""
-    return [rented for _, rented in _records(config)]
+    found = []
+    for path in sorted((config.state_dir / _FOLDER).glob("*.json")):
+        try:
+            rented = msgspec.json.decode(path.read_bytes(), type=RentedHost)
+        except (OSError, msgspec.DecodeError):
+            continue
+        if rented.is_over:
+            path.unlink(missing_ok=True)
+        else:
+            found.append(rented)
+    return found
 
 
 def find_rented(config: Config, name: str) -> RentedHost | None:
@@ -102,18 +112,6 @@ def this_process() -> tuple[int, int] | None:
     """Return id and start of this process, the owner of a host."""
     stat = read_stat(os.getpid())
     return (os.getpid(), stat.start) if stat is not None else None
-
-
-def _records(config: Config) -> Iterator[tuple[Path, RentedHost]]:
-    for path in sorted((config.state_dir / _FOLDER).glob("*.json")):
-        try:
-            rented = msgspec.json.decode(path.read_bytes(), type=RentedHost)
-        except (OSError, msgspec.DecodeError):
-            continue
-        if rented.is_over:
-            path.unlink(missing_ok=True)
-        else:
-            yield path, rented
 
 
 def _file(config: Config, name: str) -> Path:

@@ -11,10 +11,10 @@ import msgspec
 from farm.base.errors import DeviceError
 from farm.devices.identity import PRINT_BOOT
 from farm.devices.room import TELL_ROOM, free_bytes
-from farm.devices.text import clean_text
+from farm.devices.text import named_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from farm.base.config.settings import HealthConfig
     from farm.devices.transport import Transport
@@ -84,11 +84,11 @@ def read_status(transport: Transport, *, os: Literal["android", "linux"]) -> Dev
     before_ms = time.time() * 1000
     done = transport.run(argv, timeout_s=STATUS_SECONDS, max_output=_ANSWER_BYTES)
     after_ms = time.time() * 1000
-    lines = [clean_text(line) for line in done.stdout.split(b"\n")]
-    if not any(line.startswith("uid=") for line in lines):
+    values = named_values(done.stdout.split(b"\n"))
+    if "uid" not in values:
         stderr = done.stderr.decode(errors="replace")
-        raise DeviceError(transport.serial, "does not say how it is", code=done.code, stderr=stderr)
-    return parse_status(lines, (before_ms + after_ms) / 2)
+        raise DeviceError(transport.serial, "does not report its state", code=done.code, stderr=stderr)
+    return parse_status(values, (before_ms + after_ms) / 2)
 
 
 def check(status: DeviceStatus, limits: HealthConfig) -> str:
@@ -125,33 +125,23 @@ def wait_until_cool(
     return f"waited {waited:.0f} s before measuring: it was {first}" if first else ""
 
 
-def parse_status(lines: Sequence[str], now_ms: float) -> DeviceStatus:
-    """Return the status in a device's answer, `name=value` by line; `now_ms` is this machine's epoch then. Pure."""
-    values: dict[str, str] = {}
+def parse_status(values: Mapping[str, Sequence[str]], now_ms: float) -> DeviceStatus:
+    """Return the status in the values of a device's answer; `now_ms` is this machine's epoch then. Pure."""
+    boot, uid, uptime, moment = (values.get(name, [""])[0] for name in ("boot", "uid", "uptime", "time"))
     battery: dict[str, str] = {}
-    zones: list[float] = []
-    room: list[str] = []
-    for line in lines:
-        name, _, value = line.partition("=")
-        if name == "zone":
-            zones += _zone(value)
-        elif name == "free":
-            room.append(value)
-        elif name == "battery":
-            key, _, rest = value.partition(":")
-            battery.setdefault(key.strip(), rest.strip())
-        else:
-            values.setdefault(name, value.strip())
-    boot = values.get("boot", "")
+    for line in values.get("battery", ()):
+        key, _, rest = line.partition(":")
+        battery.setdefault(key.strip(), rest.strip())
+    zones = [celsius for text in values.get("zone", ()) for celsius in _zone(text)]
     percent, celsius = _battery(battery)
     return DeviceStatus(
-        root=values.get("uid") == "0",
+        root=uid == "0",
         battery_percent=percent,
         temperature_c=celsius if celsius is not None else max(zones, default=None),
-        free_bytes=free_bytes(room),
+        free_bytes=free_bytes(values.get("free", ())),
         boot_id=boot if _BOOT_ID.fullmatch(boot) else "",
-        uptime_s=_number(values.get("uptime", ""), 0, _MOST_SECONDS),
-        clock_offset_ms=_offset_ms(values.get("time", ""), now_ms),
+        uptime_s=_number(uptime, 0, _MOST_SECONDS),
+        clock_offset_ms=_offset_ms(moment, now_ms),
     )
 
 

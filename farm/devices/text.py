@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from farm.base.text import spelled
 
 # Texts of ENOSPC and EDQUOT in the C libraries of Android and Linux.
@@ -21,6 +23,15 @@ def clean_text(raw: bytes | str, limit: int = LINE_CHARACTERS, *, lines: bool = 
     text = raw[: limit * 4].decode("utf-8", errors="replace") if isinstance(raw, bytes) else raw[: limit * 4]
     text = spelled(text.replace("\r\n", "\n").strip())
     return (text if lines else text.translate(_ONE_LINE))[:limit]
+
+
+def named_values(lines: Iterable[bytes | str]) -> dict[str, list[str]]:
+    """Return the values by name of a device's answer, `name=value` by line; as safe as `clean_text` makes them."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        name, _, value = clean_text(line, 2 * LINE_CHARACTERS).partition("=")
+        found.setdefault(name, []).append(value[:LINE_CHARACTERS].strip())
+    return found
 
 
 def says_full(reason: str) -> bool:

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from farm.base.errors import DeviceError, DeviceTimeoutError, UsageError
 from farm.base.text import count_of
+from farm.devices.archive import pull_archive, push_archive
+from farm.devices.process import Link, Output, Process
 from farm.devices.text import clean_text
 
 # Bound of a program's output: a runner's log and a listing are far below; large data belongs into pulled files.
@@ -41,57 +42,7 @@ class Completed:
     """Wall time, seen from the host."""
 
 
-class Output(NamedTuple):
-    """Output of a running program since the last read; hostile."""
-
-    stdout: bytes
-    stderr: bytes
-    code: int | None
-    """Set once it has ended and everything it wrote was handed out: 128 + n for signal n."""
-
-
 _NOTHING = Output(b"", b"", None)
-
-
-class Process(abc.ABC):
-    """A program that runs on a device, and the pipes to it. Belongs to one thread."""
-
-    def __init__(self) -> None:
-        self._sending = memoryview(b"")
-        self._no_more = False
-        self._code: int | None = None
-
-    def send(self, data: bytes) -> None:
-        """Write to its standard input, now or while `receive` waits. Raises DeviceError when the device is gone."""
-        self._sending = memoryview(bytes(self._sending) + data)
-        self._send()
-
-    def close_stdin(self) -> None:
-        """Close the program's input after the data sent so far."""
-        self._no_more = True
-        self._send()
-
-    @abc.abstractmethod
-    def receive(self, timeout_s: float) -> Output:
-        """Return output as soon as some arrives within `timeout_s`; empty for none.
-
-        Raises DeviceError if the connection ends before the program.
-        """
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Hang up; the device ends the program. May be called again."""
-
-    @abc.abstractmethod
-    def _send(self) -> None:
-        """Send as much of `_sending` as can be sent now, then the end of the input where there is `_no_more`."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """A symbolic link that a push makes; `target` is as in `ln -s`, and need not be there."""
-
-    target: PurePosixPath
 
 
 class Transport(abc.ABC):
@@ -101,7 +52,7 @@ class Transport(abc.ABC):
     DeviceSpaceError for full storage, AdbServerError for a failure of the adb server, and DeviceError itself for a
     failure with the device still present.
 
-    A kind of transport implements `spawn`, `push`, `pull` and `storage`, and overrides other methods as needed:
+    A kind of transport implements `spawn` and `storage`, and overrides other methods as needed:
     docs/developers/recipes.md, "Adding a transport".
     """
 
@@ -109,6 +60,8 @@ class Transport(abc.ABC):
     """True for devices with Android's version number; no other program writes beside `storage` there."""
     no_reboot = "its transport cannot"
     """Reason why its devices cannot be rebooted; empty if `reboot` works."""
+    stall_s = 30.0
+    """Seconds after which a device is gone that moves no byte of a file; flash storage that stalls recovers sooner."""
 
     def __init__(self, serial: str) -> None:
         self.serial = serial
@@ -128,20 +81,21 @@ class Transport(abc.ABC):
         Without `stdin` the program is sent nothing. `timeout_s` is how long it may take to start.
         """
 
-    @abc.abstractmethod
     def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
         """Write local files, bytes or links to absolute paths on the device; missing folders are made.
 
         Existing files and links are replaced. An executable local file is executable on the device. A broken push may
-        leave some files unwritten and, behind adb or SSH, the last file incomplete: push beside the target and rename.
+        leave some files unwritten and the last file incomplete: push beside the target and rename.
         """
+        push_archive(self.start, self.serial, self.stall_s, files)
 
-    @abc.abstractmethod
     def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
         """Read files from the device into local ones, whose folders exist; each is there whole, or not at all.
 
         A file that is missing, or has more than `max_bytes` (of its own, when a mapping), is an error.
         """
+        limits = max_bytes if isinstance(max_bytes, Mapping) else dict.fromkeys(files, max_bytes)
+        pull_archive(self.start, self.serial, self.stall_s, files, limits)
 
     def close(self) -> None:  # noqa: B027 - nothing is kept open unless a transport says so
         """Close connections kept between calls. Every method may be called afterwards."""
@@ -203,7 +157,7 @@ class Transport(abc.ABC):
         done = self.run(["id", "-u"], timeout_s=ASK_SECONDS, max_output=ANSWER_BYTES)
         answer = clean_text(done.stdout)
         if done.code != 0 or (user := count_of(answer)) is None:
-            problem = f"does not say which user commands run as, but {answer!r}"
+            problem = f"does not report the user of its commands, but {answer!r}"
             stderr = done.stderr.decode(errors="replace")
             raise DeviceError(self.serial, problem, argv=["id", "-u"], code=done.code, stderr=stderr)
         return user

@@ -1,4 +1,4 @@
-"""Link of a device runner to its device process, and the jobs and grants that are sent by it.
+"""Shards and jobs of one device, and the link to its device process, by which jobs and grants are sent.
 
 The process is started when it is needed, and again after it exited. It gets jobs in a session of a run, under a lease,
 some of them ahead.
@@ -7,15 +7,17 @@ some of them ahead.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from typing import TYPE_CHECKING
+from collections import Counter, deque
+from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import FarmError
+from farm.base.text import bounded_log, reason_line
 from farm.dispatch.messages import (
     GRANT_APPLIED,
     ApplyGrant,
     Begin,
-    DeviceProcess,
     FromDevice,
     Grant,
     JobReturned,
@@ -24,15 +26,133 @@ from farm.dispatch.messages import (
     SetGrant,
     ToDevice,
 )
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.devices.device import Device
-    from farm.dispatch.assigned import AssignedJobs, AssignedShard
-    from farm.dispatch.job_source import Host
+    from farm.dispatch.dispatcher import Dispatcher
+    from farm.dispatch.job_source import Prepared
+    from farm.dispatch.process_link import ForkedProcess
     from farm.dispatch.request.plan import RunPlan
-    from farm.store.cluster.records import HeldShard
+    from farm.store.cluster.records import HeldShard, PlannedJob
+
+
+MOST_SHARDS = 2
+"""Shards of one device: the running shard and the next."""
+
+_MOST_SENT = 3
+"""Jobs in a device process: one runs, the next is staged, and the third is known when the second begins."""
+
+_AHEAD = 2
+"""The next shard is claimed when so many jobs are left."""
+
+_MOST_EXITS = 2
+"""After so many exits of the device process under one job, the job is not tried again here."""
+
+
+class AssignedShard:
+    """A claimed shard."""
+
+    def __init__(self, held: HeldShard) -> None:
+        self.held = held
+        self.left = deque(held.jobs)
+        """Jobs that are not in the device process."""
+        self.prepared: Prepared | None = None
+        self._position = {job.job.id: at for at, job in enumerate(held.jobs)}
+
+    @property
+    def begun_as(self) -> tuple[str, int]:
+        """Run and fence: the device process must have begun them before the jobs."""
+        return self.held.run_id, self.held.lease.fence
+
+    def ready(self, prepared: Prepared) -> None:
+        """Take the files that its jobs need."""
+        self.prepared = prepared
+        self.left = deque(prepared.planned)
+
+    def take_back(self, job: PlannedJob) -> None:
+        """Put a job that was not begun back in its place."""
+        self.left = deque(sorted((*self.left, job), key=lambda one: self._position[one.job.id]))
+
+
+class SentJob(NamedTuple):
+    """A job in the device process."""
+
+    shard: AssignedShard
+    job: PlannedJob
+
+
+class AssignedJobs:
+    """Shards and jobs of one device."""
+
+    def __init__(self) -> None:
+        self.shards: list[AssignedShard] = []
+        """Claimed; the first is running."""
+        self.jobs: dict[int, SentJob] = {}
+        """In the device process, by number, in order: the first is running."""
+        self._numbers = itertools.count()
+        self._begun: int | None = None
+        """Number of the job that the device process works on."""
+        self._exits: Counter[tuple[int, str]] = Counter()
+
+    @property
+    def runs(self) -> frozenset[str]:
+        """Ids of the runs of its shards."""
+        return frozenset(shard.held.run_id for shard in self.shards)
+
+    def runs_now(self, run_id: str) -> bool:
+        """Return whether its first shard is of a run."""
+        return bool(self.shards) and self.shards[0].held.run_id == run_id
+
+    @property
+    def is_nearly_empty(self) -> bool:
+        """Return whether it is time to claim the next shard."""
+        left = sum(len(shard.left) for shard in self.shards) + len(self.jobs)
+        return len(self.shards) < MOST_SHARDS and left <= _AHEAD
+
+    def next_shard(self) -> AssignedShard | None:
+        """Return the shard with the next job for the device process; None if the process has enough for now."""
+        shard = next((one for one in self.shards if one.left), None)
+        return shard if shard is not None and shard.prepared is not None and len(self.jobs) < _MOST_SENT else None
+
+    def send(self, shard: AssignedShard) -> tuple[int, PlannedJob]:
+        """Return the next job of a shard and its number; from now on the job is in the device process."""
+        number, job = next(self._numbers), shard.left.popleft()
+        self.jobs[number] = SentJob(shard, job)
+        return number, job
+
+    def begun(self, number: int) -> None:
+        """Take note that the device process works on a job."""
+        self._begun = number
+
+    def ended(self, number: int) -> SentJob:
+        """Return a finished job, and remove its shard after the last job."""
+        done = self.jobs.pop(number)
+        shard = done.shard
+        if not shard.left and shard in self.shards and not any(one.shard is shard for one in self.jobs.values()):
+            self.shards.remove(shard)
+        return done
+
+    def take_back(self, number: int) -> None:
+        """Take back a job that did not begin."""
+        if (found := self.jobs.pop(number, None)) is not None:
+            found.shard.take_back(found.job)
+
+    def take_all_back(self) -> None:
+        """Take every job back from the device process."""
+        for number in list(self.jobs):
+            self.take_back(number)
+
+    def exited(self) -> int | None:
+        """Count an exit of the device process; return the number of its job if that is not to be tried again."""
+        number, self._begun = self._begun, None
+        if number not in self.jobs:
+            return None
+        shard, job = self.jobs[number]
+        self._exits[shard.held.id, job.job.id] += 1
+        return number if self._exits[shard.held.id, job.job.id] >= _MOST_EXITS else None
 
 
 class Feed:
@@ -146,10 +266,10 @@ class Feed:
 class DeviceLink:
     """Belongs to the decision thread, but for `close`."""
 
-    def __init__(self, device: Device, host: Host, on_message: Callable[[FromDevice], None]) -> None:
+    def __init__(self, device: Device, dispatcher: Dispatcher, on_message: Callable[[FromDevice], None]) -> None:
         """`on_message` gets the messages of the present process, in the decision thread."""
-        self._device, self._host, self._on_message = device, host, on_message
-        self._process: DeviceProcess | None = None
+        self._device, self._dispatcher, self._on_message = device, dispatcher, on_message
+        self._process: ForkedProcess | None = None
         self._generation = 0
         """Number of the process: messages of an earlier process are dropped."""
         self._grants_unanswered = 0
@@ -173,12 +293,12 @@ class DeviceLink:
             return
         self._generation += 1
         generation = self._generation
-        process = self._host.process(self._device)
+        process = self._dispatcher.process(self._device)
         try:
-            process.start(lambda message: self._host.post(lambda: self._take(generation, message)))
+            process.start(lambda message: self._dispatcher.post(lambda: self._take(generation, message)))
         except FarmError as error:
             reason = str(error)
-            self._host.post(lambda: self._take(generation, ProcessEnded(reason)))
+            self._dispatcher.post(lambda: self._take(generation, ProcessEnded(reason)))
             return
         self._process, self._grants_unanswered = process, 0
         self.sign_s = time.monotonic()
@@ -218,3 +338,18 @@ class DeviceLink:
             if self._grants_unanswered > 0:
                 return
         self._on_message(message)
+
+
+def own_fault(job_id: str, key: str, serial: str, reason: str, log: str) -> Attempt:
+    """Return the attempt of a job that farm itself failed to run."""
+    return Attempt(
+        job_id,
+        Verdict.INFRA,
+        Stage.EXECUTE,
+        reason_line(reason),
+        device=serial,
+        started_ms=time.time_ns() // 1_000_000,
+        bundle_key=key,
+        cause=Cause.WORKER,
+        log=bounded_log(log),
+    )

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError, UnreadableRowError
 from farm.base.text import reason_line
-from farm.dispatch.assigned import MOST_SHARDS, AssignedJobs, AssignedShard, SentJob, own_fault
-from farm.dispatch.device_link import DeviceLink, Feed
+from farm.dispatch.device_link import MOST_SHARDS, AssignedJobs, AssignedShard, DeviceLink, Feed, SentJob, own_fault
 from farm.dispatch.messages import (
     GRANT_APPLIED,
     Abort,
@@ -30,20 +29,24 @@ from farm.dispatch.messages import (
     JobEnded,
     JobReturned,
     ProcessEnded,
-    ProcessTimes,
     ToDevice,
 )
 from farm.store.cluster.records import HeldShard, ShardResult
 
 if TYPE_CHECKING:
     from farm.devices.device import Device
-    from farm.dispatch.job_source import Host, JobSource, Prepared
+    from farm.dispatch.dispatcher import Dispatcher
+    from farm.dispatch.job_source import JobSource, Prepared
     from farm.policy.situation import Lease
 
 logger = logging.getLogger(__name__)
 
 MOST_EXITS = 5
 """After so many exits of its process in a row, without a finished job between them, a device rests."""
+ABORT_SECONDS = 10.0
+"""Time of a device process to break off a job; then it is killed."""
+_STOPPED_SECONDS = 60.0
+"""A device process that is stopped (SIGSTOP, a debugger) for so long is killed."""
 
 
 class Phase(Enum):
@@ -62,14 +65,13 @@ class DeviceRunner:
         self,
         device: Device,
         source: JobSource,
-        host: Host,
+        dispatcher: Dispatcher,
         *,
         linger_s: float = 0.5,
         rest_s: float = 60.0,
-        times: ProcessTimes = ProcessTimes(),  # noqa: B008 - frozen
     ) -> None:
         """Without jobs a device keeps lease and session for `linger_s`; after a fault it rests for `rest_s`."""
-        self.device, self._source, self._host, self._times = device, source, host, times
+        self.device, self._source, self._dispatcher = device, source, dispatcher
         self._log = logging.LoggerAdapter(logger, {"device": device.called})
         self._linger_s, self._rest_s = linger_s, rest_s
         self.phase = Phase.IDLE
@@ -78,7 +80,7 @@ class DeviceRunner:
         self.is_open = False
         """True if the device may have jobs."""
         self.lease: Lease | None = None
-        self._link = DeviceLink(device, host, self._on_message)
+        self._link = DeviceLink(device, dispatcher, self._on_message)
         self._assigned = AssignedJobs()
         self._feeding = Feed(self._link, self._assigned, source.others)
         self._is_stalled = False
@@ -207,11 +209,11 @@ class DeviceRunner:
         now = time.monotonic()
         if self.phase is Phase.WORKING and self._idle_since_s is not None and now > self._idle_since_s + self._linger_s:
             self._leave("there is nothing to do")
-        if self.phase is Phase.LEAVING and self._is_aborted and now > self._leaving_since_s + self._times.abort_s:
+        if self.phase is Phase.LEAVING and self._is_aborted and now > self._leaving_since_s + ABORT_SECONDS:
             self._link.kill()
         elif self._link.is_stopped:
             self._stopped_since_s = self._stopped_since_s or now
-            if now > self._stopped_since_s + self._times.stopped_s:
+            if now > self._stopped_since_s + _STOPPED_SECONDS:
                 self._link.kill()
         else:
             self._stopped_since_s = None
@@ -349,7 +351,7 @@ class DeviceRunner:
             self._idle_since_s = time.monotonic()
             self._request_shard()
             if self._linger_s < math.inf:
-                self._host.later(self._linger_s + 0.01, self.tick)
+                self._dispatcher.later(self._linger_s + 0.01, self.tick)
 
     def _feed(self) -> None:
         """Send as many jobs as the device process has room for, and claim the next shard in time."""
@@ -379,7 +381,7 @@ class DeviceRunner:
         self.resting = why
         self._source.resting(self.device.id, why, halts=halts)
         if self._rest_s < math.inf:
-            self._host.later(self._rest_s, self._rested)
+            self._dispatcher.later(self._rest_s, self._rested)
         if self.phase is not Phase.IDLE:
             self._leave(why)
 
@@ -405,7 +407,7 @@ class DeviceRunner:
         messages: list[ToDevice] = [self._feeding.revoked(aborted=aborted)]
         if aborted:
             messages.append(Abort())
-            self._host.later(self._times.abort_s + 0.1, self.tick)
+            self._dispatcher.later(ABORT_SECONDS + 0.1, self.tick)
         if is_new:
             self._link.apply_grant(*messages)
         else:

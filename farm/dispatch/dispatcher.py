@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.devices.device import Device
-    from farm.dispatch.messages import DeviceProcess
+    from farm.dispatch.process_link import ForkedProcess
 
 
 class Dispatcher:
     """Queue of actions for the thread of `run`. Any thread may call the other methods."""
 
-    def __init__(self, make_process: Callable[[Device], DeviceProcess]) -> None:
-        """`make_process` returns a device process that is not started."""
-        self._make_process = make_process
+    def __init__(self, make_process: Callable[[Device], ForkedProcess]) -> None:
+        self.process = make_process
+        """Returns a new device process, which is not started."""
         self._actions: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._timers: set[threading.Timer] = set()
 
@@ -33,10 +33,6 @@ class Dispatcher:
             if time.monotonic() >= ticked_s + tick_s:
                 ticked_s = time.monotonic()
                 tick()
-
-    def process(self, device: Device) -> DeviceProcess:
-        """Return a new device process, which is not started."""
-        return self._make_process(device)
 
     def post(self, action: Callable[[], None]) -> None:
         """Call `action` in the decision thread."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.report.model.format import plural
 from farm.store.records import STEPS, AlertRecord, AlertState, NewAlert
 from farm.store.standing import Standing, standing
 from farm.suites.figures import VERIFICATION_TIME, counter_of, is_of_host
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from farm.results.analysis.history import Point
     from farm.results.analysis.run_judgement import RunJudgement
-    from farm.store.queries.points import JobPast, SeriesPast
+    from farm.store.queries.history import JobPast, SeriesPast
     from farm.store.store import Store
 
 TIMES = ("htp_cycles", "latency")
@@ -83,18 +84,16 @@ class HistoryComparison(msgspec.Struct, frozen=True):
         lines = [shift.reason for shift in self.judged.shifts]
         exact, looks = len(self.judged.exact), len(self.judged.suspected)
         if exact:
-            what = "deterministic metric" if exact == 1 else "deterministic metrics"
-            where = f"farm report {self.private}" if self.private else "farm alerts list"
-            lines.append(f"{exact} {what} changed: '{where}' {'shows' if self.private else 'lists'} what got worse")
+            where = f"'farm report {self.private}' shows" if self.private else "'farm alerts list' lists"
+            lines.append(f"{plural(exact, 'deterministic metric')} changed: {where} what got worse")
         if flipping := [self.compared[index] for index in self.judged.flipping]:
             names = ", ".join(f"{one.series.series.metric} of {one.past.job_id}" for one in flipping[:_NAMED])
             more = f" and {len(flipping) - _NAMED} more" if len(flipping) > _NAMED else ""
             lines.append(f"not deterministic, one alert each: {names}{more}")
         if looks:
-            what = "number looks" if looks == 1 else "numbers look"
+            what, other = plural(looks, "number looks", "numbers look"), "its branch" if self.private else "before"
             again = f"farm perf confirm --run {self.private}" if self.private else "farm perf confirm"
-            hint = "" if confirm else f": '{again}' measures again"
-            lines.append(f"{looks} {what} different from {'its branch' if self.private else 'before'}{hint}")
+            lines.append(f"{what} different from {other}" + ("" if confirm else f": '{again}' measures again"))
         return lines
 
 

@@ -1,4 +1,4 @@
-"""Interfaces of a device runner: `JobSource` gives jobs and takes results, `Host` is the dispatcher."""
+"""Interface of a device runner to its jobs: `JobSource` gives jobs and takes results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from farm.base.errors import FarmError
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
-    from farm.dispatch.messages import DeviceProcess
     from farm.dispatch.request.plan import RunPlan
     from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
@@ -58,16 +57,3 @@ class JobSource(Protocol):
 
         `halts` is True for a lasting fault of this machine, such as a full disk, which is no fault of the device.
         """
-
-
-class Host(Protocol):
-    """The dispatcher of a machine. No call waits."""
-
-    def process(self, device: Device) -> DeviceProcess:
-        """Return a new device process, which is not started."""
-
-    def post(self, action: Callable[[], None]) -> None:
-        """Call `action` in the decision thread."""
-
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call `action` in the decision thread, after `seconds`."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.errors import FarmError, LeaseLostError
-from farm.dispatch.assigned import own_fault
-from farm.dispatch.job_source import Host, Prepared
+from farm.dispatch.device_link import own_fault
+from farm.dispatch.job_source import Prepared
 from farm.policy.estimate import fits
 from farm.policy.retries import Tried, avoided, is_failure, with_names
 from farm.policy.situation import Lease, Priority
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.devices.health import HealthEvent
     from farm.dispatch.device_runner import DeviceRunner
+    from farm.dispatch.dispatcher import Dispatcher
     from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.recorder import Recorder
     from farm.dispatch.request.plan import RunPlan
     from farm.results.attempt import Attempt
-    from farm.store.cluster.records import PlannedJob
 
 logger = logging.getLogger(__name__)
 
@@ -64,17 +64,21 @@ class LocalJobs:
     """
 
     def __init__(
-        self, plan: RunPlan, pool: DevicePool, host: Host, listener: ProgressListener, most_failures: int = 0
+        self,
+        plan: RunPlan,
+        pool: DevicePool,
+        dispatcher: Dispatcher,
+        listener: ProgressListener,
+        most_failures: int = 0,
     ) -> None:
         """Take the jobs of `plan`; after `most_failures` failed jobs no other begins, 0 sets no limit."""
-        self._plan, self._pool, self._host, self._listener = plan, pool, host, listener
+        self._plan, self._pool, self._dispatcher, self._listener = plan, pool, dispatcher, listener
         self._most_failures = most_failures
         self._jobs = {planned.job.id: _LocalJob(planned) for planned in plan.jobs}
         self._pending = list(self._jobs)
         """Ids of jobs to give to a device, in order."""
         self._position = {job_id: number for number, job_id in enumerate(self._jobs)}
         self._unfinished = Counter(job.soc for job in self._jobs.values())
-        self._number = {device.id: number for number, device in enumerate(plan.devices)}
         self._serial = {device.id: device.serial for device in plan.devices}
         self._id = {device.serial: device.id for device in plan.devices}
         self._requests: dict[str, Lease | None] = {}
@@ -144,7 +148,7 @@ class LocalJobs:
 
     def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
         """Call `done` at once: files are on this machine, and the device process waits for bundles in the making."""
-        done(Prepared(self._plan, held.jobs, self._number[device.id]))
+        done(Prepared(self._plan, held.jobs, self._plan.devices.index(device)))
 
     def others(self, held: HeldShard) -> tuple[str, ...]:
         """Return the serials of the other devices of an SoC that the run may use."""
@@ -169,7 +173,7 @@ class LocalJobs:
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:
         """End a lease after all results are recorded, then call `done` in the decision thread."""
-        self._recorder.release(lease, partial(self._host.post, done))
+        self._recorder.release(lease, partial(self._dispatcher.post, done))
 
     def health(self, event: HealthEvent) -> None:
         """Record a health event of a device."""
@@ -180,30 +184,30 @@ class LocalJobs:
         if halts:
             self.halt(why)
         else:
-            self._pool.retire(self._number[device], why)
+            self._pool.retire(device, why)
             self._abandon()
 
     # Calls of other threads.
 
     def recorded(self, results: Sequence[ShardResult], refused: Mapping[int, FarmError]) -> None:
         """Take recorded results; `refused` has errors of the store by index. Any thread may call it."""
-        self._host.post(partial(self._recorded, results, refused))
+        self._dispatcher.post(partial(self._recorded, results, refused))
 
     def store_failing(self, error: FarmError, seconds: float) -> None:
         """Stop the run if the store has given no answer for too long. Any thread may call it."""
         if seconds > self._plan.health.store_wait_s:
-            self._host.post(partial(self.halt, f"the store: {error}"))
+            self._dispatcher.post(partial(self.halt, f"the store: {error}"))
 
     def pool_changed(self) -> None:
         """Take over changes of the pool's leases. Any thread may call it."""
-        self._host.post(self._look_at_pool)
+        self._dispatcher.post(self._look_at_pool)
 
     # Choices.
 
     def _serve_soon(self) -> None:
         if not self._is_serving:
             self._is_serving = True
-            self._host.post(self._serve)
+            self._dispatcher.post(self._serve)
 
     def _serve(self) -> None:
         """Give jobs to the devices that asked for one, idle devices first."""
@@ -229,15 +233,14 @@ class LocalJobs:
         history = with_names(job.history, self._serial)
         jobs = (msgspec.structs.replace(planned, history=history),)
         held = HeldShard(next(self._shard_numbers), self._plan.run_id, jobs, lease, b"")
-        self._until_s[device.id] = until_s = self._pool.leases.until_s(self._number[device.id])
+        self._until_s[device.id] = until_s = self._pool.until_s(device.id)
         runner.claimed(held, until_s)
 
     def _lease_of(self, device: Device) -> Lease:
-        fence = self._pool.leases.fence(self._number[device.id])
-        return Lease(device.id, fence, "", "", "", 0, "", Priority.PERSON, 0, 0)
+        return Lease(device.id, self._pool.fence(device.id), "", "", "", 0, "", Priority.PERSON, 0, 0)
 
     def _is_ours(self, runner: DeviceRunner) -> bool:
-        return not runner.resting and self._pool.is_ours(self._number[runner.device.id])
+        return not runner.resting and self._pool.is_ours(runner.device.id)
 
     def _may_have(self, device: str, job: _LocalJob) -> bool:
         is_possible = self._runners[device].device.soc == job.soc and device not in job.avoid
@@ -249,12 +252,12 @@ class LocalJobs:
         if left and not any(_fits(job, runner.device) for job in left):
             end = time.strftime("%H:%M", time.localtime(runner.device.until_s))
             why = f"its rented session ends at {end}, and {len(left)} jobs do not fit into the rest"
-            self._pool.retire(self._number[runner.device.id], why)
+            self._pool.retire(runner.device.id, why)
             runner.drain(why)
             self._abandon()
 
     def _is_usable(self, device: str) -> bool:
-        return not self._pool.is_retired(self._number[device]) and not self._runners[device].resting
+        return not self._pool.is_retired(device) and not self._runners[device].resting
 
     def _put_back(self, job_ids: Collection[str]) -> None:
         if not self._is_stopped:
@@ -342,24 +345,23 @@ class LocalJobs:
     def _leave_done(self, soc: str) -> None:
         for runner in self._runners.values() if not self._unfinished[soc] else ():
             if runner.device.soc == soc:
-                self._pool.retire(self._number[runner.device.id])
+                self._pool.retire(runner.device.id)
                 runner.drain("no job is left for its SoC")
 
     def _look_at_pool(self) -> None:
         """Pass to the runners which leases were renewed, lost, or are wanted by other users."""
         if self._pool.lost_store:
             self.halt(f"the store: {self._pool.lost_store}")
-        leases = self._pool.leases
         for id_, runner in self._runners.items():
-            number = self._number[id_]
-            if runner.is_free and (self._pool.is_retired(number) or number in leases.leaving):
+            is_leaving = id_ in self._pool.leaving
+            if runner.is_free and (self._pool.is_retired(id_) or is_leaving):
                 self._give_back(runner.device)
-            if runner.lease is None or not leases.is_needed:
+            if runner.lease is None or not self._pool.is_leased:
                 continue
-            until_s = leases.until_s(number)
-            if leases.fence(number) != runner.lease.fence:
+            until_s = self._pool.until_s(id_)
+            if self._pool.fence(id_) != runner.lease.fence:
                 runner.lease_lost()
-            elif number in leases.leaving:
+            elif is_leaving:
                 runner.wanted("another user")
             elif until_s != self._until_s.get(id_):
                 self._until_s[id_] = until_s

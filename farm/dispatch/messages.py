@@ -7,8 +7,7 @@ ApplyGrant has one answer. After a JobReturned the process returns every job tha
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import msgspec
 
@@ -152,26 +151,6 @@ class ProcessEnded(msgspec.Struct, frozen=True, tag=True):
 FromDevice = JobBegun | JobEnded | JobReturned | JobBroken | DeviceEvent | ProcessEnded
 
 
-class DeviceProcess(Protocol):
-    """Runs the jobs of one device, in another process or thread."""
-
-    def start(self, answer: Callable[[FromDevice], None]) -> None:
-        """Start; `answer` gets every message, from any thread. Raises InfraError."""
-
-    def send(self, *messages: ToDevice) -> None:
-        """Send messages; those to a process that has exited are lost."""
-
-    @property
-    def is_stopped(self) -> bool:
-        """True if a signal or a debugger has stopped the process."""
-
-    def close(self) -> None:
-        """Let the process leave the device and exit, wait, then kill it. No message comes afterwards."""
-
-    def kill(self) -> None:
-        """Kill the process. Its last message is ProcessEnded."""
-
-
 class Frames:
     """Decoder of messages in a stream of bytes: each its size, four bytes, and MessagePack, as JSON has no infinity."""
 
@@ -197,14 +176,3 @@ def frame(message: ToDevice | FromDevice) -> bytes:
     """Return the bytes of a message in a stream."""
     content = msgspec.msgpack.encode(message, enc_hook=str)
     return _SIZE.pack(len(content)) + content
-
-
-class ProcessTimes(NamedTuple):
-    """Time limits of a device process, in seconds."""
-
-    close_s: float = 20.0
-    """To leave its device; then it is killed, and the next user of the device removes its files."""
-    abort_s: float = 10.0
-    """To break off a job."""
-    stopped_s: float = 60.0
-    """A process that is stopped (SIGSTOP, a debugger) for so long is killed."""

@@ -15,7 +15,7 @@ from farm.base.errors import InfraError
 from farm.base.logs import end_of_log
 from farm.base.processes import ending
 from farm.base.reaper import read_stat
-from farm.dispatch.messages import End, Frames, FromDevice, ProcessEnded, ProcessTimes, ToDevice, frame
+from farm.dispatch.messages import End, Frames, FromDevice, ProcessEnded, ToDevice, frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from farm.base.fork_server import Forked, ForkServer
 
 _READ_BYTES = 1 << 16
+_CLOSE_SECONDS = 20.0
+"""Time to leave its device; then the process is killed, and the next user of the device removes its files."""
 
 
 class ForkedProcess:
     """A device process that a ForkServer makes."""
 
-    def __init__(self, forks: ForkServer, log: Path, times: ProcessTimes = ProcessTimes()) -> None:  # noqa: B008 - frozen
+    def __init__(self, forks: ForkServer, log: Path) -> None:
         """The standard error of the process goes into `log`."""
-        self._forks, self._log, self._times = forks, log, times
+        self._forks, self._log = forks, log
         self._forked: Forked | None = None
         self._answer: Callable[[FromDevice], None] = lambda _: None
         self._reader: threading.Thread | None = None
@@ -75,17 +77,17 @@ class ForkedProcess:
                 return
 
     def close(self) -> None:
-        """Let the process leave the device and exit, wait, then kill it."""
+        """Let the process leave the device and exit, wait, then kill it. No message comes afterwards."""
         self._answer = lambda _: None
         if self._reader is None:
             return
         self.send(End())
-        if not self._has_exited.wait(self._times.close_s):
+        if not self._has_exited.wait(_CLOSE_SECONDS):
             self.kill()
         self._reader.join()
 
     def kill(self) -> None:
-        """Kill the process and everything in its session that it started."""
+        """Kill the process and everything in its session that it started. Its last message is ProcessEnded."""
         forked = self._forked
         if forked is not None and not self._has_exited.is_set():
             with contextlib.suppress(ProcessLookupError):

@@ -109,8 +109,8 @@ class Recorder:
         log: ResultLog,
         uploads: Uploads | None,
         *,
-        recorded: Callable[[Sequence[ShardResult], Mapping[int, FarmError]], None] | None = None,
-        failing: Callable[[FarmError, float], None] | None = None,
+        recorded: Callable[[Sequence[ShardResult], Mapping[int, FarmError]], None] = lambda *_: None,
+        failing: Callable[[FarmError, float], None] = lambda *_: None,
     ) -> None:
         """`recorded` gets results and the refused results among them by index, `failing` the seconds without answer.
 
@@ -272,8 +272,7 @@ class Recorder:
             result = results[index]
             fields = {"job": result.job_id, "device": result.device}
             logger.warning("%s from %s is not recorded: %s", result.job_id, result.device, error, extra=fields)
-        if self._recorded is not None:
-            self._recorded(results, refused)
+        self._recorded(results, refused)
         if self._uploads is not None:
             for result in results:
                 if result.artifacts:
@@ -286,12 +285,12 @@ class Recorder:
                 action()
             except StoreLostError as error:
                 self._warn_once(f"not recorded: {error}")
-                self._is_failing(error, float("inf"))
+                self._failing(error, float("inf"))
                 return
             except StoreError as error:
                 self._warn_once(f"the store: {error}")
                 self._failing_since_s = self._failing_since_s or time.monotonic()
-                self._is_failing(error, time.monotonic() - self._failing_since_s)
+                self._failing(error, time.monotonic() - self._failing_since_s)
                 if self._ending.wait(_RETRY_SECONDS):
                     return
             except FarmError as error:
@@ -301,10 +300,6 @@ class Recorder:
             else:
                 self._problem, self._failing_since_s = "", None
                 return
-
-    def _is_failing(self, error: FarmError, seconds: float) -> None:
-        if self._failing is not None:
-            self._failing(error, seconds)
 
     def _warn_once(self, problem: str) -> None:
         if problem != self._problem:

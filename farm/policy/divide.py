@@ -121,12 +121,10 @@ def divide(
 def _with_expectations(jobs: Sequence[J]) -> list[J]:
     known = [job.expected_s for job in jobs if job.expected_s > 0]
     usual = statistics.median(known) if known else _UNKNOWN_S
-    return [job if job.expected_s > 0 else _expecting(job, usual) for job in jobs]
-
-
-def _expecting(job: J, expected_s: float) -> J:
-    changed: J = msgspec.structs.replace(job, expected_s=expected_s)  # type: ignore[type-var]
-    return changed
+    return [
+        job if job.expected_s > 0 else msgspec.structs.replace(job, expected_s=usual)  # type: ignore[type-var]
+        for job in jobs
+    ]
 
 
 def _ordered(

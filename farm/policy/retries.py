@@ -33,7 +33,7 @@ _NO_NEWS = {Cause.NUMERICS, Cause.REFUSED}
 _REFUSALS = {Cause.REFUSED, Cause.SESSION, Cause.DEVICE, Cause.RUNTIME}
 # Causes of a failing health check that are no fault of the device itself.
 _OF_HEALTH_CHECK = {Cause.RUNTIME, Cause.SESSION, Cause.SPACE}
-# Causes after which recovery may bring the device back; NONE is that of a device that misbehaved without a known cause.
+# Causes after which recovery may bring the device back; NONE stands for a misbehaving device without a known cause.
 _LOST = {Cause.NONE, Cause.CONNECTION, Cause.GONE, Cause.SPACE, Cause.DAMAGE, Cause.DEVICE}
 # Another device would not change it.
 _NO_DEVICE = {Cause.BUILDER, Cause.DISK, Cause.LOCAL, Cause.REQUEST, Cause.INFEASIBLE}
@@ -232,7 +232,7 @@ def _killed(history: Iterable[Tried]) -> str:
 
 def _undecided(history: Sequence[Tried], *, repeat: bool) -> str:
     if repeat:
-        return f"{_listed(history)}: another device has to tell whether it is the job or the device"
+        return f"{_listed(history)}: another device has to decide between a fault of the job and of the device"
     return f"{_listed(history)}: it stays open whether it is the job or the device"
 
 

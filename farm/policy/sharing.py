@@ -7,11 +7,12 @@ to request, never through single devices.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
 
 from farm.policy.situation import LABEL, USER, Priority, Share, Situation, usable
 
@@ -39,27 +40,23 @@ def hand_over(situation: Situation) -> dict[str, str]:
     return sharing.take_over()
 
 
-class _Demand:
+class _Demand(msgspec.Struct, eq=False):
     """Waiter of one kind: the shards of a run for any device, one retry, or a process."""
 
-    __slots__ = ("best", "given", "key", "left", "mask", "priority", "run", "share", "user")
+    key: tuple[int, str, int]
+    priority: Priority
+    mask: int
+    """Devices that the waiter may have."""
+    left: int
+    """Number of devices that the waiter still wants."""
+    share: Share
+    best: tuple[int, ...] = ()
+    """Devices by preference; empty where one is as good as another."""
+    given: int = 0
 
-    def __init__(self, key: tuple[int, str, int], priority: Priority, mask: int, left: int, share: Share) -> None:
-        self.key, self.priority, self.mask, self.left, self.share = key, priority, mask, left, share
-        self.user = share.user
-        self.run: _Allowance | None = None
-        self.best: tuple[int, ...] = ()
-        """Devices by preference; empty where one is as good as another."""
-        self.given = 0
-
-
-class _Allowance:
-    """How many more devices a run may have."""
-
-    __slots__ = ("left",)
-
-    def __init__(self, left: int) -> None:
-        self.left = left
+    @property
+    def user(self) -> str:
+        return self.share.user
 
 
 class _Sharing:
@@ -85,6 +82,8 @@ class _Sharing:
         self._closed = 0
         """Free devices all of which are given, and that no path makes room on."""
         self._asking = self._mask(situation.asking)
+        self._allowed: dict[str, int] = {}
+        """Number of devices that each run may still get."""
         self._demands = [*self._demands_of_orders(), *self._demands_of_requests()]
         self._giving: list[_Demand] = []
 
@@ -116,14 +115,13 @@ class _Sharing:
                 known[choice] = self._mask(usable(order, self._situation.devices))
             mask = known[choice] & ~self._kept_from(order.user)
             most = order.ready + len(order.retries)
-            run = _Allowance(most if order.most_devices is None else order.most_devices - order.held)
+            allowed = most if order.most_devices is None else order.most_devices - order.held
+            self._allowed[order.run_id] = allowed
             tries = [(mask & ~self._mask(retry.avoid), 1, retry.shard) for retry in order.retries]
             for n, (may, left, shard) in enumerate([*tries, (mask, order.ready, None)]):
-                if left > 0 and run.left > 0:
+                if left > 0 and allowed > 0:
                     share = Share(order.user, order.run_id, shard)
-                    demand = _Demand((order.since_ms, order.run_id, n), order.priority, may, left, share)
-                    demand.run = run
-                    yield demand
+                    yield _Demand((order.since_ms, order.run_id, n), order.priority, may, left, share)
 
     def _demands_of_requests(self) -> Iterator[_Demand]:
         for request in self._situation.requests:
@@ -131,9 +129,8 @@ class _Sharing:
                 best = tuple(self._bit[device] for device in request.devices if device in self._bit)
                 mask = sum(set(best)) & ~self._kept_from(request.user)
                 share = Share(request.user, request=request.id)
-                demand = _Demand((request.since_ms, request.id, 0), request.priority, mask, request.count, share)
-                demand.best = best
-                yield demand
+                key = request.since_ms, request.id, 0
+                yield _Demand(key, request.priority, mask, request.count, share, best)
 
     def _kept_from(self, user: str) -> int:
         return sum(mask for other, mask in self._reserved.items() if other != user)
@@ -144,41 +141,51 @@ class _Sharing:
 
     def fill(self) -> None:
         """Give the free devices away."""
-        self._serve_in_order(self._demands, self._place, lambda: not self._ungiven)
+        self._serve_in_order(self._demands, self._place)
 
     def take_over(self) -> dict[str, str]:
-        """Return the devices that holders should hand over, with their new shares, after `fill`."""
+        """Return the devices that holders should hand over, with their new users, after `fill`."""
         taken: dict[str, str] = {}
-        holders = _Holders(self._held, self._holdings, self._mask(self._situation.running))
-        # Priority first, for all: who gets a device by it may then have no less than the one he would share with.
+        running = self._mask(self._situation.running)
+        # Running shards are handed over before devices of commands.
+        holders: dict[Priority, dict[tuple[bool, str], int]] = {priority: {} for priority in Priority}
+        for (priority, user), mask in self._held.items():
+            holders[priority][False, user], holders[priority][True, user] = mask & running, mask & ~running
         before = self._holdings.copy()
 
-        def lower(demand: _Demand) -> tuple[list[Priority], Callable[[str], bool]]:
-            return [priority for priority in Priority if priority < demand.priority], lambda _: True
-
-        def has_more(demand: _Demand) -> tuple[list[Priority], Callable[[str], bool]]:
+        def take(demand: _Demand, *, of_equals: bool) -> bool:
+            may = demand.mask & ~self._labels.exhausted(demand.user)
             # So too if those who are given something never come for it.
             least, least_before = self._holdings[demand.user] + 2, before[demand.user] + 2
-            return [demand.priority], lambda user: self._holdings[user] >= least and before[user] >= least_before
+            for priority, masks in holders.items():
+                if priority > demand.priority or of_equals != (priority == demand.priority):
+                    continue
+                first = min(
+                    (
+                        (is_command, -self._holdings[user], there & -there, user)
+                        for (is_command, user), mask in masks.items()
+                        if (there := mask & may)
+                        and (not of_equals or (self._holdings[user] >= least and before[user] >= least_before))
+                    ),
+                    default=None,
+                )
+                if first is not None:
+                    is_command, _, bit, user = first
+                    masks[is_command, user] &= ~bit
+                    self._holdings[user] -= 1
+                    taken[self._ids[bit.bit_length() - 1]] = demand.user
+                    self._labels.count(demand.user, bit, 1)
+                    self._count(demand)
+                    return True
+            return False
 
-        def take(demand: _Demand, choice: Callable[[_Demand], tuple[list[Priority], Callable[[str], bool]]]) -> bool:
-            bit = holders.take(demand.mask & ~self._labels.exhausted(demand.user), *choice(demand))
-            if not bit:
-                return False
-            taken[self._ids[bit.bit_length() - 1]] = demand.user
-            self._labels.add(demand.user, bit)
-            self._count(demand)
-            holders.sort_in(demand.user)
-            return True
-
-        for choice in (lower, has_more):
+        # Priority first, for all: who gets a device by it may then have no less than the one he would share with.
+        for of_equals in (False, True):
             left = [demand for demand in self._demands if demand.left]
-            self._serve_in_order(left, functools.partial(take, choice=choice), lambda: False)
+            self._serve_in_order(left, functools.partial(take, of_equals=of_equals))
         return taken
 
-    def _serve_in_order(
-        self, demands: Iterable[_Demand], serve: Callable[[_Demand], bool], is_over: Callable[[], bool]
-    ) -> None:
+    def _serve_in_order(self, demands: Iterable[_Demand], serve: Callable[[_Demand], bool]) -> None:
         """Serve one unit at a time, of the first waiter at that moment; a waiter refused once is never served later."""
         of_user: dict[tuple[int, str], list[_Demand]] = {}
         for demand in demands:
@@ -187,7 +194,7 @@ class _Sharing:
             waiting.sort(key=lambda demand: demand.key, reverse=True)
         heap = [(key[0], self._holdings[key[1]], waiting[-1].key, key[1]) for key, waiting in of_user.items()]
         heapq.heapify(heap)
-        while heap and not is_over():
+        while heap:
             urgency, had, key, user = heap[0]
             waiting = of_user[urgency, user]
             if had == self._holdings[user] and key == waiting[-1].key:
@@ -195,7 +202,7 @@ class _Sharing:
                 quota = self._quotas.get(user)
                 if quota is not None and self._used[user] >= quota:
                     waiting.clear()
-                elif (demand.run is not None and demand.run.left <= 0) or not serve(demand) or not demand.left:
+                elif self._allowed.get(demand.share.run_id, 1) <= 0 or not serve(demand) or not demand.left:
                     waiting.pop()
             if waiting:
                 heapq.heapreplace(heap, (urgency, self._holdings[user], waiting[-1].key, user))
@@ -206,13 +213,13 @@ class _Sharing:
         self._holdings[demand.user] += 1
         self._used[demand.user] += 1
         demand.left -= 1
-        if demand.run is not None:
-            demand.run.left -= 1
+        if demand.share.run_id:
+            self._allowed[demand.share.run_id] -= 1
 
     def _place(self, demand: _Demand) -> bool:
         """Give a free device to a demand, moving others that have one already where that makes room."""
         may = demand.mask & ~self._closed
-        if not may:
+        if not may or not self._ungiven:
             return False
         exhausted = self._labels.exhausted(demand.user)
         if room := may & self._ungiven & ~exhausted:
@@ -246,7 +253,7 @@ class _Sharing:
         while demand is not first:
             before, bit = came[id(demand)]
             demand.given &= ~bit
-            self._labels.remove(demand.user, bit)
+            self._labels.count(demand.user, bit, -1)
             self._give(before, bit)
             demand = before
 
@@ -255,7 +262,7 @@ class _Sharing:
             self._giving.append(demand)
         demand.given |= bit
         self._ungiven &= ~bit
-        self._labels.add(demand.user, bit)
+        self._labels.count(demand.user, bit, 1)
 
     def _pick(self, demand: _Demand, room: int) -> int:
         for bit in demand.best:
@@ -263,66 +270,6 @@ class _Sharing:
                 return bit
         sooner = room & self._asking or room
         return sooner & -sooner
-
-
-class _Holders:
-    """Holders of devices in the order of handing over: running shards first, then users with most devices."""
-
-    def __init__(self, held: Mapping[tuple[Priority, str], int], holdings: Counter[str], running: int) -> None:
-        self._holdings = holdings
-        self._has: dict[tuple[Priority, int, str], int] = {}
-        self._order: dict[Priority, list[tuple[int, int, str]]] = {priority: [] for priority in Priority}
-        self._place: dict[tuple[Priority, int, str], tuple[int, int, str]] = {}
-        self._of_user: dict[str, list[tuple[Priority, int, str]]] = {}
-        for (priority, user), mask in held.items():
-            for tier, part in enumerate((mask & running, mask & ~running)):
-                if part:
-                    group = priority, tier, user
-                    self._has[group], self._place[group] = part, (tier, -holdings[user], user)
-                    self._order[priority].append(self._place[group])
-                    self._of_user.setdefault(user, []).append(group)
-        for places in self._order.values():
-            places.sort()
-
-    def take(self, may: int, priorities: Iterable[Priority], may_take_of: Callable[[str], bool]) -> int:
-        """Return the bit of a device among `may` that is handed over first, which is gone then; 0 where there is none.
-
-        `may_take_of` returns whether a user's device may be taken.
-        """
-        for priority in priorities:
-            best: tuple[int, int] | None = None
-            found, bit = (priority, 0, ""), 0
-            for tier, less, user in self._order[priority]:
-                if best is not None and (tier, less) != best:
-                    break
-                there = self._has[priority, tier, user] & may
-                if there and may_take_of(user):
-                    low = there & -there
-                    if best is None or low < bit:
-                        best, found, bit = (tier, less), (priority, tier, user), low
-            if bit:
-                self._remove(found, bit)
-                return bit
-        return 0
-
-    def sort_in(self, user: str) -> None:
-        """Put a user at the place of what he has now."""
-        for priority, tier, _ in self._of_user.get(user, ()):
-            group = priority, tier, user
-            places = self._order[priority]
-            del places[bisect.bisect_left(places, self._place[group])]
-            self._place[group] = (tier, -self._holdings[user], user)
-            bisect.insort(places, self._place[group])
-
-    def _remove(self, group: tuple[Priority, int, str], bit: int) -> None:
-        priority, _, user = group
-        self._holdings[user] -= 1
-        self._has[group] &= ~bit
-        if not self._has[group]:
-            places = self._order[priority]
-            del places[bisect.bisect_left(places, self._place[group])]
-            self._of_user[user].remove(group)
-        self.sort_in(user)
 
 
 class _Labels:
@@ -336,10 +283,9 @@ class _Labels:
             for label, most in quotas.items()
         }
         self._used: Counter[tuple[str, str]] = Counter(situation.elsewhere_labelled)
-        for (label, (mask, _)), ((_, user), has) in (
-            (one, two) for one in self._quotas.items() for two in held.items()
-        ):
-            self._used[user, label] += (mask & has).bit_count()
+        for label, (mask, _) in self._quotas.items():
+            for (_, user), has in held.items():
+                self._used[user, label] += (mask & has).bit_count()
 
     def exhausted(self, user: str) -> int:
         """Return the devices whose labels are exhausted for a user."""
@@ -349,15 +295,10 @@ class _Labels:
                 mask |= labelled
         return mask
 
-    def add(self, user: str, bit: int) -> None:
-        """Count a device that a user gets."""
+    def count(self, user: str, bit: int, change: int) -> None:
+        """Count a device that a user gets (`change` 1) or gives back (-1)."""
         for label, (mask, _) in self._quotas.items():
-            self._used[user, label] += bool(mask & bit)
-
-    def remove(self, user: str, bit: int) -> None:
-        """Uncount a device that a user gives back."""
-        for label, (mask, _) in self._quotas.items():
-            self._used[user, label] -= bool(mask & bit)
+            self._used[user, label] += change if mask & bit else 0
 
 
 def bits(mask: int) -> Iterator[int]:

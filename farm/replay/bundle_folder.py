@@ -53,8 +53,8 @@ The program is for direct mode: `$DIRECT_BUILD` is the folder of the build for t
 Hexagon tools.
 """
 _STATE = """
-An inference of the program takes what the one before it gave: `--carry=OUTPUT:INPUT`, which upstream's runner has not.
-With that one each begins with the inputs in `inputs/`, which are as the FP32 module hands them on.
+An inference of the program takes outputs of the inference before it: `--carry=OUTPUT:INPUT`, which upstream's
+runner lacks. There each inference takes the inputs in `inputs/`, which are outputs of the FP32 module.
 """
 
 
@@ -187,7 +187,7 @@ def _more_files(bundle: Bundle) -> list[str]:
         for kind in bundle.manifest.references
     ]
     rows += [f"| `{name}` | the shapes that are executed |" for name in shape_flags(bundle.manifest).values()]
-    rows += [f"| `{_LOG}` | what the compiler printed |"] if (bundle.folder / _LOG).exists() else []
+    rows += [f"| `{_LOG}` | output of the compiler |"] if (bundle.folder / _LOG).exists() else []
     return [
         *rows,
         *([f"| `{OPTRACE}/` | graphs for the SDK's timeline |"] if (bundle.folder / OPTRACE).exists() else []),
@@ -204,10 +204,7 @@ def _has_packages(bundle: Bundle) -> bool:
 
 
 def _tensors(manifest: Manifest) -> str:
-    rows = [
-        "| tensor | dtype and shape | dimensions in raw files | quantization step |",
-        "|---|---|---|---|",
-    ]
+    rows = ["| tensor | dtype and shape | dimensions in raw files | quantization step |", "|---|---|---|---|"]
     rows += [f"| input {index} | {spec} | {_order(spec)} | |" for index, spec in enumerate(manifest.inputs)]
     rows += [
         f"| output {index} | {spec} | {_order(spec)} | {'' if spec.step is None else f'{spec.step:.8g}'} |"
@@ -236,7 +233,7 @@ def _parts(target: Target) -> tuple[RuntimePart, ...]:
 
 def _compare(manifest: Manifest) -> str:
     if not manifest.references:
-        return "No reference says what its outputs should be.\n"
+        return "There is no reference for its outputs.\n"
     outputs = [
         (f"output_{sample}_{index}.raw", spec.dtype)
         for sample in range(manifest.samples)

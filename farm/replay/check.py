@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import secrets
 import statistics
 import time
@@ -13,32 +15,49 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farm.base.backends.registry import DEFAULT_BACKEND
-from farm.base.errors import ConfigError, MissingToolError, UnknownNameError
+from farm.base.errors import ConfigError, DeviceError, FarmError, MissingToolError, UnknownNameError
 from farm.base.processes import Supervisor
 from farm.base.publish import own_folder
-from farm.base.socs import find_soc, load_socs, no_profile
+from farm.base.socs import load_socs, no_profile
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundles_for
+from farm.builds.runtime.native.elf import ElfHeader, read_elf
+from farm.devices.connect import open_transport
 from farm.devices.device import Device
 from farm.devices.discovery import ABSENT, Scan, scan_all
+from farm.devices.execution.content_store import SESSION_PREFIX
+from farm.devices.execution.crash_logs import collect_crash_logs
+from farm.devices.platform_facts import PlatformFacts, denials, read_platform
+from farm.devices.status import read_status
+from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.dispatch.device_run.health_check import health_check_job
-from farm.dispatch.pool.device_pool import DevicePool
+from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
 from farm.dispatch.pool.fleet import is_called, narrowed, out_of_use, runtimes_of
-from farm.dispatch.pool.lease_keeper import LeaseTerms
 from farm.dispatch.request.plan import RunPlan
 from farm.policy.situation import Priority
-from farm.replay.examination import Examined, examine
-from farm.replay.properties import CheckedProperty, Level, Property, error, identity, profile
+from farm.replay import properties
+from farm.replay.properties import (
+    MOST_PUSH_SECONDS,
+    CheckedProperty,
+    HealthCheckResult,
+    Level,
+    Property,
+    error,
+    identity,
+    not_checked,
+    profile,
+)
 from farm.replay.stored_result import build_bundle
 from farm.store.cluster.records import PlannedJob
 from farm.store.leases.registry import Registered, Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from farm.base.config.settings import Config
+    from farm.base.config.settings import Config, HealthConfig
     from farm.builds.runtime.runtime import Runtime
+    from farm.devices.transport import Transport
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -47,6 +66,10 @@ _MOST_AT_ONCE = 16
 _LOOK_SECONDS = 0.1
 # A free device is given within a moment, but on a machine that is busy.
 _GRACE_SECONDS = 15.0
+# A first file shows a slow link; the second one is long enough to measure a fast one.
+_PROBE_BYTES, _PUSH_BYTES = 128 << 10, 16 << 20
+_FAST_BYTES_PER_S = 1 << 20
+_REMOVE_SECONDS = 20.0
 
 
 class CheckOutcome(StrEnum):
@@ -80,6 +103,7 @@ class CheckReport(msgspec.Struct, frozen=True):
     checked: CheckedDevice
     device: Device | None = None
     facts: dict[str, Any] = {}
+    """Answers of the device and files of the runtime."""
     logs: dict[str, str] = {}
     """Log lines about the DSP, by kind."""
 
@@ -108,9 +132,11 @@ def check_devices(config: Config, store: Store, names: Sequence[str], wait_s: fl
         found = list(_unusable(scan, known, attached, names))
         devices = []
         for device in attached:
-            if reason := _refusal(device, known[device.id]):
-                lines = identity(device, before.get(device.id, "")), profile(device)
-                found.append(CheckReport(_checked(device, CheckOutcome.NOT_CHECKED, reason, lines), device))
+            reason = (
+                out_of_use(known[device.id], device.called) if device.soc in load_socs() else no_profile(device.soc)
+            )
+            if reason:
+                found.append(_not_checked(device, before.get(device.id, ""), reason))
             else:
                 devices.append(device)
         if devices:
@@ -119,10 +145,17 @@ def check_devices(config: Config, store: Store, names: Sequence[str], wait_s: fl
     return sorted(found, key=lambda one: (order.index(one.checked.outcome), one.checked.soc, one.checked.name))
 
 
-def _refusal(device: Device, known: Registered) -> str:
-    if device.soc not in load_socs():
-        return no_profile(device.soc)
-    return out_of_use(device, known)
+def _not_checked(device: Device, soc_before: str, reason: str) -> CheckReport:
+    lines = identity(device, soc_before), profile(device)
+    outcome = CheckOutcome.NOT_CHECKED
+    checked = CheckedDevice(device.id, device.called, device.soc, device.kind, outcome, reason, properties=lines)
+    return CheckReport(checked, device)
+
+
+def _unfit(id_: str, known: Registered | None, reason: str, line: CheckedProperty) -> CheckReport:
+    """Return the report of a device that cannot be asked."""
+    name, soc, kind = (known.called, known.soc, known.kind) if known is not None else (id_, "", "")
+    return CheckReport(CheckedDevice(id_, name, soc, kind, CheckOutcome.UNFIT, reason, properties=(line,)))
 
 
 def _unusable(
@@ -139,22 +172,14 @@ def _unusable(
         missing -= called
         if before is not None and not before.in_service:
             continue
-        name, soc, kind = (before.called, before.soc, before.kind) if before is not None else (unusable.serial, "", "")
-        lines = (error(Property.IDENTITY, unusable.state, unusable.reason),)
-        yield CheckReport(
-            CheckedDevice(unusable.serial, name, soc, kind, CheckOutcome.UNFIT, unusable.reason, properties=lines)
-        )
+        line = error(Property.IDENTITY, unusable.state, unusable.reason)
+        yield _unfit(unusable.serial, before, unusable.reason, line)
     for name in sorted(missing):
         if (before := places.get(name)) is None:
             every = {one.called for one in known.values()}
-            raise UnknownNameError("device", name, every, "('farm devices' shows what is attached)")
-        lines = (error(Property.IDENTITY, ABSENT, "attach it; 'farm devices' shows the attached devices"),)
-        reason = f"it is {ABSENT}"
-        yield CheckReport(
-            CheckedDevice(
-                before.id, before.called, before.soc, before.kind, CheckOutcome.UNFIT, reason, properties=lines
-            )
-        )
+            raise UnknownNameError("device", name, every, "('farm devices' lists attached devices)")
+        line = error(Property.IDENTITY, ABSENT, "attach it; 'farm devices' shows the attached devices")
+        yield _unfit(before.id, before, f"it is {ABSENT}", line)
 
 
 def _check(
@@ -176,29 +201,32 @@ def _check(
 
         def examined(number: int) -> CheckReport:
             device = devices[number]
-            program = (plan, plan.devices.index(device)) if plan is not None and device.id in runtimes else None
-            answer = examine(
-                device,
-                before.get(device.id, ""),
-                config.health,
-                program,
-                missing.get(device.id, ""),
-                store.devices.record_health,
-                folder / f"device-{number}",
-            )
-            return CheckReport(_judged(device, answer), device, answer.facts, answer.logs)
+            worker = None
+            if plan is not None and device.id in runtimes:
+                number_there = plan.devices.index(device)
+                worker = DeviceWorker(plan, number_there, store.devices.record_health, lambda: False)
+            transport = worker.run.transport if worker is not None else open_transport(device)
+            soc_before, why_not = before.get(device.id, ""), missing.get(device.id, "")
+            place = folder / f"device-{number}"
+            try:
+                return _Examination(device, soc_before, config.health, transport, worker, why_not, place).report()
+            finally:
+                if worker is not None:
+                    with contextlib.suppress(OSError):
+                        worker.end_session()
+                    worker.close()
+                transport.close()
 
         try:
             pool.acquire(0.0)
             held = _wait(pool, devices, wait_s)
             with ThreadPoolExecutor(max_workers=_MOST_AT_ONCE) as threads:
                 found = list(threads.map(examined, held))
-            busy = pool.leases.missed()
+            busy = pool.missed()
             for number, device in enumerate(devices):
                 if number not in held:
                     why = busy.get(device.id, "others wait for it, and were first").removeprefix(f"{device.called} is ")
-                    lines = identity(device, before.get(device.id, "")), profile(device)
-                    found.append(CheckReport(_checked(device, CheckOutcome.NOT_CHECKED, why, lines), device))
+                    found.append(_not_checked(device, before.get(device.id, ""), why))
             return found
         finally:
             pool.close()
@@ -210,7 +238,7 @@ def _runtimes(config: Config, devices: Sequence[Device]) -> tuple[dict[str, Runt
     missing: dict[str, str] = {}
     for device in devices:
         try:
-            made = runtimes_of(config, [find_soc(device.soc)], DEFAULT_BACKEND, [device])
+            made = runtimes_of(config, DEFAULT_BACKEND, [device])
             found[device.id] = made[device.serial]
         except (MissingToolError, ConfigError) as problem:
             missing[device.id] = str(problem)
@@ -228,9 +256,8 @@ def _plan(
     """Return a plan with the compiled health check of each SoC."""
     from farm.builds.toolchains.prepare import prepare
 
-    socs = [find_soc(name) for name in dict.fromkeys(device.soc for device in devices)]
     tools, cache = prepare(config), BundleCache(config.cache_dir)
-    jobs = {job.id: job for job in (health_check_job(soc.name, DEFAULT_BACKEND) for soc in socs)}
+    jobs = {job.id: job for job in (health_check_job(device.soc, DEFAULT_BACKEND) for device in devices)}
     health_checks = []
     for job_id, bundle in find_bundles_for(jobs.values(), tools, cache).items():
         if not bundle.cached:
@@ -260,27 +287,149 @@ def _wait(pool: DevicePool, devices: Sequence[Device], wait_s: float) -> list[in
     while True:
         ours = {device.id for device in pool.held()}
         lacking = {device.id for device in devices} - ours
-        limit_s = wait_s if lacking <= pool.leases.missed().keys() else max(wait_s, _GRACE_SECONDS)
+        limit_s = wait_s if lacking <= pool.missed().keys() else max(wait_s, _GRACE_SECONDS)
         if not lacking or time.monotonic() - begin_s >= limit_s:
             return [number for number, device in enumerate(devices) if device.id in ours]
         time.sleep(_LOOK_SECONDS)
 
 
-def _judged(device: Device, answer: Examined) -> CheckedDevice:
-    """Return the result of an examination: a failed health check or an error makes a device unfit."""
-    errors = [f"{one.name}: {one.line}" for one in answer.properties if one.level is Level.ERROR]
-    reason = answer.problem or next(iter(errors), "")
-    outcome = CheckOutcome.UNFIT if reason else CheckOutcome.FIT
-    samples = answer.latency_ns
-    latency_ms = statistics.median(samples) / 1e6 if samples and not reason else None
-    return _checked(device, outcome, reason, answer.properties, latency_ms)
+class _Examination:
+    """Examination of a device that this process has leased; local files are in `folder`.
+
+    `worker` runs the health check; None for an absent runtime, where `missing` is the reason.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        soc_before: str,
+        limits: HealthConfig,
+        transport: Transport,
+        worker: DeviceWorker | None,
+        missing: str,
+        folder: Path,
+    ) -> None:
+        self._device, self._soc_before, self._limits = device, soc_before, limits
+        self._transport, self._worker, self._missing, self._folder = transport, worker, missing, folder
+        self._runtime = runtime = worker.run.runtime if worker is not None else None
+        self._headers = _headers(runtime)
+        self._runtime_bytes = sum(path.stat().st_size for path in runtime.files.values()) if runtime else 0
+        self._lines: dict[Property, CheckedProperty] = {}
+        self._facts: dict[str, Any] = {}
+
+    def report(self) -> CheckReport:
+        """Return the report: a failed health check or an error makes a device unfit."""
+        started = time.time()
+        device = self._device
+        self._note(identity(device, self._soc_before))
+        self._note(profile(device))
+        if status := self._ask("status", lambda: read_status(self._transport, os=device.os)):
+            self._note(properties.room(status, self._runtime_bytes))
+            self._note(properties.temperature(status, self._limits))
+        else:
+            for name in (Property.ROOM, Property.TEMPERATURE):
+                self._note(not_checked(name, self._facts["status"]["problem"]))
+        try:
+            self._note(self._root())
+        except DeviceError as problem:
+            self._note(not_checked(Property.ROOT, problem.problem))
+        platform = self._ask("platform", lambda: read_platform(self._transport)) or PlatformFacts()
+        self._note(properties.page_size(platform, self._headers))
+        speed = self._ask("push_bytes_per_s", self._push_speed)
+        checked = self._run_health_check(speed)
+        if speed is None:
+            self._note(error(Property.PUSH, self._facts["push_bytes_per_s"]["problem"]))
+        else:
+            self._note(properties.push_speed(speed, self._runtime_bytes))
+        logs = self._logs(started) if speed is not None else {}
+        denied = denials(logs.values())
+        self._note(properties.selinux(platform, denied))
+        self._note(properties.domain(device, platform, checked))
+        self._note(properties.skel(device, self._headers, checked, self._missing))
+        self._note(properties.health(checked))
+        self._note(properties.latencies(checked))
+        self._facts["runtime"] = _described(self._runtime, self._headers)
+        kept = {"dsp": logs.get("dsp", ""), "denials": "\n".join(denied)}
+        lines = tuple(self._lines[name] for name in Property)
+        reason = checked.problem or next((f"{one.name}: {one.line}" for one in lines if one.level is Level.ERROR), "")
+        outcome = CheckOutcome.UNFIT if reason else CheckOutcome.FIT
+        latency_ms = statistics.median(checked.latency_ns) / 1e6 if checked.latency_ns and not reason else None
+        return CheckReport(
+            CheckedDevice(device.id, device.called, device.soc, device.kind, outcome, reason, latency_ms, lines),
+            device,
+            self._facts,
+            {name: text for name, text in kept.items() if text},
+        )
+
+    def _note(self, line: CheckedProperty) -> None:
+        self._lines[line.name] = line
+
+    def _ask(self, name: str, question: Callable[[], Any]) -> Any:
+        """Return the answer to a question, which the report gets; None for a failure, noted as such."""
+        try:
+            answer = question()
+        except DeviceError as problem:
+            self._facts[name] = {"problem": problem.problem}
+            return None
+        self._facts[name] = msgspec.to_builtins(answer)
+        return answer
+
+    def _root(self) -> CheckedProperty:
+        is_root = self._transport.user_id() == 0
+        return properties.root(is_root=is_root, refusal="" if is_root else self._transport.root_refusal())
+
+    def _push_speed(self) -> float:
+        """Push random bytes, and remove them; return bytes per second."""
+        place = self._transport.storage / f"{SESSION_PREFIX}check-{os.getpid()}"
+        try:
+            for nbytes in (_PROBE_BYTES, _PUSH_BYTES):
+                data = os.urandom(nbytes)
+                begin_s = time.perf_counter()
+                self._transport.push({place / "data": data})
+                speed = nbytes / (time.perf_counter() - begin_s)
+                if speed < _FAST_BYTES_PER_S:
+                    break
+            return speed
+        finally:
+            with contextlib.suppress(DeviceError):
+                self._transport.run(["rm", "-rf", str(place)], timeout_s=_REMOVE_SECONDS)
+
+    def _run_health_check(self, speed: float | None) -> HealthCheckResult:
+        worker = self._worker
+        if worker is None:
+            return HealthCheckResult(f"the runtime is incomplete ({self._missing})", skipped=True)
+        if speed is not None and self._runtime_bytes / max(speed, 1.0) > MOST_PUSH_SECONDS:
+            minutes = self._runtime_bytes / max(speed, 1.0) / 60
+            return HealthCheckResult(f"its files would take {minutes:.0f} min to push", skipped=True)
+        worker.await_health_check()
+        problem = worker.check()
+        return HealthCheckResult(
+            problem, worker.run.health_check_cause, () if problem else worker.run.health_check_latency_ns
+        )
+
+    def _logs(self, started: float) -> dict[str, str]:
+        found = collect_crash_logs(self._transport, self._device.os, self._folder / "check-logs", since=started)
+        return {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
 
 
-def _checked(
-    device: Device,
-    outcome: CheckOutcome,
-    reason: str,
-    properties: tuple[CheckedProperty, ...],
-    latency_ms: float | None = None,
-) -> CheckedDevice:
-    return CheckedDevice(device.id, device.called, device.soc, device.kind, outcome, reason, latency_ms, properties)
+def _headers(runtime: Runtime | None) -> dict[str, ElfHeader]:
+    """Return the headers of the ELF files of a runtime; stubs of tests may have scripts."""
+    found = {}
+    for name, path in (runtime.files if runtime is not None else {}).items():
+        with contextlib.suppress(FarmError, OSError):
+            found[name] = read_elf(path)
+    return found
+
+
+def _described(runtime: Runtime | None, headers: Mapping[str, ElfHeader]) -> dict[str, Any]:
+    if runtime is None:
+        return {}
+    files = {
+        name: {
+            "sha256": runtime.hashes.get(name, ""),
+            "machine": headers[name].machine_name if name in headers else "",
+            "page_bytes": headers[name].page_bytes if name in headers else 0,
+        }
+        for name in sorted(runtime.files)
+    }
+    return {"versions": runtime.versions, "files": files}

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.backends.registry import find_backend
-from farm.base.errors import UsageError
+from farm.base.backends.descriptor import DIRECT_MODE
+from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from farm.base.errors import IllegalTargetError, UnknownNameError, UsageError
 from farm.base.interrupts import InterruptHandler
+from farm.base.logs import end_of_log
 from farm.base.text import bounded_log, reason_line
 from farm.builds.compile.debug.protocol import (
     BUNDLE,
@@ -30,6 +32,7 @@ from farm.dispatch.device_run.artifacts import AttemptArtifacts
 from farm.dispatch.device_run.device_run import DeviceRun
 from farm.dispatch.pool.acquire import AcquiredDevice, DeviceAcquirer
 from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.request.named_job import named_job
 from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Priority
 from farm.replay.one_off import finish_run
@@ -37,6 +40,7 @@ from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed,
 from farm.results.judge import build_failure, with_known_issue, write_problem
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
+from farm.store.records import BuildRecord
 from farm.suites.suite import FORWARD, Job
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from farm.builds.compile.debug.process import DebugProcess
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.store.store import Store
+    from farm.suites.suite import Case
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +60,9 @@ logger = logging.getLogger(__name__)
 _LEAST_SECONDS = 1.0
 _SIMULATOR, _DEVICE = "simulator", "device"
 _MOST_NAMED = 4
+_LOG_BYTES = 64 << 10
+# Features without an effect on the layers of one method.
+_WITHOUT = ("shared_buffer", "use_weight_sharing")
 
 
 class DebugRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,36 +116,16 @@ def debug(config: Config, request: DebugRequest) -> DebugOutcome:
     if not 0 <= request.sample < request.job.case.samples:
         raise UsageError(f"there is no sample {request.sample}: the case has {request.job.case.samples}, from 0")
     with InterruptHandler(), open_store(config.store_url) as store:
-        return _Debug(config, request, store, _Clock()).execute()
-
-
-class _Clock:
-    """Wall time by step, shown as it passes."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.add(name, time.perf_counter() - started)
-
-    def add(self, name: str, seconds: float) -> None:
-        self.seconds[name] = round(seconds, 3)
-        logger.info("%7.2f s  %s", seconds, name)
-
-    def finish(self) -> dict[str, float]:
-        self.add("total", time.perf_counter() - self._started)
-        return self.seconds
+        return _Debug(config, request, store).execute()
 
 
 class _Debug:
     """The part that leaves traces: store, folder, processes."""
 
-    def __init__(self, config: Config, request: DebugRequest, store: Store, clock: _Clock) -> None:
-        self._config, self._request, self._store, self._clock = config, request, store, clock
+    def __init__(self, config: Config, request: DebugRequest, store: Store) -> None:
+        self._config, self._request, self._store = config, request, store
+        self._began = time.perf_counter()
+        self._seconds: dict[str, float] = {}
         self._job = request.job
         self._started_ms = time.time_ns() // 1_000_000
         self._layers: tuple[Layer, ...] = ()
@@ -148,12 +136,12 @@ class _Debug:
         from farm.builds.compile.debug.process import require_modules
         from farm.builds.toolchains.prepare import prepare
 
-        with self._clock.step("toolchain"):
+        with self._step("toolchain"):
             tools = prepare(self._config, virtual=self._request.virtual)
-        otherwise = "--virtual, without the device's column"
         with DeviceAcquirer(
             self._config, self._store, self._job.target, name="debug", purpose=self._request.command,
-            otherwise=otherwise, until_s=self._request.wait_until_s, priority=self._request.priority,
+            otherwise="--virtual, without the device's column", until_s=self._request.wait_until_s,
+            priority=self._request.priority,
         ) as acquirer:  # fmt: skip
             require_modules(acquirer.supervisor, tools.compiler, self._request.metrics, Path(self._job.case.folder))
             if not self._request.virtual:
@@ -164,18 +152,30 @@ class _Debug:
             attempt, exit_code, report = finish_run(
                 self._config, self._store, run_id, lambda: self._record(run_id, tools, folder, acquirer)
             )
+            self._took("total", time.perf_counter() - self._began)
             return DebugOutcome(
                 job_id=self._job.id,
                 run_id=run_id,
                 exit_code=exit_code,
                 attempt=attempt,
                 layers=self._layers,
-                diagnosis=self._diagnosis(),
+                diagnosis=diagnose(self._layers),
                 devices={part: acquired.device.serial for part, acquired in self._acquired.items()},
-                seconds=self._clock.finish(),
+                seconds=self._seconds,
                 report=report,
                 files=self._files,
             )
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._took(name, time.perf_counter() - started)
+
+    def _took(self, name: str, seconds: float) -> None:
+        """Record the wall time of a step, and show it."""
+        self._seconds[name] = round(seconds, 3)
+        logger.info("%7.2f s  %s", seconds, name)
 
     def _within(self, seconds: float) -> float:
         """Return a time limit in seconds that ends with the time for all of it."""
@@ -186,8 +186,7 @@ class _Debug:
 
         # A program that keeps all intermediate outputs measures no ordinary job: it belongs to no common series.
         asked = "virtual" if self._request.virtual else "hardware"
-        method = self._job.case.method
-        of_method = "" if method == FORWARD else f" of {method}"
+        of_method = "" if self._job.case.method == FORWARD else f" of {self._job.case.method}"
         facts = tools.fingerprint(asked) | {"debug": f"intermediate outputs{of_method}"}
         run_id = self._store.begin_run(
             run_record(self._config, self._store, tools, command=self._request.command, facts=facts)
@@ -208,7 +207,7 @@ class _Debug:
         process.send(CompileRequest(self._job, tools.versions, request.sample, str(scratch), request.metrics))
         # A program for the phone's processor runs on no simulator of this machine.
         if not (find_backend(self._job.target.backend).host_cpus and self._acquired):
-            with self._clock.step("virtual device"):
+            with self._step("virtual device"):
                 self._acquired = {_SIMULATOR: acquirer.acquire(None), **self._acquired}
         for acquired in self._acquired.values():
             self._store.record_device(run_id, acquired.device)
@@ -221,15 +220,15 @@ class _Debug:
                 raise UsageError(f"{self._job.id}: {attempt.reason}")
             return attempt
         bundle = load_bundle(scratch / BUNDLE)
-        self._store.record_build(
-            run_id,
+        build = BuildRecord(
             self._job.id,
-            seconds=reply.seconds.get("total", 0.0),
+            reply.seconds.get("total", 0.0),
             cached=False,
             bundle_key=bundle.manifest.key,
             fallback_ops=bundle.manifest.fallback_ops,
             program=bundle.manifest.program,
         )
+        self._store.record_builds(run_id, [build])
         return self._run(process, run_id, bundle, scratch, reply.notes)
 
     def _run(
@@ -258,7 +257,7 @@ class _Debug:
                 flags = run.flags(self._job.target, None)
                 timeout_s = self._within(self._request.timeout_s)
                 options = RunnerOptions(iterations=1, warm_up=0, timeout_s=timeout_s, flags=flags, debug=True)
-                with self._clock.step(part):
+                with self._step(part):
                     raw = run.run(self._job.id, bundle, scratch / part, options)
                 notes = (*notes, *raw.notes)
                 found = outcome(raw)
@@ -295,16 +294,14 @@ class _Debug:
         for part, one in written.items():
             files |= {f"{part}-etdump": Path(one.etdump), f"{part}-outputs": Path(one.outputs)}
         if self._layers:
-            diagnosis = self._diagnosis()
+            diagnosis = diagnose(self._layers)
             files[CSV_KIND] = layers_csv(self._layers, diagnosis).encode()
             files[GRAPH_KIND] = layer_graph(self._layers, diagnosis)
         return files
 
     def _compare(self, process: DebugProcess, written: Mapping[str, Written]) -> Ending:
-        if _SIMULATOR in written:
-            process.send(CompareRequest(written[_SIMULATOR], written.get(_DEVICE)))
-        else:
-            process.send(CompareRequest(written[_DEVICE], None))
+        first, *others = written.values()
+        process.send(CompareRequest(first, others[0] if others else None))
         reply = process.receive(self._within(self._config.build_timeout_s))
         self._add_steps("", reply)
         if reply.refused:
@@ -320,12 +317,11 @@ class _Debug:
     def _add_steps(self, prefix: str, reply: DebugReply) -> None:
         for name, seconds in reply.seconds.items():
             if name != "total":
-                self._clock.add(f"{prefix}: {name}" if prefix else name, seconds)
-
-    def _diagnosis(self) -> Diagnosis:
-        return diagnose(self._layers)
+                self._took(f"{prefix}: {name}" if prefix else name, seconds)
 
     def _attempt(self, ending: Ending, bundle: Bundle, log: str, device: str) -> Attempt:
+        alone = "" if self._job.case.method == FORWARD else f", the method {self._job.case.method} alone"
+        compiled = f"farm debug: compiled to keep every tensor{alone}"
         return Attempt(
             job_id=self._job.id,
             verdict=ending.verdict,
@@ -334,33 +330,19 @@ class _Debug:
             cause=ending.cause,
             device=device,
             started_ms=self._started_ms,
-            seconds=sum(self._clock.seconds.get(part, 0.0) for part in self._acquired),
+            seconds=sum(self._seconds.get(part, 0.0) for part in self._acquired),
             bundle_key=bundle.manifest.key,
             log=bounded_log(log),
-            notes=tuple(reason_line(note) for note in (self._compiled_note(), *ending.notes)),
-            layers=layer_comparisons(self._layers, self._diagnosis()),
+            notes=tuple(reason_line(note) for note in (compiled, *ending.notes)),
+            layers=layer_comparisons(self._layers, diagnose(self._layers)),
         )
-
-    def _compiled_note(self) -> str:
-        method = self._job.case.method
-        alone = "" if method == FORWARD else f", the method {method} alone"
-        return f"farm debug: compiled to keep every tensor{alone}"
 
     def _not_compiled(self, reply: DebugReply, log: Path) -> Attempt:
-        try:
-            text = log.read_bytes()[-64 * 1024 :].decode(errors="replace")
-        except OSError:
-            text = ""
+        text = end_of_log(log, _LOG_BYTES)
         if not reply.refused:
             return build_failure(self._job, reply.reason, text, infra=reply.infra, started_ms=self._started_ms)
-        return Attempt(
-            self._job.id,
-            Verdict.SKIPPED,
-            Stage.BUILD,
-            reply.reason,
-            started_ms=self._started_ms,
-            log=bounded_log(text),
-        )
+        started_ms, log_text = self._started_ms, bounded_log(text)
+        return Attempt(self._job.id, Verdict.SKIPPED, Stage.BUILD, reply.reason, started_ms=started_ms, log=log_text)
 
 
 def verdict_of(layers: Sequence[Layer], *, with_device: bool) -> Ending:
@@ -390,3 +372,58 @@ def describe(divergence: Divergence) -> str:
         f"first divergence: {divergence.layer} ({divergence.operator}), "
         f"likely cause: {divergence.step}: {divergence.why}"
     )
+
+
+def job_to_debug(
+    config: Config,
+    text: str,
+    *,
+    soc: str | None = None,
+    precision: str | None = None,
+    options: Sequence[str] = (),
+    method: str | None = None,
+) -> Job:
+    """Return the job that `text` names: `suite/case[SM8650-htp-8a8w]`, or `suite/case` with an SoC and a precision.
+
+    The precision may be omitted for a case with a single one. The job has one method of the program: `method`, or else
+    the executed one. Raises UnknownNameError with the nearest name, IllegalTargetError, UsageError for a text with
+    no job or several jobs.
+    """
+    return with_layers(named_job(config, text, "farm debug", soc=soc, precision=precision, options=options), method)
+
+
+def with_layers(job: Job, method: str | None = None) -> Job:
+    """Return `job` with one method with distinguishable layers. Raises as `job_to_debug`."""
+    name, backend = f"{job.case.suite}/{job.case.name}", job.target.backend
+    if not find_backend(backend).has_layers:
+        able = " and ".join(one.name for one in BACKENDS.values() if one.has_layers)
+        raise IllegalTargetError(
+            f"farm debug reads what QNN writes of every layer and is for {able}, not for {backend}: "
+            f"debug {name} as [{job.target.soc}-{DEFAULT_BACKEND}-PRECISION]"
+        )
+    if job.target.direct:
+        raise IllegalTargetError(f"direct mode writes no layers (ExecuTorch 1.5): debug {name} without {DIRECT_MODE}")
+    if job.case.pte:
+        raise UsageError(f"{name} is a compiled .pte: its layers cannot be separated")
+    if any(spec.dynamic for spec in job.case.inputs):
+        raise UsageError(f"{name} has dynamic sizes: layers are compared at fixed sizes only")
+    if job.case.generate is not None:
+        raise UsageError(f"{name} generates text: farm debug compares the layers of one inference, not of a sequence")
+    if features := [feature for feature in job.case.features.named if feature not in _WITHOUT]:
+        raise UsageError(
+            f"farm debug compiles without features, and {name} has {', '.join(features)}: debug another case"
+        )
+    return msgspec.structs.replace(job, case=_of_method(job.case, name, method or job.case.method))
+
+
+def _of_method(case: Case, name: str, method: str) -> Case:
+    """Return `case` with this method alone. Raises UnknownNameError for a method that its program lacks.
+
+    If the case names no methods, only the module knows them.
+    """
+    if case.methods and method not in case.methods:
+        raise UnknownNameError("method", method, case.methods, f"of {name}")
+    named = case.methods.get(method)
+    inputs = named.inputs if named is not None and named.inputs else case.inputs
+    features = msgspec.structs.replace(case.features, **dict.fromkeys(_WITHOUT, False))
+    return msgspec.structs.replace(case, method=method, methods={}, inputs=inputs, features=features)

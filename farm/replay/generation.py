@@ -22,9 +22,9 @@ from farm.builds.bundles.ready import read_ready
 from farm.builds.program.pte import Method, read_pte
 from farm.devices.execution.raw import RESULT_FILE, TOKENS_FILE, RawResult
 from farm.dispatch.request.profiling import require_profilable
-from farm.replay.one_off import OneOffOutcome, run_one
-from farm.replay.one_off_request import OneOffRequest
-from farm.replay.ready_program import ReadyRequest, check_runnable, made, ready_case, ready_target, require_new
+from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
+from farm.replay.ready_program import ReadyRequest, check_runnable, made, ready_case, ready_target
+from farm.replay.scripts import require_new
 from farm.results.runner_report import Generated, ReportError, read_report
 from farm.suites.generate import Generate, require_for_text
 from farm.suites.prompts import Tokens, read_tokens
@@ -45,17 +45,6 @@ _WHERE = "how a .pte is made"
 _PAIR = re.compile(r"^([0-9]{1,9}) ([0-9]{1,9})$", re.MULTILINE)
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of the user."""
-
-    program: ReadyRequest
-    """Program; its inputs are the prompts."""
-    prompts: Path
-    """`.npy` or `.json`, as `prompts_file` of a case."""
-    new: int
-    stop: tuple[int, ...] = ()
-
-
 class GeneratingProgram:
     """A program with its prompts, checked against each other; nothing is written yet."""
 
@@ -71,15 +60,16 @@ class GeneratingProgram:
         return made(config, self.path, self._method, self.job, parts, inputs, generation=self.generation)
 
 
-def plan_generation(request: GenerateRequest) -> GeneratingProgram:
-    """Return the program of `request` with its prompts.
+def plan_generation(asked: ReadyRequest, file: Path, new: int, stop: tuple[int, ...] = ()) -> GeneratingProgram:
+    """Return the program of `asked` with the prompts of `file`, `.npy` or `.json` as `prompts_file` of a case.
 
-    Raises ConfigError for an invalid file or unsuitable prompts, IllegalTargetError for a program of another SoC or
-    backend, UsageError, UnknownNameError.
+    The program generates at most `new` tokens after each prompt, up to a token of `stop`. Raises ConfigError for an
+    invalid file or unsuitable prompts, IllegalTargetError for a program of another SoC or backend, UsageError,
+    UnknownNameError.
     """
-    asked, prompts = request.program, _prompts(request.prompts)
+    prompts = _prompts(file)
     program = read_pte(asked.model)
-    generation = generation_of(program, prompts=prompts, new=request.new, stop=request.stop)
+    generation = generation_of(program, prompts=prompts, new=new, stop=stop)
     method = program.method(DECODE, _WHERE)
     target = ready_target(asked, program)
     require_profilable(asked.profile, direct=target.direct)
@@ -90,7 +80,7 @@ def plan_generation(request: GenerateRequest) -> GeneratingProgram:
     read_ready(Job(msgspec.structs.replace(case, pte=str(asked.model.absolute())), target), _WHERE)
     # The hashes replace a module: the measurement belongs to this program with these prompts.
     content = {"model": sha256_of(asked.model), "inputs": hashlib.sha256(padded(prompts).tobytes()).hexdigest()}
-    generate = Generate(new=request.new, stop=request.stop, context=generation.context)
+    generate = Generate(new=new, stop=stop, context=generation.context)
     case = msgspec.structs.replace(case, kwargs=content, samples=len(prompts), generate=generate)
     return GeneratingProgram(asked.model, method, generation, prompts, Job(case, target))
 
@@ -98,10 +88,8 @@ def plan_generation(request: GenerateRequest) -> GeneratingProgram:
 def _prompts(path: Path) -> Tokens:
     try:
         prompts = read_tokens(path)
-    except OSError as error:
-        raise ConfigError(path, "", error.strerror or str(error)) from None
-    except ValueError as error:
-        raise ConfigError(path, "", str(error)) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(path, "", getattr(error, "strerror", None) or str(error)) from None
     if not prompts:
         raise ConfigError(path, "", "has no prompt")
     if () in prompts:
@@ -118,11 +106,7 @@ class GenerationOutcome(msgspec.Struct, frozen=True):
 
 
 def run_generation(
-    config: Config,
-    store: Store,
-    program: GeneratingProgram,
-    request: OneOffRequest,
-    folder: Path | None,
+    config: Config, store: Store, program: GeneratingProgram, request: OneOffRequest, folder: Path | None
 ) -> GenerationOutcome:
     """Run a program that generates, record it, leave its tokens in `folder`, and return how it ended.
 
@@ -130,7 +114,7 @@ def run_generation(
     """
     found: list[Generated] = []
     if folder is not None:
-        require_new(folder)
+        require_new(folder, make=True)
 
     def look(raw: RawResult, attempt: Attempt) -> Attempt:
         found[:] = _generated(raw, program.generation)

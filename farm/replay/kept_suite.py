@@ -24,10 +24,8 @@ from farm.builds.bundles.bundle import MODEL, Bundle, Generation, read_tensor
 from farm.builds.program.pte import read_pte
 from farm.dispatch.request.resume import config_to_run_again
 from farm.dispatch.request.tuning import observed
-from farm.replay.made_bundle import find_made_bundle
-from farm.replay.repro_script import stored_bundle
 from farm.replay.scripts import publish_folder
-from farm.replay.stored_result import StoredResult, find_job, require_program, target_of
+from farm.replay.stored_result import StoredResult, find_job, kept_bundle, stored_bundle, target_of
 from farm.results.analysis.tolerances import suggest_limits
 from farm.results.attempt import Verdict
 from farm.store.artifacts import ArtifactStore, open_artifacts
@@ -70,24 +68,25 @@ class KeptProgram(NamedTuple):
     @property
     def judged_by(self) -> str:
         """Text that names the deciding limits of the case."""
-        outputs = "its outputs of then" if self.as_then else "the FP32 module, within what it had then"
-        words = [*(["its tokens of then"] if self.tokens else []), *([outputs] if self.expected else [])]
+        outputs = "its past outputs" if self.as_then else "the FP32 module, within the distance of that run"
+        words = [*(["its past tokens"] if self.tokens else []), *([outputs] if self.expected else [])]
         return " and ".join(words) or "that it runs"
 
 
-def keep_programs(
+def keep_suite(
     config: Config, results: Sequence[StoredResult], folder: Path, toolchain: str
 ) -> tuple[list[KeptProgram], list[str]]:
-    """Return the programs of `results` for a suite named after `folder`, and the reasons of left out ones.
+    """Write a suite of the programs of `results` into the new or empty `folder`.
 
-    A pruned bundle is compiled again, by `toolchain` or the run's own, if the result is equal. Raises UsageError for
-    results that do not fit into one suite, or if none can be kept.
+    Return the programs, and the reasons of left out ones. A pruned bundle is compiled again, by `toolchain` or the
+    run's own, if the result is equal. Raises UsageError for results that do not fit into one suite, if none can be
+    kept, or if it cannot be written.
     """
     places = sorted({f"{one.view.soc}-{one.view.backend}" for one in results})
     if len(places) > 1:
         problem = f"a suite of programs is for one SoC and backend, and these are for {', '.join(places)}"
         raise UsageError(f"{problem}: narrow the pattern, as in '{results[0].view.suite}/*[{places[0]}-*'")
-    suite_name(folder)
+    name = suite_name(folder)
     artifacts = open_artifacts(config)
     kept: list[KeptProgram] = []
     left_out = []
@@ -95,35 +94,39 @@ def keep_programs(
         try:
             bundle = _exact_bundle(config, stored, toolchain)
             if not (why := why_not_kept(stored, bundle)):
-                name = _case_name(stored, [one.name for one in kept])
-                kept.append(_keep_program(config, artifacts, stored, bundle, name))
+                case_name = _case_name(stored, [one.name for one in kept])
+                kept.append(_keep_program(config, artifacts, stored, bundle, case_name))
         except UsageError as error:
             why = str(error)
         if why:
             left_out.append(f"{stored.view.id}: {why}")
     if not kept:
         raise UsageError(f"there is nothing to make a suite of: {left_out[0]}")
+
+    def fill(partial: Path) -> None:
+        text = "\n".join([_head(name, kept), *(_written(partial, one) for one in kept)])
+        (partial / MANIFEST).write_text(text, encoding="utf-8")
+
+    publish_folder(folder, fill)
     return kept, left_out
 
 
 def _exact_bundle(config: Config, stored: StoredResult, toolchain: str) -> Bundle:
-    bundle = find_made_bundle(config, stored.attempt.bundle_key)
-    if bundle is None:
-        selected = config_to_run_again(config, stored.run, toolchain)
-        bundle = stored_bundle(selected, stored, virtual=stored.kind == "virtual")
-    require_program(stored, bundle)
-    return bundle
+    if (bundle := kept_bundle(config, stored)) is not None:
+        return bundle
+    selected = config_to_run_again(config, stored.run, toolchain)
+    return stored_bundle(selected, stored, virtual=stored.kind == "virtual")
 
 
 def why_not_kept(stored: StoredResult, bundle: Bundle) -> str:
     """Return the reason why the suite cannot keep a result; "" if it can."""
     manifest, attempt = bundle.manifest, stored.attempt
     reasons = {
-        f"it {attempt.verdict} in run {stored.run.id}, and only what passed says what is right": (
+        f"it {attempt.verdict} in run {stored.run.id}, and only passed results can be references": (
             attempt.verdict is not Verdict.PASSED
         ),
         "it is for direct mode, which is an option of a run and not of a case": target_of(stored.view).direct,
-        "it has a state of its own, so that what it gives depends on how often it ran before": manifest.stateful,
+        "it has a state of its own, so that its outputs depend on earlier executions": manifest.stateful,
         "it wants an op package, which comes with a case that is compiled alone": _wants_packages(bundle),
         "it takes no input": not manifest.inputs,
         "it is asked of a text or a task how likely that is, which its own case has": (
@@ -176,16 +179,6 @@ def _case_name(stored: StoredResult, taken: Collection[str]) -> str:
     base = re.sub(r"[^a-z0-9_]+", "_", view.case.lower()).strip("_")[:48] or "program"
     names = [base, f"{base}_{view.precision}", *(f"{base}_{view.precision}_{n}" for n in range(2, len(taken) + 3))]
     return next(name for name in names if name not in taken)
-
-
-def write_kept_suite(folder: Path, programs: Sequence[KeptProgram]) -> None:
-    """Write a suite of `programs` into the new or empty `folder`. Raises UsageError if it cannot be written."""
-
-    def fill(partial: Path) -> None:
-        text = "\n".join([_head(suite_name(folder), programs), *(_written(partial, one) for one in programs)])
-        (partial / MANIFEST).write_text(text, encoding="utf-8")
-
-    publish_folder(folder, fill)
 
 
 def _case_of(config: Config, stored: StoredResult) -> Case | None:

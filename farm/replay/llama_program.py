@@ -103,7 +103,7 @@ def _flags(program: LlamaProgram) -> dict[str, str]:
         if match is None:
             raise UsageError(f"{text!r} is not NAME=VALUE, as decoder_model_version=qwen3")
         if match[1] in OWN_FLAGS:
-            raise UsageError(f"{match[1]} is farm's to say: leave it out")
+            raise UsageError(f"{match[1]} is set by farm: leave it out")
         flags[match[1]] = match[2]
     return flags
 
@@ -115,7 +115,7 @@ def require_bundle(bundle: Bundle) -> None:
     if generation is None:
         problem = "and this is no case of text"
     elif generation.likelihoods is not None:
-        problem = "and keeps no probabilities of a text that it is told"
+        problem = "and keeps no probabilities of a given text"
     elif generation.decode != 1:
         problem = "and by decoders that take one token a call"
     elif max(generation.prompt_tokens) >= generation.context:
@@ -182,5 +182,5 @@ def _converted(bundle: Bundle, raw: RawResult) -> RawResult:
 def _unit(numbers: Mapping[str, float | None]) -> tuple[float, float]:
     scale, zero_point = numbers.get("get_logits_scale"), numbers.get("get_logits_zero_point")
     if scale is None or zero_point is None or not 0 < scale < float("inf"):
-        raise ValueError("the program does not say their scale (get_logits_scale, get_logits_zero_point)")
+        raise ValueError("the program does not give their scale (get_logits_scale, get_logits_zero_point)")
     return scale, zero_point

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,8 @@ from farm.builds.program.layout import to_memory
 from farm.builds.program.pte import Method, Program, Value, read_pte
 from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE
 from farm.dispatch.request.profiling import Profile, require_profilable
-from farm.replay.one_off import OneOffOutcome, run_one
-from farm.replay.one_off_request import OneOffRequest
-from farm.replay.tensor_files import distribution, random_sample, read_samples
+from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
+from farm.replay.scripts import require_new
 from farm.results.attempt import Attempt, Cause, Comparison, Stage, Verdict
 from farm.results.numerics import compare, worst
 from farm.results.outputs import UNJUDGED, compared, executed_spec
@@ -36,15 +36,16 @@ from farm.suites.suite import FORWARD, Case, Job, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Bundle
     from farm.devices.execution.raw import RawResult
-    from farm.replay.tensor_files import Samples
     from farm.store.store import Store
+
+    Array = NDArray[np.generic]
+    Samples = tuple[tuple[Array, ...], ...]
 
 SUITE = "exec"
 """Suite under which such jobs are recorded."""
@@ -59,6 +60,9 @@ EXPECTED = "expected"
 """Name of the reference that outputs are compared with."""
 
 _SHOWN = 8
+_NPY = ".npy"
+# Types drawn from their whole range: quantized tensors. Wider integers are mostly indices, for which 0 and 1 are safe.
+_SMALL_INTEGERS = ("uint8", "int8", "uint16", "int16")
 
 
 class ReadyRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,10 +162,9 @@ def made(
             job_id=job.id,
             samples=job.case.samples,
             inputs=inputs,
-            outputs=(),
             files=files,
+            **{"outputs": (), **more},
         )
-        manifest = msgspec.structs.replace(manifest, **more)
         (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 
     return BundleCache(config.cache_dir).build(key, fill)
@@ -272,8 +275,8 @@ def _output_specs(model: Path, method: Method, samples: Samples, expected: Sampl
     smaller = any(tensor.shape != value.shape for tensor, value in zip(samples[0], method.inputs, strict=True))
     if smaller and any(value.dynamic for value in method.outputs):
         raise UsageError(
-            f"{model.name} has outputs whose shapes depend on its inputs, and these are below their bounds: say with "
-            "--expect what comes out, or give inputs of the greatest shape"
+            f"{model.name} has outputs whose shapes depend on its inputs, and these are below their bounds: give "
+            "expected outputs with --expect, or inputs of the greatest shape"
         )
     return output_specs(method)
 
@@ -329,16 +332,12 @@ class ReadyOutcome(msgspec.Struct, frozen=True):
 
 
 def run_ready(
-    config: Config,
-    store: Store,
-    ready: ReadyProgram,
-    request: OneOffRequest,
-    folder: Path | None,
+    config: Config, store: Store, ready: ReadyProgram, request: OneOffRequest, folder: Path | None
 ) -> ReadyOutcome:
     """Run a ready program, record it, leave its outputs in `folder`, and return how it ended. Raises as `run_one`."""
     figures: list[OutputFigures] = []
     if folder is not None:
-        require_new(folder)
+        require_new(folder, make=True)
 
     def look(raw: RawResult, attempt: Attempt) -> Attempt:
         if attempt.verdict is not Verdict.PASSED:
@@ -389,19 +388,9 @@ def _figures(sample: int, index: int, array: NDArray[np.generic]) -> OutputFigur
         (float(function(finite)) if finite.size else None) for function in (np.min, np.max, np.mean, np.std)
     )
     nan = int(np.count_nonzero(np.isnan(values)))
-    return OutputFigures(
-        sample,
-        index,
-        array.dtype.name,
-        array.shape,
-        least,
-        greatest,
-        mean,
-        std,
-        nan,
-        values.size - finite.size - nan,
-        tuple(values[:_SHOWN].tolist()),
-    )
+    infinite, first = values.size - finite.size - nan, tuple(values[:_SHOWN].tolist())
+    name, shape = array.dtype.name, array.shape
+    return OutputFigures(sample, index, name, shape, least, greatest, mean, std, nan, infinite, first)
 
 
 def _comparisons(ready: ReadyProgram, outputs: dict[tuple[int, int], NDArray[np.generic]]) -> tuple[Comparison, ...]:
@@ -414,16 +403,6 @@ def _comparisons(ready: ReadyProgram, outputs: dict[tuple[int, int], NDArray[np.
     return tuple(found)
 
 
-def require_new(folder: Path) -> None:
-    """Raise UsageError unless `folder` is empty, or can be made; makes it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise UsageError(f"{folder} has something in it already: name another folder")
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}") from None
-
-
 def _save(folder: Path, raw: RawResult, outputs: dict[tuple[int, int], NDArray[np.generic]]) -> None:
     try:
         for (sample, index), array in outputs.items():
@@ -433,3 +412,98 @@ def _save(folder: Path, raw: RawResult, outputs: dict[tuple[int, int], NDArray[n
             shutil.copyfile(raw.folder / ETDUMP_FILE, folder / ETDUMP_FILE)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}") from None
+
+
+def read_list(path: Path) -> list[Path]:
+    """Return the files named in an input list, whose names are relative to the list and quoted as in a shell.
+
+    Raises ConfigError for an unreadable list.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [path.parent / name for line in lines for name in shlex.split(line)]
+    except OSError as error:
+        raise ConfigError(path, "", error.strerror or str(error)) from None
+    except ValueError as error:
+        raise ConfigError(path, "", f"is no list of files: {error}") from None
+
+
+def read_samples(files: Sequence[Path], values: Sequence[Value], what: str) -> Samples:
+    """Return the tensors in `files`, grouped by inference: one for each of `values`. `what` is `input` or `output`.
+
+    Raises UsageError if the number of files is no multiple of `values`, ConfigError for a wrong type or shape.
+    """
+    if not values or len(files) % len(values):
+        wanted = ", ".join(map(str, values)) or f"no {what}"
+        raise UsageError(f"{len(files)} {what} files for a program with {wanted}: {len(values)} for every inference")
+    samples = []
+    for start in range(0, len(files), len(values)):
+        sample = tuple(
+            _read(path, value, f"{what} {index}")
+            for index, (path, value) in enumerate(zip(files[start:], values, strict=False))
+        )
+        samples.append(sample)
+        for index, (tensor, first) in enumerate(zip(sample, samples[0], strict=True)):
+            if tensor.shape != first.shape:
+                problem = f"is {list(tensor.shape)}, the first inference has {list(first.shape)}: one shape for all"
+                raise ConfigError(files[start + index], "", problem)
+    return tuple(samples)
+
+
+def random_sample(values: Sequence[Value], seed: int) -> tuple[Array, ...]:
+    """Return a random tensor of greatest shape for each of `values`, equal for equal seeds on every machine."""
+    return tuple(_random(value, np.random.default_rng([seed, index])) for index, value in enumerate(values))
+
+
+def distribution(value: Value) -> str:
+    """Return the distribution from which `random_sample` draws `value`, in words."""
+    if value.dtype.startswith("float"):
+        return "normal"
+    return f"any {value.dtype}" if value.dtype in _SMALL_INTEGERS else "0 or 1"
+
+
+def _random(value: Value, generator: np.random.Generator) -> Array:
+    dtype = np.dtype(value.dtype)
+    if dtype.kind == "f":
+        return np.asarray(generator.standard_normal(value.shape)).astype(dtype)
+    if value.dtype in _SMALL_INTEGERS:
+        limits = np.iinfo(dtype)
+        return np.asarray(generator.integers(limits.min, limits.max, value.shape, endpoint=True)).astype(dtype)
+    return np.asarray(generator.integers(0, 2, value.shape)).astype(dtype)
+
+
+def _read(path: Path, value: Value, place: str) -> Array:
+    try:
+        tensor = _read_npy(path) if path.suffix == _NPY else _read_raw(path, value, place)
+    except OSError as error:
+        raise ConfigError(path, "", error.strerror or str(error)) from None
+    except ValueError as error:
+        # For example a path with a null character.
+        raise ConfigError(path, "", str(error)) from None
+    if tensor.dtype.name != value.dtype or not _fits(tensor.shape, value):
+        raise ConfigError(path, "", f"is {tensor.dtype.name}{list(tensor.shape)}, {place} is {value}")
+    return np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("=")).reshape(tensor.shape)
+
+
+def _read_npy(path: Path) -> Array:
+    try:
+        # Map the file: a header with a false huge size must not allocate memory.
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, SyntaxError, OverflowError) as error:
+        raise ConfigError(path, "", f"is no .npy file of numbers: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise ConfigError(path, "", "is no .npy file of one array")
+    return array
+
+
+def _read_raw(path: Path, value: Value, place: str) -> Array:
+    size = path.stat().st_size
+    if size != value.nbytes:
+        raise ConfigError(path, "", f"has {size} bytes, {place} is {value} and has {value.nbytes}")
+    return np.fromfile(path, np.dtype(value.dtype)).reshape(value.shape)
+
+
+def _fits(shape: tuple[int, ...], value: Value) -> bool:
+    if not value.dynamic or len(shape) != len(value.shape):
+        return shape == value.shape
+    return all(size <= bound for size, bound in zip(shape, value.shape, strict=True))

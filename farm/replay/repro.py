@@ -11,8 +11,7 @@ from farm.builds.runtime.runtime import LLAMA_RUNNER
 from farm.dispatch.pool.fleet import Choice
 from farm.dispatch.request.choose import require_dsp
 from farm.replay.llama_program import LlamaProgram, job_of
-from farm.replay.one_off import OneOffOutcome, run_one
-from farm.replay.one_off_request import OneOffRequest
+from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.replay.stored_result import StoredResult, find_bundle, find_job
 from farm.results.analysis.facts import changed_facts
 from farm.results.attempt import Attempt, Verdict
@@ -92,12 +91,7 @@ def repro(
         failed_before=stored.attempt.verdict is Verdict.FAILED,
         **limits,
     )
-    now = run_one(
-        config,
-        store,
-        request,
-        lambda tools, supervisor: find_bundle(config, stored, job, tools, supervisor),
-    )
+    now = run_one(config, store, request, lambda tools, supervisor: find_bundle(config, stored, job, tools, supervisor))
     facts = store.runs.view(now.run_id).fingerprint
     return ReproOutcome(
         stored=stored,
@@ -124,7 +118,7 @@ def compare_outputs(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     if not now:
         return "there are no outputs now"
     if not then:
-        return "none of then was kept: the figures tell"
+        return "no past output was kept: compare the figures"
     different = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     if not different:
         return f"all {len(now)} the same, byte by byte" if len(now) > 1 else "the same, byte by byte"

@@ -1,10 +1,11 @@
 #!/bin/sh
 @about@
 #
-# usage: repro.sh [SERIAL]        ADB=path/to/adb, where it is not on the PATH
+# usage: repro.sh [SERIAL]        ADB=path/to/adb if adb is not on PATH
 #
-# Exit code: the runner's (docs/reference/native_runner.md of farm); 1 where it said 0 and an output is missing or has another
-# size; 125 where adb or the device is the trouble. A difference from the past result is told, and is no failure.
+# Exit code: the runner's (docs/reference/native_runner.md of farm); 1 if the runner's is 0 and an output is missing or
+# has another size; 125 for a failure of adb or the device. A difference from the past result is printed, and is no
+# failure.
 
 set -u
 soc=@soc@
@@ -24,10 +25,10 @@ adb() {
     fi
 }
 
-# In a shell of the device, as root where that is needed: commands without single quotes.
+# Run commands without single quotes in a shell of the device, as root if necessary.
 run() {
     if [ -n "$su" ]; then
-        # What root makes is read and removed by adb's user.
+        # umask: adb's user must be able to read and remove files of root.
         adb shell "$su 'umask 0; $1'"
     else
         adb shell "$1"
@@ -41,13 +42,13 @@ fail() {
 
 # shellcheck disable=SC2329 # by a trap
 clean_up() {
-    # The runner, where it has not ended: one that has started others ends them, if it is asked.
+    # End a running runner by SIGTERM: a runner with child processes then ends them.
     run "cd $workspace/device && [ ! -f exit_code ] && [ -f pid ] && pid=\$(cat pid) && kill \$pid && \
 for n in 1 2 3 4 5 6 7 8 9; do kill -0 \$pid || exit 0; sleep 0.2; done; kill -9 \$pid" >/dev/null 2>&1
     run "rm -rf $workspace" >/dev/null 2>&1
 }
 
-# An output: whether it is there, has the size it should have, and is the same as then.
+# Check that an output exists, has the expected size, and equals the past output.
 check() {
     file=$here/outputs/$1
     then=$here/outputs_then/$1
@@ -61,7 +62,7 @@ check() {
         echo "$1: $size bytes, expected $2"
         wrong=1
     elif [ ! -f "$then" ]; then
-        echo "$1: $size bytes; the output of then was not kept, so there is nothing to compare it with"
+        echo "$1: $size bytes; the past output was not kept, so that there is no comparison"
     elif cmp -s "$file" "$then"; then
         echo "$1: $size bytes, the same as then"
     else
@@ -82,7 +83,7 @@ fi
 if [ "$root" = 1 ]; then
     adb root >/dev/null 2>&1
     adb wait-for-device
-    # Of AOSP, and of Magisk; the first that is root.
+    # Syntax of su in AOSP, then in Magisk; the first that gives root is used.
     for su in "" "su 0 sh -c" "su -c" none; do
         [ "$su" != none ] || fail "root is needed, and neither adb root nor su gives it: use a userdebug or eng build \
 of the system, or allow its su for adb's shell"
@@ -109,7 +110,7 @@ echo "exit code $code"
 if [ "$code" != 0 ]; then
     exit "$code"
 fi
-# Direct mode's runner writes none.
+# The runner of direct mode writes no such file.
 if [ -f "$here/outputs/inference_speed.txt" ]; then
     echo "mean latency $(cat "$here/outputs/inference_speed.txt") ms"
 fi

@@ -16,10 +16,9 @@ from farm.base.text import one_line
 from farm.builds.bundles.bundle import MODEL, Bundle
 from farm.devices.execution.raw import TOKENS_FILE
 from farm.devices.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
-from farm.devices.transport import Link
-from farm.replay.made_bundle import find_made_bundle
+from farm.devices.process import Link
 from farm.replay.scripts import filled, publish_folder, require_new
-from farm.replay.stored_result import StoredResult, find_bundle, find_job, target_of
+from farm.replay.stored_result import StoredResult, stored_bundle, target_of
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
@@ -93,9 +92,9 @@ def write_script(
     lines = [f"{folder}: for {what}", f"run it:  {shlex.quote(str(folder / SCRIPT))} [SERIAL]"]
     lines += stored.left_out_by("the script")
     if not stored.outputs:
-        lines.append("the outputs of then were not kept: the script tells their sizes, and has nothing to compare with")
+        lines.append("the past outputs were not kept: the script checks sizes only")
     if lost := sorted(name for name, path in recorded.items() if path is None):
-        lines.append(f"kept outputs of then are lost or damaged, and left out: {', '.join(lost)}")
+        lines.append(f"kept past outputs are lost or damaged, and left out: {', '.join(lost)}")
     return lines
 
 
@@ -107,18 +106,6 @@ def _runtime(config: Config, stored: StoredResult, *, virtual: bool) -> Runtime:
     if virtual:
         return virtual_runtime(config, soc, backend, mode=mode)
     return staged_runtime(config, soc, backend, TARGETS[ANDROID], mode)
-
-
-def stored_bundle(config: Config, stored: StoredResult, *, virtual: bool) -> Bundle:
-    """Return the exact bundle of a result, compiled again where it is gone. Raises as `find_bundle`."""
-    bundle = find_made_bundle(config, stored.attempt.bundle_key)
-    if bundle is not None:
-        return bundle
-    from farm.base.processes import Supervisor
-    from farm.builds.toolchains.prepare import prepare
-
-    with Supervisor() as supervisor:
-        return find_bundle(config, stored, find_job(config, stored), prepare(config, virtual=virtual), supervisor)
 
 
 def _fill(

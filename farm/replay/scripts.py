@@ -17,10 +17,15 @@ def filled(name: str, **values: str) -> str:
     return re.sub(r"@(\w+)@", lambda found: values[found[1]], text)
 
 
-def require_new(folder: Path) -> None:
-    """Raise UsageError unless `folder` is missing or empty, so that nothing is overwritten."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already: name another folder")
+def require_new(folder: Path, *, make: bool = False) -> None:
+    """Raise UsageError unless `folder` is missing or empty, so that nothing is overwritten, and can be made."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} is there already: name another folder")
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from None
 
 
 def publish_folder(folder: Path, fill: Callable[[Path], None]) -> None:

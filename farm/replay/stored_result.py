@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.errors import InfraError, NoHistoryError, UnknownNameError, UsageError
+from farm.base.errors import ArtifactLostError, InfraError, NoHistoryError, UnknownNameError, UsageError
+from farm.base.ids import is_bundle_key
 from farm.base.publish import make_folders
 from farm.base.socs import check_target, find_soc
 from farm.builds.bundles.cache import BundleCache
@@ -21,7 +22,6 @@ from farm.builds.runtime.runtime import LLAMA_RUNNER
 from farm.dispatch.device_run.artifacts import TOKENS, kept_outputs
 from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.resume import changed_code, planned_jobs
-from farm.replay.made_bundle import find_made_bundle
 from farm.results.analysis.facts import CONTENTS, changed_facts
 from farm.results.analysis.history import side_of
 from farm.results.attempt import Attempt
@@ -286,36 +286,73 @@ def find_bundle(config: Config, stored: StoredResult, job: Job, tools: Toolchain
 
     Raises UsageError with the differences, or for an invalid key, InfraError for a failing build.
     """
-    bundle = find_made_bundle(config, stored.attempt.bundle_key)
-    if bundle is not None:
-        require_program(stored, bundle)
+    if (bundle := kept_bundle(config, stored)) is not None:
         return bundle
     key = stored.attempt.bundle_key
     if changes := _changes(config, stored, job, tools):
         raise NoHistoryError(
-            f"the bundle {key[:12]} of {stored.view.id} is not in the cache any more "
+            f"the bundle {key[:12]} of {stored.view.id} is no longer in the cache "
             f"({BundleCache(config.cache_dir).folder(key)}), and building it today gives another one: {changes}; "
             "bring that folder back, or run the job as it is today"
         )
-    logger.info(
-        "the bundle %s is not in the cache any more: building it again, from the same code and versions", key[:12]
-    )
+    logger.info("the bundle %s is no longer in the cache: building it again, from the same code and versions", key[:12])
     build_bundle(config, job, key, tools, supervisor)
-    bundle = find_made_bundle(config, stored.attempt.bundle_key)
-    if bundle is None:
-        raise InfraError(f"the bundle {key[:12]} was built and is not there: is somebody pruning {config.cache_dir}?")
-    require_program(stored, bundle)
+    if (bundle := kept_bundle(config, stored)) is None:
+        raise InfraError(
+            f"the bundle {key[:12]} was built and is gone: check for a user or a job that prunes {config.cache_dir}"
+        )
     return bundle
 
 
-def require_program(stored: StoredResult, bundle: Bundle) -> None:
-    """Raise UsageError where a bundle was compiled anew since, to another program than the result is of."""
+def stored_bundle(config: Config, stored: StoredResult, *, virtual: bool) -> Bundle:
+    """Return the exact bundle of a result, compiled again where it is gone. Raises as `find_bundle`."""
+    if (bundle := kept_bundle(config, stored)) is not None:
+        return bundle
+    from farm.base.processes import Supervisor
+    from farm.builds.toolchains.prepare import prepare
+
+    with Supervisor() as supervisor:
+        return find_bundle(config, stored, find_job(config, stored), prepare(config, virtual=virtual), supervisor)
+
+
+def find_made_bundle(config: Config, key: str) -> Bundle | None:
+    """Return the bundle of `key` from the cache, or from the files of a shared farm; None if both lack it.
+
+    Raises UntrustedError for a cache that others may write, StoreError for a farm that does not answer.
+    """
+    cache = BundleCache(config.cache_dir)
+    found = cache.lookup(key)
+    if found is not None or not config.is_shared or not is_bundle_key(key):
+        return found
+    from farm.store.objects.bundle_archive import fetch_bundle
+    from farm.store.objects.objects import READER_PATIENCE_S, open_objects
+    from farm.store.store import open_store
+
+    with open_store(config.store_url, readonly=True) as store:
+        build = store.cluster.build_of([key]).get(key)
+    if build is None or build.state != "built":
+        return None
+    try:
+        return fetch_bundle(open_objects(config, patience_s=READER_PATIENCE_S), cache, key, build.archive)
+    except ArtifactLostError:
+        return None
+
+
+def kept_bundle(config: Config, stored: StoredResult) -> Bundle | None:
+    """Return the bundle of a result if it is still there.
+
+    Raises UsageError where it was compiled anew since, to another program than the result is of.
+    """
+    bundle = find_made_bundle(config, stored.attempt.bundle_key)
+    if bundle is None:
+        return None
     was, now = stored.view.program, bundle.manifest.program
     if isinstance(was, str) and was and now and was != now:
         raise NoHistoryError(
             f"what run {stored.run.id} executed of {stored.view.id} is gone: its bundle was compiled anew since, to "
             f"another program ({was[:12]} -> {now[:12]}): run the job as it is today"
         )
+    return bundle
 
 
 def _changes(config: Config, stored: StoredResult, job: Job, tools: Toolchain) -> str:
@@ -326,19 +363,14 @@ def _changes(config: Config, stored: StoredResult, job: Job, tools: Toolchain) -
     kept = find_bundle_for(job, tools, BundleCache(config.cache_dir)).key
     if stored.attempt.bundle_key in {now, kept}:
         return ""
-    facts = stored.run.fingerprint
+    facts, today = stored.run.fingerprint, facts_of(relevant_versions(job.target.backend, tools.versions))
     changes = [
         f"the {CONTENTS[name]} have changed" if name in CONTENTS else f"{name} was {was} and is {is_now}"
-        for name, (was, is_now) in changed_facts(facts, _as_facts(job, tools)).items()
+        for name, (was, is_now) in changed_facts(facts, today).items()
         if was and is_now
     ]
     changes += [f"the code of {place} has changed" for place in changed_code(config.run_folder(stored.run.id), job)]
     return "; ".join(changes) or f"the case, or the way farm compiles it, has changed (bundle {now[:12]})"
-
-
-def _as_facts(job: Job, tools: Toolchain) -> dict[str, str]:
-    """Return the present versions that a bundle of `job` depends on, as facts of a run."""
-    return facts_of(relevant_versions(job.target.backend, tools.versions))
 
 
 def build_bundle(config: Config, job: Job, key: str, tools: Toolchain, supervisor: Supervisor) -> None:

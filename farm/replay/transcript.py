@@ -26,7 +26,6 @@ from farm.devices.ssh.config import ssh_address
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from farm.base.config.devices import SshLogin
     from farm.base.config.settings import Config
     from farm.devices.device import Device
     from farm.policy.situation import Lease
@@ -59,9 +58,7 @@ class Anonymizer:
         words: dict[str, str] = {}
         for number, report in enumerate(reports):
             words |= dict.fromkeys(_names(report), f"<device {number}>")
-            if report.device is not None:
-                words |= dict.fromkeys(_hosts(report.device), "<host>")
-                words |= dict.fromkeys(_accounts(report.device), "<account>")
+            words |= dict(_places(report.device)) if report.device is not None else {}
         for lease in leases:
             # Commands of other users name their folders and jobs.
             words[lease.host] = "<host>"
@@ -71,12 +68,11 @@ class Anonymizer:
         for host in hosts:
             words |= dict.fromkeys((host.name, host.adb.host), "<host>")
         named = (*(host.ssh for host in hosts), *(device.ssh for device in config.devices))
-        logins = [login for login in named if login is not None]
-        words |= dict.fromkeys((login.host for login in logins), "<host>")
-        words |= dict.fromkeys((login.user for login in logins), "<account>")
-        for address in _resolved(logins):
-            words |= dict.fromkeys(_hosts_of(address), "<host>")
-            words |= dict.fromkeys(_accounts_of(address), "<account>")
+        for login in (one for one in named if one is not None):
+            words |= {login.host: "<host>", login.user: "<account>"}
+            # Without a usable configuration of ssh no machine on the way is known.
+            with contextlib.suppress(FarmError):
+                words |= dict(_ssh_places(ssh_address(login)))
         words[socket.gethostname()] = "<host>"
         accounts = (getpass.getuser(), os.environ.get("USER", ""), os.environ.get("LOGNAME", ""))
         words |= dict.fromkeys(accounts, "<account>")
@@ -124,7 +120,8 @@ def transcript(
     devices = []
     for number, report in enumerate(reports):
         checked = msgspec.to_builtins(report.checked)
-        devices.append({"checked": checked, "facts": _without_boot(report.facts), "build": _build(report)})
+        build = report.device.build if report.device is not None else ""
+        devices.append({"checked": checked, "facts": _without_boot(report.facts), "build": build})
         files |= {f"device-{number}/{kind}.txt": hide.text(text).encode() for kind, text in report.logs.items()}
     files["check.json"] = json_document({"schema": 1, "versions": about, "devices": hide.value(devices)})
     archive = io.BytesIO()
@@ -132,10 +129,6 @@ def transcript(
         for name, data in files.items():
             file.writestr(name, data)
     return archive.getvalue()
-
-
-def _build(report: CheckReport) -> str:
-    return report.device.build if report.device is not None else ""
 
 
 def _without_boot(facts: dict[str, Any]) -> dict[str, Any]:
@@ -153,34 +146,19 @@ def _names(report: CheckReport) -> Iterator[str]:
         yield from (device.serial, device.serialno, device.name, *device.known_as, *device.labels)
 
 
-def _hosts(device: Device) -> Iterator[str]:
-    yield from (device.host, device.address.place)
-    if isinstance(device.address, AdbAddress):
-        yield from (device.address.host, device.address.tunnel)
-    if isinstance(device.address, SshAddress):
-        yield from _hosts_of(device.address)
+def _places(device: Device) -> Iterator[tuple[str, str]]:
+    """Yield hosts and accounts on the way to a device, with their replacements."""
+    address = device.address
+    hosts = (address.host, address.tunnel) if isinstance(address, AdbAddress) else ()
+    yield from ((host, "<host>") for host in (device.host, address.place, *hosts))
+    if isinstance(address, SshAddress):
+        yield from _ssh_places(address)
 
 
-def _accounts(device: Device) -> Iterator[str]:
-    if isinstance(device.address, SshAddress):
-        yield from _accounts_of(device.address)
-
-
-def _hosts_of(address: SshAddress) -> Iterator[str]:
+def _ssh_places(address: SshAddress) -> Iterator[tuple[str, str]]:
     for hop in (address, *address.jumps):
-        yield from (hop.host, hop.alias, hop.host_key_alias)
-
-
-def _accounts_of(address: SshAddress) -> Iterator[str]:
-    yield from (hop.user for hop in (address, *address.jumps))
-
-
-def _resolved(logins: Iterable[SshLogin]) -> Iterator[SshAddress]:
-    """Yield addresses of `logins` after the user's configuration of ssh, with the machines on the way."""
-    for login in logins:
-        # Without a usable configuration no machine on the way is known.
-        with contextlib.suppress(FarmError):
-            yield ssh_address(login)
+        yield from ((host, "<host>") for host in (hop.host, hop.alias, hop.host_key_alias))
+        yield hop.user, "<account>"
 
 
 def _is_ipv6(text: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -11,10 +12,15 @@ from farm.base.text import reason_line
 from farm.results.attempt import Attempt, Cause, Ending, Verdict
 from farm.results.known_troubles import TROUBLES, KnownTrouble, Party, Retry
 
+if TYPE_CHECKING:
+    from farm.suites.frame_settings import FrameSetting
+
 # Trouble of these parties decides however the runner ended.
 _CAUSE_OF_PARTY = {Party.RUNTIME: Cause.RUNTIME, Party.DEVICE: Cause.DEVICE}
 # Causes that a known line may replace: `gone` and others come from questions to the device itself.
 _OF_RUNNER = {Cause.NONE, Cause.REQUEST, Cause.REFUSED, Cause.CRASH, Cause.HANG}
+# ExecuTorch 1.5, backends/qualcomm/runtime/backends/lpai/LpaiGraph.cpp: a graph of a binary is finalized when it loads.
+_REFUSED = re.compile(r"Failed to finalize Qnn Graph with error: (-?\d{1,10})")
 
 
 class Trouble(NamedTuple):
@@ -32,7 +38,7 @@ def known_trouble(log: str, *, operators: bool = True) -> Trouble | None:
     Without `operators`, lines that QNN also prints for operators on the CPU do not count.
     """
     rows = (row for row in TROUBLES if operators or not row.of_operator)
-    return next((_trouble(row, found.groupdict()) for row in rows if (found := row.pattern.search(log))), None)
+    return next((_trouble(row, found.groupdict()) for row in rows if (found := re.search(row.pattern, log))), None)
 
 
 def _trouble(row: KnownTrouble, groups: dict[str, str | None]) -> Trouble:
@@ -75,3 +81,20 @@ def explain_by_logs(attempt: Attempt, logs: Iterable[str]) -> Attempt:
     if own is not None and own.text in attempt.reason:
         return msgspec.structs.replace(attempt, reason=reason_line(attempt.reason.replace(own.text, found)))
     return msgspec.structs.replace(attempt, reason=reason_line(f"{attempt.reason}; {found}"))
+
+
+def finalize_error(log: str) -> str:
+    """Return QNN's error from finalizing a graph, as the runner's log has it; "" without one."""
+    found = _REFUSED.search(log)
+    return found[1] if found else ""
+
+
+def infeasible(attempt: Attempt, setting: FrameSetting, error: str) -> Attempt:
+    """Return `attempt`, a refusal, as skipped: the same program was executed once its time did not have to be kept."""
+    reason = (
+        f"infeasible: QNN does not keep {setting.text} (finalize ended with error {error}; the program runs without "
+        "the demand for real time): lower fps, or raise ftrt_ratio"
+    )
+    return msgspec.structs.replace(
+        attempt, verdict=Verdict.SKIPPED, cause=Cause.INFEASIBLE, reason=reason_line(reason), known_issue=""
+    )

@@ -17,6 +17,7 @@ from farm.base.errors import BundleError
 from farm.builds.bundles.bundle import Bundle, Generation, read_tensor
 from farm.results.attempt import Cause, Direction, Ending, Measurement, Stage, Verdict, failed
 from farm.results.numerics import Figures, compare
+from farm.results.outputs import output_of, reference_of
 from farm.suites.figures import COUNTERS, log_softmax
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _tokens_problem(generation: Generation, entry: Generated, *, is_first_round:
     if entry.prompt_tokens + len(tokens) > generation.context + 1:
         return f"has {len(tokens)} tokens after {entry.prompt_tokens}, the context has {generation.context}"
     if stop.intersection(tokens[:-1]):
-        return "has tokens after one that ends it"
+        return "has tokens after a stop token"
     ends = {
         "new": len(tokens) == generation.new,
         "stop": bool(tokens) and tokens[-1] in stop,
@@ -124,7 +125,7 @@ def _calls_problem(generation: Generation, entry: Generated) -> str:
 
 def _times_problem(entry: Generated, *, is_first_round: bool) -> str:
     if entry.total_ns is None or entry.first_token_ns is None:
-        return "does not say how long it took" if is_first_round or entry.tokens else ""
+        return "does not report its time" if is_first_round or entry.tokens else ""
     if not sum(entry.prefill_ns) <= entry.first_token_ns <= entry.total_ns:
         return "has a first token before its prompt, or after its end"
     if sum(entry.prefill_ns) + sum(entry.steps_ns) > entry.total_ns:
@@ -177,17 +178,14 @@ class _Scored:
         self._bundle, self._raw, self.sample, self._entry = bundle, raw, entry.line, entry
         self._sequence = _scored_sequence(bundle, self.sample)
         # A sequence of the user is independent of the generated text.
-        self._is_continued = self._sequence[: entry.prompt_tokens] == _prompt(bundle, self.sample)
+        self._is_continued = self._sequence[: entry.prompt_tokens] == _ids(bundle, self.sample, 0)
 
     def output(self, index: int) -> NDArray[np.float64]:
         """Return the logits that count, [positions, vocabulary]."""
-        return self._of(read_tensor(self._raw.output(self.sample, index), self._bundle.manifest.outputs[index]))
+        return self._of(output_of(self._bundle, self._raw, self.sample, index))
 
     def _reference(self, kind: str, index: int) -> NDArray[np.float64]:
-        try:
-            return self._of(self._bundle.reference(kind, self.sample, index))
-        except (OSError, ValueError) as error:
-            raise BundleError.damaged(self._bundle.manifest.key, error) from None
+        return self._of(reference_of(self._bundle, kind, self.sample, index))
 
     def _of(self, logits: NDArray[np.generic]) -> NDArray[np.float64]:
         return logits[: len(self._sequence)].astype(np.float64)
@@ -243,10 +241,6 @@ class _Scored:
                     f"for the same text have {best} there, by {logits[row, best] - logits[row, token]:.4g}"
                 )
         return ""
-
-
-def _prompt(bundle: Bundle, sample: int) -> tuple[int, ...]:
-    return _ids(bundle, sample, 0)
 
 
 def _scored_sequence(bundle: Bundle, sample: int) -> tuple[int, ...]:
@@ -314,8 +308,8 @@ def numbers_problem(bundle: Bundle, raw: RawResult) -> str:
     manifest = bundle.manifest
     if manifest.references:
         return ""
-    for sample, (index, spec) in itertools.product(range(manifest.samples), enumerate(manifest.outputs)):
-        rows = read_tensor(raw.output(sample, index), spec)
+    for sample, index in itertools.product(range(manifest.samples), range(len(manifest.outputs))):
+        rows = output_of(bundle, raw, sample, index)
         if np.any(np.isnan(rows) | (rows == np.inf)):
             return f"output {index} of prompt {sample} has NaN or infinity among its numbers"
     return ""

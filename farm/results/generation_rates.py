@@ -38,20 +38,14 @@ def rate_measurements(generation: Generation, report: RunnerReport) -> tuple[Mea
     `peak_memory`.
     """
     first = report.generated[: len(generation.prompt_tokens)]
-    rates = (
-        ("prefill_rate", [one.prompt_tokens * _NS / one.first_token_ns for one in first if one.first_token_ns]),
-        ("decode_rate", [rate for one in first if (rate := _decode_rate(one)) is not None]),
-    )
-    by_length: dict[int, list[float]] = {}
     # Scored sequences have as many lengths as a task has questions, so that no length makes a series.
-    for one in first if generation.likelihoods is None else ():
-        if one.first_token_ns:
-            by_length.setdefault(one.prompt_tokens, []).append(one.first_token_ns)
+    first_ns = [(one.prompt_tokens, one.first_token_ns or 0) for one in first]
     loads = sorted((name, ns) for name, ns in report.method_loads_ns.items() if len(name) <= _MOST_NAME)[:_MOST_METHODS]
     peak = report.peak_memory_bytes
     return (
-        *(_time(f"first_token_time[{length}]", by_length[length]) for length in sorted(by_length)),
-        *(Measurement(name, "tokens/s", Direction.HIGHER, tuple(samples)) for name, samples in rates if samples),
+        *(_first_tokens(first_ns) if generation.likelihoods is None else ()),
+        *_rates("prefill_rate", first_ns),
+        *_rates("decode_rate", [(len(one.tokens) - 1, _decode_ns(one)) for one in first]),
         *_by_position(first, generation.context),
         *(_sustained(report.generated) if len(report.generated) > len(first) else ()),
         *(_time(f"method_load_time[{name}]", [ns]) for name, ns in loads),
@@ -64,21 +58,12 @@ def observed_measurements(observed: Sequence[Observed]) -> tuple[Measurement, ..
 
     Rates are defined as for farm's runner: of the prompt until the first token, and of the tokens after it.
     """
-    by_length: dict[int, list[float]] = {}
-    for one in observed:
-        if one.first_ms:
-            by_length.setdefault(one.prompt_tokens, []).append(one.first_ms * _MS)
-    rates = (
-        ("prefill_rate", [one.prompt_tokens * 1000 / one.first_ms for one in observed if one.first_ms]),
-        (
-            "decode_rate",
-            [one.generated_tokens * 1000 / one.decode_ms for one in observed if one.decode_ms and one.generated_tokens],
-        ),
-    )
+    first_ns = [(one.prompt_tokens, one.first_ms * _MS) for one in observed]
     loads = [one.load_ms * _MS for one in observed if one.load_ms]
     return (
-        *(_time(f"first_token_time[{length}]", by_length[length]) for length in sorted(by_length)),
-        *(Measurement(name, "tokens/s", Direction.HIGHER, tuple(samples)) for name, samples in rates if samples),
+        *_first_tokens(first_ns),
+        *_rates("prefill_rate", first_ns),
+        *_rates("decode_rate", [(one.generated_tokens, one.decode_ms * _MS) for one in observed]),
         *([_time("load_time", loads)] if loads else []),
     )
 
@@ -107,9 +92,21 @@ def _decode_ns(one: Generated) -> int:
     return max(0, one.total_ns - one.first_token_ns)
 
 
-def _decode_rate(one: Generated) -> float | None:
-    took = _decode_ns(one)
-    return (len(one.tokens) - 1) * _NS / took if took else None
+def _first_tokens(first_ns: Iterable[tuple[int, float]]) -> Iterator[Measurement]:
+    """Yield the times to the first token, by the tokens of the prompt; 0 is an unknown time."""
+    by_length: dict[int, list[float]] = {}
+    for length, ns in first_ns:
+        if ns:
+            by_length.setdefault(length, []).append(ns)
+    for length, samples in sorted(by_length.items()):
+        yield _time(f"first_token_time[{length}]", samples)
+
+
+def _rates(metric: str, taken: Iterable[tuple[int, float]]) -> Iterator[Measurement]:
+    """Yield the rate of tokens in nanoseconds; pairs without tokens or time are left out."""
+    samples = tuple(tokens * _NS / ns for tokens, ns in taken if tokens and ns)
+    if samples:
+        yield Measurement(metric, "tokens/s", Direction.HIGHER, samples)
 
 
 def _by_position(generated: Iterable[Generated], context: int) -> Iterator[Measurement]:
@@ -141,9 +138,6 @@ def _sustained(generated: Iterable[Generated]) -> Iterator[Measurement]:
     edges = np.linspace(0.0, time[-1], WINDOWS + 1)
     rates = (np.diff(np.interp(edges, time, count)) * _NS / np.diff(edges)).tolist()
     yield Measurement("sustained_rate", "tokens/s", Direction.HIGHER, tuple(rates))
-    yield Measurement("sustained_fall", "1", Direction.LOWER, (_fall(rates),))
-
-
-def _fall(rates: Sequence[float]) -> float:
-    """Return which share of the rate at the beginning is lost at the end."""
-    return 1.0 - sum(rates[-_ENDS:]) / sum(rates[:_ENDS])
+    # Share of the rate at the beginning that is lost at the end.
+    fall = 1.0 - sum(rates[-_ENDS:]) / sum(rates[:_ENDS])
+    yield Measurement("sustained_fall", "1", Direction.LOWER, (fall,))

@@ -81,7 +81,7 @@ def parse_heap(data: bytes) -> DspHeap:
         elif name or stripped.startswith(tuple(_IDENTIFIERS)):
             return _malformed(f"line {number} is {_shown(stripped)}, expected a number of bytes behind the last comma")
         elif not stripped.startswith(b"DSP:"):
-            return _malformed(f"line {number} is {_shown(stripped)}, which says nothing of the DSP")
+            return _malformed(f"line {number} is {_shown(stripped)}, which is not about the DSP")
     return _both(found["before"], found["after"], cut=bool(cut.strip()))
 
 

@@ -37,7 +37,7 @@ def require_comparison(report: RunnerReport) -> Ending | None:
         return None
     return infra(
         Stage.EXECUTE,
-        "the runner does not say whether all executions gave the same outputs, as it is older than this farm: "
+        "the runner is older than this farm and does not compare the outputs of all executions: "
         "build it again from native_runner/",
     )
 
@@ -61,10 +61,10 @@ def _why_allowed(job: Job, bundle: Bundle) -> str:
     """Return why executions may differ, to be added to a note; empty where they may not."""
     deterministic = job.case.deterministic
     if deterministic is not None:
-        return "" if deterministic else ": the case says that it is not deterministic"
+        return "" if deterministic else ": the case is declared as not deterministic"
     if bundle.manifest.stateful:
         return ": the module changes buffers of its own"
-    return "" if bundle.manifest.references else ": nothing says what they should be"
+    return "" if bundle.manifest.references else ": there is no reference for them"
 
 
 def _describe(inference: Inference) -> str:

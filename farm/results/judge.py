@@ -5,6 +5,7 @@ The module writes no files and asks no device. docs/explanation/verdicts.md has 
 
 from __future__ import annotations
 
+import statistics
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ from farm.builds.bundles.origins import NO_ORIGINS, read_origins
 from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE, RawResult
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.dsp_trouble import known_trouble
-from farm.results.expected_text import expectation_problem, slow_problem
 from farm.results.generation import judge_tokens, report_problem, untimed_problem, with_tokens
 from farm.results.generation_rates import observed_measurements, rate_measurements, temperatures
 from farm.results.heap import heap_measurements, heap_note, judge_heap, read_heaps
@@ -30,12 +30,50 @@ from farm.results.profile.cycles import read_profile
 from farm.results.profile.etdump import ETDumpError, intermediate_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from farm.builds.bundles.bundle import Bundle
     from farm.devices.execution.observed import Observed
+    from farm.results.attempt import Measurement
     from farm.results.runner_report import RunnerReport
-    from farm.suites.suite import Job
+    from farm.suites.suite import Expectation, Job
+
+
+def slow_problem(expected: Expectation, measured: Iterable[Measurement]) -> str:
+    """Return the rate below its expected value; "" for none. Only attached devices are judged."""
+    samples = {one.metric: one.samples for one in measured}
+    limits = {"decode_rate": expected.least_decode_rate, "prefill_rate": expected.least_prefill_rate}
+    for metric, least in limits.items():
+        if least is None:
+            continue
+        if not samples.get(metric):
+            return f"{metric} was not measured, expected {least:g} tokens/s or more"
+        if (rate := statistics.median(samples[metric])) < least:
+            return f"{metric} is {rate:.4g} tokens/s, expected {least:g} or more"
+    return ""
+
+
+def expectation_problem(expected: Expectation, measured: Iterable[Measurement]) -> str:
+    """Return what of perplexity or accuracy is worse than expected; "" where nothing is."""
+    samples = {one.metric: one.samples for one in measured}
+    limits = {"perplexity": expected.most_perplexity, "word_perplexity": expected.most_word_perplexity}
+    for metric, most in limits.items():
+        if most is None:
+            continue
+        worst = max(samples.get(f"{metric}[0]", ()), default=None)
+        if worst is None:
+            return f"{metric} was not measured, expected {most:g} or less"
+        if worst > most:
+            return f"{metric} is {worst:.5g}, expected {most:g} or less"
+    for metric, least in (expected.least_accuracy or {}).items():
+        found = samples.get(f"accuracy[{metric}]")
+        if not found:
+            return f"{metric} was not measured, expected {least:g} or more"
+        if found[0] < least:
+            count = round(samples["questions"][0])
+            return f"{metric} is {found[0]:.4g} ({round(found[0] * count)} of {count}), expected {least:g} or more"
+    return ""
+
 
 _QUANTIZING = ("quantized_decomposed.quantize_per_", "quantized_decomposed.dequantize_per_")
 
@@ -131,7 +169,7 @@ def build_failure(
             job_id=job.id,
             verdict=Verdict.INFRA if infra else Verdict.FAILED,
             stage=Stage.BUILD,
-            reason=reason_line(_explained(reason, log)) or "the build failed and did not say why: see the log",
+            reason=reason_line(_explained(reason, log)) or "the build failed without a reason: see the log",
             started_ms=started_ms,
             seconds=seconds,
             bundle_key=bundle_key,
@@ -141,9 +179,14 @@ def build_failure(
     )
 
 
+def build_problem(job: Job, bundle: Bundle) -> str:
+    """Return why a compiled program fails its case without an execution; "" where it does not."""
+    return delegation_problem(job, bundle) or write_problem(bundle)
+
+
 def not_simulated(job: Job, bundle: Bundle) -> Attempt:
     """Return the attempt of a job that a simulator cannot execute: skipped, or failed where its build is not right."""
-    if problem := delegation_problem(job, bundle) or write_problem(bundle):
+    if problem := build_problem(job, bundle):
         return build_failure(job, problem, bundle_key=bundle.manifest.key)
     reason = f"compiled, and not executed: {bundle.manifest.needs_device}; attach a {bundle.manifest.soc}"
     return Attempt(

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from farm.base.errors import BundleError
-from farm.builds.bundles.bundle import Bundle, Generation, read_tensor
+from farm.builds.bundles.bundle import Bundle, Generation
 from farm.results.analysis.flakiness import wilson
 from farm.results.attempt import Direction, Measurement
 from farm.results.generation import TokenFindings, numbers_problem, wrong_tokens
+from farm.results.outputs import output_of, reference_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,9 +60,10 @@ def judge_likelihoods(bundle: Bundle, raw: RawResult, report: RunnerReport, figu
     if generation is None or generation.likelihoods is None:
         return TokenFindings(figures, (), (), "")
     likelihoods = generation.likelihoods
-    token_logs = {_OUTPUT: logarithms_of(generation, [_output(bundle, raw, sample) for sample in _samples(bundle)])}
+    samples = range(bundle.manifest.samples)
+    token_logs = {_OUTPUT: logarithms_of(generation, [output_of(bundle, raw, sample, 0) for sample in samples])}
     for kind in bundle.manifest.references:
-        token_logs[kind] = logarithms_of(generation, [_reference(bundle, kind, sample) for sample in _samples(bundle)])
+        token_logs[kind] = logarithms_of(generation, [reference_of(bundle, kind, sample, 0) for sample in samples])
     rows = {key: list(found) for key, found in figures.items()}
     measured, notes = list[Measurement](), list[str]()
     for kind, found in _figures_of(likelihoods, token_logs).items():
@@ -80,10 +81,10 @@ def judge_likelihoods(bundle: Bundle, raw: RawResult, report: RunnerReport, figu
     return TokenFindings(rows, tuple(measured), tuple(filter(None, notes)), problem)
 
 
-def logarithms_of(generation: Generation, rows: Sequence[NDArray[np.floating]]) -> TokenLogarithms:
+def logarithms_of(generation: Generation, rows: Sequence[NDArray[np.generic]]) -> TokenLogarithms:
     """Return the tokens that count, of float [positions, 2] by sample. Pure."""
     likelihoods = generation.likelihoods
-    begins = likelihoods.told if likelihoods is not None else ()
+    begins = likelihoods.first_counted if likelihoods is not None else ()
     # Row n is of token n + 1.
     counted = [
         found[begin - 1 : length - 1].astype(np.float64)
@@ -210,18 +211,3 @@ def _task_notes(likelihoods: Likelihoods, token_logs: dict[str, TokenLogarithms]
     if likelihoods.cut:
         many = f"{likelihoods.cut} choices do" if likelihoods.cut > 1 else "1 choice does"
         yield f"{many} not fit with all of the question: its beginning is left out, as lm-eval does"
-
-
-def _samples(bundle: Bundle) -> range:
-    return range(bundle.manifest.samples)
-
-
-def _output(bundle: Bundle, raw: RawResult, sample: int) -> NDArray[np.float64]:
-    return read_tensor(raw.output(sample, 0), bundle.manifest.outputs[0]).astype(np.float64)
-
-
-def _reference(bundle: Bundle, kind: str, sample: int) -> NDArray[np.float64]:
-    try:
-        return bundle.reference(kind, sample, 0).astype(np.float64)
-    except (OSError, ValueError) as error:
-        raise BundleError.damaged(bundle.manifest.key, error) from None

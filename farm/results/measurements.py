@@ -10,15 +10,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from farm.results.attempt import Measurement
-from farm.suites.figures import (
-    COMPARED,
-    COUNTERS,
-    FIGURES,
-    LATENCY_TAIL,
-    LEAST_OF_TAIL,
-    VERIFICATION_TIME,
-    Direction,
-)
+from farm.suites.figures import COMPARED, COUNTERS, FIGURES, LATENCY_TAIL, LEAST_OF_TAIL, VERIFICATION_TIME, Direction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

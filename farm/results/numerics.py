@@ -6,9 +6,9 @@ Formulae, with r the reference, a the actual output, both in float64, sums over 
     cosine  sum r a / (|r| |a|)
     max_abs max |r - a|
     peak    max |r - a| / max |r|
-    steps   max |r - a| / the quantization step of the output, to a hundredth: float32 holds no multiples of it exactly
+    steps   max |r - a| / the quantization step of the output, to a hundredth, because float32 rounds multiples of it
     loss    SQNR of the quantized reference less SQNR of the output, both against FP32, in dB
-    mismatch  share of elements with r != a, for integer and boolean outputs, which have no other figure
+    mismatch  share of elements with r != a, for integer and boolean outputs, the only figure of them
 
 Elements that are NaN in both, or the same infinity in both, are equal and stay out of the sums.
 """
@@ -57,7 +57,7 @@ class Violation(msgspec.Struct, frozen=True):
     text: str
     """`sqnr 12.3 dB < 20 dB`."""
     excess: float
-    """How many times over the limit the error is, as an amplitude: comparable between kinds of limits."""
+    """Ratio of the error to the limit, as an amplitude, so that kinds of limits can be compared."""
 
 
 def compare(
@@ -164,9 +164,12 @@ def _beyond(figures: Figures, limits: Limits) -> list[Violation]:
 
 
 def is_decided(figures: Figures, limits: Limits) -> bool:
-    """Return whether a limit of `limits` applies to the dtype of `figures`."""
+    """Return whether a limit of `limits` applies to the dtype of `figures`, and some output would break it."""
     return any(
-        figure.decides and None not in (getattr(figures, figure.name), getattr(limits, figure.name))
+        figure.decides
+        and getattr(figures, figure.name) is not None
+        and (limit := getattr(limits, figure.name)) is not None
+        and figure.can_break(limit)
         for figure in COMPARED
     )
 
@@ -174,8 +177,8 @@ def is_decided(figures: Figures, limits: Limits) -> bool:
 def signal_problem(references: Sequence[NDArray[np.generic]]) -> str | None:
     """Return the reason why a wrong output may agree with the `references` of all samples; None for none.
 
-    A broken operator gives constants too, so that agreement with a constant proves nothing. A single element is
-    constant by nature and only has to differ from zero in a sample.
+    A broken operator may also return a constant, so that a constant reference cannot detect it. A single element is
+    always constant and only has to differ from zero in a sample.
     """
     for sample, reference in enumerate(references):
         if reference.dtype.kind == "f" and bool(np.any(np.isnan(reference))):
@@ -195,7 +198,7 @@ def signal_problem(references: Sequence[NDArray[np.generic]]) -> str | None:
 def is_equal(actual: NDArray[np.generic], reference: NDArray[np.generic], *, half: bool = False) -> bool:
     """Return whether two arrays have the same elements, NaN among them.
 
-    `half`: in half precision, in which HTP gives 1 as 0.9999999.
+    `half`: compare in half precision, because HTP computes 1 as 0.9999999.
     """
     if half and reference.dtype.kind == "f":
         with np.errstate(over="ignore"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 from farm.base.text import reason_line
@@ -32,8 +33,8 @@ _NO_SPACE = "No space left on device"
 _NOT_STARTED = (126, 127)
 
 _SIGNAL_HINTS = {
-    "SIGALRM": ": it hung, and could not even say so",
-    "SIGABRT": ": it gave up by itself; the log may say why",
+    "SIGALRM": ": it hung, and wrote no result",
+    "SIGABRT": ": it ended by itself; the log may have the reason",
     "SIGKILL": ": something killed it, perhaps for want of memory",
     "SIGSEGV": ": it touched memory that is not its own",
 }
@@ -112,7 +113,7 @@ def _bad_ending(raw: RawResult, report: RunnerReport | None, refused: str) -> En
 def _not_started(stderr: str, code: int) -> str:
     # Android's loader ends with a signal after its message, so this comes before signals.
     for line in stderr.splitlines():
-        if LOADER_FAILURE.pattern.search(line):
+        if re.search(LOADER_FAILURE.pattern, line):
             return line
     return f"exit code {code}: {stderr}" if code in _NOT_STARTED else ""
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 FiguresByOutput = dict[tuple[int, str], list[Figures]]
 """Figures of each sample in order, by output and reference."""
 
-UNJUDGED = "it ran; nothing says what its outputs should be"
+UNJUDGED = "it ran; there is no reference for its outputs"
 """Note of what ran without any reference."""
 
 
@@ -113,13 +113,13 @@ def compare_outputs(bundle: Bundle, raw: RawResult) -> OutputFindings:
     without_signal, unequal, equal = dict[int, str](), dict[int, str](), set[int]()
     for index, spec in enumerate(manifest.outputs):
         references = {
-            kind: [_reference(bundle, kind, sample, index) for sample in range(manifest.samples)]
+            kind: [reference_of(bundle, kind, sample, index) for sample in range(manifest.samples)]
             for kind in manifest.references
         }
         if not spec.constant and (problem := _signal_problem(manifest.output_label(index), references)):
             without_signal[index] = problem
             continue
-        outputs = [_output(bundle, raw, sample, index) for sample in range(manifest.samples)]
+        outputs = [output_of(bundle, raw, sample, index) for sample in range(manifest.samples)]
         if spec.constant:
             if (difference := _difference(manifest, outputs, references)) is None:
                 equal.add(index)
@@ -184,7 +184,7 @@ def measure_outputs(job: Job, bundle: Bundle, raw: RawResult) -> tuple[tuple[Mea
             broken.setdefault(0, []).append(f"{metric.name} is wanted of output {metric.output}, which there is not")
             continue
         pairs = [
-            (_output(bundle, raw, sample, place), _reference(bundle, "fp32", sample, place))
+            (output_of(bundle, raw, sample, place), reference_of(bundle, "fp32", sample, place))
             for sample in range(bundle.manifest.samples)
         ]
         measurement, problem = measure(metric, pairs)
@@ -244,7 +244,7 @@ def _unjudged(job: Job, bundle: Bundle, findings: OutputFindings, limits: Mappin
         if index not in findings.equal and not is_judged:
             return _not_judged(
                 f"no limit decides {bundle.manifest.output_label(index)} ({spec.dtype}): "
-                f"give the case a tolerance at {job.target.precision}",
+                f"give the case a tolerance at {job.target.precision}"
             )
     return None
 
@@ -258,11 +258,13 @@ def _not_judged(reason: str) -> Ending:
     return failed(Stage.NUMERICS, reason, Cause.NONE)
 
 
-def _output(bundle: Bundle, raw: RawResult, sample: int, index: int) -> NDArray[np.generic]:
+def output_of(bundle: Bundle, raw: RawResult, sample: int, index: int) -> NDArray[np.generic]:
+    """Return an output of an execution."""
     return read_tensor(raw.output(sample, index), bundle.manifest.outputs[index])
 
 
-def _reference(bundle: Bundle, kind: str, sample: int, index: int) -> NDArray[np.generic]:
+def reference_of(bundle: Bundle, kind: str, sample: int, index: int) -> NDArray[np.generic]:
+    """Return the reference of an output. Raises BundleError for an unreadable reference."""
     try:
         return bundle.reference(kind, sample, index)
     except (OSError, ValueError) as error:

@@ -18,9 +18,8 @@ import msgspec
 
 from farm.base.config.settings import OWN_COMMAND
 from farm.base.errors import UsageError
-from farm.dispatch.cluster.client.cancel import cancel
-from farm.dispatch.pool.inventory import resolve_device
-from farm.dispatch.pool.reserve import clock_time, give_back, reserve_device
+from farm.dispatch.cluster.client.follow import cancel
+from farm.dispatch.pool.inventory import clock_time, give_back, reserve_device, resolve_device
 from farm.numbers.regressions import baseline
 from farm.numbers.regressions.remarks import assign
 from farm.serve import submission
@@ -107,15 +106,15 @@ def release(context: Context, asked: ReleaseDevice) -> Done:
     return Done(give_back(context.store, asked.device, context.user, force=asked.force))
 
 
-class CancelRun(msgspec.Struct, frozen=True):
-    """Run to cancel."""
+class SubmittedRun(msgspec.Struct, frozen=True):
+    """Submitted run."""
 
     run: Text
     force: bool = False
     """Also another user's; only operators may."""
 
 
-def cancel_run(context: Context, asked: CancelRun) -> Done:
+def cancel_run(context: Context, asked: SubmittedRun) -> Done:
     """Cancel a submitted run of a shared farm."""
     _require_operator(context, force=asked.force)
     run_id = context.store.runs.resolve(asked.run, own=False)
@@ -159,22 +158,13 @@ def run(context: Context, asked: StartRun) -> Done:
             submission.folder_of(context.config, context.user, name) if name in uploads else name for name in names
         ]
         words += [f"{option}={name}" for name in found]
-    words += [f"-k{asked.keyword}"] if asked.keyword else []
-    words += [f"--name={asked.name}"] if asked.name else []
-    words += [f"--virtual={asked.virtual}"] if asked.virtual else []
+    given = (("-k", asked.keyword), ("--name=", asked.name), ("--virtual=", asked.virtual))
+    words += [f"{option}{value}" for option, value in given if value]
     words += submission.checked(asked.options)
     return _start(context, [*words, "--detach"]) if is_submitted else _start(context, words)
 
 
-class ResumeRun(msgspec.Struct, frozen=True):
-    """Submitted run with missing jobs."""
-
-    run: Text
-    force: bool = False
-    """Also another user's; only operators may."""
-
-
-def resume(context: Context, asked: ResumeRun) -> Done:
+def resume(context: Context, asked: SubmittedRun) -> Done:
     """Submit the missing jobs of a run, as `farm run --resume`."""
     _require_operator(context, force=asked.force)
     run_id = context.store.of_user(context.user).runs.resolve(asked.run, own=not asked.force, unbegun=True)
@@ -361,8 +351,8 @@ def _start(context: Context, words: list[str]) -> Done:
         if len(going) >= _MOST_COMMANDS:
             processes = ", ".join(str(one.pid) for one in going)
             raise TooManyCommandsError(
-                f"{len(going)} commands of {context.user} go on here (processes {processes}), and the "
-                "server starts no more at once: wait for the end of one; 'farm runs list' shows their runs"
+                f"{len(going)} commands of {context.user} are running here (processes {processes}), and the "
+                "server starts no further one: wait for the end of one; 'farm runs list' shows their runs"
             )
         with log.open("xb") as output:
             process = subprocess.Popen(

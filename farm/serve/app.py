@@ -5,33 +5,42 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from litestar import Litestar, MediaType, Request, Response, Router, get
+from litestar import Litestar, MediaType, Request, Response, Router, get, post
 from litestar.concurrency import sync_to_thread
 from litestar.config.compression import CompressionConfig
-from litestar.exceptions import HTTPException, NotAuthorizedException, NotFoundException, ValidationException
+from litestar.enums import RequestEncodingType
+from litestar.exceptions import (
+    HTTPException,
+    NotAuthorizedException,
+    NotFoundException,
+    PermissionDeniedException,
+    ValidationException,
+)  # fmt: skip
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.params import FromPath, PathParameter, QueryParameter
+from litestar.params import Body, FromPath, PathParameter, QueryParameter
 from litestar.response import File, Redirect
+from prometheus_client import generate_latest
 
 from farm import __version__
 from farm.base.errors import FarmError, LeaseLostError, NoDeviceError, StoreError, UnknownNameError, UsageError
 from farm.dispatch.request.ending import report_context
 from farm.report.formats.run_json import render_json
-from farm.report.html.page_of_run import assets, render_html
+from farm.report.html.page_of_run import render_html
+from farm.report.html.templates import assets
 from farm.serve.access import Access
-from farm.serve.actions import TooManyCommandsError
-from farm.serve.address import link
-from farm.serve.inline import inline
-from farm.serve.metrics import CONTENT_TYPE, Metrics
+from farm.serve.actions import ACTIONS, Action, Context, Done, TooManyCommandsError
+from farm.serve.metrics import CONTENT_TYPE, StoreCollector
 from farm.serve.pages.all import PAGES
-from farm.serve.perform import Actions, me
-from farm.serve.render import API, PROBLEMS, Renderer, wants_json
-from farm.serve.security import HEADERS
+from farm.serve.render import API, PROBLEMS, Renderer, json_answer, link, wants_json
+from farm.serve.security import HEADERS, local_path
 from farm.serve.stores import StoreHolder
+from farm.store.accounts import Role
 from farm.store.artifacts import open_artifacts
 
 if TYPE_CHECKING:
@@ -41,6 +50,7 @@ if TYPE_CHECKING:
     from litestar.types import Message, Scope
 
     from farm.base.config.settings import Config
+    from farm.serve.access import User
     from farm.serve.page import Page
 
 API_VERSION = f"{API}v1"
@@ -51,6 +61,27 @@ _LONGEST_BODY = 1 << 20
 # A report takes about 100 MB while it is rendered.
 _REPORTS_AT_ONCE = 2
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
+# Bytes of a text that are displayed; the download has all.
+_MOST_TEXT = 2**20
+_MOST_IMAGE = 2**25
+# Images that are displayed, by their first bytes.
+_IMAGES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
+# The sandbox keeps markup and scripts of a file from being executed.
+_INLINE_HEADERS = {
+    "content-security-policy": "default-src 'none'; sandbox; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "content-disposition": "inline",
+}
+# The first class that an error has counts.
+_STATUS_OF = {
+    UnknownNameError: 404, TooManyCommandsError: 429, UsageError: 400, NoDeviceError: 409, LeaseLostError: 409,
+    StoreError: 503,
+}  # fmt: skip
 _TITLES = {
     400: "Invalid request",
     403: "Not permitted",
@@ -71,13 +102,12 @@ def create_app(config: Config, host: str, *, demo: bool = False) -> Litestar:
     access = Access(config, server.stores, host)
     access.require_accounts()
     handlers = [server.handler(page) for page in PAGES]
-    actions = Actions(config, server.renderer)
     shown = [handler for page, handler in zip(PAGES, handlers, strict=True) if page.facts.template]
-    shown += [*server.files(), *actions.forms(), *access.handlers(server.renderer)]
+    shown += [*server.files(), *map(server.form, ACTIONS), *access.handlers(server.renderer)]
     return Litestar(
         [
             Router("/", route_handlers=shown, include_in_schema=False),
-            Router(API_VERSION, route_handlers=[*handlers, *actions.api(), me]),
+            Router(API_VERSION, route_handlers=[*handlers, *map(server.api, ACTIONS), me]),
         ],
         middleware=access.middleware,
         csrf_config=access.csrf,
@@ -101,14 +131,31 @@ def create_app(config: Config, host: str, *, demo: bool = False) -> Litestar:
     )  # fmt: skip
 
 
+class Me(msgspec.Struct, frozen=True):
+    """User of a request."""
+
+    name: str
+    role: Role
+    schema: int = 1
+
+
+@get("/me", sync_to_thread=False, responses=PROBLEMS)
+def me(request: Request[Any, Any, Any]) -> Response[Me]:
+    """Return the user of the token."""
+    user: User = request.scope["user"]
+    return Response(Me(user.name, user.role))
+
+
 class _Server:
     """Store, files and templates behind the routes."""
 
     def __init__(self, config: Config, *, demo: bool) -> None:
         self.renderer = Renderer(demo=demo)
+        self._config = config
         self.stores, self._artifacts = StoreHolder(config.store_url), open_artifacts(config)
+        # Opened with the first action: a server without accounts only reads.
+        self._stores_of_actions = StoreHolder(config.store_url, readonly=False)
         self._reports = asyncio.Semaphore(_REPORTS_AT_ONCE)
-        self._metrics = Metrics(is_shared=config.is_shared)
 
     def handler(self, page: Page) -> HTTPRouteHandler:
         """Return the route of a page; its parameters are the fields of the page's query."""
@@ -145,7 +192,7 @@ class _Server:
 
         @get("/artifacts/{sha256:str}/view", sync_to_thread=True)
         def view(sha256: FromPath[str]) -> Response[bytes]:
-            return inline(self._artifact(sha256).file_path)
+            return _inline(self._artifact(sha256).file_path)
 
         @get("/assets/{name:str}", sync_to_thread=False, opt={"open": True})
         def asset(name: FromPath[str]) -> Response[bytes]:
@@ -158,7 +205,7 @@ class _Server:
         @get("/metrics", sync_to_thread=True)
         def metrics() -> Response[bytes]:
             with self.stores.opened() as store:
-                return Response(self._metrics.read(store), media_type=CONTENT_TYPE)
+                return Response(generate_latest(StoreCollector(store)), media_type=CONTENT_TYPE)
 
         return [report, artifact, view, asset, metrics]
 
@@ -189,18 +236,57 @@ class _Server:
         name = "".join(c if c.isascii() and c.isalnum() else "-" for c in kind) or "artifact"
         return File(path, media_type="application/octet-stream", filename=f"{name}-{sha256[:12]}.bin")
 
+    def api(self, action: Action) -> HTTPRouteHandler:
+        """Return the route of an action that takes and returns JSON."""
+
+        def answer(request: Request[Any, Any, Any], data: Any) -> Response[bytes]:
+            return json_answer(self._perform(request, action, data))
+
+        return _action_route(action, answer, Annotated[action.asked, Body()], Response[Done])
+
+    def form(self, action: Action) -> HTTPRouteHandler:
+        """Return the route of an action's form, which leads back to the page with the form."""
+
+        def answer(request: Request[Any, Any, Any], data: Any) -> Response[Any]:
+            request.state["back"] = path = local_path(str(data.get("next", "")))
+            fields = {name: value for name, value in data.items() if value != ""}
+            try:
+                asked = msgspec.convert(fields, action.asked, strict=False)
+            except msgspec.ValidationError as error:
+                raise ValidationException(str(error)) from error
+            done = self._perform(request, action, asked)
+            values = {"title": action.name, "done": done, "next": path}
+            return self.renderer.html(request, "done.html.j2", 200, **values)
+
+        body = Annotated[dict[str, str], Body(media_type=RequestEncodingType.URL_ENCODED)]
+        return _action_route(action, answer, body, Response[bytes])
+
+    def _perform(self, request: Request[Any, Any, Any], action: Action, asked: msgspec.Struct) -> Done:
+        """Perform an action and record it, also where it is refused."""
+        user: User = request.scope["user"]
+        if not user.name:
+            raise PermissionDeniedException("nothing can be changed without accounts: 'farm lab accounts' makes them")
+        fields = msgspec.structs.asdict(asked)
+        shown = {name: len(value) if isinstance(value, bytes) else value for name, value in fields.items()}
+        facts = (user.name, action.name, msgspec.json.encode(shown).decode())
+        with self._stores_of_actions.opened() as store:
+            if not user.may(action.role):
+                store.accounts.record(*facts, f"refused: needs the role {action.role}")
+                problem = f"{action.name} needs the role {action.role}, this account is {user.role}"
+                raise PermissionDeniedException(problem)
+            # An action that hangs, or whose server is killed, has this entry.
+            begin_id, outcome = store.accounts.record(*facts), "done"
+            try:
+                return action.perform(Context(self._config, store, user.name, user.role), asked)
+            except BaseException as error:
+                outcome = f"refused: {error}" if isinstance(error, FarmError) else f"failed: {type(error).__name__}"
+                raise
+            finally:
+                store.accounts.record(*facts, outcome, begin_id)
+
     def refuse(self, request: Request[Any, Any, Any], error: FarmError) -> Response[bytes]:
         """Return the answer to an error of farm."""
-        if isinstance(error, UnknownNameError):
-            status = 404
-        elif isinstance(error, TooManyCommandsError):
-            status = 429
-        elif isinstance(error, UsageError):
-            status = 400
-        elif isinstance(error, NoDeviceError | LeaseLostError):
-            status = 409
-        else:
-            status = 503 if isinstance(error, StoreError) else 500
+        status = next((number for kind, number in _STATUS_OF.items() if isinstance(error, kind)), 500)
         return self._error(request, status, str(error))
 
     def refuse_http(self, request: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
@@ -232,6 +318,29 @@ class _Server:
 
     def _error(self, request: Request[Any, Any, Any], status: int, problem: str) -> Response[bytes]:
         return self.renderer.error(request, status, _TITLES.get(status, "Something went wrong"), problem)
+
+
+def _action_route(action: Action, answer: Any, body: Any, returned: Any) -> HTTPRouteHandler:
+    answer.__annotations__ = {"request": Request, "data": body, "return": returned}
+    answer.__name__, answer.__doc__ = action.perform.__name__, action.perform.__doc__
+    return post(f"/actions/{action.name}", sync_to_thread=True, status_code=200, responses=PROBLEMS,
+                request_max_body_size=action.most_bytes)(answer)  # fmt: skip
+
+
+def _inline(path: str | PathLike[str]) -> Response[bytes]:
+    """Return a file for display. Raises HTTPException 415 for a file that is neither text nor a known image."""
+    with Path(path).open("rb") as file:
+        content = file.read(_MOST_IMAGE)
+    for begin, kind in _IMAGES.items():
+        if content.startswith(begin):
+            return Response(content, headers=_INLINE_HEADERS, media_type=kind)
+    text = content[:_MOST_TEXT].decode("utf-8", "replace")
+    # The last character of a cut text may be damaged.
+    if "\0" in text or "\N{REPLACEMENT CHARACTER}" in text[:-1]:
+        raise HTTPException(status_code=415, detail="the file is neither text nor an image: download it")
+    if len(content) > _MOST_TEXT:
+        text += "\n[cut here: the download has all]"
+    return Response(text.encode(), headers=_INLINE_HEADERS, media_type="text/plain")
 
 
 def _parameter(page: Page, field: msgspec.structs.FieldInfo) -> inspect.Parameter:

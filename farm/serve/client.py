@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
@@ -18,19 +18,24 @@ if TYPE_CHECKING:
     from farm.dispatch.pool.inventory import DeviceRow
     from farm.policy.situation import Waiting
     from farm.serve.actions import Done
-    from farm.serve.reader import Found, Query
+    from farm.serve.reader import Found, Query, StoreReader
     from farm.store.accounts import Account
     from farm.store.store import Store
     from farm.store.view import RunView
 
+    # Reader of an everyday command, which does not know where the facts come from.
+    Reader: TypeAlias = "StoreReader | Server"
+
 _VARIABLE, _TOKEN = "FARM_SERVER", "FARM_TOKEN"
 _TIMEOUT_S = 60.0
+# Field of a query in the path of a page.
+_FIELD = re.compile(r"{(\w+):\w+}")
 _PRINTABLE = re.compile(r"[!-~]*")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Server:
-    """Server that reads its store and acts for the account of a token: a Reader.
+    """Server that reads its store and acts for the account of a token; read as `StoreReader`.
 
     Raises UsageError for an address or a token that is none.
     """
@@ -59,15 +64,13 @@ class Server:
     def read(self, make: Callable[[Store, Query], Found], query: Query) -> Found:
         """Return the facts of a page. Raises UsageError and InfraError with the answer of the server."""
         page = Page(make)
-        path, asked = page.path, {}
-        for field in msgspec.structs.fields(page.query):
-            value = getattr(query, field.name)
-            kinds = [f"{{{field.name}:{kind}}}" for kind in ("str", "path", "int")]
-            if any(kind in path for kind in kinds):
-                for kind in kinds:
-                    path = path.replace(kind, quote(str(value), safe=""))
-            elif value != field.default:
-                asked[field.name] = str(value)
+        path = _FIELD.sub(lambda field: quote(str(getattr(query, field[1])), safe=""), page.path)
+        in_path = _FIELD.findall(page.path)
+        asked = {
+            field.name: str(value)
+            for field in msgspec.structs.fields(page.query)
+            if (value := getattr(query, field.name)) != field.default and field.name not in in_path
+        }
         facts: Found = self._decoded(self._ask("GET", self._api(path), params=asked), page.facts)
         return facts
 

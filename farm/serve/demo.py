@@ -7,7 +7,6 @@ import math
 import random
 import struct
 import tempfile
-import zlib
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,8 +35,7 @@ from farm.store.artifacts import ArtifactStore
 from farm.store.attempt_fields import columns_of
 from farm.store.database import Database
 from farm.store.leases.registry import Seen
-from farm.store.recording import plan_rows
-from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
+from farm.store.records import ArtifactRecord, BuildRecord, NewAlert, Remark, RunRecord
 from farm.store.store import Store
 from farm.store.toolchains import toolchain_columns
 from farm.store.view import RunCommit, RunToolchain, SkipReason
@@ -67,22 +65,14 @@ _METRICS = ("latency", "sqnr_fp32[0]")
 # Samples of an attempt relative to their median.
 _SHAPE = (0.986, 0.994, 1.0, 1.007, 1.021)
 _STATISTICS = {name: value or 0.0 for name, value in values.statistics_of(_SHAPE).items()}
-_SUBJECTS = (
-    "Fold constants earlier",
-    "Share quantization parameters",
-    "Update pins",
-    "Refuse empty graphs",
-    "Fuse layer_norm with its scale",
-    "Clean up the partitioner",
-    "Document options",
-)
+_SUBJECTS = ("Fold constants earlier", "Share quantization parameters", "Update pins", "Refuse empty graphs")
 
 
 class Size(msgspec.Struct, frozen=True):
     """Size of a demo store."""
 
     nights: int = 60
-    cases: int = 600
+    cases: int = 400
     socs: tuple[str, ...] = _SOCS
     metrics: tuple[str, ...] = _METRICS
     devices: int = 3
@@ -90,6 +80,8 @@ class Size(msgspec.Struct, frozen=True):
     seed: int = 39
 
 
+# Tables of runs, in the order of their references.
+_TABLES_OF_RUNS = (schema.run, schema.run_device, schema.run_job, schema.attempt, schema.measurement)
 # Serial of the device that breaks in the last nights.
 _BROKEN = "DEMO87502"
 
@@ -204,14 +196,9 @@ class _Demo:
             for number in range(1, self._size.devices + 1):
                 for build in (1, 2):
                     device = Device(
-                        serial=f"DEMO{soc[2:]}{number}",
-                        soc=soc,
-                        kind="hardware",
-                        build=f"demo/{soc}/14.{build}",
-                        address=AdbAddress(5037),
-                        product=f"demo phone {soc[2:]}",
-                        name=f"demo-{soc[2:]}-{number}",
-                    )
+                        serial=f"DEMO{soc[2:]}{number}", soc=soc, kind="hardware", build=f"demo/{soc}/14.{build}",
+                        address=AdbAddress(5037), product=f"demo phone {soc[2:]}", name=f"demo-{soc[2:]}-{number}",
+                    )  # fmt: skip
                     facts = {name: getattr(device, name) for name in ("serial", "soc", "kind", "build")}
                     found.append({"id": len(found) + 1, **facts})
                     self._devices.setdefault(f"{soc} {build}", []).append((len(found), device))
@@ -222,70 +209,64 @@ class _Demo:
         toolchain, facts = self._toolchain(night, began_ms), self._facts(night)
         key = values.fingerprint_hash(facts)
         rows.insert_missing(connection, schema.fingerprint, [{"hash": key, "facts": facts}])
-        runs, had, planned, attempts, measured = [], [], [], [], []
         name = values.run_id_time(began_ms) + "demo"
         ids: dict[str, str] = {}
+        new: dict[Table, list[dict[str, Any]]] = {table: [] for table in _TABLES_OF_RUNS}
         for place, soc in enumerate(self._size.socs):
             started_ms = began_ms + place * 1000
             run_id = values.run_id_time(started_ms) + f"{self._draw.getrandbits(24):06x}"
             ids[soc] = run_id
-            found = self._results(night, soc, run_id, started_ms)
-            failed = any(row["verdict"] == "failed" and not row["known_issue"] for row in found.attempts)
-            runs.append({
+            failed = self._add_results(new, night, soc, run_id, started_ms)
+            new[schema.run].append({
                 "id": run_id, "command": f"farm run --soc {soc} --suite demo_operators --suite demo_models",
                 "user_name": USER, "host": HOST, "fingerprint_hash": key, "started_ms": started_ms,
                 "finished_ms": started_ms + 5_400_000, "exit_code": int(failed), "priority": "nightly",
                 "run_kind": "suite", "run_device_kind": "hardware", "run_name": f"demo nightly/{soc}",
                 "run_nightly": name, "run_began": True, **toolchain_columns(toolchain),
             })  # fmt: skip
-            had += [{"run_id": run_id, "device_id": row, "runtime": None} for row, _ in self._usable(night, soc)]
-            planned += found.planned
-            attempts += found.attempts
-            measured += found.measured
-        tables = (schema.run, schema.run_device, schema.run_job, schema.attempt, schema.measurement)
-        for table, new in zip(tables, (runs, had, planned, attempts, measured), strict=True):
-            (_insert if table in tables[:2] else _insert_many)(connection, table, new)
+            new[schema.run_device] += [{"run_id": run_id, "device_id": row} for row, _ in self._usable(night, soc)]
+        for table, found in new.items():
+            _insert(connection, table, found)
         self._runs.append(ids)
 
     def _usable(self, night: int, soc: str) -> list[tuple[int, Device]]:
         updated = soc == self._size.socs[0] and night >= self._size.nights // 2
         return self._devices[f"{soc} {2 if updated else 1}"]
 
-    def _results(self, night: int, soc: str, run_id: str, started_ms: int) -> _Results:
-        found = _Results([], [], [])
-        devices, size = self._usable(night, soc), self._size
+    def _add_results(
+        self, new: dict[Table, list[dict[str, Any]]], night: int, soc: str, run_id: str, started_ms: int
+    ) -> bool:
+        """Add the rows of a run's jobs to `new`; return True if a job failed that is no known issue."""
+        devices, failed = self._usable(night, soc), False
         noise = self._draw.gauss(0, 0.004)
         for place, part in enumerate(self._parts[self._size.socs.index(soc) :: len(self._size.socs)]):
             device_row, device = devices[place % len(devices)]
             run_job = self._next("run_job")
-            skipped = None
-            if place % 97 == 11 and night % 9 == 4:
-                why = SkipReason("no time was left: --budget 90m", started_ms - DAY_MS, "passed")
-                skipped = msgspec.json.encode(why).decode()
-            found.planned.append({
+            is_skipped = place % 97 == 11 and night % 9 == 4
+            why = SkipReason("no time was left: --budget 90m", started_ms - DAY_MS, "passed")
+            new[schema.run_job].append({
                 "id": run_job, "run_id": run_id, "job_id": part.id, "case_id": part.case_row, "position": place,
-                "build_seconds": 2.5, "cached": night % 7 != 0, "bundle_key": part.key,
-                "fallback_ops": None, "operators": None, "judged_by": "demo", "skipped": skipped, "program_hash": None,
+                "build_seconds": 2.5, "cached": night % 7 != 0, "bundle_key": part.key, "judged_by": "demo",
+                "skipped": msgspec.to_builtins(why) if is_skipped else None,
             })  # fmt: skip
-            if skipped:
-                continue
             began_ms = started_ms + 40_000 + place * 2_000
-            for changes in self._endings(night, place, part, device.serial):
+            for changes in [] if is_skipped else self._endings(night, place, part, device.serial):
                 attempt = self._next("attempt")
                 passed = changes["verdict"] == "passed"
-                found.attempts.append({
-                    **_ATTEMPT, "id": attempt, "run_job_id": run_job, "device_id": device_row, "digest": None,
-                    "recorded_ms": began_ms + 20_000, "started_ms": began_ms,
-                    "seconds": 1.4, "bundle_key": found.planned[-1]["bundle_key"], **changes,
+                failed |= changes["verdict"] == "failed" and "known_issue" not in changes
+                new[schema.attempt].append({
+                    **_ATTEMPT, "id": attempt, "run_job_id": run_job, "device_id": device_row,
+                    "recorded_ms": began_ms + 20_000, "started_ms": began_ms, "seconds": 1.4,
+                    "bundle_key": part.key, **changes,
                 })  # fmt: skip
-                if not passed and changes["stage"] != "numerics":
-                    continue
-                latency_ns = self._latency(night, part) * (1 + noise + self._draw.gauss(0, 0.006))
-                sqnr_db = part.sqnr_db - (0 if passed else 24)
-                for at in range(len(size.metrics)):
-                    level, series = (sqnr_db if at == 1 else latency_ns), part.first_series + at
-                    found.measured.append(_measured(attempt, at, series, level, steady=at == 1))
-        return found
+                if passed or changes["stage"] == "numerics":
+                    latency_ns = self._latency(night, part) * (1 + noise + self._draw.gauss(0, 0.006))
+                    sqnr_db = part.sqnr_db - (0 if passed else 24)
+                    new[schema.measurement] += [
+                        _measured(attempt, at, part.first_series + at, sqnr_db if at == 1 else latency_ns)
+                        for at in range(len(self._size.metrics))
+                    ]
+        return failed
 
     def _endings(self, night: int, place: int, part: _Part, serial: str) -> list[dict[str, Any]]:
         """Return the attempts of a job in a night."""
@@ -386,12 +367,7 @@ class _Demo:
             ("infra", "suspect", "gone: the device left the bus during a push", 9),
             ("recovery", "suspect", "adb reconnect: no answer", 8),
             ("recovery", "suspect", "power cycle of its port: answered for 40 s", 7),
-            (
-                "gave_up",
-                "quarantined",
-                "gone 8 times in a row: check cable and battery, then 'farm devices release'",
-                6,
-            ),
+            ("gave_up", "quarantined", "gone 8 times in a row: check its cable, then 'farm devices release'", 6),
         ):
             when_ms = self._last_ms + 3_600_000 - hours * 60_000
             self._store.devices.record_health(HealthEvent(broken.id, event, state, reason, {}, (), when_ms))
@@ -409,37 +385,26 @@ class _Demo:
         command = f"farm run --soc {soc} --suite demo_operators --profile detailed"
         run_id = self._store.begin_run(RunRecord(command, "demo-ada", HOST, facts, began_ms, toolchain=toolchain))
         versions = {one.job.id: hashlib.sha256(one.job.case.name.encode()).hexdigest() for one in parts}
-        self._database.write(lambda connection: plan_rows(connection, run_id, [one.job for one in parts], versions))
+        self._database.write(
+            lambda connection: rows.plan_rows(connection, run_id, [one.job for one in parts], versions)
+        )
         self._store.record_device(run_id, device)
         for place, usual in enumerate(parts[:15]):
-            self._store.record_build(run_id, usual.job.id, seconds=3.1, cached=False, bundle_key="d" * 64)
+            self._store.record_builds(
+                run_id, [BuildRecord(usual.job.id, seconds=3.1, cached=False, bundle_key="d" * 64)]
+            )
             part = usual._replace(latency_ns=self._latency(self._size.nights - 1, usual))
             attempt = _detailed(part, device, began_ms + place * 20_000, wrong=place in (1, 4))
             self._store.record_attempt(run_id, attempt, device, artifacts=_files(artifacts) if place < 5 else ())
-        for user, purpose, count in (("demo-ada", "farm run", 1), ("demo-grace", "farm lease", 1)):
+        for user, purpose in (("demo-ada", "farm run"), ("demo-grace", "farm lease")):
             token = self._store.leases.request(
-                [device.id],
-                count=count,
-                user=user,
-                host=HOST,
-                pid=1,
-                purpose=purpose,
-                priority=Priority.PERSON,
+                [device.id], count=1, user=user, host=HOST, pid=1, purpose=purpose, priority=Priority.PERSON,
                 ttl_s=86_400,
-            )
+            )  # fmt: skip
             self._store.leases.poll(token, ttl_s=86_400)
 
 
-class _Results(NamedTuple):
-    planned: list[dict[str, Any]]
-    attempts: list[dict[str, Any]]
-    measured: list[dict[str, Any]]
-
-
-_ATTEMPT = {
-    name: "[]" if value == () else value if isinstance(value, (int, float)) else str(value)
-    for name, value in columns_of(Attempt("", Verdict.PASSED, Stage.DONE, "")).items()
-}
+_ATTEMPT = msgspec.to_builtins(columns_of(Attempt("", Verdict.PASSED, Stage.DONE, "")))
 
 
 def _insert(connection: Connection, table: Table, found: Sequence[dict[str, Any]]) -> None:
@@ -447,33 +412,15 @@ def _insert(connection: Connection, table: Table, found: Sequence[dict[str, Any]
         connection.execute(table.insert(), found)
 
 
-def _insert_many(connection: Connection, table: Table, found: Sequence[dict[str, Any]]) -> None:
-    """Insert rows with equal keys and values for the driver; SQLAlchemy's own statements take twice the time."""
-    if found:
-        mark = "%s" if connection.dialect.name == "postgresql" else "?"
-        marks = ", ".join([mark] * len(found[0]))
-        statement = f"INSERT INTO {table.name} ({', '.join(found[0])}) VALUES ({marks})"  # noqa: S608 - names of columns
-        connection.exec_driver_sql(statement, [tuple(row.values()) for row in found])
-
-
 def _series(metric: str) -> dict[str, Any]:
-    sqnr = metric.startswith("sqnr")
-    return {
-        "metric": metric,
-        "unit": "dB" if sqnr else "ns",
-        "direction": "higher" if sqnr else "lower",
-        "exact": False,
-    }
+    unit, direction = ("dB", "higher") if metric.startswith("sqnr") else ("ns", "lower")
+    return {"metric": metric, "unit": unit, "direction": direction, "exact": False}
 
 
-def _measured(attempt: int, position: int, series: int, level: float, *, steady: bool) -> dict[str, Any]:
-    statistics = {name: value * level for name, value in _STATISTICS.items()}
+def _measured(attempt: int, position: int, series: int, level: float) -> dict[str, Any]:
+    row = {"attempt_id": attempt, "position": position, "series_id": series, "n": len(_SHAPE)}
     samples = struct.pack("<5d", *(level * one for one in _SHAPE))
-    if steady:
-        statistics = dict.fromkeys(_STATISTICS, level) | {"mad": 0.0}
-        samples = struct.pack("<d", level)
-    row = {"attempt_id": attempt, "position": position, "series_id": series, "n": len(samples) // 8}
-    return {**row, **statistics, "samples": samples}
+    return {**row, **{name: value * level for name, value in _STATISTICS.items()}, "samples": samples}
 
 
 def _commit(night: int) -> str:
@@ -519,17 +466,5 @@ def _detailed(part: _Part, device: Device, started_ms: int, *, wrong: bool) -> A
 
 def _files(artifacts: ArtifactStore) -> list[ArtifactRecord]:
     log = b"demo: loaded the program in 3.1 ms\ndemo: <b>text is shown as text</b>\n"
-    picture = _picture()
-    contents = (("log", log), ("layer_graph", picture), ("output", bytes(range(256)) * 8))
+    contents = (("log", log), ("output", bytes(range(256)) * 8))
     return [ArtifactRecord(artifacts.put(content), len(content), kind) for kind, content in contents]
-
-
-def _picture() -> bytes:
-    """Return a PNG of 160 x 90 pixels with a gradient."""
-    lines = b"".join(b"\0" + b"".join(bytes((60 + x // 2, 90 + y, 160)) for x in range(160)) for y in range(90))
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", 160, 90, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")

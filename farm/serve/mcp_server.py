@@ -14,21 +14,21 @@ import msgspec
 
 from farm import __version__
 from farm.base.errors import FarmError, MissingToolError
+from farm.base.structs import prepare_decoders
 from farm.serve.pages.all import PAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from farm.serve.client import Server
+    from farm.serve.client import Reader, Server
     from farm.serve.page import Facts, Page
-    from farm.serve.reader import Reader
 
     Reading = Callable[[], AbstractContextManager[Reader]]
 
 _INSTRUCTIONS = (
     "Results of ExecuTorch suites on Snapdragon devices. `infra` is trouble of the farm or a device, never a fault of "
-    "the code under test. Numbers of virtual devices are those of a simulator, and not times of a phone. Tools whose "
+    "the code under test. Numbers of virtual devices come from a simulator, and are not times of a phone. Tools whose "
     "names begin with `action_` change the farm in the name of an account."
 )
 # A model reads the answer: longer ones name the arguments that shorten them.
@@ -57,6 +57,8 @@ def serve_mcp(reading: Reading, server: Server | None) -> None:
         from farm.builds.runtime.packages import install_hint
 
         raise MissingToolError(f"farm data mcp needs another package: {install_hint('mcp')}") from None
+    # Each request is answered in a thread of its own.
+    prepare_decoders()
     asyncio.run(_serve(tools_of(reading, server)))
 
 

@@ -50,6 +50,12 @@ class Page:
         self.path = self.facts.path
 
 
+def has_words(words: str, *texts: str) -> bool:
+    """Return True if `texts` have each of the blank-separated `words`, in any case."""
+    text = " ".join(texts).casefold()
+    return all(word in text for word in words.casefold().split())
+
+
 def one_of(name: str, value: str, known: Collection[str]) -> str:
     """Return a parameter that is empty or in `known`. Raises UsageError for any other value."""
     if value and value not in known:

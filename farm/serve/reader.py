@@ -1,8 +1,8 @@
-"""Reads of the everyday commands: from the store of this machine, or from the API of a server (`client.py`)."""
+"""Reads of the everyday commands from the store of this machine; `client.py` has those from the API of a server."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
 Query = TypeVar("Query", bound=msgspec.Struct)
 Found = TypeVar("Found", bound=Facts)
-
-
-class Reader(Protocol):
-    """Reader of an everyday command, which does not know where the facts come from."""
-
-    @property
-    def artifacts(self) -> ArtifactStore | None:
-        """Files of attempts; None where they are on another machine."""
-
-    def read(self, make: Callable[[Store, Query], Found], query: Query) -> Found:
-        """Return the facts of a page for the user of the command. Raises FarmError."""
-
-    def devices(self) -> tuple[list[DeviceRow], list[Waiting]]:
-        """Return all devices, and the commands that wait for one."""
 
 
 class StoreReader:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import msgspec
 from litestar import MediaType, Request, Response
@@ -16,9 +18,8 @@ from litestar.template.base import csrf_token
 from farm.base.resources import data_folder
 from farm.base.text import json_document
 from farm.report.html.page import PAGE_SCRIPTS, PAGE_STYLES, Served, render
-from farm.report.html.page_of_run import EARLY_SCRIPT
+from farm.report.html.templates import EARLY_SCRIPT
 from farm.serve.actions import ROLES
-from farm.serve.address import Address, link
 from farm.serve.page import Facts
 
 API = "/api/"
@@ -39,18 +40,43 @@ DEMO = "demo data"
 _PLOTLY = Path(str(distribution("plotly").locate_file("plotly/package_data/plotly.min.js")))
 
 
+class Address:
+    """Path of a page and its parameters."""
+
+    def __init__(self, path: str, parameters: Mapping[str, str]) -> None:
+        self.path = path
+        self._parameters = {name: value.strip() for name, value in parameters.items() if value.strip()}
+
+    def text(self, name: str) -> str:
+        """Return the text of a parameter; "" without it."""
+        return self._parameters.get(name, "")
+
+    def but(self, **changes: str | int) -> str:
+        """Return the address with parameters changed; a parameter with an empty value is left out."""
+        found = self._parameters | {name: str(value) for name, value in changes.items()}
+        parameters = urlencode([(name, value) for name, value in found.items() if value], errors="replace")
+        return f"{quote(self.path)}?{parameters}" if parameters else quote(self.path)
+
+
+def link(*parts: str, **parameters: str | int) -> str:
+    """Return the address of a page: `link("runs", run_id)`. Names may contain any character."""
+    asked = urlencode([(name, str(value)) for name, value in parameters.items() if value != ""], errors="replace")
+    path = "/" + "/".join(quote(part, safe="@:", errors="replace") for part in parts)
+    return f"{path}?{asked}" if asked else path
+
+
 class Renderer:
     """Templates, style sheets and scripts of the server's pages."""
 
     def __init__(self, *, demo: bool = False) -> None:
         self._demo = demo
         self.assets = _read_assets()
-        names = {name.partition(".")[0] + name[name.rindex(".") :]: name for name in self.assets}
+        address = {f"{name.partition('.')[0]}{Path(name).suffix}": f"/assets/{name}" for name in self.assets}
         self._served = Served(
-            styles=tuple(f"/assets/{names[name]}" for name in PAGE_STYLES),
-            early_script=f"/assets/{names[EARLY_SCRIPT]}",
-            scripts=tuple(f"/assets/{names[name]}" for name in PAGE_SCRIPTS),
-            plot_script=f"/assets/{names['plotly.js']}",
+            styles=tuple(address[name] for name in PAGE_STYLES),
+            early_script=address[EARLY_SCRIPT],
+            scripts=tuple(address[name] for name in PAGE_SCRIPTS),
+            plot_script=address["plotly.js"],
             plot_style=_style_of_maps(_PLOTLY.read_text(encoding="utf-8")),
             demo=demo,
         )

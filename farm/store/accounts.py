@@ -8,10 +8,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, true
 
 from farm.base.errors import UnknownNameError, UsageError
 from farm.store import rows, schema, values
+from farm.store.statements import struct_of
 
 if TYPE_CHECKING:
     from farm.store.database import Database
@@ -88,22 +89,20 @@ class Accounts:
 
     def all(self) -> list[Account]:
         """Return the accounts by name."""
-        row = schema.account.c
-        with self._database.reading() as connection:
-            found = connection.execute(select(row.name, row.role, row.created_ms).order_by(row.name)).all()
-        return [Account(one.name, Role(one.role), one.created_ms) for one in found]
+        return self._find(true())
 
     def named(self, name: str) -> Account | None:
         """Return the account with a name."""
-        return next((one for one in self.all() if one.name == name), None)
+        return next(iter(self._find(schema.account.c.name == name)), None)
 
     def of_token(self, token: str) -> Account | None:
         """Return the account of a token."""
-        row = schema.account.c
-        query = select(row.name, row.role, row.created_ms).where(row.token_hash == _hash(token))
+        return next(iter(self._find(schema.account.c.token_hash == _hash(token))), None)
+
+    def _find(self, condition: ColumnElement[bool]) -> list[Account]:
+        query = select(schema.account).where(condition).order_by(schema.account.c.name)
         with self._database.reading() as connection:
-            found = connection.execute(query).first()
-        return None if found is None else Account(found.name, Role(found.role), found.created_ms)
+            return [struct_of(Account, row) for row in connection.execute(query)]
 
     def record(self, user: str, action: str, asked: str, outcome: str = _NOT_ENDED, begin_id: int | None = None) -> int:
         """Record the begin of an action and return its id, or with this id its end; no entry is changed."""

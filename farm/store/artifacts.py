@@ -10,6 +10,7 @@ shared farm, files missing here are fetched from the farm's place for files (`fa
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import tempfile
@@ -71,10 +72,11 @@ class ArtifactStore:
         for a read or write error; then nothing was published.
         """
         try:
-            if isinstance(content, bytes):
-                return self._put_bytes(content)
-            with content.open("rb") as source:
-                return self._put_stream(source)
+            if not isinstance(content, bytes):
+                with content.open("rb") as source:
+                    return self._write(source)
+            sha256 = hashlib.sha256(content).hexdigest()
+            return sha256 if self._renewed(sha256) else self._write(io.BytesIO(content))
         except OSError as error:
             raise StoreError(f"{error.filename or self._root}: the artifact is not kept: {error.strerror}") from error
 
@@ -193,85 +195,57 @@ class ArtifactStore:
         except (OSError, StoreError):
             return None
 
-    def _put_bytes(self, content: bytes) -> str:
-        sha256 = hashlib.sha256(content).hexdigest()
-        if not self._renewed(sha256):
-            with self._new_file() as file:
-                file.write(content)
-                self._publish(file, sha256)
-        return sha256
-
-    def _put_stream(self, source: BinaryIO) -> str:
+    def _write(self, source: BinaryIO) -> str:
+        """Store the content of `source`, unless it is here, and return its SHA-256."""
+        self._make_incoming()
         # The hash is computed during the copy: the source might change between two readings.
         digest = hashlib.sha256()
-        with self._new_file() as file:
-            while chunk := source.read(_CHUNK):
-                digest.update(chunk)
-                file.write(chunk)
-            sha256 = digest.hexdigest()
-            if not self._renewed(sha256):
-                self._publish(file, sha256)
+        descriptor, name = tempfile.mkstemp(dir=self._incoming)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                while chunk := source.read(_CHUNK):
+                    digest.update(chunk)
+                    file.write(chunk)
+                sha256 = digest.hexdigest()
+                if not self._renewed(sha256):
+                    file.flush()
+                    # Read-only for every user with access to the folder.
+                    os.fchmod(descriptor, 0o444)
+                    os.fsync(descriptor)
+                    self._publish(Path(name), sha256)
+        finally:
+            Path(name).unlink(missing_ok=True)
         return sha256
 
     def _renewed(self, sha256: str) -> bool:
-        """Return whether an artifact is here; its age starts again, so that it stays as long as a new one."""
+        """Return whether an artifact is here, whole; its age starts again, so that it stays as long as a new one."""
         try:
             os.utime(self.path(sha256))
+            return sha256_of(self.path(sha256)) == sha256
         except OSError:
             # The file is missing, or belongs to another user so that its time cannot be set: write it again.
             return False
-        return True
 
-    def _new_file(self) -> _Incoming:
+    def _make_incoming(self) -> None:
+        """Make the folder of unfinished files, and remove old files of dead processes there."""
         if not self._incoming.is_dir():
             self._incoming.mkdir(parents=True, exist_ok=True)
             _sync_folder(self._root)
             _sync_folder(self._root.parent)
-        self._sweep()
-        return _Incoming(self._incoming)
+        for path in self._incoming.iterdir():
+            with suppress(OSError):
+                if _is_old(path, _LEFT_BEHIND_S):
+                    path.unlink()
 
-    def _publish(self, file: _Incoming, sha256: str) -> None:
+    def _publish(self, written: Path, sha256: str) -> None:
         path = self.path(sha256)
         for folder in (path.parent.parent, path.parent):
             with suppress(FileExistsError):
                 folder.mkdir()
                 _sync_folder(folder.parent)
-        file.sync()
         # Two processes that put the same content at the same time replace the file with an equal one.
-        file.path.replace(path)
+        written.replace(path)
         _sync_folder(path.parent)
-
-    def _sweep(self) -> None:
-        for path in self._incoming.iterdir():
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _LEFT_BEHIND_S:
-                    path.unlink()
-
-
-class _Incoming:
-    """File being written; closing removes it unless it was moved."""
-
-    def __init__(self, folder: Path) -> None:
-        descriptor, name = tempfile.mkstemp(dir=folder)
-        self.path = Path(name)
-        self._file = os.fdopen(descriptor, "wb")
-
-    def __enter__(self) -> _Incoming:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with suppress(OSError):
-            self._file.close()
-        self.path.unlink(missing_ok=True)
-
-    def write(self, content: bytes) -> None:
-        self._file.write(content)
-
-    def sync(self) -> None:
-        """Flush the file to the disk, read-only for every user with access to the folder."""
-        self._file.flush()
-        os.fchmod(self._file.fileno(), 0o444)
-        os.fsync(self._file.fileno())
 
 
 def _is_old(path: Path, grace_s: float = GRACE_S) -> bool:

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Row
 from farm.results.attempt import Attempt, Comparison, LayerComparison, OperatorProfile, Verdict
 from farm.store import values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, DETAIL_FIELDS
-from farm.store.records import ArtifactRecord, JobFile, LastVerdict
-from farm.store.statements import chunks, statement
+from farm.store.records import LastVerdict
+from farm.store.statements import in_parts, statement, struct_of
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -97,26 +97,10 @@ def _details_of(kind: type[_T], rows: Iterable[Row[Any]]) -> dict[int, tuple[_T,
     return {attempt_id: tuple(details) for attempt_id, details in found.items()}
 
 
-def artifact_of(row: Row[Any]) -> ArtifactRecord:
-    """Return the artifact of a row."""
-    return ArtifactRecord(row.sha256, row.size, row.kind)
-
-
-def job_file_of(row: Row[Any]) -> JobFile:
-    """Return the artifact of a row with the number of its attempt."""
-    return JobFile(row.sha256, row.size, row.kind, row.number)
-
-
 def verdict_of(row: Row[Any]) -> LastVerdict:
     """Return the verdict of a row of `run_job` with the attempt that decides it."""
     known = row.verdict == Verdict.FAILED and row.known_issue
-    return LastVerdict(
-        run_id=row.run_id,
-        time_ms=row.recorded_ms,
-        outcome="known issue" if known else row.verdict,
-        bundle_key=row.bundle_key or "",
-        judged_by=row.judged_by or "",
-    )
+    return struct_of(LastVerdict, row, outcome="known issue" if known else row.verdict)
 
 
 def device_facts(build: str | None, runtime: Mapping[str, str] | None) -> dict[str, str]:
@@ -130,8 +114,5 @@ def device_facts(build: str | None, runtime: Mapping[str, str] | None) -> dict[s
 
 def fingerprints(connection: Connection, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return fingerprints by their hash."""
-    found: dict[str, dict[str, str]] = {}
-    for part in chunks(sorted(set(hashes))):
-        for row in connection.execute(statement("history.fingerprints"), {"hashes": part}):
-            found[row.hash] = row.facts
-    return found
+    rows = in_parts(connection, statement("history.fingerprints"), sorted(set(hashes)))
+    return {row.hash: row.facts for row in rows}

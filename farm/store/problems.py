@@ -27,8 +27,8 @@ _OVERWRITTEN = (
 )
 # SQLite's primary result codes.
 _PROBLEMS = {
-    sqlite3.SQLITE_FULL: "the disk is full: make room and run again; what was recorded is safe",
-    sqlite3.SQLITE_IOERR: "the disk cannot be read or written (is it full, or gone?); what was recorded is safe",
+    sqlite3.SQLITE_FULL: "the disk is full: make room and run again; recorded results are safe",
+    sqlite3.SQLITE_IOERR: "the disk cannot be read or written (is it full, or gone?); recorded results are safe",
     sqlite3.SQLITE_READONLY: f"cannot be written: {ELSEWHERE}",
     sqlite3.SQLITE_CANTOPEN: f"cannot be opened: may this user write in its folder? Else {ELSEWHERE}",
     sqlite3.SQLITE_PERM: f"cannot be opened by this user: {ELSEWHERE}",
@@ -40,7 +40,7 @@ _LOSSES = {
     sqlite3.SQLITE_CORRUPT: f"is damaged: {_OVERWRITTEN}",
 }
 _NO_TABLES = f"its tables are gone: was it emptied, or made anew? Restore it from a backup, or {ELSEWHERE}"
-_NO_DATABASE = f"there is no such database, or none any more: create it, restore it from a backup, or {ELSEWHERE}"
+_NO_DATABASE = f"there is no such database: create it, restore it from a backup, or {ELSEWHERE}"
 # A read-only connection cannot roll back the unfinished write of a killed process.
 _LEFT_HALF_DONE = "a process was killed while it made the store: 'farm devices' completes it"
 
@@ -102,7 +102,7 @@ def store_error(name: str, error: DBAPIError, secrets: Sequence[str] = ()) -> St
     if state == _INVALID_CATALOG or (state is None and code < 0 and _NO_SUCH_DATABASE.search(words)):
         return StoreLostError(f"{name}: {_NO_DATABASE}")
     if isinstance(error, DataError | IntegrityError):
-        return RowRefusedError(f"{name}: the database refuses what is to be written: {words}")
+        return RowRefusedError(f"{name}: the database refuses a row: {words}")
     remedy = next((f": {remedy}" for pattern, remedy in _REMEDIES if pattern.search(words)), "")
     half_done = getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK
     problem = _LEFT_HALF_DONE if half_done else _PROBLEMS.get(code, f"the database refuses: {words}{remedy}")

@@ -11,10 +11,10 @@ from farm.base.config.retention import KeepReason, Rules, RunFacts, decide
 from farm.store import schema
 from farm.store.queries.alerts import not_remarked, open_alerts
 from farm.store.records import STEPS
-from farm.store.statements import chunks, statement
+from farm.store.statements import KEYS, chunks, in_parts, statement
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
     from farm.store.clock import Clock
     from farm.store.database import Database
@@ -62,7 +62,8 @@ class Pruning:
         with self._database.reading() as connection:
             now_ms = self._clock(connection)
             runs = [RunFacts(*row) for row in connection.execute(query)]
-            protected = dict.fromkeys(_with_newest_results(connection, rules.keep_results), KeepReason.RESULTS)
+            newest = connection.scalars(statement("pruning.with_newest_results"), {"count": rules.keep_results})
+            protected = dict.fromkeys(newest, KeepReason.RESULTS)
             old = [run_id for run_id, why in decide(runs, rules, now_ms, protected).items() if why is None]
             for part in chunks(old):
                 protected |= dict.fromkeys(_going_on(connection, part, now_ms), KeepReason.GOING_ON)
@@ -72,17 +73,11 @@ class Pruning:
     def holding(self, run_ids: Collection[str]) -> Holding:
         """Return the rows and artifacts that are removed together with runs."""
         with self._database.reading() as connection:
-            rows = sum(_count(connection, table, run_ids) for table in (schema.attempt, *_OF_ATTEMPT, *_OF_RUN))
             tables = (schema.attempt, *_OF_ATTEMPT, *_OF_RUN)
+            rows = sum(_count(connection, table, run_ids) for table in tables)
             all_rows = sum(connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables)
             nbytes = _database_bytes(connection) * rows // max(all_rows, 1)
             return Holding(rows + len(run_ids), nbytes, _own_artifacts(connection, set(run_ids)))
-
-    def alerts_naming(self, run_id: str) -> list[int]:
-        """Return the numbers of the open alerts that name a run."""
-        with self._database.reading() as connection:
-            found = open_alerts(connection)
-        return sorted(one.id for one in found if run_id in (one.run_id, one.last_good, one.first_bad))
 
     def remove(self, run_id: str, *, named: bool = False) -> list[str] | None:
         """Remove a run with all its rows; return the SHA-256 of artifacts that no row names afterwards.
@@ -137,7 +132,9 @@ class Pruning:
         count = 0
         for table in _NAMED:
             with self._database.reading() as connection:
-                found = _orphans(connection, table)
+                # Each table is scanned once: some referring columns have no index.
+                orphans = select(_key(table)).except_(*(select(parent) for parent in _parents(table)))
+                found = sorted(connection.scalars(orphans))
             for start in range(0, len(found), _ORPHANS_AT_ONCE):
                 count += self._sweep(table, found[start : start + _ORPHANS_AT_ONCE])
         return count
@@ -176,7 +173,7 @@ class Pruning:
         if written is not None:
             return f"run {written} may be going on, and would have to wait: prune again after it"
         if (pages - free) * size > _QUICKLY_WRITTEN:
-            return "writing it anew takes more than a minute: do it when nobody writes, with sqlite3 FILE VACUUM"
+            return "writing it anew takes more than a minute: do it while no command runs, with sqlite3 FILE VACUUM"
         self._database.vacuum()
         return ""
 
@@ -185,11 +182,6 @@ def protected_runs(connection: Connection) -> set[str]:
     """Return the runs that open alerts name: their bundles will be measured again."""
     named = ((one.run_id, one.last_good, one.first_bad) for one in open_alerts(connection))
     return {run_id for runs in named for run_id in runs}
-
-
-def _with_newest_results(connection: Connection, count: int) -> set[str]:
-    """Return the runs with any of the `count` newest results of a job on a kind of device."""
-    return set(connection.scalars(statement("pruning.with_newest_results"), {"count": count}))
 
 
 def _going_on(connection: Connection, run_ids: Collection[str], now_ms: int) -> set[str]:
@@ -238,32 +230,22 @@ def _own_artifacts(connection: Connection, run_ids: set[str]) -> dict[str, int]:
     for part in chunks(run_ids):
         query = _of_runs(schema.artifact, part, artifact.sha256, artifact.size)
         found.update(tuple(row) for row in connection.execute(query))
-    for sha256s in chunks(found):
-        query = (
-            select(artifact.sha256, schema.run_job.c.run_id)
-            .select_from(schema.artifact.join(schema.attempt).join(schema.run_job))
-            .where(artifact.sha256.in_(sha256s))
-            .distinct()
-        )
-        for row in connection.execute(query):
-            if row.run_id not in run_ids:
-                found.pop(row.sha256, None)
+    of_runs = (
+        select(artifact.sha256, schema.run_job.c.run_id)
+        .select_from(schema.artifact.join(schema.attempt).join(schema.run_job))
+        .where(artifact.sha256.in_(KEYS))
+        .distinct()
+    )
+    for row in in_parts(connection, of_runs, found.copy()):
+        if row.run_id not in run_ids:
+            found.pop(row.sha256, None)
     return found
 
 
-def _named(connection: Connection, sha256s: Iterable[str]) -> set[str]:
+def _named(connection: Connection, sha256s: Collection[str]) -> set[str]:
     artifact = schema.artifact.c
-    found: set[str] = set()
-    for part in chunks(list(sha256s)):
-        found.update(connection.scalars(select(artifact.sha256).where(artifact.sha256.in_(part)).distinct()))
-    return found
-
-
-def _orphans(connection: Connection, table: Table) -> list[Any]:
-    """Return the keys of rows that no row of any table refers to."""
-    # Each table is scanned once: some referring columns have no index.
-    query = select(_key(table)).except_(*(select(parent) for parent in _parents(table)))
-    return sorted(connection.scalars(query))
+    query = select(artifact.sha256).where(artifact.sha256.in_(KEYS)).distinct()
+    return {row.sha256 for row in in_parts(connection, query, sha256s)}
 
 
 def _nothing_names(table: Table) -> list[ColumnElement[bool]]:

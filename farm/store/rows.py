@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from sqlalchemy import Connection, Insert, Table, select, update
 
 from farm.base.errors import StoreLostError
@@ -14,8 +15,8 @@ from farm.devices.device import Device, common_kind
 from farm.store import schema, values
 from farm.store.attempt_fields import columns_of
 from farm.store.details import detail_rows
-from farm.store.records import ArtifactRecord, RunKind
-from farm.store.statements import chunks, statement
+from farm.store.records import ArtifactRecord, BuildRecord, RunKind
+from farm.store.statements import KEYS, in_parts, statement
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql, sqlite
 
     from farm.results.attempt import Attempt, Measurement
+    from farm.store.view import SkipReason
     from farm.suites.suite import Job
 
 _SeriesKey = tuple[str, str, str, bool]
@@ -60,25 +62,12 @@ def branch_of_run(connection: Connection, run_id: str) -> tuple[str, bool]:
     return found[0], found[1]
 
 
-def find_planned(connection: Connection, run_id: str, job_id: str, serial: str = "") -> tuple[int, int, int | None]:
-    """Return the ids of the rows in `run_job` and `job`, and in `device` for a device of the run with this serial.
-
-    Raises StoreLostError for a job that is not planned.
-    """
-    planned = {"run": run_id, "job": job_id, "serial": serial}
-    row = connection.execute(statement("recording.planned"), planned).first()
-    if row is None:
-        raise _not_planned(run_id, job_id)
-    return row[0], row[1], row[2]
-
-
 def planned_jobs(connection: Connection, run_id: str, job_ids: Collection[str]) -> dict[str, int]:
     """Return the ids of the rows in `run_job` by job id. Raises StoreLostError for a job that is not planned."""
     job, planned = schema.job.c, schema.run_job.c
-    found: dict[str, int] = {}
-    for part in chunks(job_ids):
-        query = select(job.name, planned.id).where(planned.run_id == run_id, planned.job_id == job.id)
-        found.update((row.name, row.id) for row in connection.execute(query.where(job.name.in_(part))))
+    of_run = (planned.run_id == run_id, planned.job_id == job.id)
+    query = select(job.name, planned.id).where(*of_run, job.name.in_(KEYS))
+    found: dict[str, int] = {row.name: row.id for row in in_parts(connection, query, job_ids)}
     for job_id in job_ids:
         if job_id not in found:
             raise _not_planned(run_id, job_id)
@@ -106,14 +95,11 @@ def insert_jobs(
     insert_missing(connection, schema.suite_case, rows)
 
     job, case = schema.job.c, schema.suite_case.c
-    job_ids: dict[str, int] = {}
-    for part in chunks([job.id for job in jobs]):
-        found = connection.execute(select(job.name, job.id).where(job.name.in_(part)))
-        job_ids.update((row.name, row.id) for row in found)
-    row_of: dict[tuple[str, str, str], int] = {}
-    for part in chunks({version for _, _, version in cases}):
-        found = connection.execute(select(schema.suite_case).where(case.version.in_(part)))
-        row_of.update(((row.suite, row.case_name, row.version), row.id) for row in found)
+    found = in_parts(connection, select(job.name, job.id).where(job.name.in_(KEYS)), [job.id for job in jobs])
+    job_ids = {row.name: row.id for row in found}
+    of_versions = select(schema.suite_case).where(case.version.in_(KEYS))
+    found = in_parts(connection, of_versions, {version for _, _, version in cases})
+    row_of = {(row.suite, row.case_name, row.version): row.id for row in found}
     return job_ids, {job.id: row_of[key_of[job.id]] for job in jobs}
 
 
@@ -160,52 +146,154 @@ def insert_device_row(
     return device_id
 
 
-def insert_attempt(
+class NewAttempt(NamedTuple):
+    """Attempt to insert, with its artifacts."""
+
+    row: Mapping[str, Any]
+    """Columns beside the content of the attempt: `run_job_id`, `digest`, `device_id`, `recorded_ms`."""
+    job_row_id: int
+    attempt: Attempt
+    artifacts: Sequence[ArtifactRecord]
+
+
+def insert_attempts(
     connection: Connection,
     run_id: str,
-    attempt: Attempt,
-    device: Device | None,
-    artifacts: Sequence[ArtifactRecord],
+    attempts: Sequence[tuple[Attempt, Sequence[ArtifactRecord]]],
+    devices: Mapping[str, int] | None = None,
 ) -> None:
-    """Insert an attempt with all its numbers and artifacts, unless it is recorded already."""
-    planned = {"run": run_id, "job": attempt.job_id, "serial": attempt.device}
-    found = connection.execute(statement("recording.planned_with_series"), planned).all()
-    if not found:
-        raise _not_planned(run_id, attempt.job_id)
-    run_job_id, job_row_id, device_id = found[0][:3]
-    series = {(metric, unit, direction, exact): id_ for *_, id_, metric, unit, direction, exact in found if id_}
-    if device is not None:
-        device_id = insert_device(connection, run_id, device)
-    elif attempt.device and device_id is None:
-        device_id = _insert_unknown_device(connection, run_id, attempt)
-    # Without a start time, two attempts with equal content may still be different attempts.
-    digest = values.attempt_digest(attempt) if attempt.started_ms else None
-    row = {"run_job_id": run_job_id, "digest": digest, "device_id": device_id, "recorded_ms": now_ms()}
-    insert_attempt_row(connection, row, job_row_id, attempt, artifacts, series)
+    """Insert attempts of a run with all their numbers and artifacts; recorded ones stay as they are.
 
-
-def insert_attempt_row(
-    connection: Connection,
-    known: Mapping[str, Any],
-    job_row_id: int,
-    attempt: Attempt,
-    artifacts: Sequence[ArtifactRecord],
-    series: Mapping[_SeriesKey, int] | None = None,
-) -> bool:
-    """Insert an attempt with the columns `known`, all its numbers and artifacts; return False if recorded already.
-
-    A recorded attempt has the same job, run and digest. `series` are known ids of series of the job.
+    `devices` has row ids of devices by serial; all others are found, or inserted as unknown ones. Twenty attempts take
+    as many statements as one. Raises StoreLostError for a job that is not planned.
     """
-    row = {**known, **columns_of(attempt)}
-    attempt_id = insert_new(connection, schema.attempt, row)
-    if attempt_id is None:
-        return False
-    insert_rows(connection, schema.comparison, detail_rows(attempt_id, attempt.comparisons))
-    _insert_measurements(connection, attempt_id, job_row_id, attempt.measurements, series)
-    insert_rows(connection, schema.op_profile, detail_rows(attempt_id, attempt.operators))
-    insert_rows(connection, schema.layer, detail_rows(attempt_id, attempt.layers))
-    insert_missing(connection, schema.artifact, artifact_rows(attempt_id, artifacts))
-    return True
+    if not attempts:
+        return
+    planned: dict[str, tuple[int, int]] = {}
+    series: dict[int, dict[_SeriesKey, int]] = {}
+    asked = {"run": run_id, "jobs": sorted({attempt.job_id for attempt, _ in attempts})}
+    for row in connection.execute(statement("recording.planned"), asked):
+        planned[row.job_name] = row.run_job_id, row.job_id
+        if row.series_id is not None:
+            key = row.metric, row.unit, row.direction, row.exact
+            series.setdefault(row.job_id, {})[key] = row.series_id
+    device_ids = dict(devices or {})
+    if serials := sorted({attempt.device for attempt, _ in attempts} - {"", *device_ids}):
+        found = connection.execute(statement("recording.devices"), {"run": run_id, "serials": serials})
+        device_ids.update((row.serial, row.id) for row in found)
+    new = []
+    for attempt, artifacts in attempts:
+        if attempt.job_id not in planned:
+            raise _not_planned(run_id, attempt.job_id)
+        if attempt.device and attempt.device not in device_ids:
+            device_ids[attempt.device] = _insert_unknown_device(connection, run_id, attempt)
+        run_job_id, job_row_id = planned[attempt.job_id]
+        # Without a start time, two attempts with equal content may still be different attempts.
+        digest = values.attempt_digest(attempt) if attempt.started_ms else None
+        device_id = device_ids.get(attempt.device)
+        columns = {"run_job_id": run_job_id, "digest": digest, "device_id": device_id, "recorded_ms": now_ms()}
+        new.append(NewAttempt(columns, job_row_id, attempt, artifacts))
+    # Rows that an insertion returns are matched with attempts by digest, so that an attempt without one goes alone.
+    for batch in [new] if all(one.row["digest"] for one in new) else [[one] for one in new]:
+        insert_attempt_rows(connection, batch, series)
+
+
+def insert_attempt_rows(
+    connection: Connection, attempts: Sequence[NewAttempt], series: dict[int, dict[_SeriesKey, int]] | None = None
+) -> None:
+    """Insert attempts with their numbers and artifacts; one with the job, run and digest of a recorded one is left out.
+
+    `series` has known ids of series by row id of their job.
+    """
+    once = {(one.row["run_job_id"], one.row["digest"]): one for one in attempts}
+    contents = [{**one.row, **columns_of(one.attempt)} for one in once.values()]
+    known = {} if series is None else series
+    details: dict[Table, list[dict[str, Any]]] = {
+        table: [] for table in (schema.comparison, schema.measurement, schema.counter, schema.op_profile, schema.layer)
+    }
+    artifacts = []
+    inserted = connection.execute(_inserting_attempts(connection.dialect.name), contents).all()
+    for attempt_id, run_job_id, digest in inserted:
+        _, job_row_id, attempt, files = once[run_job_id, digest]
+        keys = [(row.metric, row.unit, str(row.direction), row.exact) for row in attempt.measurements]
+        if not known.get(job_row_id, {}).keys() >= set(keys):
+            known[job_row_id] = _series_ids(connection, job_row_id, keys)
+        for position, (key, measurement) in enumerate(zip(keys, attempt.measurements, strict=True)):
+            place = {"attempt_id": attempt_id, "position": position, "series_id": known[job_row_id][key]}
+            table, row = _measurement_row(measurement)
+            details[table].append(place | row)
+        details[schema.comparison] += detail_rows(attempt_id, attempt.comparisons)
+        details[schema.op_profile] += detail_rows(attempt_id, attempt.operators)
+        details[schema.layer] += detail_rows(attempt_id, attempt.layers)
+        artifacts += [
+            {
+                "attempt_id": attempt_id,
+                "sha256": file.sha256,
+                "size": file.size,
+                "kind": values.clean(file.kind, values.SOC_LIMIT),
+            }
+            for file in files
+        ]
+    for table, rows in details.items():
+        if rows:
+            connection.execute(_inserting(table), rows)
+    insert_missing(connection, schema.artifact, artifacts)
+
+
+def plan_rows(connection: Connection, run_id: str, jobs: Sequence[Job], versions: Mapping[str, str]) -> None:
+    """Write the rows of `Store.plan_jobs`; `versions` has the version of each job's case, by job id."""
+    require_run(connection, run_id)
+    job_ids, case_ids = insert_jobs(connection, jobs, versions)
+    planned = [
+        {
+            "run_id": run_id,
+            "job_id": job_ids[job.id],
+            "case_id": case_ids[job.id],
+            "position": position,
+            "judged_by": values.judged_by(job),
+        }
+        for position, job in enumerate(jobs)
+    ]
+    insert_missing(connection, schema.run_job, planned)
+    run = schema.run.c
+    connection.execute(update(schema.run).where(run.id == run_id, ~run.run_began).values(run_began=True))
+
+
+def mark_skipped_rows(connection: Connection, run_id: str, skipped: Mapping[str, SkipReason | None]) -> None:
+    """Write the columns of `Store.mark_skipped`."""
+    planned = planned_jobs(connection, run_id, skipped)
+    for job_id, why in skipped.items():
+        kept = None if why is None else msgspec.structs.replace(why, reason=values.clean(why.reason))
+        row = update(schema.run_job).where(schema.run_job.c.id == planned[job_id])
+        connection.execute(row.values(skipped=msgspec.to_builtins(kept)))
+
+
+def build_columns(build: BuildRecord) -> dict[str, Any]:
+    """Return the columns of a planned job about the build of its bundle; unknown ones are left out."""
+    row: dict[str, Any] = {
+        "build_seconds": build.seconds,
+        "cached": build.cached,
+        "bundle_key": values.clean(build.bundle_key, values.KEY_LIMIT),
+        "program_hash": values.clean(build.program, values.SOC_LIMIT) or None,
+    }
+    for column, counts in (("fallback_ops", build.fallback_ops), ("operators", build.operators)):
+        if counts is not None:
+            row[column] = {values.clean(name): count for name, count in counts.items()}
+    return row
+
+
+def case_versions(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the version of the case of each job, by job id; code and files are read once, not per job."""
+    from farm.builds.bundles.source import source_digest, source_place
+
+    sources: dict[tuple[str, ...], str] = {}
+    versions = {}
+    for job in jobs:
+        where = source_place(job.case)
+        if where not in sources:
+            sources[where] = source_digest(job.case)
+        versions[job.id] = values.case_version(job.case, sources[where])
+    return versions
 
 
 def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -240,45 +328,19 @@ def _insert_unknown_device(connection: Connection, run_id: str, attempt: Attempt
     return insert_device_row(connection, run_id, row)
 
 
-def _insert_measurements(
-    connection: Connection,
-    attempt_id: int,
-    job_row_id: int,
-    measurements: Sequence[Measurement],
-    series: Mapping[_SeriesKey, int] | None,
-) -> None:
-    keys = [(row.metric, row.unit, str(row.direction), row.exact) for row in measurements]
-    ids = series if series is not None and all(key in series for key in keys) else None
-    ids = series_ids(connection, job_row_id, keys) if ids is None else ids
-    floats, integers = measurement_rows(attempt_id, measurements, ids)
-    insert_rows(connection, schema.measurement, floats)
-    insert_rows(connection, schema.counter, integers)
+def _measurement_row(measurement: Measurement) -> tuple[Table, dict[str, Any]]:
+    """Return the table for a measurement, `counter` for integers of an exact metric, and its columns."""
+    samples = measurement.samples
+    exact = values.as_integers(samples) if measurement.exact else None
+    if exact is None:
+        statistics = values.statistics_of(samples)
+        return schema.measurement, {"n": len(samples), **statistics, "samples": values.pack_floats(samples)}
+    median = sorted(exact)[(len(exact) - 1) // 2]
+    packed = values.pack_integers(exact)
+    return schema.counter, {"n": len(samples), "value": median, "max": max(exact), "samples": packed}
 
 
-def measurement_rows(
-    attempt_id: int, measurements: Sequence[Measurement], ids: Mapping[_SeriesKey, int]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of an attempt for `measurement`, and of exact metrics for `counter`; `ids` are ids of series."""
-    keys = [(row.metric, row.unit, str(row.direction), row.exact) for row in measurements]
-    floats, integers = [], []
-    for position, (key, measurement) in enumerate(zip(keys, measurements, strict=True)):
-        samples = measurement.samples
-        row: dict[str, Any] = {
-            "attempt_id": attempt_id,
-            "position": position,
-            "series_id": ids[key],
-            "n": len(samples),
-        }
-        exact = values.as_integers(samples) if measurement.exact else None
-        if exact is None:
-            floats.append({**row, **values.statistics_of(samples), "samples": values.pack_floats(samples)})
-        else:
-            median = sorted(exact)[(len(exact) - 1) // 2]
-            integers.append({**row, "value": median, "max": max(exact), "samples": values.pack_integers(exact)})
-    return floats, integers
-
-
-def series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesKey]) -> dict[_SeriesKey, int]:
+def _series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesKey]) -> dict[_SeriesKey, int]:
     """Return the ids of series of a job; new series are inserted."""
 
     def known() -> dict[_SeriesKey, int]:
@@ -294,29 +356,16 @@ def series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesKe
     return ids
 
 
-def artifact_rows(attempt_id: int, artifacts: Sequence[ArtifactRecord]) -> list[dict[str, Any]]:
-    """Return the rows of artifacts of an attempt."""
-    return [
-        {
-            "attempt_id": attempt_id,
-            "sha256": artifact.sha256,
-            "size": artifact.size,
-            "kind": values.clean(artifact.kind, values.SOC_LIMIT),
-        }
-        for artifact in artifacts
-    ]
-
-
-def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows that no other writer inserts."""
-    if rows:
-        connection.execute(_inserting(table), rows)
-
-
 # Cached: an attempt needs five such statements.
 @functools.cache
 def _inserting(table: Table) -> Insert:
     return table.insert()
+
+
+@functools.cache
+def _inserting_attempts(dialect: str) -> Any:
+    row = schema.attempt.c
+    return _inserting_ignoring(schema.attempt, dialect, returning=False).returning(row.id, row.run_job_id, row.digest)
 
 
 @functools.cache

@@ -8,16 +8,20 @@ from collections.abc import Collection, Iterator
 from importlib import resources
 from typing import Any, TypeVar
 
-from sqlalchemy import JSON, BindParameter, Boolean, bindparam, text
+import msgspec
+from sqlalchemy import JSON, BindParameter, Boolean, Connection, Row, bindparam, text
 
 from farm.store import schema
 
 # SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.
 _MOST_PARAMETERS = 10_000
+KEYS: BindParameter[Any] = bindparam("keys", expanding=True)
+"""Parameter of a query for `in_parts`."""
 FEW = 500
 """Number of keys in a query for which PostgreSQL still uses an index, too."""
 
-_Key = TypeVar("_Key", str, int)
+_T = TypeVar("_T")
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 _BLOCK = re.compile(r"^-- name: (\w+)\n(.*?);$", re.MULTILINE | re.DOTALL)
 # SQLite returns columns of these types as stored: as text and as 0 or 1.
@@ -47,8 +51,27 @@ def statement(name: str) -> Any:
     return found.columns(**_TYPES) if sql.startswith("SELECT") else found
 
 
-def chunks(keys: Collection[_Key], most: int = _MOST_PARAMETERS) -> Iterator[list[_Key]]:
-    """Yield names or row ids in portions for one statement."""
+def struct_of(kind: type[_Struct], row: Row[Any], **more: Any) -> _Struct:
+    """Return a row as a struct by the names of its columns; `more` has further fields, UNSET for an unset one.
+
+    Processes that read in several threads call `farm.base.structs.prepare_decoders` before.
+    """
+    fields = {**row._mapping, **more}  # noqa: SLF001 - public in SQLAlchemy
+    named = {name: fields[name] for name in kind.__struct_encode_fields__ if name in fields}
+    known = {name: value for name, value in named.items() if value is not msgspec.UNSET}
+    return msgspec.convert(known, kind, strict=False)
+
+
+def chunks(keys: Collection[_T], most: int = _MOST_PARAMETERS) -> Iterator[list[_T]]:
+    """Yield values in portions for one statement."""
     listed = list(keys)
     for start in range(0, len(listed), most):
         yield listed[start : start + most]
+
+
+def in_parts(
+    connection: Connection, query: Any, keys: Collection[_T], most: int = _MOST_PARAMETERS, **of: Any
+) -> Iterator[Any]:
+    """Yield the rows of a query whose parameter `keys` is a list, as of one statement, for any number of keys."""
+    for part in chunks(keys, most):
+        yield from connection.execute(query, {"keys": part, **of})

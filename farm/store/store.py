@@ -9,14 +9,22 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import Connection, bindparam, update
+
+from farm.base.exit_codes import ENDED_EARLY
+from farm.store import rows, schema, values
 from farm.store.clock import Clock, clock_ms
 from farm.store.database import Database
-from farm.store.recording import Recording
+from farm.store.details import bounded
+from farm.store.statements import statement
+from farm.store.toolchains import toolchain_columns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
+    from farm.devices.device import Device
+    from farm.results.attempt import Attempt
     from farm.store.accounts import Accounts
     from farm.store.cluster.cluster import Cluster
     from farm.store.cluster.roles import Roles
@@ -31,13 +39,15 @@ if TYPE_CHECKING:
     from farm.store.queries.browse import Browse
     from farm.store.queries.grid import GridReader
     from farm.store.queries.history import HistoryReader
-    from farm.store.queries.jobs import JobReader
-    from farm.store.queries.metrics import MetricsReader
-    from farm.store.queries.profiles import ProfileReader
     from farm.store.queries.runs import RunReader
     from farm.store.queries.selection import SelectionReader
     from farm.store.queries.status import StatusReader
+    from farm.store.records import ArtifactRecord, BuildRecord, RunRecord
     from farm.store.transfer.runs import Transfer
+    from farm.store.view import SkipReason
+    from farm.suites.suite import Job
+
+_UPDATE_BUILD = update(schema.run_job).where(schema.run_job.c.id == bindparam("of"))
 
 
 def _group(module: str, name: str, *, clock: bool = False) -> Any:
@@ -63,21 +73,19 @@ def open_store(
     return Store(Database(url_or_path, readonly=readonly, existing=existing, connections=connections))
 
 
-class Store(Recording):
+class Store:
     """Store of a process; usable from several threads, not across a fork.
 
     Every method, also of its groups, is one transaction and raises StoreError if the database refuses.
     """
 
     def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
-        super().__init__(database, clock)
+        self._database, self._clock = database, clock
 
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -109,6 +117,121 @@ class Store(Recording):
         """Return an error text of that connection without the passwords of the address."""
         return self._database.without_secrets(text)
 
+    def begin_run(self, record: RunRecord, prepare: Callable[[str], object] = lambda _: None) -> str:
+        """Record a new run, and return its id: UTC time and a random part, `20261121-014501-4f7a12`.
+
+        `prepare` is called with the id before the run is visible to others, and again with another id after a conflict.
+        """
+        started_ms = record.started_ms if record.started_ms is not None else rows.now_ms()
+        facts = {values.clean(name): values.clean(value) for name, value in record.fingerprint.items()}
+        row = {
+            "command": values.clean(record.command, values.LOG_LIMIT),
+            "user_name": values.clean(record.user),
+            "host": values.clean(record.host),
+            "fingerprint_hash": values.fingerprint_hash(facts),
+            "started_ms": started_ms,
+            "priority": values.clean(record.priority, values.KIND_LIMIT),
+            **rows.run_kinds(record.command, facts),
+            **toolchain_columns(record.toolchain),
+            "run_name": values.clean(record.name, values.NAME_LIMIT),
+            "run_nightly": values.clean(record.nightly_run, values.SOC_LIMIT),
+        }
+
+        def insert(connection: Connection) -> str:
+            rows.insert_missing(connection, schema.fingerprint, [{"hash": row["fingerprint_hash"], "facts": facts}])
+            while True:
+                run_id = rows.new_run_id(started_ms)
+                if rows.insert_new(connection, schema.run, {"id": run_id, **row}) is not None:
+                    prepare(run_id)
+                    return run_id
+
+        return self._database.write(insert)
+
+    def plan_jobs(self, run_id: str, jobs: Sequence[Job]) -> None:
+        """Record the planned jobs of a run before their execution; a job planned before stays as it is.
+
+        The run counts as begun from now on.
+        """
+        versions = rows.case_versions(jobs)
+
+        self._database.write(lambda connection: rows.plan_rows(connection, run_id, jobs, versions))
+
+    def record_device(self, run_id: str, device: Device, runtime: Mapping[str, str] | None = None) -> None:
+        """Record a device of a run, with the versions of its runtime: `Runtime.versions`."""
+
+        def insert(connection: Connection) -> None:
+            rows.require_run(connection, run_id)
+            rows.insert_device(connection, run_id, device, runtime)
+
+        self._database.write(insert)
+
+    def record_builds(self, run_id: str, builds: Sequence[BuildRecord]) -> None:
+        """Record the builds of bundles of planned jobs; a second record of a job replaces the first."""
+
+        def change(connection: Connection) -> None:
+            planned = rows.planned_jobs(connection, run_id, [build.job_id for build in builds])
+            # Builds with the same columns share a statement.
+            alike: dict[frozenset[str], list[dict[str, Any]]] = {}
+            for build in builds:
+                row = rows.build_columns(build)
+                alike.setdefault(frozenset(row), []).append({"of": planned[build.job_id], **row})
+            for changes in alike.values():
+                connection.execute(_UPDATE_BUILD, changes)
+
+        self._database.write(change)
+
+    def record_attempt(
+        self,
+        run_id: str,
+        attempt: Attempt,
+        device: Device | None = None,
+        *,
+        artifacts: Sequence[ArtifactRecord] = (),
+        fence: tuple[str, int] | None = None,
+    ) -> None:
+        """Record an attempt of a planned job with all its numbers, durably: a kill after the return loses nothing.
+
+        `device` may be omitted after `record_device`. An attempt with a start time is recorded once, also if offered
+        again. With `fence`, the id of the leased device and the lease's fence, the lease has to be alive: raises
+        LeaseLostError without a record if it is not.
+        """
+        attempt = bounded(attempt)
+
+        def insert(connection: Connection) -> None:
+            if fence is not None:
+                from farm.store.leases.rows import require_live
+
+                require_live(connection, *fence, self._clock(connection))
+            known: dict[str, int] = {}
+            if device is not None:
+                rows.require_run(connection, run_id)
+                known[attempt.device] = rows.insert_device(connection, run_id, device)
+            rows.insert_attempts(connection, run_id, [(attempt, artifacts)], known)
+
+        self._database.write(insert)
+
+    def mark_skipped(self, run_id: str, skipped: Mapping[str, SkipReason | None]) -> None:
+        """Record the reasons of skipped planned jobs of a run, by job id; None takes a reason back."""
+
+        self._database.write(lambda connection: rows.mark_skipped_rows(connection, run_id, skipped))
+
+    def finish_run(self, run_id: str, exit_code: int, *, once: bool = False) -> None:
+        """Record the end of a run with its exit code; a run that ended early without an attempt never began.
+
+        With `once`, an earlier recorded end stays.
+        """
+
+        def change(connection: Connection) -> None:
+            rows.require_run(connection, run_id)
+            # A run that ended early without an attempt never began.
+            began = exit_code not in ENDED_EARLY or connection.scalar(statement("recording.tried"), {"run": run_id})
+            row = {"finished_ms": rows.now_ms(), "exit_code": exit_code, "run_began": bool(began)}
+            run = schema.run.c
+            of_run = (run.id == run_id, run.finished_ms.is_(None)) if once else (run.id == run_id,)
+            connection.execute(update(schema.run).where(*of_run).values(row))
+
+        self._database.write(change)
+
     def ask(self, query: str, limit: int, seconds: float = 60.0) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return the names of the columns and at most `limit` rows of one SELECT in the database's own SQL.
 
@@ -125,18 +248,12 @@ class Store(Recording):
     """Newest results."""
     grid: GridReader = _group("queries.grid", "GridReader")
     """Results of jobs in nightly runs."""
-    jobs: JobReader = _group("queries.jobs", "JobReader")
-    """Jobs of runs in short, and the runs of a job."""
     history: HistoryReader = _group("queries.history", "HistoryReader")
-    """Numbers and verdicts of jobs, run by run."""
-    profiles: ProfileReader = _group("queries.profiles", "ProfileReader")
-    """Profiles of jobs."""
+    """Numbers, verdicts and profiles of jobs, run by run."""
     selection: SelectionReader = _group("queries.selection", "SelectionReader", clock=True)
     """Earlier results of the jobs of a new run."""
-    metrics: MetricsReader = _group("queries.metrics", "MetricsReader")
-    """Counts of attempts for a monitoring system."""
     browse: Browse = _group("queries.browse", "Browse", clock=True)
-    """Lists in pages, for the web page and `farm runs list`."""
+    """Lists for the web page, `farm runs list` and a monitoring system."""
     accounts: Accounts = _group("accounts", "Accounts")
     """Accounts of `farm serve`, and their actions."""
     alerts: Alerts = _group("queries.alerts", "Alerts")

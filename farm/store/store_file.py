@@ -21,11 +21,11 @@ _HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\0"
 
 _DELETED = (
-    "was deleted or moved away while it was in use: put it back, or what was recorded in it is lost and the next run "
+    "was deleted or moved away while it was in use: put it back, or its results are lost and the next run "
     "makes a new store"
 )
-_REPLACED = "was replaced while it was in use: what was recorded since is not in the file that is there now"
-_LOG_DELETED = "its write-ahead log (-wal) was deleted or replaced while it was in use: what was recorded last is lost"
+_REPLACED = "was replaced while it was in use: later results are not in the new file"
+_LOG_DELETED = "its write-ahead log (-wal) was deleted or replaced while it was in use: the last results are lost"
 _OVERWRITTEN = (
     "was overwritten or cut off while it was in use: restore it from a backup, or move it away and start a new one "
     "(sqlite3 STORE .recover saves what can be read)"

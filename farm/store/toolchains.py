@@ -26,6 +26,11 @@ _COLUMNS = {
     "commit": "run_commit",
     "dirty": "run_dirty",
 }
+_TEXTS = {
+    **dict.fromkeys(("name", "branch", "git_branch", "subject"), values.NAME_LIMIT),
+    **dict.fromkeys(("commit", "before"), values.SOC_LIMIT),
+    "commit_url": values.REASON_LIMIT,
+}
 
 
 def toolchain_columns(toolchain: RunToolchain) -> dict[str, Any]:
@@ -48,18 +53,12 @@ def bounded_toolchain(toolchain: RunToolchain) -> RunToolchain:
     kept = toolchain.since[:COMMITS_LIMIT]
     return msgspec.structs.replace(
         toolchain,
-        name=values.clean(toolchain.name, values.NAME_LIMIT),
-        branch=values.clean(toolchain.branch, values.NAME_LIMIT),
-        commit=values.clean(toolchain.commit, values.SOC_LIMIT),
-        git_branch=values.clean(toolchain.git_branch, values.NAME_LIMIT),
-        subject=values.clean(toolchain.subject, values.NAME_LIMIT),
-        before=values.clean(toolchain.before, values.SOC_LIMIT),
+        **{name: values.clean(getattr(toolchain, name), limit) for name, limit in _TEXTS.items()},
         since=tuple(
             RunCommit(values.clean(one.hash, values.SOC_LIMIT), values.clean(one.subject, values.NAME_LIMIT))
             for one in kept
         ),
         more=toolchain.more + len(toolchain.since) - len(kept),
-        commit_url=values.clean(toolchain.commit_url),
     )
 
 

@@ -161,22 +161,21 @@ def statistics_of(samples: Sequence[float]) -> dict[str, float | None]:
     Percentiles are interpolated linearly, as in numpy. A statistic is None if it would be NaN, for lack of samples, a
     NaN sample or cancelling infinities: SQLite has no NaN.
     """
-    names = ("min", "p10", "p50", "p90", "p99", "mean", "mad")
     if not samples or any(math.isnan(value) for value in samples):
-        return dict.fromkeys(names)
+        return dict.fromkeys(("min", "p10", "p50", "p90", "p99", "mean", "mad"))
     ordered = sorted(map(float, samples))
     median = _percentile(ordered, 0.5)
     deviations = [abs(value - median) for value in ordered]
-    values = (
-        ordered[0],
-        _percentile(ordered, 0.1),
-        median,
-        _percentile(ordered, 0.9),
-        _percentile(ordered, 0.99),
-        _mean(ordered),
-        math.nan if any(map(math.isnan, deviations)) else _percentile(sorted(deviations), 0.5),
-    )
-    return {name: None if math.isnan(value) else value for name, value in zip(names, values, strict=True)}
+    found = {
+        "min": ordered[0],
+        "p10": _percentile(ordered, 0.1),
+        "p50": median,
+        "p90": _percentile(ordered, 0.9),
+        "p99": _percentile(ordered, 0.99),
+        "mean": _mean(ordered),
+        "mad": math.nan if any(map(math.isnan, deviations)) else _percentile(sorted(deviations), 0.5),
+    }
+    return {name: None if math.isnan(value) else value for name, value in found.items()}
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
@@ -202,7 +201,7 @@ def _mean(ordered: Sequence[float]) -> float:
 
 def fingerprint_hash(facts: Mapping[str, str]) -> str:
     """Return a hash of a fingerprint, equal for equal fingerprints."""
-    return _hash(dict(facts))
+    return hash_of(dict(facts))
 
 
 def case_version(case: Case, source: str) -> str:
@@ -212,7 +211,7 @@ def case_version(case: Case, source: str) -> str:
     be deterministic is executed differently, and has another hash.
     """
     repeats = ("repeats",) if case.deterministic is True else ()
-    return _hash((case.definition, source, *repeats))
+    return hash_of((case.definition, source, *repeats))
 
 
 def judged_by(job: Job) -> str:
@@ -224,12 +223,7 @@ def judged_by(job: Job) -> str:
         "deterministic": None if case.deterministic is None else str(case.deterministic),
         "on hardware": issue if (issue := case.known_issue(target, virtual=False)) != job.known_issue else None,
     }
-    return _hash((*usual, *((name, value) for name, value in rare.items() if value is not None)))
-
-
-def selection_hash(names: Sequence[str]) -> str:
-    """Return a hash of names, in their order."""
-    return _hash(list(names))
+    return hash_of((*usual, *((name, value) for name, value in rare.items() if value is not None)))
 
 
 def attempt_digest(attempt: Attempt) -> str:
@@ -237,5 +231,6 @@ def attempt_digest(attempt: Attempt) -> str:
     return hashlib.sha256(msgspec.msgpack.encode(attempt)).hexdigest()
 
 
-def _hash(value: Any) -> str:
+def hash_of(value: Any) -> str:
+    """Return a hash of anything that JSON can represent; the order of members does not count."""
     return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()

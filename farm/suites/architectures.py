@@ -26,11 +26,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str = ""
     """The precision that upstream's own recipe of this decoder is for; "" for a family, which has the general ones."""
     shards: int = 1
-    """Contexts that upstream divides its layers into."""
+    """Number of contexts into which upstream divides the layers."""
     model_types: tuple[str, ...] = ()
     """Values of `model_type` in a Hugging Face `config.json`; empty if upstream converts no such weights."""
     hadamard: bool = False
-    """Queries and keys are turned by a Hadamard matrix, which wants a head of a power of two."""
+    """Queries and keys are turned by a Hadamard matrix, which requires a head size that is a power of two."""
     window_mask: bool = False
     """True if layers with a sliding window take their own mask as a second input."""
 
@@ -40,26 +40,26 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         return "dim" in self.params
 
 
-# Types by parameter: parameters that `LlamaModel` of ExecuTorch 1.5's Qualcomm examples reads, and further ones of
-# Meta's files.
-PARAM_TYPES: dict[str, type] = {
-    **dict.fromkeys(
-        ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "hidden_dim", "head_dim", "multiple_of"), int
+# Parameters that `LlamaModel` of ExecuTorch 1.5's Qualcomm examples reads, and further ones of Meta's files, by type.
+_PARAMS: dict[type, tuple[str, ...]] = {
+    int: (
+        "dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "hidden_dim", "head_dim", "multiple_of",
+        "rope_scale_factor", "no_rope_layer_interval", "sliding_window", "bos_idx", "eos_idx",
     ),
-    **dict.fromkeys(("rope_scale_factor", "no_rope_layer_interval", "sliding_window", "bos_idx", "eos_idx"), int),
-    **dict.fromkeys(
-        ("norm_eps", "ffn_dim_multiplier", "rope_theta", "rope_freq_base", "local_rope_theta", "partial_rotary_factor"),
-        float,
+    float: (
+        "norm_eps", "ffn_dim_multiplier", "rope_theta", "rope_freq_base", "local_rope_theta", "partial_rotary_factor",
+        "embedding_scale_factor", "attention_multiplier", "residual_multiplier", "logits_scaling",
+        "attn_logit_softcapping", "final_logit_softcapping",
     ),
-    **dict.fromkeys(("embedding_scale_factor", "attention_multiplier", "residual_multiplier", "logits_scaling"), float),
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), float),
-    **dict.fromkeys(
-        ("use_scaled_rope", "use_hf_rope", "attention_qkv_bias", "use_qk_norm", "qk_norm_before_rope"), bool
+    bool: (
+        "use_scaled_rope", "use_hf_rope", "attention_qkv_bias", "use_qk_norm", "qk_norm_before_rope",
+        "use_ffn_norm", "post_attention_norm", "post_ffn_norm", "output_bias", "apply_embedding",
     ),
-    **dict.fromkeys(("use_ffn_norm", "post_attention_norm", "post_ffn_norm", "output_bias", "apply_embedding"), bool),
-    **dict.fromkeys(("norm_type", "act_fn", "model_architecture"), str),
-    "layer_types": list,
-}
+    str: ("norm_type", "act_fn", "model_architecture"),
+    list: ("layer_types",),
+}  # fmt: skip
+PARAM_TYPES: dict[str, type] = {name: kind for kind, names in _PARAMS.items() for name in names}
+"""Types by parameter."""
 
 _LLAMA = {"norm_eps": 1e-5, "rope_theta": 500000.0, "use_scaled_rope": True}
 _GEMMA = {
@@ -94,21 +94,10 @@ _STORIES = {"norm_eps": 1e-5}
 SIZES = ("n_layers", "dim", "hidden_dim", "n_heads", "n_kv_heads", "vocab_size")
 """Parameters that identify a published decoder."""
 
-
-def _sizes(
-    layers: int, dim: int, hidden: int, heads: int, kv_heads: int, vocabulary: int, head: int = 0
-) -> dict[str, int]:
-    sizes = {
-        "n_layers": layers, "dim": dim, "hidden_dim": hidden, "n_heads": heads, "n_kv_heads": kv_heads,
-        "vocab_size": vocabulary,
-    }  # fmt: skip
-    return {**sizes, "head_dim": head} if head else sizes
-
-
 _GEMMA2_LAYERS = ["sliding_attention", "full_attention"] * 13
 _GEMMA3_LAYERS = (["sliding_attention"] * 5 + ["full_attention"]) * 4 + ["sliding_attention"] * 2
 
-_ALL = (
+_FAMILIES = (
     Architecture(name="llama", upstream="llama3_2-1b_instruct", params=_LLAMA, model_types=("llama",)),
     Architecture(name="gemma", upstream="gemma-2b", params=_GEMMA, model_types=("gemma",)),
     Architecture(name="gemma2", upstream="gemma2-2b", params=_GEMMA2, model_types=("gemma2",), window_mask=True),
@@ -122,81 +111,43 @@ _ALL = (
     Architecture(name="granite", upstream="granite_3_3-2b_instruct", params=_GRANITE, model_types=("granite",)),
     Architecture(name="codegen", upstream="codegen2_1b", params=_CODEGEN),
     Architecture(name="stories", upstream="stories260k", params=_STORIES),
-    Architecture(
-        name="stories260k", upstream="stories260k", recipe="16a4w", params={**_STORIES, **_sizes(5, 64, 172, 8, 4, 512)}
-    ),
-    Architecture(
-        name="stories110m", upstream="stories110m", recipe="16a4w",
-        params={**_STORIES, **_sizes(12, 768, 2048, 12, 12, 32000)},
-    ),
-    Architecture(
-        name="llama3_2-1b_instruct", upstream="llama3_2-1b_instruct", recipe="16a4w_block", model_types=("llama",),
-        params={**_LLAMA, **_sizes(16, 2048, 8192, 32, 8, 128256)},
-    ),
-    Architecture(
-        name="llama3_2-3b_instruct", upstream="llama3_2-3b_instruct", recipe="16a4w_block", shards=3,
-        model_types=("llama",), params={**_LLAMA, **_sizes(28, 3072, 8192, 24, 8, 128256)},
-    ),
-    Architecture(
-        name="codegen2_1b", upstream="codegen2_1b", recipe="16a8w",
-        params={**_CODEGEN, **_sizes(16, 2048, 8192, 16, 16, 51200)},
-    ),
-    Architecture(
-        name="gemma-2b", upstream="gemma-2b", recipe="16a4w", shards=4, model_types=("gemma",),
-        params={**_GEMMA, **_sizes(18, 2048, 16384, 8, 1, 256000, 256)},
-    ),
-    Architecture(
-        name="gemma2-2b", upstream="gemma2-2b", recipe="16a4w", shards=4, model_types=("gemma2",), window_mask=True,
-        params={**_GEMMA2, **_sizes(26, 2304, 9216, 8, 4, 256000, 256), "layer_types": _GEMMA2_LAYERS},
-    ),
-    Architecture(
-        name="gemma3-1b", upstream="gemma3-1b", recipe="16a4w", model_types=("gemma3_text",), window_mask=True,
-        params={**_GEMMA3, **_sizes(26, 1152, 6912, 4, 1, 262144, 256), "layer_types": _GEMMA3_LAYERS},
-    ),
-    Architecture(
-        name="glm-1_5b", upstream="glm-1_5b", recipe="16a4w", model_types=("glm",),
-        params={**_GLM, **_sizes(28, 2048, 6144, 16, 4, 59264, 128)},
-    ),
-    Architecture(
-        name="granite_3_3-2b_instruct", upstream="granite_3_3-2b_instruct", recipe="16a4w", model_types=("granite",),
-        params={**_GRANITE, **_sizes(40, 2048, 8192, 32, 8, 49159)},
-    ),
-    Architecture(
-        name="phi_4_mini", upstream="phi_4_mini", recipe="16a4w", shards=8, model_types=("phi3",),
-        params={**_PHI, **_sizes(32, 3072, 8192, 24, 8, 200064)},
-    ),
-    Architecture(
-        name="qwen2_5-0_5b", upstream="qwen2_5-0_5b", recipe="16a4w", model_types=("qwen2",), hadamard=True,
-        params={**_QWEN2_5, **_sizes(24, 896, 4864, 14, 2, 151936)},
-    ),
-    Architecture(
-        name="qwen2_5-1_5b", upstream="qwen2_5-1_5b", recipe="16a4w", model_types=("qwen2",), hadamard=True,
-        params={**_QWEN2_5, **_sizes(28, 1536, 8960, 12, 2, 151936)},
-    ),
-    Architecture(
-        name="qwen3-0_6b", upstream="qwen3-0_6b", recipe="16a4w", model_types=("qwen3",),
-        params={**_QWEN3, **_sizes(28, 1024, 3072, 16, 8, 151936, 128)},
-    ),
-    Architecture(
-        name="qwen3-1_7b", upstream="qwen3-1_7b", recipe="16a4w", model_types=("qwen3",), hadamard=True,
-        params={**_QWEN3, **_sizes(28, 2048, 6144, 16, 8, 151936, 128)},
-    ),
-    Architecture(
-        name="smollm2_135m", upstream="smollm2_135m", recipe="16a8w", model_types=("llama",), hadamard=True,
-        params={**_SMOLLM2, **_sizes(30, 576, 1536, 9, 3, 49152)},
-    ),
-    Architecture(
-        name="smollm3-3b", upstream="smollm3-3b", recipe="16a4w", shards=4, model_types=("smollm3",),
-        params={**_SMOLLM3, **_sizes(36, 2048, 11008, 16, 4, 128256)},
-    ),
-)  # fmt: skip
+)
+ARCHITECTURES: dict[str, Architecture] = {one.name: one for one in _FAMILIES}
 
-ARCHITECTURES: dict[str, Architecture] = {one.name: one for one in _ALL}
 
-# Embeddings of these families are scaled by the square root of their width.
+def _publish(
+    family: str, name: str, recipe: str, *sizes: int, layer_types: list[str] | None = None, **more: Any
+) -> None:
+    """Add a published decoder of a family; `sizes` are the values of SIZES and, if given, `head_dim`."""
+    params = {**ARCHITECTURES[family].params, **dict(zip((*SIZES, "head_dim"), sizes, strict=False))}
+    params |= {"layer_types": layer_types} if layer_types else {}
+    ARCHITECTURES[name] = msgspec.structs.replace(
+        ARCHITECTURES[family], name=name, upstream=name, recipe=recipe, params=params, **more
+    )
+
+
+_publish("stories", "stories260k", "16a4w", 5, 64, 172, 8, 4, 512)
+_publish("stories", "stories110m", "16a4w", 12, 768, 2048, 12, 12, 32000)
+_publish("llama", "llama3_2-1b_instruct", "16a4w_block", 16, 2048, 8192, 32, 8, 128256)
+_publish("llama", "llama3_2-3b_instruct", "16a4w_block", 28, 3072, 8192, 24, 8, 128256, shards=3)
+_publish("codegen", "codegen2_1b", "16a8w", 16, 2048, 8192, 16, 16, 51200)
+_publish("gemma", "gemma-2b", "16a4w", 18, 2048, 16384, 8, 1, 256000, 256, shards=4)
+_publish("gemma2", "gemma2-2b", "16a4w", 26, 2304, 9216, 8, 4, 256000, 256, shards=4, layer_types=_GEMMA2_LAYERS)
+_publish("gemma3", "gemma3-1b", "16a4w", 26, 1152, 6912, 4, 1, 262144, 256, layer_types=_GEMMA3_LAYERS)
+_publish("glm", "glm-1_5b", "16a4w", 28, 2048, 6144, 16, 4, 59264, 128)
+_publish("granite", "granite_3_3-2b_instruct", "16a4w", 40, 2048, 8192, 32, 8, 49159)
+_publish("phi", "phi_4_mini", "16a4w", 32, 3072, 8192, 24, 8, 200064, shards=8)
+_publish("qwen2_5", "qwen2_5-0_5b", "16a4w", 24, 896, 4864, 14, 2, 151936)
+_publish("qwen2_5", "qwen2_5-1_5b", "16a4w", 28, 1536, 8960, 12, 2, 151936)
+_publish("qwen3", "qwen3-0_6b", "16a4w", 28, 1024, 3072, 16, 8, 151936, 128)
+_publish("qwen3", "qwen3-1_7b", "16a4w", 28, 2048, 6144, 16, 8, 151936, 128, hadamard=True)
+_publish("smollm2", "smollm2_135m", "16a8w", 30, 576, 1536, 9, 3, 49152)
+_publish("smollm3", "smollm3-3b", "16a4w", 36, 2048, 11008, 16, 4, 128256, shards=4)
+
+# Families whose embeddings are scaled by the square root of their width.
 _SCALED_EMBEDDINGS = ("gemma",)
 
-# As `config.json` of Hugging Face's transformers has it, by what `params.json` calls it.
+# Name in `config.json` of Hugging Face's transformers, by the name in `params.json`.
 _HUGGING_FACE = {
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",
@@ -234,9 +185,7 @@ def complete_params(architecture: Architecture, given: Mapping[str, Any]) -> dic
     known = dict(architecture.params)
     is_itself = architecture.published and all(given.get(name) == known[name] for name in SIZES)
     if "dim" in given and not is_itself:
-        known = {
-            name: value for name, value in known.items() if name not in {*_sizes(0, 0, 0, 0, 0, 0, 1), "layer_types"}
-        }
+        known = {name: value for name, value in known.items() if name not in {*SIZES, "head_dim", "layer_types"}}
     params = {**known, **given}
     if architecture.upstream.startswith(_SCALED_EMBEDDINGS) and "dim" in params:
         params.setdefault("embedding_scale_factor", float(params["dim"]) ** 0.5)

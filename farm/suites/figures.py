@@ -81,6 +81,10 @@ class Figure(msgspec.Struct, frozen=True):
         most = f" and at most {self.greatest:g}" if self.greatest < math.inf else ""
         return f"is {limit:g}, expected {'a number' if self.least == -math.inf else f'at least {self.least:g}'}{most}"
 
+    def can_break(self, limit: float) -> bool:
+        """Return whether a value may break the limit: a share of 1 is the greatest anyway, and nothing exceeds inf."""
+        return limit > self.least if self.direction is Direction.HIGHER else limit < self.greatest
+
     def breaks(self, value: float, limit: float) -> bool:
         """Return whether a value breaks a limit; NaN always does."""
         return not (value >= limit if self.direction is Direction.HIGHER else value <= limit)

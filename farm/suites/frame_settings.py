@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from farm.suites.suite import Target
 
+_SWEPT = ("fps", "ftrt_ratio", "core_selection")
+
 
 class FrameSetting(msgspec.Struct, frozen=True):
     """Setting that a program runs with: run time, else compiler, else default."""
@@ -34,21 +36,19 @@ class FrameSetting(msgspec.Struct, frozen=True):
 
 def frame_setting(backend: str, options: Mapping[str, str]) -> FrameSetting | None:
     """Return the setting of a target, None for a backend without one."""
-    known = BACKENDS.get(backend)
-    names = known.frame_options if known is not None else None
-    if names is None:
+    defaults = BACKENDS[backend].frame_defaults if backend in BACKENDS else {}
+    if not defaults:
         return None
 
     def value(name: str) -> str:
-        return options.get(f"{names.run_prefix}{name}") or options.get(name) or names.defaults[name]
+        return options.get(f"{backend}_{name}") or options.get(name) or defaults[name]
 
-    swept = [f"{prefix}{name}" for prefix in ("", names.run_prefix) for name in (names.fps, names.clock, names.cores)]
     return FrameSetting(
-        fps=int(value(names.fps)),
-        ftrt_ratio=int(value(names.clock)),
-        cores=int(value(names.cores)),
-        on_time=value(names.client) == names.on_time,
-        others=tuple((name, text) for name, text in options.items() if name not in swept),
+        fps=int(value("fps")),
+        ftrt_ratio=int(value("ftrt_ratio")),
+        cores=int(value("core_selection")),
+        on_time=value("client_perf_type") == "real_time",
+        others=tuple((name, text) for name, text in options.items() if name.removeprefix(f"{backend}_") not in _SWEPT),
     )
 
 
@@ -58,8 +58,7 @@ def late_flags(target: Target) -> dict[str, str]:
     The runner of direct mode has no such flag.
     """
     setting = frame_setting(target.backend, dict(target.options))
-    names = BACKENDS[target.backend].frame_options
-    if setting is None or names is None or not setting.on_time or target.direct:
+    if setting is None or not setting.on_time or target.direct:
         return {}
-    name = f"{names.run_prefix}{names.client}"
-    return {name: str(BACKENDS[target.backend].options[name].words[names.late])}
+    name = f"{target.backend}_client_perf_type"
+    return {name: str(BACKENDS[target.backend].options[name].words["non_real_time"])}

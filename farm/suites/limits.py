@@ -62,6 +62,9 @@ def _is_decided(job: Job) -> bool:
 
 def _decides(limits: Limits, *, logits: bool) -> bool:
     return any(
-        figure.decides and getattr(limits, figure.name) is not None and (logits or not figure.of_logits)
+        figure.decides
+        and (limit := getattr(limits, figure.name)) is not None
+        and figure.can_break(limit)
+        and (logits or not figure.of_logits)
         for figure in COMPARED
     )

@@ -6,10 +6,9 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,24 +18,75 @@ from farm.base.paths import is_suite_path, require_inside
 from farm.base.resources import data_folder
 from farm.base.socs import PRECISIONS, READY, load_socs
 from farm.base.toml_tables import read_table
-from farm.suites.features import Features
 from farm.suites.figures import FIGURES, REFERENCES
-from farm.suites.generate import Generate
-from farm.suites.generate_tables import check_alone, check_expected, checked
-from farm.suites.input_tables import check_inputs
-from farm.suites.state import State, state_problem
+from farm.suites.generate_tables import expected_problems, foreign_problems, generate_problems, sample_count
+from farm.suites.state import state_problem
 from farm.suites.suite import (
     FORWARD,
     Case,
+    CaseFields,
     Expectation,
     InputSpec,
     KnownIssue,
     MethodInputs,
-    Metric,
     Suite,
     Tolerance,
     cpu_precisions,
 )
+
+Problems = Iterator[tuple[str, str]]
+"""Wrong keys and their problems; the first one is reported."""
+
+# Parameters of an input by distribution.
+_DRAWN_WITH = {
+    "normal": ("scale",),
+    "uniform": ("low", "high"),
+    "integers": ("low", "high"),
+    "linspace": ("low", "high"),
+    "arange": (),
+    "constant": ("low",),
+}
+
+
+def input_problems(key: str, inputs: Sequence[InputSpec], samples: int, *, ready: bool) -> Problems:
+    """Yield the problems of inputs that cannot be made for each sample; `ready` for inputs of a `.pte`."""
+    if not inputs:
+        yield key, "at least one input is needed"
+    for index, spec in enumerate(inputs):
+        yield from _drawn_problems(f"{key}[{index}]", spec)
+        if spec.shape is None and not spec.files:
+            yield key, "an input has a shape or files"
+        if any(size < 1 for size in spec.shape or ()):
+            yield key, "every dimension is at least 1"
+        if spec.files and len(spec.files) != samples:
+            yield f"{key}.files", f"are {len(spec.files)}, expected one a sample"
+        for size in spec.dynamic:
+            if spec.shape is None or not 0 <= size.dim < len(spec.shape):
+                yield f"{key}.dynamic", f"the shape has no dimension {size.dim}"
+            elif not 1 <= size.least <= spec.shape[size.dim] <= size.greatest:
+                problem = f"dimension {size.dim} is {spec.shape[size.dim]}, expected 1 <= least <= it <= greatest"
+                yield f"{key}.dynamic", problem
+    if ready and any(spec.dynamic for spec in inputs):
+        yield f"{key}.dynamic", "a pte knows its bounds: leave it out"
+
+
+def _drawn_problems(key: str, spec: InputSpec) -> Problems:
+    """Yield the reasons why `spec` cannot be drawn."""
+    usual, drawn = InputSpec(), f"the distribution {spec.distribution!r}"
+    for name in ("low", "high", "scale"):
+        value = getattr(spec, name)
+        if value != getattr(usual, name) and name not in _DRAWN_WITH[spec.distribution]:
+            takes = " and ".join(_DRAWN_WITH[spec.distribution]) or "neither low, high nor scale"
+            yield f"{key}.{name}", f"{drawn} takes {takes}: leave it out"
+        if not math.isfinite(value):
+            yield f"{key}.{name}", f"is {value}, expected a finite number"
+    if spec.scale < 0:
+        yield f"{key}.scale", f"is {spec.scale:g}, expected at least 0"
+    if spec.distribution == "uniform" and spec.low > spec.high:
+        yield f"{key}.low", f"is {spec.low:g}, expected at most high, {spec.high:g}"
+    if spec.distribution == "integers" and int(spec.low) >= int(spec.high):
+        yield f"{key}.low", f"is {spec.low:g}, expected a whole number below high, {spec.high:g}"
+
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,63}")
 _METHOD = re.compile(r"[A-Za-z_]\w{0,63}")
@@ -55,29 +105,10 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class _CaseTable(_Table, frozen=True):
+class _CaseTable(CaseFields, frozen=True):
     inputs: tuple[InputSpec, ...] = ()
     module: str = ""
-    checkpoint: str = ""
-    program: str = ""
-    pte: str = ""
-    expected: tuple[tuple[str, ...], ...] = ()
-    compiled_with: dict[str, str] = {}
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    seed: int = 0
-    samples: int = 1
-    precisions: tuple[str, ...] = ()
-    tolerance: dict[str, Tolerance] = {}
-    known_issues: tuple[KnownIssue, ...] = ()
-    expect: tuple[Expectation, ...] = ()
-    metrics: tuple[Metric, ...] = ()
-    deterministic: bool | None = None
-    method: str = FORWARD
-    methods: dict[str, MethodInputs] = {}
-    features: Features = Features()
-    state: tuple[State, ...] = ()
-    generate: Generate | None = None
+    tolerance: dict[str, Tolerance] = msgspec.field(default_factory=dict)
 
     @property
     def given(self) -> set[str]:
@@ -134,17 +165,8 @@ def load_suite(
     except RecursionError:
         problem = f"lists or tables are nested too deeply to be read, expected at most {_MOST_NESTED} in one another"
         raise ConfigError(manifest, "", problem) from None
-    _check_name(manifest, "suite.name", table.suite.name)
     folder = manifest.resolve().parent.name if files is None else manifest.stem
-    if table.suite.name != folder:
-        raise ConfigError(
-            manifest, "suite.name", f"is {table.suite.name!r}, expected {folder!r} as the folder is called"
-        )
-    _check_known(manifest, "suite.precisions", table.suite.precisions, PRECISIONS)
-    _check_known(manifest, "suite.tolerance", table.suite.tolerance, PRECISIONS)
-    _check_limits(manifest, "suite.tolerance", table.suite.tolerance)
-    _check_known(manifest, "suite.backends", table.suite.backends, BACKENDS)
-    _check_misspelt(manifest, table.case)
+    _refuse(manifest, "", _suite_problems(table, folder))
     place = files or manifest.parent.resolve()
     there = {name: case for name, case in table.case.items() if files is None or _has_files(case, files)}
     cases = [_case(manifest, str(place), table.suite, name, case, inside) for name, case in there.items()]
@@ -169,62 +191,51 @@ def suite_name(folder: Path) -> str:
     return folder.absolute().name
 
 
-def _check_name(manifest: Path, key: str, name: str) -> None:
+def _refuse(manifest: Path, key: str, problems: Problems) -> None:
+    """Raise ConfigError for the first of `problems` below `key`: later ones may follow from it."""
+    for below, problem in problems:
+        raise ConfigError(manifest, ".".join(filter(None, (key, below))), problem)
+
+
+def _suite_problems(table: _SuiteManifest, folder: str) -> Problems:
+    suite = table.suite
+    yield from _name_problems("suite.name", suite.name)
+    if suite.name != folder:
+        yield "suite.name", f"is {suite.name!r}, expected {folder!r} as the folder is called"
+    yield from _unknown("suite.precisions", suite.precisions, PRECISIONS)
+    yield from _unknown("suite.tolerance", suite.tolerance, PRECISIONS)
+    yield from _limit_problems("suite.tolerance", suite.tolerance)
+    yield from _unknown("suite.backends", suite.backends, BACKENDS)
+    # A table may add to a case of another name: `[case.stm.tolerance.8a8w]`.
+    runs = {"inputs", "module", "program", "pte", "generate"}
+    whole = {name for name, case in table.case.items() if case.given & runs}
+    for name in table.case:
+        if name not in whole and whole:
+            yield f"case.{name}", f"has neither inputs nor anything to run: {UnknownNameError('case', name, whole)}"
+
+
+def _name_problems(key: str, name: str) -> Problems:
     if not _NAME.fullmatch(name):
-        raise ConfigError(manifest, key, f"{name!r} is not a name: lower-case letters, digits and _, at most 64")
+        yield key, f"{name!r} is not a name: lower-case letters, digits and _, at most 64"
 
 
-def _check_known(manifest: Path, key: str, names: Iterable[str], known: Collection[str]) -> None:
+def _unknown(key: str, names: Iterable[str], known: Collection[str]) -> Problems:
     for name in names:
         if name not in known:
-            raise ConfigError(manifest, key, f"{name!r} is none of {', '.join(known)}")
+            yield key, f"{name!r} is none of {', '.join(known)}"
 
 
-def _check_misspelt(manifest: Path, cases: Mapping[str, _CaseTable]) -> None:
-    """Raise ConfigError for what adds to a case of another name: `[case.stm.tolerance.8a8w]`."""
-    runs = {"inputs", "module", "program", "pte", "generate"}
-    whole = {name for name, case in cases.items() if case.given & runs}
-    for name in cases:
-        if name not in whole and whole:
-            problem = f"has neither inputs nor anything to run: {UnknownNameError('case', name, whole)}"
-            raise ConfigError(manifest, f"case.{name}", problem)
-
-
-def _check_limits(manifest: Path, key: str, tolerances: Mapping[str, Tolerance]) -> None:
+def _limit_problems(key: str, tolerances: Mapping[str, Tolerance]) -> Problems:
     for (precision, tolerance), reference in itertools.product(tolerances.items(), REFERENCES):
         for name, limit in msgspec.structs.asdict(getattr(tolerance, reference)).items():
             if limit is not None and (problem := FIGURES[name].limit_problem(limit)):
-                raise ConfigError(manifest, f"{key}.{precision}.{reference}.{name}", problem)
+                yield f"{key}.{precision}.{reference}.{name}", problem
 
 
 def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _CaseTable, inside: Path | None) -> Case:
     key = f"case.{name}"
-    _check_keys(manifest, key, name, table)
-    if table.generate is not None:
-        check_alone(manifest, key, table.given)
-    else:
-        _check_module(manifest, key, table)
-    if problem := table.features.problem:
-        raise ConfigError(manifest, f"{key}.features", problem)
-    _check_known(manifest, f"{key}.precisions", table.precisions, PRECISIONS)
-    _check_known(manifest, f"{key}.tolerance", table.tolerance, PRECISIONS)
-    _check_limits(manifest, f"{key}.tolerance", table.tolerance)
-    for issue in table.known_issues:
-        _check_known(manifest, f"{key}.known_issues.precisions", issue.precisions, PRECISIONS)
-        _check_known(manifest, f"{key}.known_issues.socs", issue.socs, load_socs())
-        _check_known(manifest, f"{key}.known_issues.backends", issue.backends, BACKENDS)
-        if issue.virtual and issue.stage == "build":
-            problem = "a build is for devices of any kind: leave virtual out, or name another stage"
-            raise ConfigError(manifest, f"{key}.known_issues.virtual", problem)
-    on_request = [figure.name for figure in FIGURES.values() if figure.on_request]
-    _check_known(manifest, f"{key}.metrics", (metric.name for metric in table.metrics), on_request)
-    for index, metric in enumerate(table.metrics):
-        if metric.least is not None and (problem := FIGURES[metric.name].limit_problem(metric.least)):
-            raise ConfigError(manifest, f"{key}.metrics[{index}].least", problem)
     every_expected = (*table.expect, *([suite.expect] if suite.expect else []))
-    for expected in every_expected:
-        _check_known(manifest, f"{key}.expect.precisions", expected.precisions, PRECISIONS)
-        _check_known(manifest, f"{key}.expect.socs", expected.socs, load_socs())
+    _refuse(manifest, key, _case_problems(name, table, every_expected))
     given = {name: getattr(table, name) for name in _CaseTable.__struct_fields__ if name in Case.__struct_fields__}
     filled_in = {
         "precisions": table.precisions or ((READY,) if table.pte else suite.precisions),
@@ -239,58 +250,78 @@ def _case(manifest: Path, folder: str, suite: _SuiteTable, name: str, table: _Ca
         if file not in folders and not Path(case.folder, file).is_file():
             raise ConfigError(manifest, key, f"{file!r} is no file; it is looked for in {case.folder}")
     if case.generate is not None:
-        return msgspec.structs.replace(case, samples=checked(manifest, key, case, inside))
+        _refuse(manifest, key, generate_problems(case, inside))
+        return msgspec.structs.replace(case, samples=sample_count(case))
     return case
 
 
-def _check_keys(manifest: Path, key: str, name: str, table: _CaseTable) -> None:
-    _check_name(manifest, key, name)
+def _case_problems(name: str, table: _CaseTable, every_expected: Sequence[Expectation]) -> Problems:
+    """Yield keys of the case and their problems, so that program and inputs are unambiguous without one."""
+    yield from _name_problems("", name)
     if table.samples < 1:
-        raise ConfigError(manifest, f"{key}.samples", "is at least 1")
+        yield "samples", "is at least 1"
     if table.compiled_with and not table.pte:
-        raise ConfigError(manifest, f"{key}.compiled_with", "is for a pte alone: what is compiled here is known")
+        yield "compiled_with", "is for a pte alone: facts of compiled cases are known"
     if table.pte and not (table.module or table.program or table.expected):
         for limit in sorted({"metrics", "tolerance"} & table.given):
-            problem = "nothing says what the outputs of the pte should be: give it expected, a module or a program"
-            raise ConfigError(manifest, f"{key}.{limit}", f"{problem}; without {limit} its run alone is judged")
+            problem = "there is no reference for the outputs of the pte: give expected, a module or a program"
+            yield limit, f"{problem}; without {limit} its run alone is judged"
+    if table.generate is not None:
+        yield from foreign_problems(table.given)
+    else:
+        yield from _source_problems(table)
+        yield from _value_problems("args", table.args)
+        yield from _value_problems("kwargs", table.kwargs)
+        yield from input_problems("inputs", table.inputs, table.samples, ready=bool(table.pte))
+        yield from _method_problems(table)
+        yield from expected_problems(table.expect)
+        if problem := state_problem(table.state, len(table.inputs), table.samples):
+            yield "state", problem
+    if problem := table.features.problem:
+        yield "features", problem
+    yield from _unknown("precisions", table.precisions, PRECISIONS)
+    yield from _unknown("tolerance", table.tolerance, PRECISIONS)
+    yield from _limit_problems("tolerance", table.tolerance)
+    for issue in table.known_issues:
+        yield from _issue_problems("known_issues", issue)
+    on_request = [figure.name for figure in FIGURES.values() if figure.on_request]
+    yield from _unknown("metrics", (metric.name for metric in table.metrics), on_request)
+    for index, metric in enumerate(table.metrics):
+        if metric.least is not None and (problem := FIGURES[metric.name].limit_problem(metric.least)):
+            yield f"metrics[{index}].least", problem
+    for expected in every_expected:
+        yield from _unknown("expect.precisions", expected.precisions, PRECISIONS)
+        yield from _unknown("expect.socs", expected.socs, load_socs())
 
 
-def _check_module(manifest: Path, key: str, table: _CaseTable) -> None:
-    """Raise ConfigError unless module and inputs are unambiguous."""
-    _check_source(manifest, key, table)
-    for place, values in ((f"{key}.args", table.args), (f"{key}.kwargs", table.kwargs)):
-        _check_value(manifest, place, values)
-    check_inputs(manifest, f"{key}.inputs", table.inputs, table.samples, ready=bool(table.pte))
-    _check_methods(manifest, key, table)
-    check_expected(manifest, f"{key}.expect", table.expect)
-    if problem := state_problem(table.state, len(table.inputs), table.samples):
-        raise ConfigError(manifest, f"{key}.state", problem)
+def _issue_problems(key: str, issue: KnownIssue) -> Problems:
+    yield from _unknown(f"{key}.precisions", issue.precisions, PRECISIONS)
+    yield from _unknown(f"{key}.socs", issue.socs, load_socs())
+    yield from _unknown(f"{key}.backends", issue.backends, BACKENDS)
+    if issue.virtual and issue.stage == "build":
+        yield f"{key}.virtual", "a build is for devices of any kind: leave virtual out, or name another stage"
 
 
-def _check_source(manifest: Path, key: str, table: _CaseTable) -> None:
-    """Raise ConfigError unless it is clear where the program and its references come from."""
+def _source_problems(table: _CaseTable) -> Problems:
+    """Yield what leaves unclear where the program and its references come from."""
     if table.module and not _FACTORY.fullmatch(table.module):
-        raise ConfigError(manifest, f"{key}.module", f"{table.module!r} is not 'package.module:Class'")
+        yield "module", f"{table.module!r} is not 'package.module:Class'"
     if table.module and table.program:
-        raise ConfigError(manifest, f"{key}.program", "there is a module as well: leave one of them out")
+        yield "program", "there is a module as well: leave one of them out"
     if not (table.module or table.program or table.pte):
-        raise ConfigError(manifest, key, "says nothing of what to run: give it a module, a program or a pte")
+        yield "", "has nothing to run: give a module, a program or a pte"
     if not table.module and (table.checkpoint or table.args or table.kwargs):
-        raise ConfigError(manifest, key, "checkpoint, args and kwargs are for a module, which is missing")
+        yield "", "checkpoint, args and kwargs are for a module, which is missing"
     if READY in table.precisions and not table.pte:
-        raise ConfigError(manifest, f"{key}.precisions", f"{READY!r} is for a pte alone")
-    if not table.expected:
-        return
-    if not table.pte or table.module or table.program:
-        raise ConfigError(manifest, f"{key}.expected", "is for a pte that has neither module nor program beside it")
-    if len(table.expected) != table.samples:
-        raise ConfigError(
-            manifest, f"{key}.expected", f"is for {len(table.expected)} samples, expected {table.samples}"
-        )
+        yield "precisions", f"{READY!r} is for a pte alone"
+    if table.expected and (not table.pte or table.module or table.program):
+        yield "expected", "is for a pte that has neither module nor program beside it"
+    if table.expected and len(table.expected) != table.samples:
+        yield "expected", f"is for {len(table.expected)} samples, expected {table.samples}"
 
 
-def _check_value(manifest: Path, key: str, value: object, depth: int = 0) -> None:
-    """Raise ConfigError unless `value`, an argument of a module, reaches a builder as it is written."""
+def _value_problems(key: str, value: object, depth: int = 0) -> Problems:
+    """Yield the problems of a `value`, an argument of a module, that does not reach a builder as it is written."""
     what = ""
     if depth > _MOST_NESTED:
         what = f"is nested more than {_MOST_NESTED} deep"
@@ -301,36 +332,34 @@ def _check_value(manifest: Path, key: str, value: object, depth: int = 0) -> Non
     elif isinstance(value, int) and not _LEAST_INT <= value <= _GREATEST_INT:
         what = f"is {value:#x}, more than 64 bits"
     if what:
-        expected = "a string, a finite number, a boolean, or a list or table of these"
-        raise ConfigError(manifest, key, f"{what}, expected {expected}")
+        yield key, f"{what}, expected a string, a finite number, a boolean, or a list or table of these"
     if isinstance(value, dict):
         for name, one in value.items():
-            _check_value(manifest, f"{key}.{name}", one, depth + 1)
+            yield from _value_problems(f"{key}.{name}", one, depth + 1)
     elif isinstance(value, (list, tuple)):
         for index, one in enumerate(value):
-            _check_value(manifest, f"{key}[{index}]", one, depth + 1)
+            yield from _value_problems(f"{key}[{index}]", one, depth + 1)
 
 
-def _check_methods(manifest: Path, key: str, table: _CaseTable) -> None:
-    """Raise ConfigError unless the methods belong to a module and the features fit each other."""
+def _method_problems(table: _CaseTable) -> Problems:
+    """Yield methods without a module, and features that do not fit each other."""
     for name in (table.method, *table.methods):
         if not _METHOD.fullmatch(name):
-            raise ConfigError(manifest, f"{key}.method", f"{name[:80]!r} is no name of a method")
+            yield "method", f"{name[:80]!r} is no name of a method"
     if table.methods and table.method not in table.methods:
-        raise ConfigError(manifest, f"{key}.method", str(UnknownNameError("method", table.method, table.methods)))
+        yield "method", str(UnknownNameError("method", table.method, table.methods))
     if table.pte and (table.methods or table.features.named):
-        raise ConfigError(manifest, key, "methods and features are for what is compiled: a pte is that already")
+        yield "", "methods and features are for compiled cases, and a pte is compiled already"
     if table.program and not table.pte and (table.methods or table.method != FORWARD):
-        raise ConfigError(manifest, f"{key}.method", "an exported program has one method, forward: leave it out")
+        yield "method", "an exported program has one method, forward: leave it out"
     for name, method in table.methods.items():
         if method.inputs:
-            check_inputs(manifest, f"{key}.methods.{name}.inputs", method.inputs, table.samples, ready=bool(table.pte))
+            yield from input_problems(f"methods.{name}.inputs", method.inputs, table.samples, ready=bool(table.pte))
     if table.methods.get(table.method, MethodInputs()).inputs:
         problem = "the method that is executed takes the inputs of the case: leave these out"
-        raise ConfigError(manifest, f"{key}.methods.{table.method}.inputs", problem)
+        yield f"methods.{table.method}.inputs", problem
     if table.features.dump_intermediate_outputs and len(table.methods) > 1:
-        problem = "ExecuTorch writes the layers of one method: leave the others out"
-        raise ConfigError(manifest, f"{key}.features.dump_intermediate_outputs", problem)
+        yield "features.dump_intermediate_outputs", "ExecuTorch writes the layers of one method: leave the others out"
 
 
 def _placed(issue: KnownIssue, backends: tuple[str, ...]) -> KnownIssue:
@@ -347,7 +376,7 @@ def _included(
     inside: Path | None,
     read: dict[tuple[Path, Path | None], Suite],
 ) -> list[Case]:
-    _check_name(manifest, "include.suite", include.suite)
+    _refuse(manifest, "include.suite", _name_problems("", include.suite))
     path, files = manifest.resolve().parent.parent / include.suite / "suite.toml", None
     template = data_folder("test_suites") / f"{include.suite}.toml"
     if not path.is_file() and template.is_file():
@@ -363,7 +392,7 @@ def _included(
         if name not in by_name:
             hint = f"(it has cases whose files are in {files})" if files else ""
             raise ConfigError(manifest, "include.cases", str(UnknownNameError("case", name, by_name, hint)))
-    _check_known(manifest, "include.precisions", include.precisions, PRECISIONS)
+    _refuse(manifest, "include.precisions", _unknown("", include.precisions, PRECISIONS))
     return [
         msgspec.structs.replace(
             by_name[name],

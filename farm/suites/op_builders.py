@@ -1,10 +1,15 @@
-"""Operators of ExecuTorch's Qualcomm backend, read from its sources without an import of the backend or of torch."""
+"""Operators of ExecuTorch's Qualcomm backend and of its tests, read from sources without importing them, or torch.
+
+Many operators of tests have no builder, as a pass decomposes them first: only a case of the operator covers that pass.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
 import importlib.util
+import re
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -16,6 +21,17 @@ OPERATORS_FILE = "operators.json"
 # ExecuTorch 1.5: backends/qualcomm/builders/op_NAME.py has visitors, each with `target = ["aten.abs.default"]`.
 _FOLDER = ("backends", "qualcomm", "builders")
 _PREFIX = "op_"
+_TESTS = ("backends", "qualcomm", "tests")
+_NATIVE = ("packaged", "ATen", "native", "native_functions.yaml")
+_FUNCTION = re.compile(r"^- func: (\w+)", re.MULTILINE)
+_NAMED = re.compile(r"test_(?:qnn_backend_)?(\w+)")
+# ATen's aliases, and the names of tests of `==` and its kind.
+_SAME = {
+    "equal": "eq", "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne",
+    "special_expm1": "expm1", "swapaxes": "transpose", "swapdims": "transpose",
+}  # fmt: skip
+OPERATOR_TESTS = ("test_qnn_delegate.py", "rework/htp/op/v68/test.py")
+"""Files in the folder of ExecuTorch's tests with one test per operator."""
 
 
 def installed_builders() -> dict[str, tuple[str, ...]]:
@@ -35,7 +51,7 @@ def installed(package: str, *below: str) -> Path:
         if path.exists():
             return path
     raise MissingToolError(
-        f"the operators are those of ExecuTorch's Qualcomm backend, and {'/'.join((package, *below))} is not "
+        f"the operators come from ExecuTorch's Qualcomm backend, and {'/'.join((package, *below))} is not "
         "installed: pip install 'snapdragon-farm[build]'"
     )
 
@@ -96,3 +112,57 @@ def suite_operators(folder: Path) -> SuiteOperators:
     return msgspec.structs.replace(
         found, without={name.removeprefix(_PREFIX): reason for name, reason in found.without.items()}
     )
+
+
+@functools.cache
+def operators_in_tests() -> tuple[str, ...]:
+    """Return the operators by ATen's names without overloads, `acosh`, sorted. Raises MissingToolError.
+
+    The operators are those named in the tests, `torch.ops.aten.fill.Scalar`, and those in the names of tests.
+    """
+    folder, known = tests_folder(), native_functions()
+    found: set[str] = set()
+    for path in sorted(folder.rglob("*.py")):
+        of_operators = path.relative_to(folder).as_posix() in OPERATOR_TESTS
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+            if isinstance(node, ast.Attribute) and (name := _written_out(node)):
+                found.add(name)
+            elif of_operators and isinstance(node, ast.FunctionDef):
+                found.add(operator_of_test(node.name))
+    return tuple(sorted({plain_name(name, known) for name in found} - {""}))
+
+
+def tests_folder() -> Path:
+    """Return the folder of ExecuTorch's tests of QNN. Raises MissingToolError."""
+    return installed("executorch", *_TESTS)
+
+
+def operator_of_test(name: str) -> str:
+    """Return the operator that a test is called after: `acosh` of `test_acosh` or `test_qnn_backend_acosh`; else ""."""
+    match = _NAMED.fullmatch(name)
+    return match[1] if match else ""
+
+
+def plain_name(operator: str, known: Collection[str]) -> str:
+    """Return an ATen operator among the `known` ones without its overload; a copying or in-place variant becomes its
+    base operator: `aten.select_copy.int` is `select`."""
+    name = operator.removeprefix("aten.").partition(".")[0]
+    name = _SAME.get(name, name)
+    for variant in (name.removesuffix("_copy").removesuffix("_"), name, f"_{name}"):
+        if variant in known:
+            return variant
+    return ""
+
+
+@functools.cache
+def native_functions() -> frozenset[str]:
+    """Return the names of all functions of ATen, from the installed torch. Raises MissingToolError."""
+    return frozenset(_FUNCTION.findall(installed("torchgen", *_NATIVE).read_text(encoding="utf-8")))
+
+
+def _written_out(node: ast.Attribute) -> str:
+    """Return X of `torch.ops.aten.X.overload`; "" for another attribute."""
+    above = node.value
+    if isinstance(above, ast.Attribute) and isinstance(above.value, ast.Attribute) and above.value.attr == "aten":
+        return above.attr
+    return ""

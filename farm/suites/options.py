@@ -62,7 +62,7 @@ def _check_direct(values: Mapping[str, Sequence[str]], backend: str) -> None:
     flags = [name for name in values if BACKENDS[backend].options[name].when == "run"]
     if "true" in modes and flags:
         raise IllegalTargetError(
-            f"option {flags[0]} is a flag of the runner, and that of direct mode has no such flag: leave it or "
+            f"option {flags[0]} is a flag of the runner, and the runner of direct mode has no such flag: leave it or "
             f"{DIRECT_MODE} out"
         )
 

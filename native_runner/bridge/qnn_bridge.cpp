@@ -1,16 +1,15 @@
 // Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
 //
-// A libQnnHtp.so that stands between an ExecuTorch compiled against QNN 2.37 headers and a newer
-// libQnnHtp.so.
+// Replacement of libQnnHtp.so between an ExecuTorch compiled with QNN 2.37 headers and a newer libQnnHtp.so.
 //
 // QnnHtpDevice_CustomConfig_t is {uint32 option; union}. In the 2.37 headers the union starts at byte
-// 4; newer libraries read it at byte 8, find a zero there and refuse every device ("unknown custom
-// config socModel 0", 14001). But for some: SDK 2.49 reads it at byte 4 again, 2.47, 2.48, 2.50 and
-// 2.51 at byte 8. This library loads the real one, copies its function table and hands that one word
-// over at both places. An older library understands the caller and is passed through as it is.
+// 4; newer libraries read it at byte 8, find 0 there and refuse every device ("unknown custom
+// config socModel 0", 14001). SDK 2.49 reads byte 4 again; 2.47, 2.48, 2.50 and 2.51 read byte 8.
+// This library loads the real one, copies its function table and passes the word at both places. The table of
+// an older library is returned unchanged.
 //
 // The real library is $FARM_QNN_REAL_HTP, else <folder of this library>/real/libQnnHtp.so: a path,
-// because glibc tells libraries apart by SONAME unless the name has a slash.
+// because glibc identifies libraries by SONAME unless the name has a slash.
 
 #include <dlfcn.h>
 
@@ -25,13 +24,13 @@
 
 namespace {
 
-// The oldest library seen to read the new layout: SDK 2.47, core API 2.36. What lies between it and
-// SDK 2.37 (core API 2.26) has not been tried and is passed through.
+// The oldest tried library with the new layout: SDK 2.47, core API 2.36. Versions between it and SDK 2.37 (core
+// API 2.26) were not tried, and their tables are returned unchanged.
 constexpr uint32_t kCoreMajor = 2;
 constexpr uint32_t kFirstNewLayoutMinor = 36;
 
 // QnnInterface_t: a header, then entry points whose order is part of the ABI. Core API 2.36 has 72 of
-// them, later ones append; the callers this exists for know fewer.
+// them, later versions append; the supported callers know fewer.
 constexpr size_t kEntries = 72;
 constexpr size_t kDeviceCreate = 40;
 
@@ -56,7 +55,7 @@ struct OldCustomConfig {  // QnnHtpDevice_CustomConfig_t, 2.37
 };
 struct NewCustomConfig {
   uint32_t option;
-  uint32_t soc_model_at_4;  // padding for those that read byte 8
+  uint32_t soc_model_at_4;  // padding for libraries that read byte 8
   uint32_t soc_model;
   uint32_t unused[5];
 };
@@ -67,7 +66,7 @@ constexpr uint32_t kCustomConfigSoc = 0;
 using DeviceCreate = uint64_t (*)(void* logger, const DeviceConfig** configs, void** device);
 using GetProviders = uint64_t (*)(const Interface*** list, uint32_t* count);
 
-// QNN_COMMON_ERROR_SYSTEM: the caller prints it and gives up.
+// QNN_COMMON_ERROR_SYSTEM: the caller prints it and fails.
 constexpr uint64_t kErrorSystem = 1000;
 
 DeviceCreate real_device_create = nullptr;
@@ -78,7 +77,7 @@ uint64_t device_create(void* logger, const DeviceConfig** configs, void** device
   std::vector<NewCustomConfig> customs;
   size_t count = 0;
   while (configs != nullptr && configs[count] != nullptr) ++count;
-  moved.reserve(count);  // addresses are handed out: neither vector may grow
+  moved.reserve(count);  // callers keep addresses of elements: no vector may grow
   customs.reserve(count);
   for (size_t i = 0; i < count; ++i) {
     const DeviceConfig* config = configs[i];
@@ -115,7 +114,7 @@ struct Bridge {
   uint64_t open() {
     const std::string path = real_library_path();
     // DEEPBIND: the real library brings libc++ and libc++abi. In the global scope libstdc++ comes first,
-    // and with its __dynamic_cast on libc++abi's type information graph preparation segfaults.
+    // and its __dynamic_cast crashes on type information of libc++abi during graph preparation.
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
     if (library == nullptr) {
       std::fprintf(stderr, "farm qnn bridge: cannot load the real library: %s\n", dlerror());
@@ -148,7 +147,7 @@ struct Bridge {
 extern "C" __attribute__((visibility("default"))) uint64_t QnnInterface_getProviders(
     const Interface*** list, uint32_t* count) {
   if (list == nullptr || count == nullptr) return kErrorSystem;
-  // Never destroyed: the table is read until the process ends.
+  // Not destroyed: the table is read until the process ends.
   static Bridge* bridge = new Bridge;
   static std::once_flag once;
   static uint64_t error = 0;

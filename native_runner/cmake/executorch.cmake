@@ -1,15 +1,14 @@
 # Finds ExecuTorch and sets:
 #
-#   FARM_EXECUTORCH_COMPONENTS  what the runner links
-#   FARM_EXECUTORCH_VERSION     what it says of itself
+#   FARM_EXECUTORCH_COMPONENTS  libraries that the runner links
+#   FARM_EXECUTORCH_VERSION     its own version
 #
-# There are two kinds of package. The one in the Python wheel has shared libraries as executorch::NAME. An
-# install prefix of an ExecuTorch build, the only kind there is for Android, has static libraries as NAME.
+# There are two kinds of package. The package of the Python wheel has shared libraries as executorch::NAME. The
+# install prefix of an ExecuTorch build, the only kind for Android, has static libraries as NAME.
 find_package(executorch REQUIRED)
 
-# The wheel's package writes its own folder into the search path of whoever links it. A runner must find its
-# libraries beside it and nowhere else: on a device there is no such folder, and here it would hide that
-# a file was not pushed.
+# The wheel's package adds its own folder to the search path of each linked program. A runner must find its
+# libraries beside it only: a device has no such folder, and here the folder would hide that a file was not pushed.
 function(farm_drop_rpath target)
   get_target_property(options ${target} INTERFACE_LINK_OPTIONS)
   if(options)
@@ -26,7 +25,7 @@ elseif(TARGET executorch)
   set(prefix)
   set(needed executorch extension_module_static extension_data_loader extension_tensor etdump)
   set(wanted extension_flat_tensor extension_threadpool quantized_ops_lib qnn_executorch_backend xnnpack_backend)
-  # One of them only: both register the same operators, which ends the process when it starts.
+  # Link either library: both register the same operators, which would end the process at its start.
   if(TARGET optimized_native_cpu_ops_lib)
     list(APPEND wanted optimized_native_cpu_ops_lib)
   else()
@@ -52,8 +51,8 @@ endforeach()
 
 if(NOT prefix)
   add_library(farm_executorch_prefix INTERFACE)
-  # What nothing refers to is left out by the linker, and with it the kernels and backends that register themselves.
-  # ExecuTorch's own package may say so already; it is not harmed by being said twice.
+  # The linker would leave out unreferenced objects, such as kernels and backends that register themselves.
+  # ExecuTorch's own package may have this option already; a second one is harmless.
   set(registering optimized_native_cpu_ops_lib portable_ops_lib quantized_ops_lib qnn_executorch_backend xnnpack_backend)
   foreach(name IN LISTS registering)
     if(name IN_LIST FARM_EXECUTORCH_COMPONENTS)
@@ -71,19 +70,19 @@ if(NOT prefix)
       endif()
     endif()
   endforeach()
-  # The prefix has no headers of the profiler. Those of the wheel of the same version serve, after its own.
+  # The prefix has no headers of the profiler: headers of the wheel of the same version are searched last.
   set(FARM_EXECUTORCH_HEADERS "" CACHE PATH "include/ of an executorch wheel, for headers that a prefix lacks")
   target_compile_definitions(farm_executorch_prefix INTERFACE ET_EVENT_TRACER_ENABLED C10_USING_CUSTOM_GENERATED_MACROS)
   target_include_directories(farm_executorch_prefix SYSTEM INTERFACE ${EXECUTORCH_INCLUDE_DIRS})
   if(FARM_EXECUTORCH_HEADERS)
-    # -idirafter: only for what is found nowhere else.
+    # -idirafter: searched after all other folders.
     target_compile_options(farm_executorch_prefix INTERFACE "SHELL:-idirafter \"${FARM_EXECUTORCH_HEADERS}\"")
   endif()
   list(APPEND FARM_EXECUTORCH_COMPONENTS farm_executorch_prefix)
 endif()
 
-# The runner frees its options before a method loads. ExecuTorch's accessor of the copy came with the copy: an older
-# Module keeps a pointer to what is gone by then.
+# The runner frees its options before a method loads. An ExecuTorch without this accessor keeps a pointer to the
+# caller's options instead of a copy.
 set(FARM_MODULE_HEADER extension/module/module.h)
 set(copies)
 foreach(folder IN LISTS EXECUTORCH_INCLUDE_DIRS FARM_EXECUTORCH_HEADERS)

@@ -1,5 +1,5 @@
 # Toolchain file: Linux on 64-bit Arm with Debian's cross compiler (apt-get install g++-aarch64-linux-gnu).
-# It has to be a compiler with libstdc++, which the libraries of the executorch wheel were built with.
+# The compiler must use libstdc++, as the libraries of the executorch wheel do.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)

@@ -19,17 +19,17 @@ using executorch::extension::BufferDataLoader;
 using executorch::extension::Module;
 using executorch::runtime::Error;
 
-// QnnContextCustomProtocol of ExecuTorch, which is in none of its headers: magic number (4 bytes), signature (8), size
-// of the binary (8). A release that is not in here may have another layout: compare its
-// backends/qualcomm/runtime/backends/QnnCustomProtocol.h, then put it in.
+// QnnContextCustomProtocol of ExecuTorch, which no installed header has: magic number (4 bytes), signature (8), size of
+// the binary (8). A release that is missing here may have another layout: compare its
+// backends/qualcomm/runtime/backends/QnnCustomProtocol.h, then add it.
 constexpr std::string_view kKnown[] = {"1.3.", "1.4.", "1.5."};
 constexpr uint32_t kMagic = 0x5678ABCD;
 constexpr size_t kSize = sizeof(uint32_t) + sizeof(uint64_t);
 constexpr size_t kHeader = kSize + sizeof(uint64_t);
-// ExecuTorch aligns the data of delegates to more than this.
+// Step of the search for headers; ExecuTorch aligns the data of delegates to a multiple of it.
 constexpr size_t kDelegateAlignment = 16;
 
-// Signatures are times of compilation, in nanoseconds: none has the topmost bit.
+// Topmost bit of the new signatures. ExecuTorch's are times of compilation in nanoseconds and do not have it.
 constexpr uint8_t kTopBit = 0x80;
 
 constexpr bool knows_layout_of(std::string_view version) {
@@ -41,7 +41,7 @@ constexpr bool knows_layout_of(std::string_view version) {
 static_assert(knows_layout_of("1.5.1+cpu") && !knows_layout_of("1.50.0") && !knows_layout_of("unknown"));
 static_assert(kHeader == 20 && kHeader - kSize == sizeof(uint64_t));
 
-// Returns how many there were.
+// Returns the number of replaced signatures.
 size_t change_signatures(std::vector<uint8_t>* program) {
   size_t count = 0;
   for (size_t at = 0; at + kHeader <= program->size(); at += kDelegateAlignment) {
@@ -85,7 +85,8 @@ void Anchor::load(const std::string& path, const executorch::runtime::LoadBacken
   check(meta.error(), path);
   const bool uses_qnn = meta->uses_backend("QnnBackend");
   if (uses_qnn && signatures == 0) {
-    // Prepared on the device: a job with the same program would take the anchor down.
+    // A program without context binaries is prepared on the device; a job with the same program would unload the
+    // anchor.
     throw Failure(Stage::kLoad, "'" + path + "' has no QNN context binary: compile it offline");
   }
   check(module->load_method(*name), path);

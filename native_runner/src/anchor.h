@@ -10,18 +10,18 @@
 
 namespace farm {
 
-// A small program that stays loaded for a whole session and so keeps the QNN backend up between its jobs: the
-// backend goes down with the last method that uses it, and its start costs many times the load of a program.
+// Small program that stays loaded for a whole session and keeps the QNN backend started between jobs: the backend stops
+// with the last method that uses it, and its start takes many times longer than the load of a program.
 //
-// ExecuTorch gives two methods with the same context binary one delegate, and destroys it with the first of
-// them (1.5, QnnExecuTorchBackend). It tells binaries apart by a signature in front of them, so the anchor
-// gets signatures of its own: a job may be the same program.
+// ExecuTorch gives two methods with the same context binary one delegate, and destroys it with the first of them (1.5,
+// QnnExecuTorchBackend). It identifies binaries by a signature in front of them, so that the anchor gets signatures of
+// its own: a job may have the same program.
 class Anchor {
  public:
   // Loads the first method of a program. Throws Failure at load.
   void load(const std::string& path, const executorch::runtime::LoadBackendOptionsMap& options);
 
-  // The QNN backend is up because of this.
+  // Returns true if the anchor keeps the QNN backend started.
   bool holds_qnn() const { return holds_qnn_; }
 
  private:

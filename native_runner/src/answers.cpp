@@ -15,25 +15,25 @@ namespace farm {
 
 namespace {
 
-[[noreturn]] void unheard() {
+[[noreturn]] void end_without_reader() {
   std::fprintf(stderr, "farm_runner: standard output of the session is gone: %s\n", std::strerror(errno));
-  _exit(kExitUnheard);
+  _exit(kExitNoReader);
 }
 
 }  // namespace
 
 Answers::Answers() : descriptor_(::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1)) {
-  if (descriptor_ < 0) unheard();
+  if (descriptor_ < 0) end_without_reader();
   if (::dup2(STDERR_FILENO, STDOUT_FILENO) < 0) {
-    // No standard error either: what backends print goes nowhere.
+    // There is no standard error either: output of backends is dropped.
     const int nowhere = ::open("/dev/null", O_WRONLY);
-    if (nowhere < 0 || ::dup2(nowhere, STDOUT_FILENO) < 0) unheard();
+    if (nowhere < 0 || ::dup2(nowhere, STDOUT_FILENO) < 0) end_without_reader();
     if (nowhere != STDOUT_FILENO) ::close(nowhere);
   }
-  // What a backend prints belongs between the lines that say where its job begins and ends.
+  // Output of a backend must stay between the first and the last line of its job.
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  // Backends print a line in pieces, and on the way to a host each would be a packet. Not more than a line: the
-  // last one before a crash must not be lost.
+  // Line buffering: backends print a line in pieces, each of which would be a packet to the host. No larger buffer: the
+  // last line before a crash must not be lost.
   std::setvbuf(stderr, nullptr, _IOLBF, 0);
 }
 
@@ -44,11 +44,11 @@ void Answers::write(const std::string& line) const {
     if (put >= 0) {
       done += static_cast<size_t>(put);
     } else if (errno == EAGAIN) {
-      // Somebody made the pipe non-blocking, for all who share it.
+      // Another process made the shared pipe non-blocking.
       pollfd reader{descriptor_, POLLOUT, 0};
       ::poll(&reader, 1, -1);
     } else if (errno != EINTR) {
-      unheard();
+      end_without_reader();
     }
   }
 }

@@ -5,16 +5,16 @@
 
 namespace farm {
 
-// The standard output of a session, which nothing but answers may go to: backends print to file descriptor
-// 1, so the real one is moved away and 1 becomes standard error.
+// Standard output of a session, for answers only. Backends print to file descriptor 1, so the original descriptor is
+// duplicated and 1 becomes standard error.
 class Answers {
  public:
-  // Ends the process with kExitUnheard when there is no standard output.
+  // Ends the process with kExitNoReader if there is no standard output.
   Answers();
 
   int descriptor() const { return descriptor_; }
 
-  // Writes a whole line, which ends with \n. Ends the process with kExitUnheard when nobody can read it.
+  // Writes a whole line, which ends with \n. Ends the process with kExitNoReader if the reader is gone.
   void write(const std::string& line) const;
 
  private:

@@ -17,7 +17,7 @@ struct Values {
   unsigned masked;
 };
 
-// Added to the scores of attention: 0 attends, and what masks is -255, in floating point or quantized so that 0 is the
+// Values that are added to attention scores: 0 attends and -255 masks, in floating point or quantized so that 0 is the
 // greatest value.
 constexpr Values kValues[] = {
     {"uint8", 1, 0xFF, 0},

@@ -8,18 +8,18 @@
 
 namespace farm {
 
-// What a call's tokens attend to: positions of the cache, which stay where they are, and those of the call itself up
-// to their own. Kept in the memory of the input, of which only what changes is written.
+// Attention mask of a call: each token attends to positions of the cache and to the tokens of the call up to itself.
+// The mask is kept in the memory of the input, and only changes are written.
 class AttentionMask {
  public:
-  // `window`: how many positions a token attends to, itself included; all of them without. Throws Failure at load for
-  // a dtype that has no value for that.
+  // `window`: number of positions that a token attends to, itself included; absent for all. Throws Failure at load for
+  // a dtype without values for a mask.
   AttentionMask(void* data, const std::string& dtype, size_t width, size_t context, std::optional<size_t> window);
 
-  // Nothing of the cache.
+  // Masks the whole cache.
   void clear();
 
-  // The first `past` positions of the cache, which the call's first token follows.
+  // Shows the first `past` positions of the cache; the first token of the call follows them.
   void show(size_t past);
 
  private:
@@ -35,9 +35,9 @@ class AttentionMask {
   size_t context_;
   std::optional<size_t> window_;
   size_t itemsize_ = 0;
-  unsigned attends_ = 0;  // the bits of an element
+  unsigned attends_ = 0;  // bits of an element that is attended to
   unsigned masked_ = 0;
-  std::vector<Range> shown_;  // of the cache, by row
+  std::vector<Range> shown_;  // shown range of the cache, by row
 };
 
 }  // namespace farm

@@ -53,7 +53,7 @@ OptionList xnnpack_options(const BackendFlags& flags) {
   if (!flags.weight_cache_enabled.value_or(false)) {
     throw Failure(Stage::kOptions, "--packed_cache_path has no effect without --weight_cache_enabled");
   }
-  // XNNPACK tells its caches apart by this text: the same relative path in two jobs of a session must not be one cache.
+  // XNNPACK identifies its caches by this text: the same relative path in two jobs of a session must not be one cache.
   list.add("packed_cache_path", std::filesystem::absolute(*flags.packed_cache_path).string());
   return list;
 }
@@ -75,8 +75,8 @@ const char* type_name(const BackendOption& option) {
   throw Failure(Stage::kOptions, message, static_cast<int64_t>(error));
 }
 
-// A backend that reads options at load uses its default, without a word, for a name or a type that it does not know.
-// Asked for an option it writes the value it has; one that it does not know it leaves as it is.
+// Backends that read options at load silently use the default for an unknown name or type. get_option writes the value
+// of a known option, and leaves an unknown one unchanged.
 void require_known(const char* backend, const BackendOption& option) {
   for (const OptionValue& other : {OptionValue(false), OptionValue(0), OptionValue(Text{})}) {
     if (other.index() == option.value.index()) continue;
@@ -137,7 +137,7 @@ ProcessOptions::ProcessOptions(const BackendFlags& flags)
 void ProcessOptions::apply() {
   if (applied_) return;
   for (BackendOption& option : qnn_.view()) {
-    // One option per call: of several, a refused one leaves it open which of the others hold.
+    // Separate calls: after a refused call with several options it is unknown which of them were set.
     const Error error = executorch::runtime::set_option(kQnn, Span<BackendOption>(&option, 1));
     if (error != Error::Ok) refuse(kQnn, option, executorch::runtime::to_string(error), error);
   }

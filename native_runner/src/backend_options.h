@@ -11,8 +11,8 @@
 
 namespace farm {
 
-// Options of one backend, in the layout that ExecuTorch takes. Its own builder cuts a long key or text
-// without a word; here both throw Failure at options.
+// Options of one backend, in ExecuTorch's layout. ExecuTorch's builder cuts a long key or text silently; this class
+// throws Failure at options.
 class OptionList {
  public:
   void add(const std::string& key, int value);
@@ -28,10 +28,10 @@ class OptionList {
   std::vector<executorch::runtime::BackendOption> options_;
 };
 
-// What the backends of one program get when it loads. Module::load copies it: it may go when that returns.
+// Options for the backends of a program at load. Module::load copies them.
 class LoadOptions {
  public:
-  // A path is relative to the current folder. Throws Failure at options for what does not fit.
+  // Paths are relative to the current folder. Throws Failure at options for a value that is too long.
   explicit LoadOptions(const BackendFlags& flags);
   LoadOptions(const LoadOptions&) = delete;
   LoadOptions& operator=(const LoadOptions&) = delete;
@@ -44,15 +44,15 @@ class LoadOptions {
   executorch::runtime::LoadBackendOptionsMap map_;
 };
 
-// The options of the process, which are checked, and set for the backend that reads no others: QNN has a state that is
-// global to the process, and looks at it when its first program loads (ExecuTorch 1.5).
+// Options of the process. All are checked, and only QNN's are set: QNN has global state and reads it when its first
+// program loads (ExecuTorch 1.5).
 class ProcessOptions {
  public:
-  // Throws Failure at options for what does not fit.
+  // Throws Failure at options for a value that is too long.
   explicit ProcessOptions(const BackendFlags& flags);
 
-  // Sets them, the first time it is called. Throws Failure at options when a backend refuses one, does not know its
-  // name or its type, or is not there.
+  // Sets the options at the first call. Throws Failure at options if a backend is missing, refuses an option, or does
+  // not know its name or its type.
   void apply();
 
  private:

@@ -10,14 +10,14 @@
 
 namespace farm {
 
-// What every run begins with. All of it throws Failure.
+// First steps of every run. All functions throw Failure.
 
-// What can be known to fail is looked at before the load, which may take a minute for a large model.
+// Checks files and folders before the load, which may take a minute for a large model.
 void look_ahead(const Flags& flags, SharedReport* report);
 
 struct OpenedProgram {
   std::shared_ptr<Program> program;
-  int64_t load_ns = 0;  // of the program, without its methods
+  int64_t load_ns = 0;  // load of the program, without its methods
 };
 
 // Verifies the program and reads it.

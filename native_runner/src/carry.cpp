@@ -14,7 +14,7 @@ Carry::Carry(const std::string& text) {
     unsigned output = 0;
     unsigned input = 0;
     int length = 0;
-    // Four digits: no program has so many.
+    // At most four digits: no program has more inputs or outputs.
     if (std::sscanf(piece.c_str(), "%4u:%4u%n", &output, &input, &length) != 2 ||
         static_cast<size_t>(length) != piece.size()) {
       throw Failure(Stage::kFlags, "--carry: '" + piece + "' is not an output and an input, `1:2`");

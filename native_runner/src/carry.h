@@ -13,20 +13,20 @@
 
 namespace farm {
 
-// State that a program hands to its caller: an output of one line of the input list is an input of the next one.
+// State of a program: an output of a line of the input list is an input of the next line.
 class Carry {
  public:
-  // "1:2,0:3": output 1 becomes input 2, output 0 input 3. Throws Failure at flags.
+  // Parses "1:2,0:3": output 1 becomes input 2, output 0 input 3. Throws Failure at flags.
   explicit Carry(const std::string& text);
 
-  // Throws Failure at load unless there are such inputs and outputs, of the same size.
+  // Throws Failure at load unless these inputs and outputs exist, with equal sizes.
   void check(const std::vector<TensorSpec>& inputs, const std::vector<TensorSpec>& outputs) const;
 
   // Keeps the outputs of the last execution of a line.
   void take(const Model& model);
 
-  // Writes what was kept, if anything was, over what the files of a line say. `inputs` are those that are executed.
-  // Throws Failure at inputs where they have another size.
+  // Overwrites values of the files of a line by the kept outputs, if there are any. `inputs` are the executed inputs.
+  // Throws Failure at inputs if they have another size.
   void give(const std::vector<TensorSpec>& inputs, Model* model) const;
 
  private:

@@ -6,7 +6,7 @@
 
 namespace farm {
 
-// Of all times that are measured.
+// Clock of all measured times.
 using Clock = std::chrono::steady_clock;
 
 inline int64_t ns_between(Clock::time_point start, Clock::time_point end) {

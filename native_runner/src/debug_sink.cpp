@@ -4,7 +4,7 @@
 namespace farm {
 
 namespace {
-// What ExecuTorch's own buffer aligns to.
+// Alignment of ExecuTorch's own buffer.
 constexpr size_t kSinkAlignment = 64;
 }  // namespace
 

@@ -8,8 +8,8 @@
 
 namespace farm {
 
-// Takes the intermediate outputs that an ETDump refers to. It grows as they come, up to a limit; what is
-// beyond is counted and dropped, because an error here makes ExecuTorch abort.
+// Buffer of the intermediate outputs that an ETDump refers to. It grows up to a limit; outputs beyond it are counted
+// and dropped, because ExecuTorch aborts after an error here.
 class DebugSink final : public executorch::etdump::DataSinkBase {
  public:
   explicit DebugSink(size_t limit) : limit_(limit) {}
@@ -19,7 +19,7 @@ class DebugSink final : public executorch::etdump::DataSinkBase {
 
   const std::vector<uint8_t>& content() const { return content_; }
 
-  // Bytes that all of them would take; above the limit some were dropped.
+  // Returns the bytes of all outputs; if they exceed the limit, some were dropped.
   size_t needed() const { return needed_; }
   size_t limit() const { return limit_; }
 

@@ -11,7 +11,7 @@ namespace farm {
 
 namespace {
 
-// One unit per row, as all keys of one token are: a copy whose size is known when this is compiled.
+// Copies one unit per row, such as all keys of one token, with a size that is known at compile time.
 template <typename T>
 void copy_units(char* to, size_t to_step, const char* from, size_t from_step, size_t rows) {
   for (size_t row = 0; row < rows; ++row) std::memcpy(to + row * to_step, from + row * from_step, sizeof(T));
@@ -34,7 +34,7 @@ Decoder::Decoder(const std::shared_ptr<Program>& program, const std::string& met
       row_bytes_(layout_.vocabulary * model_.outputs()[0].itemsize) {
   if (layout_.masks.size() < 2) return;
   const std::optional<double> window = program->number("get_sliding_window");
-  // Neither is a NaN.
+  // NaN is refused as well.
   if (!window || !(*window >= 1)) {
     throw Failure(Stage::kLoad, "--generate: method '" + method + "' has a mask for a sliding window, and the program "
                                 "does not say how wide that is (get_sliding_window)");
@@ -62,7 +62,7 @@ void Decoder::clear() {
 }
 
 size_t Decoder::takes(size_t done, size_t end) const {
-  // Where the caches reach no further, the call begins with tokens that it takes once more.
+  // At the end of the caches the call begins earlier and takes some tokens again.
   return std::min(end, base(done) + layout_.width) - done;
 }
 

@@ -16,32 +16,32 @@
 
 namespace farm {
 
-// One method of a static decoder, with the caches that it reads: they lie in the memory of its inputs, a position at
-// its own place, and are written there position by position.
+// Method of a static decoder with its caches, which are the memory of its inputs. Each position has a fixed place there
+// and is written alone.
 class Decoder {
  public:
-  // Describes the method; throws Failure at load, as all of these.
+  // Reads the description of the method. All functions throw Failure at load.
   Decoder(const std::shared_ptr<Program>& program, const std::string& method, const ModelSettings& settings);
 
   const DecoderLayout& layout() const { return layout_; }
   const Logits& logits() const { return logits_; }
 
-  // Loads the method and returns the nanoseconds that it took.
+  // Loads the method and returns the time in nanoseconds.
   int64_t load();
 
-  // Forgets every position.
+  // Clears the caches.
   void clear();
 
-  // How many of the positions [done, end) the next call takes.
+  // Returns how many of the positions [done, end) the next call takes.
   size_t takes(size_t done, size_t end) const;
 
-  // Executes with those tokens, and what came before them in the caches. Returns the nanoseconds of the execution.
+  // Executes with these tokens after the positions in the caches. Returns the time of the execution in nanoseconds.
   int64_t feed(const std::vector<int32_t>& tokens, size_t done, size_t count);
 
-  // The logits of one of the positions of the last call: what follows its token.
+  // Returns the logits of a position of the last call, which are for the token after it.
   const void* logits_of(size_t position) const;
 
-  // Writes positions [done, done + count) of the last call into the caches of `to`, as far as these reach.
+  // Writes positions [done, done + count) of the last call into the caches of `to`, as far as `to` has places.
   void remember(size_t done, size_t count, Decoder* to) const;
 
  private:

@@ -9,7 +9,7 @@ namespace farm {
 
 namespace {
 
-// Looks through the tensors of one method, in order.
+// Reader of the tensors of a method, in order.
 class Reader {
  public:
   Reader(const std::string& method, const std::vector<TensorSpec>& inputs, const std::vector<TensorSpec>& outputs)
@@ -38,7 +38,7 @@ class Reader {
     if (layout_.width == 0) refuse("it takes no token");
   }
 
-  // Returns the input behind them.
+  // Returns the index of the next input.
   size_t read_masks(size_t next) {
     for (; next < inputs_.size() && layout_.masks.size() < 2 && is_mask(inputs_[next]); ++next) {
       const size_t context = size(inputs_[next], 1, true);
@@ -101,7 +101,7 @@ class Reader {
            all_ones(spec, 2);
   }
 
-  // Whether all dimensions but the last `count` are 1.
+  // Returns true if all dimensions but the last `count` are 1.
   static bool all_ones(const TensorSpec& spec, size_t count) {
     return std::all_of(spec.shape.begin(), spec.shape.end() - static_cast<std::ptrdiff_t>(count),
                        [](int64_t dimension) { return dimension == 1; });
@@ -109,7 +109,7 @@ class Reader {
 
   static bool is_index(const TensorSpec& spec) { return spec.dtype == "int32" || spec.dtype == "int64"; }
 
-  // Of a dimension, from the front; or the last one, the one before it.
+  // Returns the size of a dimension; `from_behind` counts from the end, where 1 is the last one.
   static size_t size(const TensorSpec& spec, size_t dimension, bool from_behind = false) {
     return static_cast<size_t>(spec.shape[from_behind ? spec.shape.size() - dimension : dimension]);
   }

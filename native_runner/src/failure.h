@@ -8,18 +8,18 @@
 
 namespace farm {
 
-// Where a run ended, in the order of its life. Each has an exit code of its own: see docs/reference/native_runner.md.
+// Stage in which a run ended, in the order of a run. Exit codes of stages: docs/reference/native_runner.md.
 enum class Stage { kFlags, kOptions, kLoad, kInputs, kExecute, kOutputs, kEtdump };
 
 const char* stage_name(Stage stage);
 int exit_code(Stage stage);
 
-// Ends that belong to no stage.
+// Exit codes of ends outside of a stage.
 constexpr int kExitTimeout = 9;
-constexpr int kExitUnheard = 10;
+constexpr int kExitNoReader = 10;
 constexpr int kExitSignalled = 11;
 
-// Why a run ended. `code` is ExecuTorch's error code; `line` the number of the inference, from 0.
+// Reason of the end of a run. `code` is ExecuTorch's error code; `line` is the number of the inference, from 0.
 class Failure : public std::runtime_error {
  public:
   Failure(Stage where, const std::string& message, std::optional<int64_t> error_code = std::nullopt,

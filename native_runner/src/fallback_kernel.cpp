@@ -1,7 +1,7 @@
 // Copyright (c) the farm authors. BSD-3-Clause, see LICENSE.
 
-// llama::fallback stands between the parts of a decoder that is split into several QNN contexts, so that no delegate
-// takes two of them. It does nothing but hand its input on; ExecuTorch brings no kernel for it.
+// llama::fallback separates the parts of a decoder that is split into several QNN contexts, so that no delegate takes
+// two parts. The kernel returns its input; ExecuTorch has no kernel for this operator.
 #include <executorch/extension/kernel_util/make_boxed_from_unboxed_functor.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 #include <executorch/runtime/kernel/kernel_runtime_context.h>

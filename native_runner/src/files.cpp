@@ -47,9 +47,9 @@ std::string read_text(const std::string& path, Stage stage) {
 
 namespace {
 
-// Opens a regular file and says how large it is.
+// Opens a regular file and sets its size.
 Descriptor open_regular(const std::string& path, uint64_t* size, Stage stage) {
-  // Non-blocking: opening a pipe would wait for its other end, and a regular file does not care.
+  // O_NONBLOCK: opening a pipe would wait for its other end; regular files ignore the flag.
   Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.number < 0) fail(stage, "cannot read", path, errno);
   struct stat status {};
@@ -70,7 +70,7 @@ void read_bytes(const Descriptor& file, const std::string& path, void* data, uin
   }
 }
 
-// Returns the system's error, or 0.
+// Returns errno, or 0.
 int write_bytes(int descriptor, const void* data, size_t size) {
   const auto* bytes = static_cast<const uint8_t*>(data);
   for (size_t done = 0; done < size;) {
@@ -112,7 +112,7 @@ FileWriter::FileWriter(std::string path, Stage stage)
 FileWriter::~FileWriter() {
   if (descriptor_ < 0) return;
   ::close(descriptor_);
-  // Nobody finished it.
+  // `finish` was not called: remove the partial file.
   ::unlink(written_.c_str());
 }
 

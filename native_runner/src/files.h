@@ -10,7 +10,7 @@
 
 namespace farm {
 
-// All of these throw Failure at `stage`, with the path and the system's reason in the message.
+// All functions throw Failure at `stage`, with the path and the system's reason in the message.
 
 // Size of a regular file, in bytes.
 uint64_t file_size(const std::string& path, Stage stage);
@@ -24,14 +24,14 @@ void read_file(const std::string& path, void* data, uint64_t size, Stage stage);
 // At most the first `most` bytes of a regular file.
 std::string read_beginning(const std::string& path, uint64_t most, Stage stage);
 
-// Passes when a file can be made beside `path`, which may be there already.
+// Throws unless a file can be made beside `path`, which may exist already.
 void require_writable_file(const std::string& path, Stage stage);
 
-// A reader sees the old file or the whole new one: written under another name, then renamed.
+// Writes a file under another name and renames it: readers see the old file or the whole new one.
 void write_file(const std::string& path, const void* data, size_t size, Stage stage);
 
-// A file that is written piece by piece: readers see the old file or, after `finish`, the whole new one. Throws Failure
-// at `stage`.
+// Writer of a file in pieces: readers see the old file or, after `finish`, the whole new one. Throws Failure at
+// `stage`.
 class FileWriter {
  public:
   FileWriter(std::string path, Stage stage);
@@ -46,12 +46,12 @@ class FileWriter {
   [[noreturn]] void give_up(int error);
 
   std::string path_;
-  std::string written_;  // the name of the file until it is whole
+  std::string written_;  // temporary name until `finish`
   Stage stage_;
   int descriptor_;
 };
 
-// Passes when `path` is a folder that files can be made in.
+// Throws unless `path` is a folder in which files can be made.
 void require_writable_folder(const std::string& path, Stage stage);
 
 }  // namespace farm

@@ -17,11 +17,11 @@ namespace {
 using Target = std::variant<bool*, int*, std::string*, std::optional<bool>*, std::optional<int>*,
                             std::optional<std::string>*>;
 
-// Which lines a flag may stand in.
+// Lines in which a flag is valid.
 enum class Place {
-  kRun,      // a single run, and a job of a session
-  kBackend,  // a single run, and the start of a session; a job may repeat what the session has
-  kProcess,  // the command line
+  kRun,      // single runs, and jobs of a session
+  kBackend,  // single runs, and the start of a session; a job may repeat the session's value
+  kProcess,  // command line
 };
 
 struct Flag {
@@ -57,32 +57,32 @@ std::vector<Flag> table(Flags* flags) {
       {"etdump_path", Place::kRun, &flags->etdump_path, "write an ETDump here; none is made without this flag"},
       {"dump_intermediate_outputs", Place::kRun, &flags->dump_intermediate_outputs,
        "write the values between operators, of a .pte compiled for it; makes an ETDump, etdump.etdp by default"},
-      {"debug_output_path", Place::kRun, &flags->debug_output_path, "where to write them"},
-      {"debug_buffer_size", Place::kRun, &flags->debug_buffer_size, "how many bytes they may have", 1, INT_MAX},
+      {"debug_output_path", Place::kRun, &flags->debug_output_path, "file of these values"},
+      {"debug_buffer_size", Place::kRun, &flags->debug_buffer_size, "most bytes of these values", 1, INT_MAX},
       {"performance_output_path", Place::kRun, &flags->performance_output_path,
        "mean time of one execution in ms, a bare number"},
-      {"result_path", Place::kRun, &flags->result_path, "what happened, as JSON"},
+      {"result_path", Place::kRun, &flags->result_path, "report of the run, as JSON"},
       {"working_folder", Place::kRun, &flags->working_folder, "change into it first: other paths are relative to it"},
-      {"timeout_ms", Place::kRun, &flags->timeout_ms, "end the process when the run takes longer; 0 is no limit", 0,
+      {"timeout_ms", Place::kRun, &flags->timeout_ms, "time limit of the run, which ends the process; 0 is no limit", 0,
        INT_MAX},
       {"carry", Place::kRun, &flags->carry,
        "state: `1:2` gives input 2 of a line output 1 of the line before it, and the first line its file; several are "
        "separated by commas"},
       {"generate", Place::kRun, &flags->generate,
-       "the .pte is a static decoder: generate at most so many tokens after each prompt, greedy. A line of the input "
-       "list has the prompt and, where logits are wanted, a sequence: int32 token ids, -1 after their end",
+       "the .pte is a static decoder: most tokens to generate after each prompt, greedy. A line of the input list has "
+       "the prompt and, for logits, a sequence: int32 token ids, -1 after their end",
        1, INT_MAX},
       {"stop", Place::kRun, &flags->stop, "with --generate: tokens that end a text, `2,7`"},
       {"seconds", Place::kRun, &flags->seconds,
-       "with --generate: go on, prompt after prompt, until so many seconds are over", 1, 86400},
+       "with --generate: repeat the prompts for so many seconds", 1, 86400},
       {"tokens_path", Place::kRun, &flags->tokens_path,
        "with --generate: write every token here at once, `line token`"},
-      {"told", Place::kRun, &flags->told,
-       "with --generate: of each position of a sequence write two numbers in place of the logits: the natural "
-       "logarithms of the probability of the token that follows, and of the likeliest"},
-      {"decode_method", Place::kRun, &flags->decode_method, "with --generate: the method that takes token after token"},
+      {"likelihoods", Place::kRun, &flags->likelihoods,
+       "with --generate: write two numbers for each position of a sequence in place of the logits: the natural "
+       "logarithms of the probability of the next token, and of the likeliest"},
+      {"decode_method", Place::kRun, &flags->decode_method, "with --generate: method for single tokens"},
       {"prefill_method", Place::kRun, &flags->prefill_method,
-       "with --generate: the method that takes prompts, by default prefill_forward if there is one; empty for none"},
+       "with --generate: method for prompts, by default prefill_forward if there is one; empty for none"},
       {"log_level", Place::kBackend, &backend->log_level,
        "QNN log level: error 1, warn 2, info 3, verbose 4, debug 5", 1, 5},
       {"htp_performance_mode", Place::kBackend, &backend->htp_performance_mode,
@@ -104,9 +104,9 @@ std::vector<Flag> table(Flags* flags) {
       {"weight_cache_enabled", Place::kBackend, &backend->weight_cache_enabled,
        "XNNPACK: delegates share packed weights"},
       {"packed_cache_path", Place::kBackend, &backend->packed_cache_path,
-       "XNNPACK: file that packed weights are kept in, for this load and later ones; with --weight_cache_enabled"},
+       "XNNPACK: file of packed weights, for this load and later ones; with --weight_cache_enabled"},
       {"serve", Place::kProcess, &flags->serve,
-       "take jobs from standard input, a line of flags each, and answer with a line of JSON each"},
+       "execute jobs from standard input, a line of flags each, and answer with a line of JSON each"},
       {"keep_loaded", Place::kProcess, &flags->keep_loaded,
        "of a session: a small .pte that stays loaded, so that the QNN backend stays up between jobs"},
       {"version", Place::kProcess, &flags->version, "print the versions and end"},
@@ -163,7 +163,7 @@ Flag* find(std::vector<Flag>* flags, const std::string& name) {
   return nullptr;
 }
 
-// Takes arguments[*next] and, for a flag whose value stands apart, the argument after it.
+// Takes arguments[*next] and, for a flag without `=`, its value in the next argument.
 void parse_one(std::vector<Flag>* flags, const std::vector<std::string>& arguments, size_t* next) {
   const std::string& argument = arguments[(*next)++];
   const size_t dashes = argument.rfind("--", 0) == 0 ? 2 : argument.rfind('-', 0) == 0 ? 1 : 0;
@@ -200,11 +200,11 @@ const Flag* first_given(const std::vector<Flag>& flags, const std::vector<std::s
   return nullptr;
 }
 
-// What flags of a run exclude each other.
+// Throws for flags of a run that exclude each other.
 void check_run(const std::vector<Flag>& given, const Flags& flags) {
   Carry(flags.carry);
   if (!flags.generate) {
-    const Flag* flag = first_given(given, {"stop", "seconds", "tokens_path", "told", "decode_method",
+    const Flag* flag = first_given(given, {"stop", "seconds", "tokens_path", "likelihoods", "decode_method",
                                            "prefill_method"});
     if (flag != nullptr) fail("--" + std::string(flag->name) + " belongs to a text: --generate");
     return;
@@ -216,7 +216,7 @@ void check_run(const std::vector<Flag>& given, const Flags& flags) {
   parse_token_ids("stop", flags.stop);
 }
 
-// What flags of a command line exclude each other.
+// Throws for flags of a command line that exclude each other.
 void check_together(const std::vector<Flag>& given, const Flags& flags) {
   if (!flags.serve) {
     if (!flags.keep_loaded.empty()) fail("--keep_loaded belongs to a session: --serve");
@@ -228,7 +228,7 @@ void check_together(const std::vector<Flag>& given, const Flags& flags) {
     }
   }
   if (!flags.keep_loaded.empty() && flags.backend.heap_profiling_path) {
-    // The second number of the heap is written when the last program is gone.
+    // QNN writes the second heap number when the last program is unloaded.
     fail("--keep_loaded and --heap_profiling_path exclude each other");
   }
 }

@@ -33,7 +33,7 @@ constexpr const char* kEndStop = "stop";
 constexpr const char* kEndContext = "context";
 constexpr const char* kEndSeconds = "seconds";
 
-// As it is written, token by token.
+// Writer of generated tokens, which writes each token at once.
 class TokenFile {
  public:
   explicit TokenFile(const std::string& path) {
@@ -42,9 +42,9 @@ class TokenFile {
 
   void add(int64_t line, int32_t token) {
     if (!file_) return;
-    // Far quicker than printf, where nothing of either is in the processor's caches.
+    // to_chars is far quicker than printf with cold caches of the processor.
     char text[48];
-    // Each leaves room for what stands behind it.
+    // Each number leaves room for the separator.
     char* end = std::to_chars(text, text + 24, line).ptr;
     *end++ = ' ';
     end = std::to_chars(end, std::end(text) - 1, token).ptr;
@@ -154,7 +154,7 @@ class GenerationRun {
     decode_->clear();
   }
 
-  // What a call of `from` added goes into the caches of all that are called after it.
+  // Copies new positions of a call of `from` into the caches of all methods that are called later.
   void remember(const Decoder& from, size_t done, size_t count) {
     if (&from == prefill_.get()) from.remember(done, count, prefill_.get());
     from.remember(done, count, decode_.get());
@@ -175,18 +175,18 @@ class GenerationRun {
     of_line(prompt.line, [&] {
       const size_t by_prefill = std::min(prompt.tokens.size(), prompt.scored.size());
       std::vector<TensorSpec> written = {write_logits(prompt, prefill_ ? by_prefill : 0, 0)};
-      // A text that is told is long: what decode alone makes of it would take most of the time.
-      if (prefill_ && !flags_.told) written.push_back(write_logits(prompt, 0, 1));
+      // Scored texts are long: a second pass by decode alone would take most of the time.
+      if (prefill_ && !flags_.likelihoods) written.push_back(write_logits(prompt, 0, 1));
       if (prompt.line == 0) report_->update([&](Report* report) { report->outputs = written; });
     });
   }
 
-  // The first positions by the method for prompts, the rest by the other one.
+  // Computes the first `by_prefill` positions by the prefill method, the rest by the decode method.
   TensorSpec write_logits(const Prompt& prompt, size_t by_prefill, int index) {
     report_->enter(Stage::kExecute);
     clear();
     const size_t vocabulary = decode_->layout().vocabulary;
-    const size_t columns = flags_.told ? sizeof(Likelihood) / sizeof(float) : vocabulary;
+    const size_t columns = flags_.likelihoods ? sizeof(Likelihood) / sizeof(float) : vocabulary;
     const std::string name = "output_" + std::to_string(prompt.line) + "_" + std::to_string(index) + ".raw";
     FileWriter file(flags_.output_folder_path + "/" + name, Stage::kOutputs);
     std::vector<float> row(vocabulary);
@@ -196,8 +196,8 @@ class GenerationRun {
       method.feed(prompt.scored, done, count);
       for (size_t i = 0; i < count; ++i) {
         method.logits().to_float(method.logits_of(done + i), row.data());
-        const Likelihood told = flags_.told ? likelihood(prompt.scored, done + i, row) : Likelihood{};
-        file.write(flags_.told ? &told.told : row.data(), columns * sizeof(float));
+        const Likelihood scored = flags_.likelihoods ? likelihood(prompt.scored, done + i, row) : Likelihood{};
+        file.write(flags_.likelihoods ? &scored.next : row.data(), columns * sizeof(float));
       }
       remember(method, done, count);
       done += count;
@@ -211,14 +211,14 @@ class GenerationRun {
             sizeof(float)};
   }
 
-  // What is written of a position where sequences are told, in place of its logits. Nothing follows the last one.
+  // Returns the values that --likelihoods writes for a position; zeros for the last one, which has no next token.
   static Likelihood likelihood(const std::vector<int32_t>& sequence, size_t position,
                                const std::vector<float>& logits) {
     if (position + 1 == sequence.size()) return {};
     return likelihood_of(logits.data(), logits.size(), sequence[position + 1]);
   }
 
-  // All prompts, and again and again while there is time. The first time each has all the time that it needs.
+  // Generates after all prompts, then repeats until --seconds are over. The first round has no time limit.
   void generate_all(TokenFile* tokens) {
     report_->enter(Stage::kExecute);
     const Clock::time_point start = Clock::now();
@@ -240,7 +240,7 @@ class GenerationRun {
   void generate(const Prompt& prompt, TokenFile* tokens, std::optional<Clock::time_point> end) {
     clear();
     sequence_.clear();
-    // What it may become: nothing of it is moved while times are taken.
+    // Reserve the greatest size, so that no memory is moved while times are measured.
     sequence_.reserve(decode_->layout().context + decode_->layout().width + 1);
     sequence_ = prompt.tokens;
     tokens_ = tokens;
@@ -270,14 +270,14 @@ class GenerationRun {
       }
       remember(reader, done - count, count);
     }
-    // All but the last token of the sequence are in the caches.
+    // The caches have all tokens of the sequence but the last.
     while (ended_ == nullptr) step();
     report_->update([&](Report* report) { report->texts.current->ended = ended_; });
     ended_ = nullptr;
   }
 
-  // One call: it takes the last token and, where it has room, guesses of what comes after it. A guess that is what the
-  // call says itself is one token more, with the logits that stand behind it.
+  // Makes one call with the last token and, if the method is wider, guesses of the next tokens. A guess that equals the
+  // likeliest token of the call is a further token, and its logits give the next one.
   void step() {
     const size_t done = sequence_.size() - 1;
     const size_t room = decode_->takes(done, decode_->layout().context) - 1;
@@ -290,11 +290,11 @@ class GenerationRun {
       choose(token, &Generated::steps_ns, i == 0 ? std::optional(ns) : std::nullopt);
       if (i == guesses.size() || guesses[i] != token) break;
     }
-    // Without the last one, which no call has taken.
+    // Without the last token, which no call has taken yet.
     remember(*decode_, done, sequence_.size() - 1 - done);
   }
 
-  // `ns` is the time of the call that gave it, which goes among `times`; absent for a further token of one call.
+  // `ns` is the time of the call and is added to `times`; absent for a further token of the same call.
   void choose(int32_t token, std::vector<int64_t> Generated::*times, std::optional<int64_t> ns) {
     const Clock::time_point now = Clock::now();
     const int64_t total_ns = ns_between(start_, now);
@@ -331,11 +331,11 @@ class GenerationRun {
   SharedReport* report_;
   const std::vector<int32_t> stop_;
   std::shared_ptr<Program> program_;
-  std::unique_ptr<Decoder> prefill_;  // null where the program has none
+  std::unique_ptr<Decoder> prefill_;  // null if the program has none
   std::unique_ptr<Decoder> decode_;
   std::vector<Prompt> prompts_;
 
-  // Of the prompt that runs now.
+  // Values of the current prompt.
   std::vector<int32_t> sequence_;
   TokenFile* tokens_ = nullptr;
   std::optional<Clock::time_point> end_;

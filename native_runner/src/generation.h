@@ -7,7 +7,7 @@
 
 namespace farm {
 
-// As `run`, of a program that generates text: writes the logits of sequences that it is told, then what it says itself.
+// Runs a program that generates text, as `run` does: writes the logits of scored sequences, then the generated tokens.
 void generate(const Flags& flags, const Backend& backend, SharedReport* report);
 
 }  // namespace farm

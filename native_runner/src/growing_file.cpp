@@ -15,7 +15,7 @@ namespace farm {
 
 GrowingFile::GrowingFile(std::string path, Stage stage)
     : path_(std::move(path)), stage_(stage), page_(static_cast<size_t>(::sysconf(_SC_PAGESIZE))) {
-  // To be mapped it must be readable; what is written alone, a pipe for example, is written.
+  // A mapped file must be readable; a write-only file, such as a pipe, gets system calls.
   descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor_ < 0) throw Failure(stage_, "cannot write '" + path_ + "': " + std::strerror(errno));
   struct stat status {};
@@ -25,7 +25,7 @@ GrowingFile::GrowingFile(std::string path, Stage stage)
 GrowingFile::~GrowingFile() {
   if (memory_ != nullptr) {
     ::munmap(memory_, page_);
-    // Where that fails, blank lines stay.
+    // If ftruncate fails, blank lines stay.
     if (::ftruncate(descriptor_, static_cast<off_t>(size_)) != 0) errno = 0;
   }
   ::close(descriptor_);
@@ -44,7 +44,8 @@ void GrowingFile::add(const char* text, size_t size) {
   }
 }
 
-// Written, not only made longer: a full disk is an error here, and would be a signal in the memory.
+// Writes blank lines instead of extending the file: a full disk is then an error here, and not a SIGBUS in the mapped
+// memory.
 void GrowingFile::grow() {
   write(std::string(page_, '\n').data(), page_);
   if (memory_ != nullptr) ::munmap(memory_, page_);

@@ -8,9 +8,8 @@
 
 namespace farm {
 
-// A file that grows by a few bytes at a time. They are written into memory that it shares with the system: no call of
-// the system for each, and nothing of it is lost when the process crashes. Until it is closed it ends with blank lines.
-// Throws Failure at `stage`.
+// File that grows by a few bytes at a time. The bytes are written into mapped memory: without a system call each, and
+// without loss when the process crashes. The file ends with blank lines until it is closed. Throws Failure at `stage`.
 class GrowingFile {
  public:
   GrowingFile(std::string path, Stage stage);
@@ -28,9 +27,9 @@ class GrowingFile {
   Stage stage_;
   int descriptor_;
   size_t page_;
-  char* memory_ = nullptr;  // of the page that is written; null where the file cannot be mapped
-  size_t begin_ = 0;        // of that page in the file
-  size_t size_ = 0;         // without what fills it up
+  char* memory_ = nullptr;  // mapped page; null if the file cannot be mapped
+  size_t begin_ = 0;        // offset of the mapped page in the file
+  size_t size_ = 0;         // size without the blank lines at the end
 };
 
 }  // namespace farm

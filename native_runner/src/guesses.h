@@ -7,8 +7,8 @@
 
 namespace farm {
 
-// At most `most` tokens that may come after `tokens`: what came after the last of them before. The last two are looked
-// for, then the last one; of several places the latest one is taken.
+// Returns at most `most` tokens that may follow `tokens`: the tokens after the latest earlier place of the last two
+// tokens, or else of the last token.
 std::vector<int32_t> guess(const std::vector<int32_t>& tokens, size_t most);
 
 }  // namespace farm

@@ -58,7 +58,7 @@ void fill_with_ones(void* data, const TensorSpec& spec) {
   const float f32 = 1;
   const double f64 = 1;
   const uint16_t half = spec.dtype == "bfloat16" ? 0x3F80 : 0x3C00;
-  const uint64_t integer = 1;  // its first bytes are a one of every size, as all of these machines are little-endian
+  const uint64_t integer = 1;  // little-endian: its first bytes are a 1 of every integer size
   const void* one = &integer;
   if (spec.dtype == "float32") one = &f32;
   if (spec.dtype == "float64") one = &f64;

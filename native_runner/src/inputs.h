@@ -11,25 +11,25 @@
 
 namespace farm {
 
-// One inference of an input list.
+// Inference of an input list.
 struct InputLine {
-  int64_t number = 0;       // of the inference, from 0
-  size_t line_in_file = 0;  // from 1, for messages
+  int64_t number = 0;       // number of the inference, from 0
+  size_t line_in_file = 0;  // number of the line, from 1, for messages
   std::vector<std::string> files;
 };
 
-// An input list, read before the program is loaded and understood when its inputs are known.
+// Input list, read before the program is loaded and parsed when its inputs are known.
 class InputList {
  public:
-  // Does not throw for a list that is missing: a method without inputs needs none.
+  // Reads the list. A missing list does not throw: a method without inputs needs none.
   explicit InputList(std::string path);
 
-  // The inferences. Throws Failure at inputs unless there is one, and every line has a file of the right
-  // size for every input: a wrong last line is known before the first inference runs. Blank lines count
-  // for a method without inputs only, which is executed once when the list is missing.
+  // Returns the inferences. Throws Failure at inputs unless there is at least one, and every line has a file of the
+  // right size for every input: a wrong last line is found before the first inference. Blank lines are inferences of a
+  // method without inputs only, which is executed once without a list.
   std::vector<InputLine> inferences(const std::vector<TensorSpec>& specs) const;
 
-  // All lines but the blank ones, numbered, with their files as they are. Throws Failure at inputs unless there is one.
+  // Returns all lines that are not blank, numbered, with unchecked files. Throws Failure at inputs if there are none.
   std::vector<InputLine> lines() const;
 
  private:

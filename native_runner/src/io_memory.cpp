@@ -9,8 +9,8 @@
 
 #include "failure.h"
 
-// ExecuTorch's QNN backend library exports these; its header is not part of every package. Weak: this
-// runner is also linked without that backend, and they are null then.
+// Functions of ExecuTorch's QNN backend library, whose header is not part of every package. Weak: they are null in a
+// runner without that backend.
 extern "C" {
 __attribute__((weak)) void* QnnExecuTorchAllocCustomMem(size_t bytes, size_t alignment);
 __attribute__((weak)) void QnnExecuTorchFreeCustomMem(void* memory);
@@ -22,9 +22,9 @@ namespace {
 
 constexpr size_t kMemoryAlignment = 64;
 
-// The backend crashes without it (ExecuTorch 1.5).
+// The backend crashes without this library (ExecuTorch 1.5).
 void require_rpcmem() {
-  // Stays open: the backend is about to open it again.
+  // Not closed: the backend opens the library again.
   if (::dlopen("libcdsprpc.so", RTLD_NOW | RTLD_LOCAL) != nullptr) return;
   const char* why = ::dlerror();
   throw Failure(Stage::kOptions, "--shared_buffer: no memory can be shared with a DSP here: " +
@@ -46,7 +46,7 @@ void* allocate_shared(size_t size) {
 
 void* allocate_own(size_t size) {
   void* data = nullptr;
-  // A size of 0 still gives an address. Not aligned_alloc, which Android has from API level 28 on only.
+  // A size of 0 still needs an address. Not aligned_alloc, which Android has only since API level 28.
   if (::posix_memalign(&data, kMemoryAlignment, size == 0 ? 1 : size) != 0) throw std::bad_alloc();
   return data;
 }

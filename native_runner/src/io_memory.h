@@ -5,11 +5,10 @@
 
 namespace farm {
 
-// Memory of one input or output: of this process, or shared with the DSP (rpcmem) where the QNN backend
-// allocates it.
+// Memory of an input or output: of this process, or allocated by the QNN backend and shared with the DSP (rpcmem).
 class IoMemory {
  public:
-  // Throws Failure at options when shared memory is asked for and cannot be had, std::bad_alloc otherwise.
+  // Throws Failure at options if shared memory cannot be allocated, std::bad_alloc for other memory.
   IoMemory(size_t size, bool shared);
   ~IoMemory();
   IoMemory(IoMemory&& other) noexcept;

@@ -17,19 +17,19 @@ namespace farm {
 
 namespace {
 
-// Whoever ends a run holds it until the result is written and the answer given: a job is gone only when nobody else
-// ends it. Never destroyed: threads of a backend may abort while the process exits.
+// Lock of the thread that ends a run, held until result and answer are written: a job is destroyed only when no other
+// thread ends it. Not destroyed: threads of a backend may abort while the process exits.
 std::mutex& ending() {
   static auto* mutex = new std::mutex;
   return *mutex;
 }
-Job* current = nullptr;  // under `ending`
+Job* current = nullptr;  // guarded by `ending`
 
 void print_failure(const Failure& failure) {
   std::fprintf(stderr, "farm_runner: %s: %s\n", stage_name(failure.stage), failure.what());
 }
 
-// A file of an earlier run must not pass for one of this, which may crash before it writes its own.
+// Removes files of an earlier run: this run may crash before it writes its own.
 void remove_old(const std::string& path) {
   if (!path.empty()) ::unlink(path.c_str());
 }
@@ -52,7 +52,7 @@ Job::Job(ParsedFlags parsed, int64_t number, const Answers* answers) : Job(std::
 
 int Job::run(const Backend& backend, Watchdog* watchdog) {
   const bool limited = watchdog != nullptr && flags_.timeout_ms > 0;
-  // Before the limit begins: a deadline that finds no job would be over for this one.
+  // Before the time limit starts: a deadline that expires without a job is lost.
   {
     const std::lock_guard<std::mutex> lock(ending());
     current = this;
@@ -80,13 +80,13 @@ int Job::refuse() {
   try {
     start();
   } catch (const Failure&) {
-    // The first failure is the one to tell.
+    // The first failure is reported.
   }
   return finish();
 }
 
 void Job::start() {
-  // Whoever ends the run meanwhile writes its result where it belongs, and nobody removes that.
+  // A thread that ends the run in the meantime writes the result to the right path, and no thread removes it.
   const std::lock_guard<std::mutex> lock(ending());
   if (!enter()) {
     throw Failure(Stage::kFlags,
@@ -103,7 +103,7 @@ bool Job::enter() {
 }
 
 int Job::finish() {
-  // Whoever ends the run first tells how: another thread that has it ends the process.
+  // The first thread to end the run reports the reason: if another thread has the lock, it ends the process.
   const std::lock_guard<std::mutex> lock(ending());
   current = nullptr;
   return tell(report_.copy(), false);
@@ -113,13 +113,13 @@ void Job::end_process(const std::string& message, std::optional<int> exit_code) 
   Report report = report_.last();
   report.failure = Failure(report.stage, message);
   if (exit_code) report.failure->exit_code = *exit_code;
-  // Not exit(): destructors would run into the state that ends it, or wait for the thread that is stuck.
+  // Not exit(): destructors would meet the broken state, or wait for the thread that hangs.
   _exit(tell(std::move(report), true));
 }
 
 int Job::tell(Report report, bool last) {
   report.peak_memory_bytes = peak_memory_bytes();
-  // A run may be ended before it starts.
+  // Another thread may end a run before its start.
   if (enter()) {
     try {
       write_report(report, flags_.result_path);

@@ -13,26 +13,26 @@
 
 namespace farm {
 
-// One run of the process: the only one, or a job of a session. Whatever ends it, its result is written and its answer
-// given once: by the thread that runs it, by the watchdog, or where ExecuTorch aborts.
+// Run of the process: the only one, or a job of a session. Its result and its answer are written exactly once: by the
+// thread that runs it, by the watchdog, or by the handler of ExecuTorch's abort.
 class Job {
  public:
-  // A single run.
+  // Makes a single run.
   explicit Job(ParsedFlags parsed);
-  // A job of a session.
+  // Makes a job of a session.
   Job(ParsedFlags parsed, int64_t number, const Answers* answers);
 
-  // Runs and returns the exit code. `watchdog` may be null when there is no timeout.
+  // Runs and returns the exit code. `watchdog` may be null without a timeout.
   int run(const Backend& backend, Watchdog* watchdog);
 
-  // A job that fails before anything of it is done.
+  // Ends a job that fails before its first step.
   int refuse();
 
  private:
   friend void end_current_job(const std::string& message, std::optional<int> exit_code);
 
   void start();
-  // Changes into the working folder, once; false where that cannot be. Under the lock of whoever ends a run.
+  // Changes into the working folder, once; returns false on failure. The caller has the lock that ends a run.
   bool enter();
   int finish();
   [[noreturn]] void end_process(const std::string& message, std::optional<int> exit_code);
@@ -45,8 +45,8 @@ class Job {
   bool in_folder_ = false;
 };
 
-// Ends the process with this failure of the job that runs now. Returns when there is none, or it has ended by itself,
-// with its result written and its answer given. Called from any thread: of a backend, for example, that aborts.
+// Ends the process with a failure of the current job. Returns if there is no job, or if the job has ended by itself
+// with result and answer. May be called by any thread, such as a thread of a backend that aborts.
 void end_current_job(const std::string& message, std::optional<int> exit_code);
 
 }  // namespace farm

@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kReplacement = 0xFFFD;
 
-// The code point at `*at`, which is moved past it; one byte is passed where the bytes are not UTF-8.
+// Returns the code point at `*at` and moves `*at` behind it, or by one byte if the bytes are not UTF-8.
 uint32_t next_code_point(std::string_view text, size_t* at) {
   const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(text[i])); };
   const uint32_t first = byte(*at);

@@ -9,8 +9,8 @@
 
 namespace farm {
 
-// Writes JSON from the outside in; commas are its business. Strings come out as ASCII: what is not valid
-// UTF-8 becomes U+FFFD, because paths and messages may hold any bytes and a reader must get through.
+// Writer of JSON, from the outside in, with all commas. Strings are ASCII, and bytes that are not valid UTF-8 become
+// U+FFFD, because paths and messages may have any bytes and the JSON must stay readable.
 class Json {
  public:
   Json& object();
@@ -25,7 +25,7 @@ class Json {
   Json& integer_or_null(const std::optional<int64_t>& value) { return value ? integer(*value) : null(); }
   Json& integers(const std::vector<int64_t>& values);
 
-  // Of an array: values that were written before, with the commas between them.
+  // Writes values of an array that are JSON already, with the commas between them.
   Json& values(std::string_view written);
 
   const std::string& text() const { return text_; }
@@ -35,7 +35,7 @@ class Json {
   void quote(std::string_view text);
 
   std::string text_;
-  std::string closers_;     // '}' and ']' still owed, innermost last
+  std::string closers_;     // missing '}' and ']', innermost last
   bool need_comma_ = false;
 };
 

@@ -7,7 +7,7 @@
 
 namespace farm {
 
-// Lines of a file descriptor, of bounded length.
+// Reader of lines of bounded length from a file descriptor.
 class LineReader {
  public:
   struct Line {
@@ -17,8 +17,8 @@ class LineReader {
 
   LineReader(int descriptor, size_t longest) : descriptor_(descriptor), longest_(longest) {}
 
-  // Waits for the next line; nothing at the end of the input, whose last line needs no \n. Throws
-  // std::system_error when the input cannot be read.
+  // Waits for the next line. Returns nothing at the end of the input, whose last line needs no \n. Throws
+  // std::system_error if the input cannot be read.
   std::optional<Line> next();
 
  private:

@@ -11,8 +11,8 @@ namespace farm {
 
 namespace {
 
-// So many values are compared side by side: a compiler makes vectors of it, of floating point too, and a vocabulary of
-// 128,000 takes microseconds.
+// Number of values that are compared side by side: compilers make vector instructions of it, for floating point too,
+// and a vocabulary of 128,000 takes microseconds.
 constexpr size_t kLanes = 32;
 
 template <typename T>
@@ -30,7 +30,7 @@ int32_t greedy_of(const void* data, size_t count) {
   for (const T lane : lanes) best = lane > best ? lane : best;
   for (; at < count; ++at) best = values[at] > best ? values[at] : best;
   const auto index = static_cast<size_t>(std::find(values, values + count, best) - values);
-  // Nothing equals a NaN.
+  // NaN does not equal itself.
   return index == count ? 0 : static_cast<int32_t>(index);
 }
 
@@ -67,12 +67,12 @@ Logits::Logits(const std::string& dtype, size_t vocabulary, std::optional<double
   if (greedy_ == nullptr) throw Failure(Stage::kLoad, "--generate: logits of " + dtype + " are not known here");
 }
 
-Likelihood likelihood_of(const float* row, size_t count, int32_t told) {
+Likelihood likelihood_of(const float* row, size_t count, int32_t token) {
   const double greatest = *std::max_element(row, row + count);
   double sum = 0;
   for (size_t i = 0; i < count; ++i) sum += std::exp(static_cast<double>(row[i]) - greatest);
   const double rest = std::log(sum);
-  return {static_cast<float>(static_cast<double>(row[told]) - greatest - rest), static_cast<float>(-rest)};
+  return {static_cast<float>(static_cast<double>(row[token]) - greatest - rest), static_cast<float>(-rest)};
 }
 
 }  // namespace farm

@@ -8,20 +8,20 @@
 
 namespace farm {
 
-// How to read the logits of one token.
+// Reader of the logits of a token.
 class Logits {
  public:
-  // `scale` and `zero_point` of what is quantized, where the program says them. Throws Failure at load for a dtype that
-  // cannot be compared here.
+  // `scale` and `zero_point` are for quantized logits, if the program has them. Throws Failure at load for a dtype that
+  // cannot be compared.
   Logits(const std::string& dtype, size_t vocabulary, std::optional<double> scale, std::optional<double> zero_point);
 
-  // The token with the greatest value as it stands there; of equal ones the first.
+  // Returns the token with the greatest stored value; the first of equal ones.
   int32_t greedy(const void* row) const { return greedy_(row, vocabulary_); }
 
-  // Whether `to_float` is possible.
+  // Returns true if `to_float` is possible.
   bool has_unit() const { return is_float_ || scale_.has_value(); }
 
-  // In the unit of the module that was compiled.
+  // Converts to the unit of the compiled module.
   void to_float(const void* row, float* to) const { to_float_(row, vocabulary_, scale_.value_or(1), zero_point_, to); }
 
   size_t vocabulary() const { return vocabulary_; }
@@ -35,12 +35,12 @@ class Logits {
   void (*to_float_)(const void*, size_t, double, double, float*) = nullptr;
 };
 
-// The natural logarithms of the probabilities that `count` logits in `row` stand for: of the token `told`, and of the
-// likeliest.
+// Natural logarithms of the probabilities of the next token and of the likeliest token.
 struct Likelihood {
-  float told = 0;
+  float next = 0;
   float likeliest = 0;
 };
-Likelihood likelihood_of(const float* row, size_t count, int32_t told);
+// Returns them for `token`, from the `count` logits in `row`.
+Likelihood likelihood_of(const float* row, size_t count, int32_t token);
 
 }  // namespace farm

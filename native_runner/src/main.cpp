@@ -28,7 +28,7 @@ using farm::ParsedFlags;
   std::abort();
 }
 
-// ExecuTorch's own runner always writes an ETDump, and executes without a list of inputs as well; scripts that call a
+// ExecuTorch's own runner always writes an ETDump, and executes without an input list as well; scripts that call a
 // program by its name expect both.
 bool stands_in(const char* program) {
   const std::string_view path = program == nullptr ? "" : program;
@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "farm_runner: %s: %s\n", farm::stage_name(failure.stage), failure.what());
     return failure.exit_code;
   } catch (const std::exception& error) {
-    // Out of memory, most likely, outside of a job.
+    // Probably out of memory, outside of a job.
     std::fprintf(stderr, "farm_runner: %s\n", error.what());
     return 1;
   }

@@ -90,7 +90,8 @@ void Model::provide_outputs() {
 
 int64_t Model::execute() {
   forget_errors();
-  // Before every execution, and outside the time: the memory plan may reuse an input's bytes once it is read.
+  // Before every execution, outside of the measured time: the memory plan may reuse the bytes of an input after it was
+  // read.
   if (!inputs_are_set_) {
     check(program_->module().set_inputs(method_, input_values_), Stage::kExecute, "cannot set the inputs");
     inputs_are_set_ = settings_.inputs_stay && !any_planned_input_;

@@ -17,16 +17,16 @@
 namespace farm {
 
 struct ModelSettings {
-  std::optional<size_t> debug_bytes;  // intermediate outputs, at most so many
-  bool shared_buffer = false;         // memory of inputs and outputs
-  // Inputs whose memory is the caller's are handed over once, not before every execution.
+  std::optional<size_t> debug_bytes;  // most bytes of intermediate outputs
+  bool shared_buffer = false;         // inputs and outputs are in memory that is shared with the DSP
+  // Memory of the caller's inputs is set once, not before every execution.
   bool inputs_stay = false;
 };
 
-// A method of a program. Every function throws Failure, with ExecuTorch's code and its first logged error.
+// Method of a program. Every function throws Failure, with ExecuTorch's code and its first logged error.
 class Model {
  public:
-  // Describes the method; throws at load.
+  // Reads the description of the method; throws at load.
   Model(std::shared_ptr<Program> program, std::string method, const ModelSettings& settings);
   // Unloads the method.
   ~Model();
@@ -34,24 +34,24 @@ class Model {
   Model& operator=(const Model&) = delete;
 
   const std::string& method() const { return method_; }
-  // What the program declares; for a dynamic shape, its upper bound.
+  // Declared inputs and outputs; for a dynamic shape the upper bound.
   const std::vector<TensorSpec>& inputs() const { return inputs_; }
   const std::vector<TensorSpec>& outputs() const { return outputs_; }
 
-  // Loads the method, which starts its backends. `inputs` are those to execute with, which have the shapes
-  // of `inputs()` or smaller ones. Throws at load.
+  // Loads the method, which starts its backends. `inputs` are the inputs of the executions, with the shapes of
+  // `inputs()` or smaller ones. Throws at load.
   void load(const std::vector<TensorSpec>& inputs);
 
-  // Where the bytes of an input go before `execute`; they stay until they are written again.
+  // Returns the memory of an input, to be written before `execute`; its bytes stay until they are written again.
   void* input_data(size_t index) { return input_memory_[index].data(); }
 
-  // Runs once and returns the nanoseconds it took.
+  // Executes once and returns the time in nanoseconds.
   int64_t execute();
 
-  // Values of the last execution; they point into the method's memory.
+  // Returns the outputs of the last execution, which point into the method's memory.
   const std::vector<executorch::runtime::EValue>& results() const { return results_; }
 
-  // Null unless `debug_bytes` was set.
+  // Returns null unless `debug_bytes` was set.
   const DebugSink* debug_sink() const { return debug_sink_.get(); }
 
  private:
@@ -64,10 +64,10 @@ class Model {
   std::vector<TensorSpec> inputs_;
   std::vector<TensorSpec> outputs_;
 
-  // All of these outlive the loaded method, which refers to them.
+  // The loaded method refers to these members.
   std::unique_ptr<DebugSink> debug_sink_;
   std::vector<IoMemory> input_memory_;
-  std::vector<IoMemory> output_memory_;  // of outputs that the program leaves to its caller
+  std::vector<IoMemory> output_memory_;  // memory of outputs that the caller has to provide
   std::vector<executorch::extension::TensorPtr> tensors_;
   std::vector<executorch::runtime::EValue> input_values_;
   bool any_planned_input_ = false;

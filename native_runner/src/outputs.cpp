@@ -11,8 +11,8 @@ namespace farm {
 
 namespace {
 
-// What of a tensor is written. A backend that runs a dynamic shape may leave the tensor at its upper bound,
-// with the values of the smaller one in front: QNN does, XNNPACK gives it its shape.
+// Returns the shape of the written tensor. For a dynamic shape QNN leaves the tensor at its upper bound, with the
+// values of the smaller shape in front; XNNPACK sets the shape.
 TensorSpec written_spec(const TensorSpec& actual, const TensorSpec* expected) {
   if (expected == nullptr || expected->shape == actual.shape) return actual;
   if (expected->nbytes > actual.nbytes) {
@@ -21,7 +21,7 @@ TensorSpec written_spec(const TensorSpec& actual, const TensorSpec* expected) {
   return *expected;
 }
 
-// Hands the bytes of a value to `take(data, size)` and returns what they are.
+// Calls `take(data, size)` with the bytes of a value and returns its description.
 template <typename Take>
 TensorSpec take_value(const executorch::runtime::EValue& value, const TensorSpec* expected, const Take& take) {
   const auto scalar = [&](auto number, const char* dtype) {
@@ -41,7 +41,7 @@ TensorSpec take_value(const executorch::runtime::EValue& value, const TensorSpec
   throw Failure(Stage::kOutputs, "it is neither a tensor nor a number");
 }
 
-// Hands the bytes of every output to `take(name of its file, data, size)` and returns what they are.
+// Calls `take(file name, data, size)` with the bytes of every output and returns their descriptions.
 template <typename Take>
 std::vector<TensorSpec> take_outputs(int64_t line, const std::vector<executorch::runtime::EValue>& values,
                                      const std::vector<TensorSpec>& expected, const Take& take) {

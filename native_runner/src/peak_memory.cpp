@@ -7,7 +7,7 @@
 namespace farm {
 
 std::optional<int64_t> peak_memory_bytes() {
-  // Not getrusage: its number outlives an exec, so that it may be that of the program that started this one.
+  // Not getrusage: its number is kept by exec, so that it may belong to the program that started this one.
   std::FILE* status = std::fopen("/proc/self/status", "re");
   if (status == nullptr) return std::nullopt;
   std::optional<int64_t> found;

@@ -6,7 +6,7 @@
 
 namespace farm {
 
-// Greatest resident memory of this process so far, in bytes; nothing where the system does not tell.
+// Returns the greatest resident memory of this process so far in bytes; nothing if the system does not have it.
 std::optional<int64_t> peak_memory_bytes();
 
 }  // namespace farm

@@ -12,7 +12,7 @@ namespace farm {
 
 namespace {
 
-// Never destroyed: backends log from their own threads and from static destructors.
+// Not destroyed: backends log from their own threads and from static destructors.
 struct Memory {
   std::mutex mutex;
   std::string first_error;
@@ -37,7 +37,7 @@ void emit_log_message(et_timestamp_t, et_pal_log_level_t level, const char* file
   std::fprintf(stderr, "%c %s:%zu] %.*s\n", static_cast<char>(level), base_name(filename), line,
                static_cast<int>(length), message);
   const std::lock_guard<std::mutex> lock(memory().mutex);
-  // A fatal message is the last one and names the check that ends the process.
+  // The fatal message is the last one and names the failed check.
   if (level == kFatal || (level == kError && memory().first_error.empty())) {
     memory().first_error.assign(message, length);
   }

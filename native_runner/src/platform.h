@@ -5,12 +5,12 @@
 
 namespace farm {
 
-// Takes over ExecuTorch's log and abort. Log lines still go to stderr; `on_abort` gets what the log says
-// about the reason and must not return.
+// Replaces ExecuTorch's log and abort. Log lines still go to stderr; `on_abort` gets the logged reason and must not
+// return.
 void install_platform(void (*on_abort)(const std::string& reason));
 
-// The first error that ExecuTorch logged since `forget_errors`, or "". It says more than an error code, and
-// more than the later ones, which tell what the first one led to.
+// Returns the first error that ExecuTorch logged since `forget_errors`, or "". Later errors are consequences of the
+// first, which also has more detail than an error code.
 std::string first_error();
 void forget_errors();
 

@@ -47,7 +47,7 @@ void verify_program(const std::string& path) {
 Program::Program(const std::string& path, const executorch::runtime::LoadBackendOptionsMap& options, bool trace) {
   forget_errors();
   module_ = std::make_unique<Module>(path, Module::LoadMode::File, trace ? std::make_unique<ETDumpGen>() : nullptr);
-  // As ExecuTorch's own runners load: what a load takes there is what is measured here.
+  // The same load mode as in ExecuTorch's runners, so that load times are comparable.
   constexpr auto kVerification = Verification::Minimal;
   check(options.size() > 0 ? module_->load(options, kVerification) : module_->load(kVerification), Stage::kLoad,
         "cannot load '" + path + "'");
@@ -82,7 +82,7 @@ MethodMeta Program::meta(const std::string& method) const {
 std::optional<double> Program::number(const std::string& method) const {
   const std::vector<std::string> names = methods();
   if (std::find(names.begin(), names.end(), method) == names.end()) return std::nullopt;
-  // A module of its own: what this program says of itself is no part of a trace.
+  // Another module: constant methods are not part of a trace.
   Module module(module_->program());
   const auto values = module.execute(method);
   if (!values.ok()) fail(Stage::kLoad, "cannot ask '" + method + "'", values.error());

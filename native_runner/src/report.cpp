@@ -56,7 +56,7 @@ void add_generated(Json* json, const Generated& generated) {
   json->end();
 }
 
-// Of a run that generates; others have none of it.
+// Writes the fields of a run that generates; other runs have no such fields.
 void add_texts(Json* json, const Report& report) {
   if (report.method_loads_ns.empty()) return;
   json->key("method_loads_ns").object();
@@ -68,7 +68,7 @@ void add_texts(Json* json, const Report& report) {
   json->end();
 }
 
-// A value behind those that are there.
+// Appends a value.
 template <typename Add>
 void write_value(ScratchFile* file, const Add& add) {
   Json json;

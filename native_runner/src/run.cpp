@@ -23,7 +23,7 @@ namespace farm {
 
 namespace {
 
-// One run: what it was told, what it found out, and where it tells what happened.
+// Run with its flags, its state and its report.
 class Run {
  public:
   Run(const Flags& flags, const Backend& backend, SharedReport* report)
@@ -132,7 +132,7 @@ class Run {
         (report->inferences.back().*times).push_back(ns);
         if (times == &Inference::iterations_ns) report->count(ns);
       });
-      // Outside the time. One execution alone differs from none.
+      // Not part of the measured time. A single execution has no other to differ from.
       if (flags_.warm_up > 0 || flags_.iteration > 1) {
         digests_.push_back(digest_outputs(line.number, model_->results(), expected_outputs_));
       }
@@ -143,7 +143,7 @@ class Run {
     }
   }
 
-  // The outputs of the last execution are the ones that are written.
+  // The outputs of the last execution are written.
   void compare_executions() {
     std::vector<int64_t> differing;
     int64_t count = 0;
@@ -186,8 +186,8 @@ class Run {
   std::vector<TensorSpec> expected_outputs_;
   std::vector<InputLine> lines_;
   Carry carry_;
-  bool made_up_ = false;  // the inputs, for want of a list
-  std::vector<uint64_t> digests_;  // of every execution of one line
+  bool made_up_ = false;  // made-up inputs, without an input list
+  std::vector<uint64_t> digests_;  // of all executions of a line
 };
 
 }  // namespace

@@ -7,14 +7,14 @@
 
 namespace farm {
 
-// What the runs of one process share.
+// State that all runs of a process share.
 struct Backend {
   ProcessOptions* options = nullptr;
-  bool warm = false;  // something keeps the QNN backend up
+  bool warm = false;  // an anchor keeps the QNN backend started
 };
 
-// Loads, executes and writes as `flags` say, filling in `report` on the way. When it returns, every file is
-// in its place and the program unloaded. Throws Failure.
+// Loads, executes and writes as in `flags`, and fills in `report` step by step. On return every file is written and the
+// program is unloaded. Throws Failure.
 void run(const Flags& flags, const Backend& backend, SharedReport* report);
 
 }  // namespace farm

@@ -8,20 +8,21 @@
 
 namespace farm {
 
-// Text that is kept out of memory until it is wanted: in a file without a name, gone with its last user.
+// Text that is kept in a file instead of memory. The file has no name and is removed with its last user.
 class ScratchFile {
  public:
-  // `folder` is where the file is; nobody sees it there. Throws Failure at `stage`, as `add` does.
+  // Makes the file in `folder`, without a directory entry. Throws Failure at `stage`, as `add` does.
   ScratchFile(const std::string& folder, Stage stage);
   ~ScratchFile();
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  // Writes `text` behind what was added: it counts once it is added. One thread writes.
+  // Writes `text` after the added texts; it is part of the file after `add`. Only one thread writes.
   void write(const std::string& text);
-  // Adds what was written last.
+  // Adds the last written text.
   void add();
-  // All of it. Whoever tells what happened must come through: where the system fails, nothing, and a line on stderr.
+  // Returns all added texts. A report must always be written: on a system error the result is empty, with a line on
+  // stderr.
   std::string read() const;
   bool empty() const { return size_ == 0; }
 
@@ -30,7 +31,7 @@ class ScratchFile {
   Stage stage_;
   int descriptor_;
   size_t size_ = 0;
-  size_t written_ = 0;  // behind these
+  size_t written_ = 0;  // bytes after the added ones
 };
 
 }  // namespace farm

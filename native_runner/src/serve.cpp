@@ -51,7 +51,7 @@ ParsedFlags parse_line(const LineReader::Line& line, const BackendFlags& session
   }
 }
 
-// The folder the session was started in, to which every job returns.
+// Folder in which the session was started; the process returns to it after each job.
 class StartFolder {
  public:
   StartFolder() : descriptor_(::open(".", O_PATH | O_DIRECTORY | O_CLOEXEC)) {}
@@ -95,7 +95,7 @@ int serve(const Flags& flags) {
     try {
       anchor.load(flags.keep_loaded, LoadOptions(flags.backend).map());
     } catch (const Failure& failure) {
-      // Jobs take longer without it, and that is all.
+      // Without it jobs only take longer.
       std::fprintf(stderr, "farm_runner: --keep_loaded: %s\n", failure.what());
     }
   }

@@ -5,9 +5,9 @@
 
 namespace farm {
 
-// Takes jobs from standard input until it ends, and answers each on standard output: the session mode of
+// Executes jobs from standard input until its end, and writes one answer each to standard output: the session mode of
 // docs/reference/native_runner.md. Returns the exit code. Throws Failure at options before the first job, for runtime
-// options that the backend does not take.
+// options that the backend refuses.
 int serve(const Flags& flags);
 
 }  // namespace farm

@@ -32,7 +32,7 @@ TensorSpec shaped(const std::string& where, const std::string& line, const Tenso
   if (!fits) {
     throw Failure(Stage::kInputs, where + to_string(spec) + " does not fit " + what + ", at most " + to_string(bound));
   }
-  // At most the product of the bounds, which the program had to fit into a size.
+  // The product of the bounds fits into size_t, and this product is not larger.
   spec.nbytes = spec.itemsize;
   for (const int64_t size : spec.shape) spec.nbytes *= static_cast<size_t>(size);
   return spec;

@@ -6,10 +6,10 @@
 
 namespace farm {
 
-// The lines of a file, without \n; a last one that does not end counts when it has text.
+// Returns the lines of a file, without \n; a last line without \n counts if it has text.
 std::vector<std::string> split_lines(const std::string& text);
 
-// The pieces between any of `separators`, without the empty ones.
+// Returns the pieces between any of `separators`, without empty ones.
 std::vector<std::string> split_any(const std::string& text, const char* separators);
 
 }  // namespace farm

@@ -27,7 +27,7 @@ std::vector<int32_t> read_ids(const std::string& path) {
   return ids;
 }
 
-// Without what fills the file up, and checked.
+// Returns the checked token ids of a file, without the padding.
 std::vector<int32_t> sequence(const std::string& path, const std::vector<int32_t>& ids, size_t vocabulary,
                               size_t context) {
   const auto end = std::find(ids.begin(), ids.end(), kEnd);

@@ -24,11 +24,11 @@ namespace farm {
 
 namespace {
 
-// Ends the process by SIGALRM if its orderly end hangs: the thread that is stuck may hold a lock, or
-// nobody may read the answer.
+// Ends the process by SIGALRM if its orderly end hangs: the thread that hangs may hold a lock, or no process may read
+// the answer.
 constexpr unsigned kLastResortSeconds = 10;
 
-// What the handler of a signal has to know.
+// State for the signal handler.
 std::atomic<int> signal_wake{-1};
 std::atomic<int> signal_number{0};
 static_assert(std::atomic<int>::is_always_lock_free, "a handler of a signal must not wait");
@@ -39,7 +39,7 @@ void wake_up(int descriptor) {
   }
 }
 
-// A handler and no blocked signal: threads that a library started before main would take a signal that is blocked here.
+// A handler instead of a blocked signal: threads that a library started before main do not block it.
 void on_signal(int number) {
   const int before = errno;
   signal_number = number;
@@ -81,7 +81,7 @@ Watchdog* Watchdog::start_for_signals() {
 }
 
 Watchdog* Watchdog::launch(std::unique_ptr<Watchdog> watchdog) {
-  // Its parent may have left it ignored.
+  // The parent process may have ignored SIGALRM.
   std::signal(SIGALRM, SIG_DFL);
   try {
     std::thread([started = watchdog.get()] { started->run(); }).detach();
@@ -101,7 +101,7 @@ void Watchdog::arm(Clock::time_point deadline, std::function<void()> expire) {
   deadline_ = deadline;
   expire_ = std::move(expire);
   armed_ = true;
-  // Job after job the old deadline comes first: it wakes up for that one and finds the new one.
+  // Mostly without a wake-up: the watchdog wakes up at the old deadline, which is earlier, and finds the new one.
   if (!sleeps_until_ || *sleeps_until_ > deadline) wake_up(wake_);
 }
 
@@ -117,12 +117,12 @@ void Watchdog::stop_watching_reader() {
 
 void Watchdog::run() {
   for (;;) {
-    // Errors and the hang-up of the other end are reported without being asked for.
+    // poll reports errors and a closed reader without a requested event.
     pollfd watched[2] = {{wake_, POLLIN, 0}, {answers_, 0, 0}};
     const std::optional<Clock::time_point> until = next_wake();
     if (::poll(watched, answers_ < 0 ? 1 : 2, wait_ms(until)) < 0 && errno != EINTR) {
       std::perror("farm_runner: the watchdog cannot wait");
-      _exit(kExitUnheard);
+      _exit(kExitNoReader);
     }
     if (watched[0].revents != 0) {
       uint64_t count = 0;
@@ -140,7 +140,7 @@ void Watchdog::end_on_signal() {
   if (number == 0) return;
   ::alarm(kLastResortSeconds);
   end_current_job(std::string("ended by ") + signal_name(number), kExitSignalled);
-  // There was nothing to end.
+  // No job was running.
   std::signal(number, SIG_DFL);
   ::raise(number);
 }
@@ -158,11 +158,11 @@ void Watchdog::look_at_reader(short events) {
     const std::lock_guard<std::mutex> lock(mutex_);
     watched = watches_reader_;
   }
-  // The session is over, and this would be reported again and again.
+  // The session has ended, and poll would report this again and again.
   while (!watched) ::pause();
   ::alarm(kLastResortSeconds);
   std::fputs("farm_runner: standard output of the session is gone\n", stderr);
-  _exit(kExitUnheard);
+  _exit(kExitNoReader);
 }
 
 void Watchdog::expire_if_due() {

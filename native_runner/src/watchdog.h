@@ -9,26 +9,26 @@
 
 namespace farm {
 
-// A thread that acts while the one that works is stuck in a backend: it ends a run that takes too long, a single run
-// that is to end, and the process when the reader of its answers is gone. Never destroyed: it runs until the process
-// ends.
+// Thread that acts while the main thread hangs in a backend: it ends a run after its time limit, a single run after a
+// signal, and the process when the reader of its answers is gone. Not destroyed: it runs until the process ends.
 class Watchdog {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Of a session: `answers` is the descriptor whose reader is watched. Throws Failure at flags without resources.
+  // Starts the watchdog of a session: `answers` is the descriptor whose reader is watched. Throws Failure at flags
+  // without resources.
   static Watchdog* start(int answers);
 
-  // Of a single run: SIGTERM, SIGINT and SIGHUP, unless they were ignored, end the current job with a result, and the
-  // process where there is none. Throws Failure at flags without resources.
+  // Starts the watchdog of a single run: SIGTERM, SIGINT and SIGHUP, unless they were ignored, end the current job with
+  // a result, or the process without a job. Throws Failure at flags without resources.
   static Watchdog* start_for_signals();
 
-  // `expire` is called in the watchdog's thread at `deadline`, unless `disarm` came before. It ends the
-  // process, or returns when the run ended by itself at that moment.
+  // Calls `expire` in the watchdog's thread at `deadline`, unless `disarm` was called before. `expire` ends the
+  // process, or returns if the run ended by itself at that moment.
   void arm(Clock::time_point deadline, std::function<void()> expire);
   void disarm();
 
-  // The reader may go now.
+  // Ends the watch of the reader.
   void stop_watching_reader();
 
  private:

@@ -20,8 +20,8 @@ void refuse_shared_weights(const std::string&) {}
 
 namespace {
 
-// ExecuTorch shows what a delegate was compiled with to the delegate alone, which crashes on it. Places of fields are
-// those of its program.fbs and qc_compiler_spec.fbs: a field of a flatbuffer keeps its place.
+// ExecuTorch gives the compile options of a delegate to the delegate alone, which crashes on them. The places of fields
+// are from program.fbs and qc_compiler_spec.fbs of ExecuTorch: a field of a flatbuffer keeps its place.
 constexpr unsigned kProgramPlans = 1;
 constexpr unsigned kPlanDelegates = 7;
 constexpr unsigned kDelegateId = 0;
@@ -32,12 +32,12 @@ constexpr unsigned kOptionsBackend = 1;
 constexpr unsigned kBackendHtp = 1;
 constexpr unsigned kHtpSharing = 8;
 
-// Reads without trust: what lies outside of the data is not there.
+// Reader of a flatbuffer that may be damaged: a field outside of the data is absent.
 class Flatbuffer {
  public:
   explicit Flatbuffer(std::string_view data) : data_(data) {}
 
-  // 0 is no table, here and below: the root's offset lies there.
+  // 0 means no table, here and below: the data begins with the root's offset.
   size_t root() const { return number<uint32_t>(0); }
 
   size_t table(size_t table, unsigned field) const { return follow(place(table, field)); }
@@ -50,7 +50,7 @@ class Flatbuffer {
     return found;
   }
 
-  // Bytes of a string or of a vector of bytes.
+  // Returns the bytes of a string or of a vector of bytes.
   std::string_view bytes(size_t table, unsigned field) const {
     const size_t vector = follow(place(table, field));
     if (vector == 0 || vector + 4 > data_.size()) return {};
@@ -87,7 +87,8 @@ class Flatbuffer {
   std::string_view data_;
 };
 
-// What describes the program lies before its segments, and how much that is in a header behind the root's offset.
+// Returns the description of the program, which lies before its segments; its size is in a header behind the root's
+// offset.
 std::string read_description(const std::string& path) {
   constexpr size_t kBeginning = 32;
   constexpr size_t kMagicAt = 8;

@@ -5,8 +5,8 @@
 
 namespace farm {
 
-// Throws Failure at load for a program whose QNN delegates share their weights where that is known to crash: the
-// simulator cannot load it, and ExecuTorch (1.5) goes on without a context. The program was verified.
+// Throws Failure at load for a verified program whose QNN delegates share weights, on the simulator: it cannot load
+// them, and ExecuTorch (1.5) continues without a context and crashes.
 void refuse_shared_weights(const std::string& path);
 
 }  // namespace farm

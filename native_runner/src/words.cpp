@@ -44,7 +44,7 @@ class Splitter {
     for (char c = next("\""); c != '"'; c = next("\"")) {
       if (c == '\\') {
         c = next("\"");
-        // Between double quotes a backslash quotes these only, and else stands for itself.
+        // Between double quotes a backslash quotes these characters only; otherwise it is a character of the word.
         if (c != '\\' && c != '"' && c != '$' && c != '`') *text += '\\';
       }
       *text += c;

@@ -7,8 +7,8 @@
 
 namespace farm {
 
-// The words of a line as a POSIX shell splits it: blanks between them, single quotes, double quotes and
-// backslash, and nothing else of a shell. Throws Failure at flags for a quote that does not end.
+// Splits a line into words as a POSIX shell does, by blanks, single quotes, double quotes and backslash; no other
+// syntax of a shell is known. Throws Failure at flags for a quote that does not end.
 std::vector<std::string> split_words(std::string_view line);
 
 }  // namespace farm

@@ -39,7 +39,7 @@ class Peaks(nn.Module):
 
 
 class Looked(nn.Module):
-    """The greatest values of each row, and what a table has at their places."""
+    """Sum of the greatest values of each row and of the entries of a table at their places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Attention(nn.Module):
 
 
 class Cell(nn.Module):
-    """A recurrent cell: what it gives second is what it takes second, of the next inference."""
+    """A recurrent cell: its second output is the second input of the next inference."""
 
     def __init__(self, features: int) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ def _as_accelerators_want_it(model: nn.Module) -> None:
     """Replace two forms of EfficientNet by what computes the same."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.AvgPool2d):
-            # Its window is larger than the image, which HTP leaves to the CPU.
+            # The window is larger than the image: HTP would leave the pooling to the CPU.
             model.set_submodule(name, nn.AdaptiveAvgPool2d(1))
         elif isinstance(layer, nn.Conv2d) and isinstance(layer.padding, str):
             # ExecuTorch's quantizer gives weights a scale per channel only where padding has numbers.

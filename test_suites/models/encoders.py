@@ -1,7 +1,7 @@
-"""Encoders of ExecuTorch's decoders that see, as its Qualcomm examples have them: images to embeddings of tokens.
+"""Image encoders of ExecuTorch's multimodal decoders, as in its Qualcomm examples: images to embeddings of tokens.
 
-They are loaded from the files of the toolchain, so that an edit of its own is what is compiled. The package that these
-files stand in imports what does not install beside ExecuTorch's torch, and is left alone.
+The classes are loaded from the toolchain's files, so that edits there are compiled. Their package is not imported: it
+needs libraries that cannot be installed beside ExecuTorch's torch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _FOLDER = Path("examples", "qualcomm", "oss_scripts", "llama", "model")
 
 
 class Vision(nn.Module):
-    """The encoder of `SmolVLM` or `InternVL3` with its connector: an image [1, 3, side, side] to embeddings of tokens.
+    """Encoder of `SmolVLM` or `InternVL3` with its connector: an image [1, 3, side, side] to embeddings of tokens.
 
-    `vision` and `text` are the options of these parts of its configuration, `options` those of the whole.
+    `vision` and `text` are options of these parts of the configuration, `options` of all of it.
     """
 
     def __init__(self, decoder: str, side: int, vision: dict[str, Any], text: dict[str, Any], **options: Any) -> None:

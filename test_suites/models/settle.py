@@ -1,8 +1,8 @@
-"""Random weights with which a model behaves as a trained one does: every layer carries signal.
+"""Random weights with which a model behaves like a trained model: the outputs of every layer depend on its inputs.
 
-What `transformers` and `torch.nn` draw is made to be trained: biases are zero, normalizations do nothing, scales such
-as ConvNeXt's start at 1e-6, and after a dozen layers the logits may be 1e-23. A comparison of such outputs shows
-nothing, and quantization has nothing to keep.
+Initial weights of `transformers` and `torch.nn` are meant for training: biases are zero, normalizations have no effect,
+scales such as ConvNeXt's start at 1e-6, and after a dozen layers the logits may be 1e-23. Comparisons of such outputs
+show no errors of quantization.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def settle(model: nn.Module, *inputs: Tensor, heads: Collection[nn.Module] = ())
     """Draw the parameters of `model` from torch's generator, and scale them on a batch, in the order of its layers.
 
     Layer by layer (Mishkin and Matas, "All you need is a good init", 2016): a linear layer or convolution gives outputs
-    of standard deviation 1 plus a drawn bias, a batch norm has the statistics of what it sees. Affine parameters of
+    of standard deviation 1 plus a drawn bias, a batch norm has the statistics of its inputs. Affine parameters of
     normalizations, embeddings, tokens and scales are drawn. A layer that is used several times is scaled at its first
     use.
 
-    What one of `heads` gives (class scores) has mean 0 and deviation 1 over the batch in every one of its channels
-    (Kraehenbuehl et al., "Data-dependent initializations of convolutional neural networks", 2016), so that which class
-    is the greatest depends on the input. A head has a bias.
+    The outputs of `heads` (class scores) have mean 0 and deviation 1 over the batch in each channel
+    (Kraehenbuehl et al., "Data-dependent initializations of convolutional neural networks", 2016), so that the
+    greatest class depends on the input. A head has a bias.
 
     `inputs` are the batch, as `model` takes it. Leaves `model` in eval mode.
     """
@@ -72,7 +72,7 @@ def _draw(model: nn.Module) -> None:
                 if name == "bias":
                     tensor.uniform_(-0.5, 0.5)
             elif name == "weight" and tensor.dim() == 1:
-                # The scale of a normalization, whatever its class is called.
+                # Scale of a normalization of any class.
                 tensor.uniform_(0.5, 1.5)
             else:
                 tensor.uniform_(-0.5, 0.5)
@@ -81,7 +81,7 @@ def _draw(model: nn.Module) -> None:
 def _take_statistics(module: _BatchNorm, args: tuple[Tensor, ...]) -> None:
     (x,) = args
     dims = [dim for dim in range(x.dim()) if dim != 1]
-    # The drawn factor stands for the distance between training's statistics and those of an input.
+    # The random factor simulates the difference between statistics of training and of an input.
     module.running_mean.copy_(x.mean(dims))
     module.running_var.copy_(x.var(dims, correction=0) * torch.empty(x.shape[1]).uniform_(0.8, 1.25))
 

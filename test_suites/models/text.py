@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from .settle import settle
 
 _BATCH = 4
-"""Sequences that weights are scaled on, at least."""
+"""Least number of sequences for the scaling of weights."""
 
 _TOKENS = 16
-"""Tokens that those of a decoder are scaled on, at least."""
+"""Least number of tokens for the scaling of a decoder's weights."""
 
 _HIDDEN = -50.0
-"""Added to the score of what must not be attended to: its share is below 1e-20, and 16 bits resolve the others."""
+"""Value added to the score of masked positions: their share is below 1e-20, and 16 bits resolve the other scores."""
 
 
 class TextClassifier(nn.Module):
-    """An encoder of transformers, `Bert` is BertConfig and BertForSequenceClassification, `options` are the config's.
+    """Encoder of transformers: `Bert` means BertConfig and BertForSequenceClassification; `options` are the config's.
 
-    Takes tokens and the mask of those that count (1.0; 0.0 is padding), both [1, length], gives logits [1, classes].
+    Inputs: tokens, and a mask (1.0 for tokens, 0.0 for padding), both [1, length]. Output: logits [1, classes].
     """
 
     def __init__(self, architecture: str, classes: int, length: int, vocabulary: int, **options: Any) -> None:
@@ -52,7 +52,7 @@ class TextClassifier(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A Llama that takes `chunk` tokens and what it keeps of `context` earlier ones.
+    """Llama that takes `chunk` tokens, and keys and values of `context` earlier tokens.
 
     Inputs: tokens [1, chunk]; the position of the first [1], from 0 to `context`; then keys and values of every layer
     before it, [1, heads, context, width]. Outputs: logits [1, chunk, vocabulary]; then keys and values of the new
@@ -98,7 +98,7 @@ class Decoder(nn.Module):
 
 
 class _Cache:
-    """What an attention of transformers asks for keys and values: gives the earlier and the new, and keeps the new."""
+    """Cache for an attention of transformers: returns earlier and new keys and values, and stores the new ones."""
 
     def __init__(self, earlier: tuple[Tensor, ...]) -> None:
         self.earlier = earlier

@@ -37,55 +37,45 @@ def test_the_interval_holds_the_rate(passed: int, count: int) -> None:
     assert 0 <= low <= passed / count <= high <= 1
 
 
-def test_a_job_that_always_passes_or_fails_is_steady() -> None:
-    assert record_of(tries("p" * 40)).reliability is Reliability.STEADY
-    record = record_of(tries("f" * 40))
-    assert (record.reliability, record.passed, record.tries, record.since) == (Reliability.STEADY, 0, WINDOW, "")
+# 10 failures among 20 tries and one: 5 passes have p = 0.039, and 4 have 0.075.
+HALF = "pf" * 10
+STEADY, FLAKY, NEW, HEALED = Reliability.STEADY, Reliability.FLAKY, Reliability.NEWLY_FLAKY, Reliability.HEALED
 
 
-def test_a_verdict_that_changes_with_the_code_is_steady() -> None:
-    broken = tries("p" * 10, "good") + tries("f" * 10, "bad", 10) + tries("p" * 10, "fixed", 20)
-    assert record_of(broken).reliability is Reliability.STEADY
-    assert record_of(broken).passed == 10
+@pytest.mark.parametrize(
+    ("tried", "reliability", "since"),
+    [
+        (tries("p" * 40), STEADY, ""),
+        (tries("f" * 40), STEADY, ""),
+        # A verdict that changes with the code.
+        (tries("p" * 10, "good") + tries("f" * 10, "bad", 10) + tries("p" * 10, "fixed", 20), STEADY, ""),
+        # Unknown code counts as equal only within a run.
+        (tries(HALF, ""), STEADY, ""),
+        ([*tries("ppp", ""), Try("run-003", "", False), Try("run-003", "", True)], NEW, "run-003"),
+        # A fixed job is not flaky until it fails again.
+        (tries("f" * 39 + "p"), STEADY, ""),
+        (tries("f" * 30 + "ppf"), NEW, "run-032"),
+        (tries("p" * 35 + "fpfpf"), NEW, "run-035"),
+        (tries("pf" * 20), FLAKY, "run-001"),
+        (tries(HALF + "pppp"), FLAKY, "run-001"),
+        (tries(HALF + "ppppp"), HEALED, "run-024"),
+        (tries(HALF + "p" * 19), HEALED, "run-024"),
+        # Passes of a fixed program count, and a single failure after them makes the job flaky again.
+        (tries(HALF) + tries("ppppp", "fixed", 20), HEALED, "run-024"),
+        (tries(HALF + "pppppf"), FLAKY, "run-001"),
+        # A rare failure needs more passes.
+        (tries("p" * 9 + "f" + "p" * 29), FLAKY, "run-009"),
+        (tries("pppf" + "p" * 14), HEALED, "run-017"),
+    ],
+)
+def test_reliability_of_a_job(tried: list[Try], reliability: Reliability, since: str) -> None:
+    record = record_of(tried)
+    assert (record.reliability, record.since) == (reliability, since)
 
 
-def test_unknown_code_counts_as_equal_only_within_a_run() -> None:
-    assert record_of(tries("pf" * 10, "")).reliability is Reliability.STEADY
-    retried = [*tries("ppp", ""), Try("run-003", "", False), Try("run-003", "", True)]
-    assert record_of(retried).reliability is Reliability.NEWLY_FLAKY
-    assert record_of(retried).since == "run-003"
-
-
-def test_a_fixed_job_is_not_flaky_until_it_fails_again() -> None:
-    assert record_of(tries("f" * 39 + "p")).reliability is Reliability.STEADY
-    assert record_of(tries("f" * 30 + "ppf")).since == "run-032"
-
-
-def test_a_job_that_slipped_in_the_earlier_window_is_not_newly_flaky() -> None:
-    assert record_of(tries("p" * 35 + "fpfpf")).reliability is Reliability.NEWLY_FLAKY
-    assert record_of(tries("p" * 35 + "fpfpf")).since == "run-035"
-    assert record_of(tries("pf" * 20)).reliability is Reliability.FLAKY
-    assert record_of(tries("pf" * 20)).since == "run-001"
-    # The rate is of the newest runs alone.
+def test_the_rate_is_of_the_newest_runs_alone() -> None:
     assert record_of(tries("f" * 20 + "p" * 18 + "ff")).passed == 18
-
-
-def test_it_has_healed_when_passes_are_more_than_chance_gives() -> None:
-    # 10 failures among 20 tries and one: 5 passes have p = 0.039, and 4 have 0.075.
-    half = "pf" * 10
-    assert record_of(tries(half + "pppp")).reliability is Reliability.FLAKY
-    healed = record_of(tries(half + "ppppp"))
-    assert (healed.reliability, healed.since) == (Reliability.HEALED, "run-024")
-    assert record_of(tries(half + "p" * 19)).since == "run-024"
-    # Passes of a fixed program count, and a single failure after them makes the job flaky again.
-    assert record_of(tries(half) + tries("ppppp", "fixed", 20)).reliability is Reliability.HEALED
-    assert record_of(tries(half + "pppppf")).reliability is Reliability.FLAKY
-
-
-def test_a_rare_failure_needs_more_passes() -> None:
-    rare = "p" * 9 + "f"
-    assert record_of(tries(rare + "p" * 29)).reliability is Reliability.FLAKY
-    assert record_of(tries("pppf" + "p" * 14)).reliability is Reliability.HEALED
+    assert (record_of(tries("f" * 40)).passed, record_of(tries("f" * 40)).tries) == (0, WINDOW)
 
 
 def test_a_job_that_stays_flaky_is_seldom_called_healed() -> None:

@@ -38,37 +38,23 @@ def all_signs(differences: list[float]) -> float:
 
 
 @PATIENT
-@given(st.lists(st.integers(-6, 6), min_size=1, max_size=9))
-def test_the_signed_rank_test_counts_signs_also_with_ties(differences: list[int]) -> None:
+@given(st.lists(st.integers(-6, 6), min_size=1, max_size=9), st.integers(0, 8), st.integers(1, 12))
+def test_the_signed_rank_test_counts_signs_also_with_ties(differences: list[int], place: int, more: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert signed_rank_p(np.array(differences, float)) == pytest.approx(all_signs([float(d) for d in differences]))
-
-
-@PATIENT
-@given(st.lists(st.integers(-6, 6), min_size=1, max_size=12), st.integers(0, 11), st.integers(1, 12))
-def test_a_greater_difference_never_has_a_greater_p_value(differences: list[int], place: int, more: int) -> None:
+        found = signed_rank_p(np.array(differences, float))
+    assert found == pytest.approx(all_signs([float(one) for one in differences]))
+    # A greater difference never has a greater p-value.
     greater = list(differences)
     greater[place % len(greater)] += more
-    assert signed_rank_p(np.array(greater, float)) <= signed_rank_p(np.array(differences, float))
+    assert signed_rank_p(np.array(greater, float)) <= found
 
 
-def test_the_signed_rank_test_is_the_one_of_scipy() -> None:
-    from scipy.stats import wilcoxon
-
-    draw = np.random.default_rng(4)
-    for count in (3, 10, 20, 40):
-        found = draw.standard_normal(count) + 0.3
-        assert signed_rank_p(found) == pytest.approx(wilcoxon(found, alternative="greater").pvalue)
-
-
-def test_equal_pairs_are_no_evidence() -> None:
-    assert signed_rank_p(np.zeros(10)) == 1.0
-
-
-def test_ten_pairs_that_agree_are_one_chance_in_1024() -> None:
-    assert signed_rank_p(np.full(10, 0.5)) == pytest.approx(1 / 1024)
-    assert signed_rank_p(np.array([math.inf] * 10)) == pytest.approx(1 / 1024)
+@pytest.mark.parametrize(("differences", "p"), [([0.0] * 10, 1.0), ([0.5] * 10, 1 / 1024), ([math.inf] * 10, 1 / 1024)])
+def test_equal_pairs_are_no_evidence_and_ten_that_agree_are_one_chance_in_1024(
+    differences: list[float], p: float
+) -> None:
+    assert signed_rank_p(np.array(differences)) == pytest.approx(p)
 
 
 @PATIENT
@@ -82,36 +68,29 @@ def test_the_middle_of_pairs_is_the_median_of_their_walsh_averages(differences: 
     assert math.isinf(low) == (len(differences) < 6), "five pairs cannot say anything with 95 %"
 
 
-def test_four_infinite_differences_of_ten_have_a_finite_middle() -> None:
+def test_infinite_and_the_greatest_values_have_a_middle() -> None:
     few = np.array([math.inf] * 4 + [0.001, 0.002, -0.001, 0.003, -0.002, 0.004])
     middle, low, high = middle_of_pairs(few, 0.95)
-    assert middle == pytest.approx(0.0035)
-    assert (low, high) == (-0.001, math.inf)
+    assert (middle, low, high) == (pytest.approx(0.0035), -0.001, math.inf)
     assert middle_of_pairs(np.array([math.inf] * 10), 0.95) == (math.inf, math.inf, math.inf)
-
-
-def test_the_greatest_numbers_have_a_middle() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert median_and_mad(np.array([1.7e308, 1.6e308]))[0] == pytest.approx(1.65e308)
         assert middle_of_pairs(np.full(10, 1.7e308), 0.95)[0] == 1.7e308
+    assert median_and_mad(np.array([math.inf] * 5)) == (math.inf, 0.0)
+    assert median_and_mad(np.array([math.inf, 3.0, 3.0, 4.0, math.inf]))[0] == 4.0
+    assert median_and_mad(np.array([1.0, 3.0, 2.0, math.inf, 2.0])) == (2.0, 1.0)
+    assert all(math.isnan(one) for one in median_and_mad(np.array([-math.inf, math.inf])))
 
 
-@PATIENT
-@given(st.lists(st.floats(-1, 1).map(lambda one: round(one, 6)), min_size=8, max_size=12, unique_by=abs))
-def test_the_interval_and_the_test_say_the_same(differences: list[float]) -> None:
-    found = np.array(differences)
-    _, low, _ = middle_of_pairs(found, 0.95)
-    if (1 / 2 ** len(found)) < 0.025 and low != 0 and 0 not in found:
-        assert (low > 0) == (signed_rank_p(found) <= 0.025)
-
-
-def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_holds_the_truth_as_often_as_it_says_and_agrees_with_the_test() -> None:
     draw = np.random.default_rng(5)
     inside = 0
     for _ in range(400):
-        _, low, high = middle_of_pairs(draw.standard_t(3, 10) + 1.0, 0.95)
+        found = draw.standard_t(3, 10) + 1.0
+        _, low, high = middle_of_pairs(found, 0.95)
         inside += low <= 1.0 <= high
+        assert (low > 0) == (signed_rank_p(found) <= 0.025)
     assert 0.92 <= inside / 400 <= 0.985
 
 
@@ -122,17 +101,6 @@ def test_discoveries_are_the_smallest_up_to_the_last_that_is_small_enough(p_valu
     enough = [p for rank, p in enumerate(ordered, 1) if p <= rate * rank / len(ordered)]
     expected = tuple(bool(enough) and p <= max(enough) for p in p_values)
     assert discoveries(p_values, rate) == expected
-
-
-def test_few_discoveries_are_chance_where_many_are_asked() -> None:
-    draw = np.random.default_rng(2)
-    shares = []
-    for _ in range(200):
-        chance, real = draw.random(90), draw.random(10) * 1e-4
-        kept = discoveries([*chance, *real], 0.05)
-        shares.append(sum(kept[:90]) / max(1, sum(kept)))
-        assert sum(kept[90:]) == 10
-    assert np.mean(shares) < 0.06
 
 
 @pytest.mark.parametrize("count", [8, 21])
@@ -151,28 +119,17 @@ def test_a_p_value_is_as_rare_as_it_says(count: int) -> None:
 def test_a_p_value_is_that_of_students_distribution(count: int) -> None:
     from scipy.special import stdtr
 
-    for sigmas in (0.0, 1e-9, *np.linspace(0.01, 40.0, 500), 1e6, 1e150, 1e200):
+    for sigmas in (0.0, 1e-9, *np.linspace(0.01, 40.0, 100), 1e6, 1e150, 1e200):
         known = 2.0 * stdtr(0.37 * count, -sigmas)
         assert p_of_next(sigmas, count) == p_of_next(-sigmas, count) == pytest.approx(known, rel=1e-9, abs=1e-300)
-
-
-def test_a_first_difference_after_20_equal_runs_is_one_chance_in_21() -> None:
     assert p_of_next(math.inf, 20) == pytest.approx(1 / 21)
-
-
-def test_infinite_values_have_a_median() -> None:
-    assert median_and_mad(np.array([math.inf] * 5)) == (math.inf, 0.0)
-    assert median_and_mad(np.array([math.inf, 3.0, 3.0, 4.0, math.inf]))[0] == 4.0
-    assert median_and_mad(np.array([1.0, 3.0, 2.0, math.inf, 2.0])) == (2.0, 1.0)
-    assert all(math.isnan(one) for one in median_and_mad(np.array([-math.inf, math.inf])))
 
 
 def test_a_step_does_not_look_like_noise() -> None:
     flat = 0.02 * np.random.default_rng(1).standard_normal(200)
     stepped = flat + np.where(np.arange(200) < 100, 0.0, 5.0)
     assert level_sigma(stepped, 0.0) == pytest.approx(level_sigma(flat, 0.0), rel=0.05)
-    assert level_sigma(np.ones(5), 0.01) == 0.01
-    assert level_sigma(np.ones(1), 0.01) == 0.01
+    assert [level_sigma(np.ones(count), 0.01) for count in (5, 1)] == [0.01, 0.01]
 
 
 def test_a_command_does_not_load_scipy() -> None:

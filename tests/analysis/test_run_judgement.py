@@ -32,8 +32,8 @@ def night(*, hot: float = 1.0, regressed: dict[int, float] | None = None, device
     return found
 
 
-def alarming(seen: RunJudgement, night: list[Observation]) -> set[str]:
-    return {night[one].series.id for one in seen.suspected}
+def alarming(night: list[Observation]) -> set[str]:
+    return {night[one].series.id for one in judge_run(night).suspected}
 
 
 def test_a_regression_stands_out_of_a_quiet_night() -> None:
@@ -44,14 +44,16 @@ def test_a_regression_stands_out_of_a_quiet_night() -> None:
     assert len(seen.suspected) < 10
 
 
-def test_a_hot_night_is_one_thing_and_not_twenty() -> None:
+def test_a_hot_night_is_one_thing_and_not_twenty_and_hides_no_regression() -> None:
     hot = night(hot=1.1)
-    seen = judge_run(hot)
-    [shift] = seen.shifts
+    [shift] = judge_run(hot).shifts
     assert (shift.device, shift.metric, shift.count) == ("device-0", "latency", 20)
     assert math.exp(shift.change) == pytest.approx(1.1, abs=0.02)
     assert shift.reason.startswith("latency of all 20 series of device-0 is off by +")
-    assert alarming(seen, hot) == alarming(judge_run(night()), night()), "nothing else is told of it"
+    assert alarming(hot) == alarming(night())
+    regressed = night(hot=1.1, regressed={4: 1.2, 7: 1.2})
+    assert alarming(regressed) >= {"series 4", "series 7"}
+    assert math.exp(judge_run(regressed).judgements[4].change) == pytest.approx(1.2, abs=0.05)
 
 
 def test_a_device_that_drifts_is_no_news_and_its_series_are_not_suspected() -> None:
@@ -66,59 +68,48 @@ def test_a_device_that_drifts_is_no_news_and_its_series_are_not_suspected() -> N
     assert len(judge_run([msgspec.structs.replace(one, value=one.value * 1.1) for one in tonight]).shifts) == 2
 
 
-def test_a_regression_in_a_hot_night_is_still_found() -> None:
-    hot = night(hot=1.1, regressed={4: 1.2, 7: 1.2})
-    seen = judge_run(hot)
-    assert alarming(seen, hot) >= {"series 4", "series 7"}
-    assert math.exp(seen.judgements[4].change) == pytest.approx(1.2, abs=0.05)
-
-
-def test_a_few_series_do_not_tell_a_hot_night() -> None:
-    few = night(hot=1.1, devices=8)
-    assert judge_run(few).shifts == ()
-    assert len(judge_run(few).suspected) >= 5
-
-
-def test_half_of_the_series_of_a_device_are_not_the_device() -> None:
-    seen = judge_run(night(regressed=dict.fromkeys(range(0, SERIES, 4), 1.15)))
+@pytest.mark.parametrize(
+    ("few", "suspected"),
+    [
+        (night(hot=1.1, devices=8), 5),
+        # Half of the series of a device are not the device.
+        (night(regressed=dict.fromkeys(range(0, SERIES, 4), 1.15)), 10),
+    ],
+)
+def test_a_few_series_do_not_tell_a_hot_night(few: list[Observation], suspected: int) -> None:
+    seen = judge_run(few)
     assert seen.shifts == ()
-    assert len(seen.suspected) >= 10
+    assert len(seen.suspected) >= suspected
 
 
 def test_pairs_tell_a_hot_night_from_a_change_that_slows_everything() -> None:
     everything = night(hot=1.1)
-    seen = judge_run(everything)
-    assert len(seen.shifts[0].representatives) == 3
-    slower = [confirm(Scale.RATIO, in_turns(1.1, seed=seed), up=True) for seed in range(3)]
-    as_fast = [confirm(Scale.RATIO, in_turns(1.0, seed=seed), up=True) for seed in range(3)]
+    assert len(judge_run(everything).shifts[0].representatives) == 3
+    slower, as_fast = (
+        [confirm(Scale.RATIO, in_turns(ratio, seed=seed), up=True) for seed in range(3)] for ratio in (1.1, 1.0)
+    )
     assert programs_are_cause(slower)
-    assert not programs_are_cause(as_fast)
-    assert not programs_are_cause([slower[0], as_fast[0], as_fast[1]])
-    assert not programs_are_cause([])
+    for others in (as_fast, [slower[0], *as_fast[:2]], []):
+        assert not programs_are_cause(others)
     again = judge_run(everything, programs={("device-0", "latency")})
     assert again.shifts == ()
     assert len(again.suspected) >= 18, "each is a suspected change, to be confirmed and grouped"
 
 
 def test_exact_metrics_and_figures_are_no_part_of_a_hot_night() -> None:
-    hot = night(hot=1.1)
     exact = Observation(FALLBACK, "device-0", [0.0], 2.0)
     figure = Observation(SQNR, "device-0", [41.0] * 12, 39.0)
-    seen = judge_run([*hot, exact, figure])
-    assert seen.shifts[0].count == 20
-    assert seen.exact == (SERIES,)
+    seen = judge_run([*night(hot=1.1), exact, figure])
+    assert (seen.shifts[0].count, seen.exact) == (20, (SERIES,))
     assert SERIES + 1 in seen.suspected
     assert seen.judgements[SERIES + 1].change == pytest.approx(-2.0)
 
 
-def test_an_empty_night_has_nothing() -> None:
+def test_an_empty_night_and_young_series_have_nothing() -> None:
     assert judge_run([]) == RunJudgement((), (), (), ())
-
-
-def test_new_series_are_said_to_be_too_young() -> None:
-    young = [msgspec.structs.replace(one, history=one.history[:3]) for one in night(hot=1.3)]
-    assert {one.finding for one in judge_run(young).judgements} == {Finding.INSUFFICIENT_DATA}
-    assert judge_run(young).shifts == ()
+    young = judge_run([msgspec.structs.replace(one, history=one.history[:3]) for one in night(hot=1.3)])
+    assert {one.finding for one in young.judgements} == {Finding.INSUFFICIENT_DATA}
+    assert young.shifts == ()
 
 
 def on_two_devices(count: int, *, apart: float, tonight: float = 1.0) -> list[Observation]:
@@ -144,10 +135,7 @@ def test_a_device_that_is_always_slower_is_no_shift_and_hides_nothing() -> None:
     assert len(blind.suspected) > len(quiet.suspected) or blind.shifts
     found = [judge_run([one]).suspected for one in on_two_devices(30, apart=0.06, tonight=1.08)]
     assert sum(map(len, found)) >= 27
-
-
-def test_devices_that_do_not_differ_stay_as_they_were_measured() -> None:
-    for one in on_two_devices(20, apart=0.0)[:3]:
+    for one in on_two_devices(3, apart=0.0):
         assert one.past == one.history
 
 

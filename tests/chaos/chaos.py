@@ -1,16 +1,20 @@
-"""Runs under killed processes, full disks and a lost database: `tests/chaos/soak.py --chaos`.
+"""Runs under killed processes, full disks and a lost database.
+
+    python tests/chaos/chaos.py [--minutes 20] [--seed 1] [--quick] [--only ROUND]
 
 Every round is one run of a stub farm (chaos_farm.py), on virtual devices of its own or on attached ones, with SQLite or
 PostgreSQL, as the seed and the number of the round decide. It is disturbed, and resumed until no verdict is missing;
 the last resumptions run undisturbed. `--only ROUND` plays one round again with the same acts at the same times; the
 progress of the run by then depends on the machine.
 
-The last line has, besides the keys of soak.py: `hangs`, runs without progress for longer than `bound_s` between two
-acts; `longest_wait_s`, the longest such wait; `wrong_cause`, attempts against a device in rounds whose acts met
-only farm's own processes, its disk or its database; `quarantined`, devices, and `quarantined_locally`, devices of
-rounds without an act against a device; `given_up`, devices that one run stopped to use; `tracebacks` in the output
-for a user; `refused`, runs that could not be resumed; `broke_down`, sessions that ended early on a healthy device.
-`lost` are jobs without a verdict about their code after the last resumption, and `faults` acts that met a target.
+The last line is JSON: `verdicts`; `wrong_verdict`, jobs that failed through the farm's fault, or passed although their
+code is at fault; `lost`, jobs without a verdict about their code after the last resumption; `duplicated`, jobs with
+more than one verdict; `orphans`, processes and leases that are left; `hangs`, runs without progress for longer than
+`bound_s` between two acts; `longest_wait_s`, the longest such wait; `wrong_cause`, attempts against a device in rounds
+whose acts met only farm's own processes, its disk or its database; `quarantined`, devices, and `quarantined_locally`,
+devices of rounds without an act against a device; `given_up`, devices that one run stopped to use; `tracebacks` in the
+output for a user; `refused`, runs that could not be resumed; `broke_down`, sessions that ended early on a healthy
+device; `faults`, acts that met a target.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from chaos_acts import Pace
 from chaos_lab import has_sshd
 from chaos_round import Round, Settings, Tally
@@ -40,8 +46,15 @@ QUICK_ROUNDS = (0, 1, 3)
 PACE, QUICK_PACE = Pace(most=5, longest_s=40.0, last_s=7.0), Pace(most=2, longest_s=3.0, last_s=5.0)
 
 
-def run_chaos(arguments: argparse.Namespace) -> int:
+def main() -> int:
     """Play rounds until the time is over; print the findings, and return 1 if there are any, else 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="three rounds")
+    parser.add_argument("--minutes", type=float, default=20.0, help="how long no round begins any more after")
+    parser.add_argument("--only", type=int, help="one round, by its number")
+    parser.add_argument("--bound", type=float, help="seconds without progress that are a hang; what is documented")
+    arguments = parser.parse_args()
     # Processes and mounts are cleaned up after SIGTERM as well.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _enter_namespace()
@@ -129,3 +142,7 @@ def _enter_namespace() -> None:
         return
     # Program and arguments are this process's own.
     os.execvpe(words[0], words, {**os.environ, "CHAOS_NAMESPACE": "1"})  # noqa: S606
+
+
+if __name__ == "__main__":
+    sys.exit(main())

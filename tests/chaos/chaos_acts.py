@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from chaos_databases import Disturbed
 from chaos_home import Home, Process, processes_of
-from chaos_store import ChaosStore
 
 SPREAD_S = 0.3
 """Within which all of one act are killed."""
@@ -107,7 +107,7 @@ class Tormentor:
     def __init__(
         self,
         home: Home,
-        store: ChaosStore,
+        store: Disturbed,
         acts: Sequence[Act],
         log: Callable[[str], None],
     ) -> None:

@@ -1,8 +1,8 @@
-"""`farm` where nothing is compiled and nothing computes: `python tests/chaos/chaos_farm.py run --resume latest`.
+"""`farm` where nothing is compiled and nothing computes: `python tests/chaos/chaos_farm.py run`.
 
 The runtime of virtual devices is the stub runner in $CHAOS_RUNNER, and builders have a stub for a compiler
 (stub_compiler/). Command line, store, leases, session, workers, builder pool, adb server and virtual devices are the
-real thing. For chaos.py.
+real thing. For stub_home.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from farm.builds.toolchains import prepare
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 VERSIONS = {"executorch": "stub", "torch": "stub", "torchao": "stub", "qnn": "stub", "host_cpu": "x86"}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from chaos_farm import HERE, ROOT, VERSIONS
+from chaos_farm import HERE, VERSIONS
 from stub_farm import SOC, fill_bundle, words_of
 
 from farm.base.socs import find_soc
@@ -105,7 +105,7 @@ class Home:
             "FARM_STORE": store_url,
             "CHAOS_RUNNER": str(self._runner),
             "CHAOS_STACKS": str(self.stacks),
-            "PYTHONPATH": os.pathsep.join([str(HERE / "chaos_site"), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join([str(HERE / "chaos_site"), str(HERE.parents[1])]),
             "COLUMNS": "200",
             **more,
         }

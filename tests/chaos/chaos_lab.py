@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from chaos_farm import ROOT
+from chaos_farm import HERE
 from chaos_home import Home
 from ssh_server import SshServer
 from stub_farm import SOC
@@ -104,7 +104,7 @@ class Lab:
     def _boot(self, serial: str) -> Child:
         root = self._home.storage / serial
         argv = [sys.executable, "-S", "-m", "farm.devices.virtual", "--root", root, "--soc", SOC, "--serial", serial]
-        environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT)}
+        environment = {"PATH": os.defpath, "PYTHONPATH": str(HERE.parents[1])}
         child = self._supervisor.spawn(
             [*argv, "--port", str(self._ports[serial])],
             name=serial,

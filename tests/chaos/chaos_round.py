@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chaos_acts import DEVICE_SIDE, LOCAL, THEMES, Pace, Tormentor, plan_acts
+from chaos_databases import Disturbed, DisturbedPostgres, DisturbedSqlite
 from chaos_home import LEASE_TTL_S, Home, Process, processes_of
 from chaos_lab import Lab, has_sshd, lab_of
-from chaos_store import ChaosStore, Cluster, PostgresStore, SqliteStore
+from chaos_store import Cluster
 from chaos_watch import Watch, dump
 from stub_run import judge
 
@@ -37,12 +38,13 @@ _REFUSED = ENDED_EARLY - {ExitCode.INFRA, ExitCode.STORE_UNREACHABLE, ExitCode.I
 _MOST_PARTS = 7
 _PEACEFUL_PARTS = 4
 """Number of resumptions at the end that run undisturbed."""
+_KEPT_LINES = 40
 _PLACES = ("own", "attached", "tunnel")
 _LEFT_S = 30.0
 """How long processes of a run may take to end after their controller: docs/developers/architecture.md."""
 _PERSON_AFTER_S = 1.5
 _DEVICE_CAUSES = frozenset({"connection", "gone", "space", "damage", "crash", "hang"})
-_GIVEN_UP = re.compile(r"\S+ is not used any more: .*")
+_GIVEN_UP = re.compile(r"\S+ is no longer used: .*")
 # A process that starts as its controller dies finds its pipe closed before any code of farm is in it.
 _STILLBORN = "BrokenPipeError: [Errno 32] Broken pipe"
 
@@ -111,10 +113,10 @@ class Round:
         self._home = Home(self._folder, settings.runner, self._chance, jobs=settings.jobs, attached=attached)
         # On attached devices too, so that users of a server and of a file both meet everything.
         on_server = settings.cluster is not None and self._chance.random() < 0.5
-        self._store: ChaosStore = (
-            PostgresStore(settings.cluster, f"round{number}")
+        self._store: Disturbed = (
+            DisturbedPostgres(settings.cluster, f"round{number}")
             if on_server and settings.cluster is not None
-            else SqliteStore(self._home.state / "farm.db")
+            else DisturbedSqlite(self._home.state / "farm.db")
         )
         self._acts_log = self._folder / "acts.log"
         self._struck: set[str] = set()
@@ -275,7 +277,9 @@ class Round:
                 for attempt in job.attempts:
                     wrong = attempt.verdict is Verdict.INFRA and str(attempt.cause) in _DEVICE_CAUSES
                     if wrong and self._home.behaviours[job.id] == "pass":
-                        self._found("wrong_cause", f"{where}: {job.id}: {attempt.cause}: {attempt.reason[:200]}")
+                        began = time.strftime("%H:%M:%S", time.localtime(attempt.started_ms / 1000))
+                        text = f"{attempt.cause} {attempt.seconds:.1f} s after {began}: {attempt.reason[:200]}"
+                        self._found("wrong_cause", f"{where}: {job.id}: {text}")
 
     def _look_at_leases(self) -> None:
         deadline = time.monotonic() + LEASE_TTL_S + 2
@@ -295,9 +299,13 @@ class Round:
         into = self._settings.kept / f"seed{self._settings.seed}-round{self._number}"
         into.mkdir(parents=True, exist_ok=True)
         (into / "found.json").write_text(json.dumps(new, indent=1))
-        for file in (self._acts_log, *self._outputs, *self._home.storage.rglob("*.log")):
+        for file in (self._acts_log, *self._outputs, *self._folder.rglob("*.log")):
             with contextlib.suppress(OSError):
                 shutil.copy(file, into / file.name)
+        for file in self._outputs:
+            # CI keeps nothing else of a round.
+            lines = file.read_text(errors="replace").splitlines()
+            print(*(f"{file.name}: {line}" for line in lines[-_KEPT_LINES:]), sep="\n", flush=True)
         with contextlib.suppress(OSError):
             shutil.copytree(self._home.state, into / "state", ignore=shutil.ignore_patterns("ballast"))
 

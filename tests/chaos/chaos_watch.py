@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from chaos_databases import Disturbed
 from chaos_home import Home, processes_of
-from chaos_store import ChaosStore
 
 from farm.devices.recovery import STEP_SECONDS
 
@@ -29,7 +29,7 @@ _STACKS_S = 1.0
 class Watch:
     """Notices that a run stands still."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: Path, store: ChaosStore) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], output: Path, store: Disturbed) -> None:
         self._process, self._output, self._store = process, output, store
         self._last: object = None
         self._counts: object = None

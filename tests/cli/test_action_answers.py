@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 from farm_home import FarmHome
+from made_runs import PHONE, record_run
 
 from farm.base.user import user_name
-from farm.devices.device import AdbAddress, Device
 from farm.devices.health import HealthEvent
 from farm.store.leases.registry import Seen
-from farm.store.records import RunRecord
 from farm.store.store import open_store
-
-PHONE = Device(serial="phone-1", soc="SM8650", kind="hardware", build="", address=AdbAddress(5037), product="")
 
 
 @pytest.fixture
@@ -26,21 +23,18 @@ def lab(home: FarmHome) -> FarmHome:
     return home
 
 
-@pytest.mark.parametrize(
-    ("words", "changed"),
-    [
-        (("name", "phone-1", "desk"), {"name": "desk"}),
+def test_a_changed_device_is_the_answer(lab: FarmHome) -> None:
+    changes: list[tuple[tuple[str, ...], dict[str, object]]] = [
         (("label", "phone-1", "camera", "5g"), {"labels": ["camera", "5g"]}),
         (("disable", "phone-1", "--note", "its screen"), {"in_service": False, "service_note": "its screen"}),
         (("enable", "phone-1"), {"in_service": True}),
         (("unquarantine", "phone-1"), {"health": "suspect"}),
-    ],
-)
-def test_a_changed_device_is_the_answer(lab: FarmHome, words: tuple[str, ...], changed: dict[str, object]) -> None:
-    answer = lab.json("devices", *words)
-    assert answer["schema"] == 1
-    assert {name: answer["device"][name] for name in changed} == changed
-    assert lab.json("devices", "show", "phone-1")["device"] == answer["device"]
+        (("name", "phone-1", "desk"), {"name": "desk"}),
+    ]
+    for words, changed in changes:
+        answer = lab.json("devices", *words)
+        assert {name: answer["device"][name] for name in changed} == changed
+    assert lab.json("devices", "show", "desk")["device"] == answer["device"]
 
 
 def test_a_released_device_and_a_removed_one_are_the_answers(lab: FarmHome) -> None:
@@ -65,9 +59,7 @@ def test_accounts_and_quotas_are_removed_with_yes_alone(lab: FarmHome) -> None:
 
 def test_an_export_names_its_runs_and_needs_a_file(lab: FarmHome) -> None:
     with open_store(lab.state / "farm.db") as store:
-        run = store.begin_run(RunRecord("farm run", user_name(), "bench", {}, 1))
-        store.finish_run(run, 0)
+        run = record_run(store)
     assert "--json needs --output" in lab.farm("data", "export", "--all", "--json", code=2).stderr
     answer = lab.json("data", "export", "--all", "--output", "runs.jsonl")
-    assert answer == {"schema": 1, "output": "runs.jsonl", "format": "jsonl", "runs": [run]}
-    assert run in (lab.cwd / "runs.jsonl").read_text()
+    assert (answer["output"], answer["runs"]) == ("runs.jsonl", [run])

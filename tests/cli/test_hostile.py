@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from farm_home import FarmHome
+from made_runs import record_run
 from sqlalchemy import text
 
-from farm.store.records import RunRecord
-from farm.store.store import open_store
+from farm.store.store import Store
 
 # A terminal's title, a colour, C1's way to clear the screen, a right-to-left override, an isolate, a zero width space.
 EVIL = "a\x1b]0;owned\x07b\x1b[31mc\x9b2Jd\u202ee\u2066f\u200bg\x7fh"
@@ -50,39 +50,27 @@ def test_errors_of_a_manifest_are_one_line_that_a_terminal_does_not_obey(home: F
         assert done.stderr.count("\n") == 1
 
 
-def test_what_was_typed_comes_back_visible(home: FarmHome) -> None:
-    for arguments in (
-        ("suites", EVIL),
-        ("run", "--soc", EVIL),
-        (EVIL,),
-        ("suites", f"--{EVIL}"),
-        ("data", "sql", EVIL),
-    ):
+def test_typed_words_come_back_visible(home: FarmHome) -> None:
+    for arguments in (["suites", EVIL], ["run", "--soc", EVIL], [EVIL], ["suites", f"--{EVIL}"], ["data", "sql", EVIL]):
         done = home.farm(*arguments)
         assert done.returncode, done.stderr
         assert not OBEYED.search(done.stderr + done.stdout), arguments
 
 
-@pytest.mark.parametrize("form", ["--csv", "--json", "--limit=5"])
-def test_rows_of_a_store_are_printed_visible(home: FarmHome, form: str) -> None:
-    home.state.mkdir(parents=True)
-    with open_store(home.state / "farm.db") as store:
-        run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {}, 1_795_225_501_000))
+def test_rows_of_a_store_are_printed_visible(home: FarmHome, store: Store) -> None:
+    with store:
+        run_id = record_run(store)
         # Stands for a user who writes the rows of a shared store by hand.
         update = text("UPDATE run SET user_name = :evil, host = 'a,b' || char(10) || 'c'")
         store._database.write(lambda connection: connection.execute(update, {"evil": EVIL}))
-    done = home.farm("data", "sql", "-", form, stdin=f"SELECT user_name AS '{EVIL}', host FROM run", code=0)  # noqa: S608
-    assert not OBEYED.search(done.stdout)
-    if form == "--json":
-        assert json.loads(done.stdout)["rows"] == [[EVIL, "a,b\nc"]]
-    if form == "--csv":
-        assert done.stdout.endswith(',"a,b\nc"\n')
-        assert "␛[31m" in done.stdout
-    for arguments in (
-        ("status",),
-        ("status", "--json"),
-        ("runs", "prune", "--keep", "1"),
-        ("report", run_id, "--json"),
-    ):
-        done = home.farm(*arguments)
-        assert not OBEYED.search(done.stderr + done.stdout), arguments
+    query = f"SELECT user_name AS '{EVIL}', host FROM run"  # noqa: S608
+    table, csv, answer = (
+        home.farm("data", "sql", "-", form, stdin=query, code=0).stdout for form in ("--limit=5", "--csv", "--json")
+    )
+    assert json.loads(answer)["rows"] == [[EVIL, "a,b\nc"]]
+    assert csv.endswith(',"a,b\nc"\n')
+    assert "␛[31m" in csv
+    for arguments in ("status", "status --json", "runs prune --keep 1", f"report {run_id} --json"):
+        done = home.farm(*arguments.split())
+        table += done.stdout + done.stderr
+    assert not OBEYED.search(table + csv + answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -99,19 +100,20 @@ def test_logits_of_another_program_are_judged_against_the_references_of_a_result
     assert (wrong.returncode, "against quantized" in wrong.stdout) == (1, True), wrong.stdout + wrong.stderr
 
 
-def test_times_that_cannot_be_are_refused() -> None:
-    right = {
-        "prompt_tokens": 3, "generated_tokens": 5, "model_load_start_ms": 1000, "model_load_end_ms": 1080,
-        "inference_start_ms": 1080, "prompt_eval_end_ms": 1100, "first_token_ms": 1100, "inference_end_ms": 1180,
-    }  # fmt: skip
+RIGHT = {
+    "prompt_tokens": 3, "generated_tokens": 5, "model_load_start_ms": 1000, "model_load_end_ms": 1080,
+    "inference_start_ms": 1080, "prompt_eval_end_ms": 1100, "first_token_ms": 1100, "inference_end_ms": 1180,
+}  # fmt: skip
 
-    def read(text: str = "", **other: object) -> Observed:
-        line = text or f"PyTorchObserver {json.dumps({**right, **other})}"
-        return read_observed(f"a line before\n{line}\n\tPrompt Tokens: 3\n", 3, 6, 0.3)
 
-    found = read(aggregate_sampling_time_ms=1)
-    assert (found.load_ms, found.first_ms, found.decode_ms) == (80, 20, 80)
-    for other, output in (
+def observed(text: str = "", **other: object) -> Observed:
+    line = text or f"PyTorchObserver {json.dumps({**RIGHT, **other})}"
+    return read_observed(f"a line before\n{line}\n\tPrompt Tokens: 3\n", 3, 6, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
         ({"prompt_tokens": 4}, "has a prompt of 4 tokens, expected 3"),
         ({"generated_tokens": 6}, "6 tokens after the first, and 6 were asked for"),
         ({"generated_tokens": 10**30}, "is refused"),
@@ -120,12 +122,17 @@ def test_times_that_cannot_be_are_refused() -> None:
         ({"model_load_end_ms": 0}, "in no order"),
         ({"model_load_start_ms": 0, "model_load_end_ms": 10**6}, "claims 1000.1 s of work"),
         ({"inference_end_ms": "1180"}, "is refused"),
-    ):
-        with pytest.raises(ObservedError, match=output):
-            read(**other)
-    for text in ("PyTorchObserver {}", f"PyTorchObserver {'{' * 4000}}}", f"PyTorchObserver {{{'1' * 100_000}}}", "-"):
-        with pytest.raises(ObservedError):
-            read(text)
+        ({"text": "PyTorchObserver {}"}, ""),
+        ({"text": f"PyTorchObserver {'{' * 4000}}}"}, ""),
+        ({"text": f"PyTorchObserver {{{'1' * 100_000}}}"}, ""),
+        ({"text": "-"}, ""),
+    ],
+)
+def test_impossible_times_are_refused(other: dict[str, Any], message: str) -> None:
+    found = observed(aggregate_sampling_time_ms=1)
+    assert (found.load_ms, found.first_ms, found.decode_ms) == (80, 20, 80)
+    with pytest.raises(ObservedError, match=message):
+        observed(**other)
 
 
 def test_a_program_for_another_machine_is_refused(farm_cache: Path, tmp_path: Path) -> None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import re
-import select
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from waiting import Started, until
+from terminals import terminal_of
 
 from farm.cli.progress import LiveFront
 
@@ -39,7 +35,7 @@ with InterruptHandler() as interrupts:
         print("the end", flush=True)
 """
 
-LAST_ROW = re.compile(rb"phone-2\S* \S*idle +\S*$")
+LAST_ROW = r"phone-2\S* \S*idle +\S*$"
 
 
 def screen_of(written: str) -> list[str]:
@@ -63,30 +59,14 @@ def screen_of(written: str) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
 
 
-def test_ctrl_c_says_what_a_second_one_and_what_resume_does_and_no_bar_is_left(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    subprocess.run(["stty", "cols", "80"], stdin=theirs, check=True)
-    written = b""
-
-    def shows(text: bytes) -> bool:
-        nonlocal written
-        if select.select([ours], [], [], 1)[0]:
-            written += os.read(ours, 65536)
-        return text in written
-
-    # The terminal controls the session, so that Ctrl-C arrives as from a keyboard.
-    argv = ["setsid", "--ctty", sys.executable, "-c", RUN]
-    with Started(argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path) as process:
-        os.close(theirs)
+def test_ctrl_c_tells_a_second_one_and_resume_and_leaves_no_bar(tmp_path: Path) -> None:
+    with terminal_of("-c", RUN, env=os.environ, cwd=tmp_path) as terminal:
         # A terminal drops output that waits when Ctrl-C comes: it comes between two drawings of the bars.
-        for line in (b"jobs run", b"--resume goes on"):
-            until(lambda line=line: shows(line) and LAST_ROW.search(written), line.decode())
-            os.write(ours, b"\x03")
-        until(lambda: shows(b"the end"), "the end")
-        process.wait(30)
-        assert process.returncode == 0
-    os.close(ours)
-    screen = screen_of(written.decode())
+        for line in ("jobs run", "--resume goes on"):
+            terminal.read_until(f"(?s){line}.*{LAST_ROW}")
+            terminal.write(b"\x03")
+        assert terminal.close() == 0
+    screen = screen_of(terminal.shown.decode())
     assert "Ctrl-C again stops, --resume goes on" in screen
     assert screen[-1] == "the end"
     assert not [line for line in screen if "0/4" in line or "━" in line], screen

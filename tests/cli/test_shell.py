@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,57 +14,32 @@ from pathlib import Path
 import pytest
 from farm_home import FarmHome
 from ssh_server import SshServer, alive
+from terminals import Terminal
 from waiting import Started, until
 
 from farm.base.errors import UsageError
 from farm.base.processes import Supervisor
-from farm.cli.devices.shell import shell_of
-from farm.devices.adb.server import start_adb_server
+from farm.cli.devices.hold import shell_of
 from farm.devices.device import Device, SshAddress
-from farm.devices.virtual.boot import boot
 from farm.store.store import Store
 
 SERIAL = "virtual-SM8650-0"
-NAME = f"{SERIAL}@{socket.gethostname()}"
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shell")
-
-
-@pytest.fixture(scope="module")
-def adb(root: Path) -> Iterator[dict[str, str]]:
-    """The environment that finds a virtual device."""
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
     with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, root / "adb")
-        boot(supervisor, server, ["SM8650"], root)
-        yield {"ANDROID_ADB_SERVER_PORT": str(server.port)}
-
-
-@pytest.fixture(scope="module")
-def board(root: Path) -> Iterator[SshServer]:
-    with Supervisor() as supervisor:
-        yield SshServer(supervisor, root / "board", "QCS9100", "board-7").start()
+        yield SshServer(supervisor, tmp_path_factory.mktemp("board"), "QCS9100", "board-7").start()
 
 
 @contextlib.contextmanager
-def shell(home: FarmHome, env: Mapping[str, str], *words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def shell(home: FarmHome, env: Mapping[str, str], *words: str) -> Iterator[tuple[Started[bytes], int]]:
     """Yield a `farm shell` that leads a session, and the process id that its command on the device printed first."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "farm.cli.main", "shell", *words],
-        env={**home.env, **env},
-        cwd=home.cwd,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    with process:
+    with home.start_alone("shell", *words, env=env, start_new_session=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.strip().isdigit(), (line, process.stderr and process.stderr.read())
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.strip().isdigit(), (line, process.stderr and process.stderr.read())
             yield process, int(line)
         finally:
             process.kill()
@@ -76,11 +48,11 @@ def shell(home: FarmHome, env: Mapping[str, str], *words: str) -> Iterator[tuple
 SLEEP = ("--", "sh", "-c", "echo $$; exec sleep 600")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
 def test_what_runs_on_the_device_ends_with_it(
-    home: FarmHome, adb: dict[str, str], store: Store, number: signal.Signals
+    home: FarmHome, bench: dict[str, str], store: Store, number: signal.Signals
 ) -> None:
-    with shell(home, adb, SERIAL, *SLEEP) as (process, there):
+    with shell(home, bench, SERIAL, *SLEEP) as (process, there):
         (lease,) = store.leases.all()
         assert lease.pid == process.pid
         process.send_signal(number)
@@ -91,53 +63,44 @@ def test_what_runs_on_the_device_ends_with_it(
         assert store.leases.all() == []
 
 
-def test_what_a_former_owner_left_is_ended_first(home: FarmHome, adb: dict[str, str], root: Path) -> None:
-    folder = root / SERIAL / "data/local/tmp/farm/run-before-1"
+def test_what_a_former_owner_left_is_ended_first(home: FarmHome, bench: dict[str, str], bench_root: Path) -> None:
+    folder = bench_root / SERIAL / "data/local/tmp/farm/run-before-1"
     folder.mkdir(parents=True)
     with Started(["sleep", "600"], cwd=folder) as left:
-        done = home.farm("shell", SERIAL, "--", "echo", "mine", env=adb)
+        done = home.farm("shell", SERIAL, "--", "echo", "mine", env=bench)
         assert (done.returncode, done.stdout) == (0, "mine\n"), done.stderr
         assert left.wait(timeout=60) == -signal.SIGKILL
     assert not folder.exists()
 
 
-def board_toml(home: FarmHome, board: SshServer, folder: Path) -> None:
-    """Keys with names that ssh would expand or divide."""
-    folder.mkdir()
+@pytest.fixture
+def on_board(home: FarmHome, bench: dict[str, str], board: SshServer, tmp_path: Path) -> dict[str, str]:
+    """Configure the board, with keys in a folder whose name ssh would expand or divide."""
+    keys = tmp_path / "100% %h keys"
+    keys.mkdir()
     for name in ("user_key", "known_hosts"):
-        shutil.copy(board.folder / name, folder / name)
+        shutil.copy(board.folder / name, keys / name)
     address = board.address
     home.cwd.joinpath("farm.toml").write_text(
         f"[[device]]\nssh = '{address.user}@{address.host}:{address.port}'\nstorage = '{address.storage}'\n"
-        f"key_file = '{folder}/user_key'\nknown_hosts = '{folder}/known_hosts'\n"
+        f"key_file = '{keys}/user_key'\nknown_hosts = '{keys}/known_hosts'\n"
     )
+    return bench
 
 
-def test_over_ssh_it_ends_as_well(home: FarmHome, adb: dict[str, str], board: SshServer, tmp_path: Path) -> None:
-    board_toml(home, board, tmp_path / "100% %h keys")
+def test_over_ssh_it_ends_as_well(home: FarmHome, on_board: dict[str, str]) -> None:
     words = ("--", "sh", "-c", "sleep 600 & trap '' HUP; echo $$; wait")
-    with shell(home, adb, "board-7", *words) as (process, there):
+    with shell(home, on_board, "board-7", *words) as (process, there):
         child = int(Path(f"/proc/{there}/task/{there}/children").read_text().split()[0])
         process.kill()
         process.wait(timeout=60)
     until(lambda: not alive(there) and not alive(child))
 
 
-def test_over_ssh_input_output_and_exit_code_are_handed_on(
-    home: FarmHome, adb: dict[str, str], board: SshServer, tmp_path: Path
-) -> None:
-    board_toml(home, board, tmp_path / "keys")
-    for words, output in ((("--", "sh", "-c", "cat; exit 7"), b"exit 3\n"), ((), b"")):
-        done = subprocess.run(
-            [sys.executable, "-m", "farm.cli.main", "shell", "board-7", *words],
-            env={**home.env, **adb},
-            cwd=home.cwd,
-            input=b"exit 3\n",
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        assert (done.returncode, done.stdout) == (7 if words else 3, output), done.stderr
+def test_over_ssh_input_output_and_exit_code_are_handed_on(home: FarmHome, on_board: dict[str, str]) -> None:
+    for words, code, output in ((["--", "sh", "-c", "cat; exit 7"], 7, "exit 3\n"), ([], 3, "")):
+        done = home.farm("shell", "board-7", *words, env=on_board, stdin="exit 3\n", timeout_s=60, code=code)
+        assert done.stdout == output
 
 
 def test_ssh_reads_no_configuration_and_believes_only_the_keys_that_are_named(tmp_path: Path) -> None:
@@ -155,46 +118,21 @@ def test_ssh_reads_no_configuration_and_believes_only_the_keys_that_are_named(tm
     assert (settings["forwardagent"], settings["forwardx11"]) == ("no", "no")
     assert settings["globalknownhostsfile"] == "/dev/null"
     assert settings["stricthostkeychecking"] in ("yes", "true")
-    with pytest.raises(UsageError, match="cannot be told of the file"):
+    with pytest.raises(UsageError, match="cannot use the file"):
         shell_of(Device("b", "QCS9100", "hardware", "", SshAddress("board", "root", 22, "/a/${HOME}"), ""), ["true"])
 
 
-class Terminal:
-    """A terminal whose foreground has a program."""
-
-    def __init__(self, argv: list[str], env: Mapping[str, str], cwd: Path) -> None:
-        self.pid, self.number = os.forkpty()
-        if self.pid == 0:
-            os.chdir(cwd)
-            os.execve(argv[0], argv, dict(env))  # noqa: S606
-
-    def read_until(self, pattern: str) -> str:
-        output = b""
-        while not re.search(pattern.encode(), output):
-            assert select.select([self.number], [], [], 60)[0], output
-            output += os.read(self.number, 4096)
-        return output.decode()
-
-    def close(self) -> int:
-        """Wait for its end, reading on, and return the exit code."""
-        with contextlib.suppress(OSError):
-            while select.select([self.number], [], [], 60)[0] and os.read(self.number, 4096):
-                pass
-        os.close(self.number)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 def test_an_interactive_shell_that_loses_its_lease_ends_and_leaves_the_terminal_as_it_was(
-    home: FarmHome, adb: dict[str, str], board: SshServer, store: Store, tmp_path: Path
+    home: FarmHome, bench: dict[str, str], board: SshServer, store: Store, tmp_path: Path
 ) -> None:
     (home.cwd / "farm.toml").write_text(f"[[device]]\nlocal = true\nstorage = '{tmp_path}/storage'\nname = 'here'\n")
     bash = shutil.which("bash")
     assert bash is not None
-    env = {**home.env, **adb, "PATH": f"{board.tools}:{os.environ['PATH']}", "SHELL": bash, "PS1": "ready> "}
+    env = {**home.env, **bench, "PATH": f"{board.tools}:{os.environ['PATH']}", "SHELL": bash, "PS1": "ready> "}
     script = f"{sys.executable} -m farm.cli.main shell here; echo code $?; stty -a"
     terminal = Terminal(["/bin/sh", "-c", script], {**env, "HOME": str(tmp_path)}, home.cwd)
     terminal.read_until(r"[$#>] $")
-    os.write(terminal.number, b"stty -echo; sleep 600 & echo pid $!\n")
+    terminal.write(b"stty -echo; sleep 600 & echo pid $!\n")
     there = int(terminal.read_until(r"pid \d+\r\n").rpartition("pid ")[2].split()[0])
     assert store.leases.release(store.leases.all()) is None
     output = terminal.read_until(r"(?s)code \d+.* -?echo ")

@@ -1,5 +1,5 @@
-/* Preloaded into a process, it shifts the time of day that the process reads by $SHIFTED_CLOCK_S seconds, as a machine
- * whose clock was set wrong has it; clocks that nobody can set stay as they are. */
+/* Preloaded library that shifts the time of day of a process by $SHIFTED_CLOCK_S seconds, as on a machine with a wrong
+ * clock; monotonic clocks, which cannot be set, are unchanged. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>

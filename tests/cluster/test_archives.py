@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import shutil
@@ -13,34 +12,27 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from made_shards import made_bundle, made_job, made_key
+from made_shards import made_bundle, made_config, made_job, made_key
 
-from farm.base.config.settings import load_config
 from farm.base.errors import ArtifactLostError, UsageError
 from farm.builds.bundles import key as key_module
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
-from farm.dispatch.cluster.files.suite_archive import unpack_source, upload_sources
+from farm.dispatch.cluster.files.exchange import unpack_source, upload_sources
 from farm.store.objects.archive import unpack, write_archive
 from farm.store.objects.bundle_archive import fetch_bundle, upload_bundle
 from farm.store.objects.objects import Objects, open_objects
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn": "2.51"}
+HostObjects = Callable[[str], Objects]
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Objects]:
-    """Return the farm's files as a host of that name sees them, with a cache of its own."""
+def host(tmp_path: Path) -> HostObjects:
+    """Function that returns the farm's files as a host of that name sees them."""
     (tmp_path / "place").mkdir()
-
-    def objects_of(name: str) -> Objects:
-        monkeypatch.setenv("FARM_STORE", "postgresql://farm@127.0.0.1:1/farm")
-        monkeypatch.setenv("FARM_ARTIFACTS", f"file://{tmp_path}/place")
-        monkeypatch.setenv("FARM_CACHE_DIR", str(tmp_path / name))
-        return open_objects(load_config(), patience_s=0.0)
-
-    return objects_of
+    return lambda name: open_objects(made_config(tmp_path, name), patience_s=0.0)
 
 
 def test_the_same_content_is_the_same_archive_whoever_made_it_and_when(tmp_path: Path) -> None:
@@ -78,26 +70,22 @@ def archive_of(path: Path, *members: tarfile.TarInfo) -> Path:
     return path
 
 
+HUGE = str(1 << 50)
+SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": HUGE}
 HOSTILE = {
-    "above": [member("../evil")],
-    "above, later": [member("a/../../evil")],
+    "above": [member("a/../../evil")],
     "absolute": [member("/var/farm-evil")],
     "a link out": [member("out", tarfile.SYMTYPE, 0, linkname="/etc"), member("out/passwd")],
-    "a link to a file": [member("model.pte", tarfile.SYMTYPE, 0, linkname="/etc/passwd")],
     "a hard link": [member("model.pte", tarfile.LNKTYPE, 0, linkname="/etc/passwd")],
     "a device": [member("null", tarfile.CHRTYPE, 0)],
     "a pipe": [member("pipe", tarfile.FIFOTYPE, 0)],
     "a folder": [member("folder", tarfile.DIRTYPE, 0)],
     "twice": [member("a"), member("a")],
-    "a file as a folder": [member("a"), member("a/b")],
     "odd": [member("a//b")],
-    "here": [member(".")],
     "nothing": [member("./")],
-    "its size is a lie": [member("a", pax_headers={"size": str(1 << 50)})],
-    "sparse": [member("a", pax_headers={"GNU.sparse.map": "0,4", "GNU.sparse.size": str(1 << 50)})],
-    "sparse, newer": [
-        member("a", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 50)})
-    ],
+    "its size is a lie": [member("a", pax_headers={"size": HUGE})],
+    "sparse": [member("a", pax_headers={"GNU.sparse.map": "0,4", "GNU.sparse.size": HUGE})],
+    "sparse, newer": [member("a", pax_headers=SPARSE)],
     "its name is elsewhere": [member("a", pax_headers={"path": "../evil"})],
 }
 
@@ -116,29 +104,19 @@ def test_a_hostile_archive_writes_nothing_outside_and_no_more_than_it_is(name: s
     assert sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) <= 16
 
 
-@pytest.mark.parametrize(
-    ("kind", "names"), [(tarfile.XHDTYPE, ""), (tarfile.XGLTYPE, "x"), (tarfile.GNUTYPE_LONGNAME, "")]
-)
-def test_many_extended_headers_take_no_time(kind: bytes, names: str, tmp_path: Path) -> None:
-    path, folder = tmp_path / "evil.tar", tmp_path / "out"
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_many_or_huge_extended_headers_take_no_time_and_no_memory(kind: bytes, tmp_path: Path) -> None:
+    path, folder, size = tmp_path / "evil.tar", tmp_path / "out", 1 << 28
     folder.mkdir()
     record = b"7 a=b\n\0"
     with path.open("wb") as file:
         for number in range(3000):
             file.write(member("header", kind, len(record)).tobuf(tarfile.USTAR_FORMAT) + record.ljust(512, b"\0"))
-            if names:
-                file.write(member(f"{names}{number}", tarfile.REGTYPE, 0).tobuf(tarfile.USTAR_FORMAT))
+            if kind == tarfile.XGLTYPE:
+                file.write(member(f"x{number}", tarfile.REGTYPE, 0).tobuf(tarfile.USTAR_FORMAT))
         file.write(b"\0" * 1024)
     with pytest.raises(ArtifactLostError, match="more than 4 extended headers"):
         unpack(path, folder)
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_a_huge_extended_header_takes_no_memory(kind: bytes, tmp_path: Path) -> None:
-    size = 1 << 28
-    path, folder = tmp_path / "evil.tar", tmp_path / "out"
-    folder.mkdir()
     path.write_bytes(member("header", kind, size).tobuf(tarfile.USTAR_FORMAT))
     # Sparse: a few KiB on the disk.
     os.truncate(path, 512 + size + 1024)
@@ -149,21 +127,12 @@ def test_a_huge_extended_header_takes_no_memory(kind: bytes, tmp_path: Path) -> 
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("content", [b"", b"no tar", b"\x1f\x8b\x08\x00bomb", os.urandom(3000), bytes(10240)[:700]])
-def test_what_is_no_archive_is_refused_or_holds_nothing(content: bytes, tmp_path: Path) -> None:
-    path, folder = tmp_path / "x", tmp_path / "out"
-    path.write_bytes(content)
-    folder.mkdir()
-    with contextlib.suppress(ArtifactLostError):
-        assert unpack(path, folder) == []
     assert list(folder.iterdir()) == []
 
 
 def test_an_archive_that_was_cut_off_is_refused_at_every_length(tmp_path: Path) -> None:
     whole = archive_of(tmp_path / "whole.tar", member("a", size=16), member("b", size=16)).read_bytes()
-    for length in (*range(1, 2600, 97), 512 * 3 + 8):
+    for length in (*range(0, 2600, 97), 512 * 3 + 8):
         path, folder = tmp_path / "part.tar", tmp_path / str(length)
         path.write_bytes(whole[:length])
         folder.mkdir()
@@ -174,14 +143,12 @@ def test_an_archive_that_was_cut_off_is_refused_at_every_length(tmp_path: Path) 
         assert all((folder / name).stat().st_size == 16 for name in names)
 
 
-def test_a_bundle_travels_to_a_host_once_and_is_verified_there(
-    host: Callable[[str], Objects], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_travels_once(host: HostObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hers, his, job = host("ada"), host("bob"), made_job("relu")
-    bundle = made_bundle(BundleCache(tmp_path / "ada"), job)
+    bundle = made_bundle(BundleCache(tmp_path / "ada/cache"), job)
     archive = upload_bundle(hers, bundle)
     assert upload_bundle(hers, bundle) == archive
-    cache = BundleCache(tmp_path / "bob")
+    cache = BundleCache(tmp_path / "bob/cache")
     there = fetch_bundle(his, cache, made_key(job), archive.sha256)
     assert there.folder == cache.folder(made_key(job)) != bundle.folder
     assert there.manifest == bundle.manifest
@@ -191,29 +158,27 @@ def test_a_bundle_travels_to_a_host_once_and_is_verified_there(
     fetch_bundle(his, cache, made_key(job), archive.sha256)
 
 
-def test_an_archive_with_another_bundle_or_more_than_one_is_not_used(
-    host: Callable[[str], Objects], tmp_path: Path
-) -> None:
-    hers, his, job, other = host("ada"), host("bob"), made_job("relu"), made_job("gelu")
-    bundle, cache = made_bundle(BundleCache(tmp_path / "ada"), job), BundleCache(tmp_path / "bob")
-    wrong = upload_bundle(hers, made_bundle(BundleCache(tmp_path / "ada"), other))
+def test_an_archive_of_another_bundle_is_not_used(host: HostObjects, tmp_path: Path) -> None:
+    def put(files: dict[str, Path]) -> str:
+        write_archive(files, tmp_path / "made.tar")
+        return hers.put(tmp_path / "made.tar")
+
+    hers, his, job = host("ada"), host("bob"), made_job("relu")
+    bundle, cache = made_bundle(BundleCache(tmp_path / "ada/cache"), job), BundleCache(tmp_path / "bob/cache")
     files = {name: bundle.folder / name for name in ("manifest.json", *bundle.manifest.files)}
     archives = {
-        "holds": wrong.sha256,
-        "no part of it": _put(hers, tmp_path, {**files, "sitecustomize.py": bundle.folder / "build.log"}),
-        "does not hold it": _put(hers, tmp_path, {"manifest.json": files["manifest.json"]}),
-        "not a bundle": _put(hers, tmp_path, {"model.pte": files["model.pte"]}),
+        "holds": upload_bundle(hers, made_bundle(BundleCache(tmp_path / "ada/cache"), made_job("gelu"))).sha256,
+        "no part of it": put({**files, "sitecustomize.py": bundle.folder / "build.log"}),
+        "does not hold it": put({"manifest.json": files["manifest.json"]}),
+        "not a bundle": put({"model.pte": files["model.pte"]}),
     }
     for says, archive in archives.items():
         with pytest.raises(ArtifactLostError, match=says):
             fetch_bundle(his, cache, made_key(job), archive)
         assert cache.lookup(made_key(job)) is None
-    assert not [path for path in (tmp_path / "bob" / "bundles").rglob("*") if path.is_file() and path.suffix != ".lock"]
-
-
-def _put(objects: Objects, tmp_path: Path, files: dict[str, Path]) -> str:
-    write_archive(files, tmp_path / "made.tar")
-    return objects.put(tmp_path / "made.tar")
+    assert not [
+        path for path in (tmp_path / "bob/cache/bundles").rglob("*") if path.is_file() and path.suffix != ".lock"
+    ]
 
 
 def made_suite(root: Path) -> Job:
@@ -230,8 +195,8 @@ def made_suite(root: Path) -> Job:
     return Job(case, Target("SM8650", "htp", "8a8w"))
 
 
-def test_the_code_of_a_suite_has_the_same_key_on_another_host(
-    host: Callable[[str], Objects], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_suite_has_the_same_keys_elsewhere(
+    host: HostObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_module, "_read_sources", {})
     job = made_suite(tmp_path / "home")
@@ -242,18 +207,16 @@ def test_the_code_of_a_suite_has_the_same_key_on_another_host(
     shutil.rmtree(tmp_path / "home")
     monkeypatch.setattr(key_module, "_read_sources", {})
     his = host("bob")
-    there = [unpack_source(his, tmp_path / "bob", sources[one.id], one) for one in (job, beside)]
+    there = [unpack_source(his, tmp_path / "bob/cache", sources[one.id], one) for one in (job, beside)]
     assert [bundle_key(one, VERSIONS) for one in there] == keys
     assert (Path(there[0].case.folder) / "weights.pt").read_bytes() == b"weights" * 1000
     assert there[0].id == job.id
     with pytest.raises(ArtifactLostError, match="SHA-256"):
-        unpack_source(his, tmp_path / "bob", "../../../evil", job)
+        unpack_source(his, tmp_path / "bob/cache", "../../../evil", job)
     assert not (tmp_path / "evil").exists()
 
 
-def test_the_code_that_farm_ships_does_not_travel_and_files_of_elsewhere_cannot(
-    host: Callable[[str], Objects], tmp_path: Path
-) -> None:
+def test_shipped_code_and_files_of_elsewhere_do_not_travel(host: HostObjects, tmp_path: Path) -> None:
     from farm.base.resources import data_folder
 
     job = made_suite(tmp_path / "home")

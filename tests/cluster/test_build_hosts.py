@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,34 +13,23 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from build_farm import BuildFarm, build_farm, made_job
+from build_farm import BuildFarm, Submitted, build_farm, made_job
 from chaos_store import Cluster
+from farm_home import FarmHome, wait_for_no_process
 from forked_command import Program, start
-from log_lines import LogLines
-from postgresql_server import server_binaries
 from store_template import create_store, drop_database
 from waiting import until
 
 from farm.base.config.settings import load_config
-from farm.base.processes import Supervisor
 from farm.builds.bundles.cache import leftovers
 from farm.builds.compile.protocol import BuildReply
 from farm.dispatch.cluster.client.upload import build_here, new_builds
 from farm.dispatch.cluster.delivery.worker import MessageDelivery, recover
-from farm.dispatch.cluster.files.suite_archive import upload_sources
+from farm.dispatch.cluster.files.exchange import upload_sources
 from farm.store.cluster.records import PlannedJob
 from farm.store.store import open_store
 
 pytestmark = pytest.mark.whole
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Cluster]:
-    cluster = Cluster(server_binaries())
-    try:
-        yield cluster
-    finally:
-        cluster.close()
 
 
 @pytest.fixture
@@ -87,30 +74,13 @@ def agent(farm: BuildFarm, name: str) -> Iterator[Program]:
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        process.kill()
+        process.wait()
 
 
 def may_go_on(mark: Path) -> None:
     """Let the build that has left a mark come to its end."""
     mark.with_name(f"{mark.name}-go").touch()
-
-
-def _processes_of(cache: Path) -> list[int]:
-    """Return the processes that have a cache among their arguments: builders."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(cache).encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_a_host_that_is_killed_while_it_builds_leaves_the_build_to_another(farm: BuildFarm, tmp_path: Path) -> None:
@@ -124,71 +94,50 @@ def test_a_host_that_is_killed_while_it_builds_leaves_the_build_to_another(farm:
             mark.unlink()
             first.kill()
             first.wait()
-            until(lambda: not _processes_of(farm.config("build-1").cache_dir), timeout_s=20)
+            cache = farm.config("build-1").cache_dir
+            assert wait_for_no_process(FarmHome(cache, cache, cache)) == {}
             may_go_on(mark)
             build = farm.await_builds(run.keys, timeout_s=180.0)[run.keys[0]]
             assert build.state == "built", build.reply and build.reply.reason
             assert mark.exists(), "it was made anew"
         # The restarted host removes the unfinished files of its killed process.
         with agent(farm, "build-1"):
-            until(lambda: not leftovers(farm.config("build-1").cache_dir), timeout_s=60)
+            until(lambda: not leftovers(cache), timeout_s=60)
     for name in ("build-1", "build-2"):
         assert "permission denied" not in (tmp_path / f"{name}.log").read_text()
 
 
-def test_two_hosts_share_what_is_to_be_made(farm: BuildFarm) -> None:
-    jobs = [made_job() for _ in range(12)]
-    with farm.host("build-1") as one, farm.host("build-2") as two:
-        first, second = farm.submit(jobs), farm.submit(jobs, user="bob")
-        assert first.keys == second.keys
-        for host in (one, two):
-            host.host.wake()
-        farm.await_builds(first.keys)
-        made = [
-            {path.name for path in (host.config.cache_dir / "bundles").glob("*/*") if path.name in first.keys}
-            for host in (one, two)
-        ]
-        assert made[0] | made[1] == set(first.keys)
-        assert not made[0] & made[1], "each is made once"
-        assert made[0]
-        assert made[1]
-        assert one.notes + two.notes == []
-
-
 def test_a_host_whose_builders_are_killed_leaves_the_build_to_another(farm: BuildFarm, tmp_path: Path) -> None:
-    # A builder is tried twice, as the kernel may have wanted its memory.
-    for number in range(2):
-        (tmp_path / f"die-{number}").touch()
-    with farm.host("build-2") as other, farm.host("build-1") as host:
-        run = farm.submit([made_job(".ops:DiesOnce", (str(tmp_path),), folder=farm.suite())])
-        host.host.wake()
-        until(lambda: host.notes, timeout_s=300)
-        until(lambda: not host.host.making)
-        assert "was killed (signal 9)" in host.notes[0]
-        host.host.wake()
-        other.host.wake()
-        assert farm.await_builds(run.keys)[run.keys[0]].state == "built"
+    def submit() -> Submitted:
+        # A builder is tried twice, as the kernel may have wanted its memory.
+        for number in range(2):
+            (tmp_path / f"die-{number}").touch()
+        return farm.submit([made_job(".ops:DiesOnce", (str(tmp_path),), folder=farm.suite())])
 
-
-def test_the_only_host_fails_a_build_as_the_machine_s(farm: BuildFarm, tmp_path: Path) -> None:
-    for number in range(2):
-        (tmp_path / f"die-{number}").touch()
-    run = farm.submit([made_job(".ops:DiesOnce", (str(tmp_path),), folder=farm.suite())])
     with farm.host("build-1") as host:
+        # The only host fails the build as the machine's; asked for again, it is tried again.
+        run = submit()
         host.host.wake()
         build = farm.await_builds(run.keys)[run.keys[0]]
         assert build.reply is not None
         assert (build.state, build.reply.infra) == ("failed", True)
         assert build.reply.reason.startswith("build-1: ")
-        # Asked for again, it is tried again.
         again = farm.submit(run.jobs)
         host.host.wake()
         until(lambda: farm.store.cluster.build_of(again.keys)[again.keys[0]].state == "built", timeout_s=300)
+        with farm.host("build-2") as other:
+            host.notes.clear()
+            run = submit()
+            host.host.wake()
+            until(lambda: host.notes, timeout_s=300)
+            until(lambda: not host.host.making)
+            assert "was killed (signal 9)" in host.notes[0]
+            host.host.wake()
+            other.host.wake()
+            assert farm.await_builds(run.keys)[run.keys[0]].state == "built"
 
 
-def test_a_host_that_ends_finishes_what_it_builds_and_one_that_is_stopped_gives_it_back(
-    farm: BuildFarm, tmp_path: Path
-) -> None:
+def test_a_drained_host_finishes_its_build_and_a_stopped_one_gives_it_back(farm: BuildFarm, tmp_path: Path) -> None:
     mark = tmp_path / "began"
     run = farm.submit([made_job(".ops:Slow", (str(mark), 300.0), folder=farm.suite()), made_job()])
     with farm.host("build-1") as host:
@@ -232,13 +181,11 @@ def test_what_is_made_while_the_database_is_away_is_told_when_it_is_back(
         assert build.state == "built"
 
 
-def test_a_user_s_machine_builds_what_no_host_can(farm: BuildFarm, tmp_path: Path) -> None:
-    suite = farm.suite()
-    jobs = [made_job(".ops:Refuses", folder=suite), made_job(), made_job()]
+def test_a_user_s_machine_builds_what_no_host_can(farm: BuildFarm) -> None:
+    jobs = [made_job(".ops:Refuses", folder=farm.suite()), made_job(), made_job()]
     run = farm.submit(jobs)
-    tools = farm.tools
     planned = [PlannedJob(job, key, cached=False) for job, key in zip(jobs, run.keys, strict=True)]
-    builds = new_builds(planned, tools, "xnnpack", upload_sources(farm.objects, jobs))
+    builds = new_builds(planned, farm.tools, "xnnpack", upload_sources(farm.objects, jobs))
     # A build host has made the third bundle meanwhile.
     with farm.host("build-1") as host:
         other = farm.submit([jobs[2]])
@@ -246,24 +193,9 @@ def test_a_user_s_machine_builds_what_no_host_can(farm: BuildFarm, tmp_path: Pat
         farm.await_builds(other.keys)
         host.host.drain()
     done: list[BuildReply] = []
-    lock = threading.Lock()
-
-    def ended(reply: BuildReply) -> None:
-        with lock:
-            done.append(reply)
-
-    notes = LogLines()
-    with (
-        Supervisor() as supervisor,
-        build_here(
-            farm.config("laptop"), run.run_id, tmp_path / "logs", builds, tools, farm.objects, farm.store, supervisor,
-            ended,
-        ),
-    ):  # fmt: skip
-        farm.await_builds(run.keys)
-    states = [farm.store.cluster.build_of(run.keys)[key].state for key in run.keys]
-    assert states == ["failed", "built", "built"]
+    laptop = farm.config("laptop")
+    with build_here(laptop, run.run_id, builds, farm.tools, farm.objects, farm.store, done.append):
+        made = farm.await_builds(run.keys)
+    assert [made[key].state for key in run.keys] == ["failed", "built", "built"]
     assert {reply.key for reply in done} <= set(run.keys[:2])
-    assert notes == []
-    failed = farm.store.cluster.build_of(run.keys)[run.keys[0]]
-    assert "about to refuse" in failed.log
+    assert "about to refuse" in made[run.keys[0]].log

@@ -4,39 +4,48 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import psycopg
 import pytest
 from build_farm import BuildFarm, RunningHost, build_farm, made_job
-from shared_rows import shards_of
+from shared_rows import execute, shards_of, submit
 from store_template import drop_database
 from waiting import all_the_time, until
 
 from farm.base.trust import weakness
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.bundles.key import bundle_key
 from farm.dispatch.cluster.agent.builds import RefusedBuildError, job_here, require_inside
-from farm.dispatch.cluster.files.suite_archive import upload_sources
+from farm.dispatch.cluster.files.exchange import upload_sources
 from farm.dispatch.cluster.toolchain_id import toolchain_id
 from farm.policy.situation import Priority
-from farm.store.cluster.records import NewBuild, NewOrder, NewShard, PlannedJob
+from farm.store.cluster.records import NewBuild, NewShard, PlannedJob
 from farm.store.objects.bundle_archive import fetch_bundle
-from farm.store.protocol import PROTOCOL
-from farm.store.records import RunRecord
 from farm.suites.generate import Generate
 from farm.suites.suite import Job
+
+
+@contextmanager
+def _own_farm(address: str, folder: Path, cache: Path) -> Iterator[BuildFarm]:
+    with build_farm(address, folder, cache) as made:
+        yield made
+    drop_database(address)
 
 
 @pytest.fixture(scope="module")
 def farm(
     farm_cache: Path, tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[str], str]
 ) -> Iterator[BuildFarm]:
-    address = new_store("builds")
-    with build_farm(address, tmp_path_factory.mktemp("farm"), farm_cache) as made:
+    with _own_farm(new_store("builds"), tmp_path_factory.mktemp("farm"), farm_cache) as made:
         yield made
-    drop_database(address)
+
+
+@pytest.fixture
+def idle_farm(farm_cache: Path, tmp_path: Path, new_store: Callable[[str], str]) -> Iterator[BuildFarm]:
+    """Farm without a build host: nothing is taken while an order is read."""
+    with _own_farm(new_store("turns"), tmp_path, farm_cache) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +63,8 @@ def test_a_bundle_is_made_once_and_found_by_everybody(farm: BuildFarm, host: Run
     [key] = first.keys
     host.host.wake()
     build = farm.await_builds([key])[key]
-    assert build.state == "built", build
     assert build.reply is not None
-    assert build.reply.seconds > 0
+    assert (build.state, build.reply.seconds > 0) == ("built", True)
     bundle = fetch_bundle(farm.objects, BundleCache(tmp_path / "device-host"), key, build.archive)
     bundle.verify()
     assert bundle.manifest.job_id == job.id
@@ -65,26 +73,16 @@ def test_a_bundle_is_made_once_and_found_by_everybody(farm: BuildFarm, host: Run
         assert recorded.program == bundle.manifest.program != ""
         [shard] = shards_of(farm.store, run.run_id)
         assert shard.lacking == 0
-
-
-def test_what_its_cache_has_is_sent_and_not_compiled(farm: BuildFarm, host: RunningHost) -> None:
-    job = made_job()
-    [key] = farm.submit([job]).keys
-    host.host.wake()
-    farm.await_builds([key])
-    # The case of a deleted row: the cache of the host stays.
-    _forget(farm, key)
-    [key] = farm.submit([job]).keys
+    # Without its row, the bundle in the cache of the host is sent and not compiled.
+    execute(farm.store, "DELETE FROM build WHERE key = %s", key)
+    farm.submit([job])
     host.host.wake()
     build = farm.await_builds([key])[key]
     assert build.reply is not None
-    assert build.state == "built"
-    assert build.reply.seconds == 0.0
+    assert (build.state, build.reply.seconds) == ("built", 0.0)
 
 
-def test_a_user_s_suite_is_compiled_from_its_archive_and_its_failure_is_the_job_s(
-    farm: BuildFarm, host: RunningHost
-) -> None:
+def test_a_user_s_suite_is_compiled_and_fails_its_own_job(farm: BuildFarm, host: RunningHost) -> None:
     suite = farm.suite("refusing")
     bad = made_job(".ops:Refuses", folder=suite)
     run = farm.submit([bad, made_job("torch.nn:ReLU", folder=suite)])
@@ -104,19 +102,19 @@ def test_a_user_s_suite_is_compiled_from_its_archive_and_its_failure_is_the_job_
 
 
 def test_a_key_that_this_host_does_not_come_to_is_refused(farm: BuildFarm, host: RunningHost) -> None:
-    job = made_job(folder=farm.suite("edited"), module=".ops:Slow", args=("mark", 0.0))
-    run = farm.submit([job])
     # Other code under the same key: the case of a client with a package that this host lacks.
-    other = _with_key(farm, job, "f" * 64)
+    job, key = made_job(".ops:Slow", ("mark", 0.0), farm.suite("edited")), "f" * 64
+    run = farm.submit([job])
+    source, versions = upload_sources(farm.objects, [job])[job.id], dict(farm.tools.versions)
+    task = NewBuild(key, toolchain_id(versions, "xnnpack"), job, versions, source)
+    submit(farm.store, [NewShard("SM8650", (PlannedJob(job, key),), 1.0, 0)], builds=[task])
     host.host.wake()
-    build = farm.await_builds([other])[other]
-    assert build.state == "failed"
+    build = farm.await_builds([key])[key]
     assert build.reply is not None
-    assert build.reply.infra
-    assert "build-1: " in build.reply.reason
-    assert "has another key here" in build.reply.reason
-    assert "--build-on here" in build.reply.reason
-    assert BundleCache(host.config.cache_dir).lookup(other) is None
+    assert (build.state, build.reply.infra) == ("failed", True)
+    for words in ("build-1: ", "has another key here", "--build-on here"):
+        assert words in build.reply.reason
+    assert BundleCache(host.config.cache_dir).lookup(key) is None
     farm.await_builds(run.keys)
 
 
@@ -139,7 +137,8 @@ def test_what_nobody_wants_any_more_is_stopped(farm: BuildFarm, host: RunningHos
     farm.await_builds(other.keys)
 
 
-def test_a_person_goes_before_a_nightly_run_and_users_take_turns(farm: BuildFarm) -> None:
+def test_a_person_goes_before_a_nightly_run_and_users_take_turns(idle_farm: BuildFarm) -> None:
+    farm = idle_farm
     night = farm.submit([made_job() for _ in range(3)], user="night", priority=Priority.NIGHTLY)
     ada = farm.submit([made_job() for _ in range(4)])
     bob = farm.submit([made_job() for _ in range(2)], user="bob")
@@ -154,16 +153,15 @@ def test_a_person_goes_before_a_nightly_run_and_users_take_turns(farm: BuildFarm
 
 
 def test_a_case_that_leads_out_of_its_suite_is_read_by_nobody(tmp_path: Path) -> None:
-    suite = tmp_path / "suites" / "mine"
-    suite.mkdir(parents=True)
-    case = made_job(folder=suite).case
-    inside, outside = suite / "hf", tmp_path / "weights"
-    inside.mkdir()
+    suite, outside = tmp_path / "suites" / "mine", tmp_path / "weights"
+    (suite / "hf").mkdir(parents=True)
     outside.mkdir()
     (outside / "model.safetensors").touch()
+    case = made_job(folder=suite).case
     text = msgspec.structs.replace(case, generate=Generate(hugging_face="hf"))
-    require_inside(text)
-    (inside / "model.safetensors").symlink_to(outside / "model.safetensors")
+    for good in (case, text):
+        require_inside(good)
+    (suite / "hf" / "model.safetensors").symlink_to(outside / "model.safetensors")
     for bad in (
         text,
         msgspec.structs.replace(case, generate=Generate(hugging_face=str(outside))),
@@ -174,43 +172,22 @@ def test_a_case_that_leads_out_of_its_suite_is_read_by_nobody(tmp_path: Path) ->
     ):
         with pytest.raises(RefusedBuildError):
             require_inside(bad)
-    require_inside(case)
 
 
 def test_a_suite_that_farm_ships_is_that_of_the_host(tmp_path: Path) -> None:
-    job = made_job(folder=tmp_path / "elsewhere" / "quantized_ops")
-    task = NewBuild("0" * 64, "t", job, {})
-    here = job_here(task, lambda _, job: job)
-    assert here.case.folder.endswith("test_suites/quantized_ops")
-    unknown = made_job(folder=tmp_path / "no_such_suite")
+    def here(name: str) -> Job:
+        task = NewBuild("0" * 64, "t", made_job(folder=tmp_path / name), {})
+        return job_here(task, lambda _, job: job)
+
+    assert here("quantized_ops").case.folder.endswith("test_suites/quantized_ops")
     with pytest.raises(RefusedBuildError, match="no suite no_such_suite"):
-        job_here(NewBuild("0" * 64, "t", unknown, {}), lambda _, job: job)
-
-
-def _with_key(farm: BuildFarm, job: Job, key: str) -> str:
-    """Submit a run with a key of its bundle that does not belong to its job."""
-    assert bundle_key(job, farm.tools.versions) != key
-    versions = dict(farm.tools.versions)
-    source = upload_sources(farm.objects, [job])[job.id]
-    task = NewBuild(key, toolchain_id(versions, "xnnpack"), job, versions, source)
-    run_id = farm.store.begin_run(RunRecord("test", "ada", "laptop", {}))
-    order = NewOrder(
-        run_id=run_id, user="ada", priority=Priority.PERSON, purpose="test", terms=b"{}", protocol=PROTOCOL
-    )
-    farm.store.cluster.submit(order, [NewShard("SM8650", (PlannedJob(job, key),), 1.0, 0)], [task], jobs=[job])
-    return key
-
-
-def _forget(farm: BuildFarm, key: str) -> None:
-    with psycopg.connect(**farm.store.connection_arguments(), autocommit=True) as connection:
-        connection.execute("DELETE FROM build WHERE key = %s", (key,))
+        here("no_such_suite")
 
 
 def _order_of_builds(farm: BuildFarm, keys: list[str]) -> list[str]:
     """Return keys in the order in which they are taken."""
-    with psycopg.connect(**farm.store.connection_arguments(), autocommit=True) as connection:
-        asked = """
-            SELECT substr(queueing_lock, 7) FROM procrastinate_jobs WHERE queueing_lock = ANY(%s)
-            ORDER BY priority DESC, id
-        """
-        return [row[0] for row in connection.execute(asked, ([f"build:{key}" for key in keys],))]
+    asked = """
+        SELECT substr(queueing_lock, 7) FROM procrastinate_jobs WHERE queueing_lock = ANY(%s)
+        ORDER BY priority DESC, id
+    """
+    return [row[0] for row in execute(farm.store, asked, [f"build:{key}" for key in keys])]

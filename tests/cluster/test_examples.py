@@ -1,32 +1,29 @@
-"""Files of docs/guides/three_hosts.md: farm, systemd and a real PostgreSQL take them as they are."""
+"""Files of examples/: farm, systemd and GitHub take them as they are."""
 
 from __future__ import annotations
 
 import configparser
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
-import sys
-from collections.abc import Callable
+import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from chaos_store import Cluster, postgres_cluster
 from command_words import called_command, fault
+from farm_home import FarmHome
 
 from farm.base.config.settings import load_config
 from farm.cli.main import cli
 
 _ROOT = Path(__file__).resolve().parents[2]
-_FILES = _ROOT / "examples" / "shared_farm"
+_EXAMPLES = _ROOT / "examples"
+_FILES = _EXAMPLES / "shared_farm"
 _PAGE = _ROOT / "docs/guides/three_hosts.md"
 _TESTS_OF_FAULTS = (
-    "test_faults.py", "test_build_hosts.py", "test_client.py", "test_following.py", "test_lost_answers.py",
+    "test_faults.py", "test_build_hosts.py", "test_client.py", "test_following.py", "test_agent_threads.py",
     "test_nightly_starts.py", "test_notices.py", "../store/test_cluster_races.py",
 )  # fmt: skip
 _ROW = re.compile(r"^\| ([^|]+) \| [^|]+ \| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)
@@ -49,18 +46,19 @@ def test_every_row_of_what_happens_when_x_dies_is_a_test() -> None:
     rows = dict(_ROW.findall(_PAGE.read_text().partition("## What happens when X dies")[2]))
     texts = [Path(__file__).parent.joinpath(name).read_text() for name in _TESTS_OF_FAULTS]
     tests = set(re.findall(r"^ *def (test_\w+)", "\n".join(texts), re.MULTILINE))
-    assert len(rows) >= 18
+    assert len(rows) >= 17
     assert {name: cell for name, cell in rows.items() if not set(re.findall(r"\w+", cell)) <= tests} == {}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd")
-def test_systemd_understands_its_units(tmp_path: Path) -> None:
-    for path in _FILES.glob("*.service"):
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    found = [*_FILES.glob("*.service"), *(_EXAMPLES / "systemd").iterdir()]
+    for path in found:
         # The program is not installed here.
         (tmp_path / path.name).write_text(path.read_text().replace("/opt/farm/.venv/bin/farm", "/bin/true"))
-    units = [str(path) for path in sorted(tmp_path.iterdir())]
-    assert len(units) == 3
-    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+    assert len(found) == 5
+    argv = ["systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir()))]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -84,117 +82,46 @@ def test_units_and_images_call_commands_with_their_options() -> None:
 
 
 def test_the_units_come_back_unless_they_were_drained() -> None:
-    for path in _FILES.glob("*.service"):
+    def service(path: Path) -> configparser.SectionProxy:
         unit = configparser.ConfigParser(strict=False, interpolation=None)
         unit.read(path)
-        service = unit["Service"]
-        if service["ExecStart"].split()[1:3] == ["lab", "agent"]:
-            assert service["KillMode"] == "mixed"
-        assert service["User"] == "farm"
+        return unit["Service"]
+
+    nightly_run = service(_EXAMPLES / "systemd" / "farm-nightly.service")
+    assert (nightly_run["ExecStart"].split()[1], nightly_run["KillMode"]) == ("nightly", "mixed")
+    for one in map(service, _FILES.glob("*.service")):
+        if one["ExecStart"].split()[1:3] == ["lab", "agent"]:
+            assert one["KillMode"] == "mixed"
         # Drained, an agent ends with 0 and stays down; killed, it is started again.
-        assert service["Restart"] == "on-failure"
-        assert "2" in service["RestartPreventExitStatus"].split()
-        assert unit["Install"]["WantedBy"] == "multi-user.target"
+        assert (one["User"], one["Restart"]) == ("farm", "on-failure")
+        assert "2" in one["RestartPreventExitStatus"].split()
 
 
-@pytest.mark.whole
-def test_the_page_sets_up_a_farm(tmp_path: Path) -> None:
-    """PostgreSQL runs with the compose file's settings and pg_hba.conf, without docker; commands come from the page."""
-    import psycopg
-
-    service = yaml.safe_load((_FILES / "compose.yml").read_text())["services"]["postgres"]
-    settings = _settings(service)
-    _certificate(tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    settings += ["listen_addresses=127.0.0.1", f"port={port}"]
-    with postgres_cluster(hba="local all all trust\n") as cluster:
-        if isinstance(cluster, str):
-            pytest.skip(cluster)
-        where = {"host": str(cluster.folder), "user": "farm"}
-        with psycopg.connect(**where, dbname="postgres", autocommit=True) as connection:
-            connection.execute("CREATE ROLE lab LOGIN PASSWORD 'lab''s'")
-            connection.execute("CREATE DATABASE farm OWNER lab")
-        _use_files(cluster, tmp_path)
-        cluster.start([value.format(folder=cluster.folder) for value in settings])
-        you = _machine(tmp_path, port)
-        script = you("lab", "lab", "roles").stdout
-        # Over the socket only the user of the server signs in without a password (peer): here the user of this test.
-        _sql(cluster, port, script)
-        _sql(cluster, port, (_FILES / "logins.sql").read_text())
-        for name in ("host_a", "web", "wall"):
-            _sql(cluster, port, f"ALTER ROLE {name} PASSWORD '{name}''s'")
-        there = {"host": "labserver", "hostaddr": "127.0.0.1", "port": str(port), "dbname": "farm", "user": "web"}
-        safe = {"sslmode": "verify-full", "sslrootcert": str(tmp_path / "server.crt")}
-        with psycopg.connect(**there, **safe, password="web's") as connection:
-            assert connection.execute("SELECT session_user").fetchone() == ("web",)
-        for wrong in ({"sslmode": "disable", "password": "web's"}, {**safe, "password": "eve's"}):
-            with pytest.raises(psycopg.OperationalError):
-                psycopg.connect(**{**there, **wrong})
-        with pytest.raises(psycopg.OperationalError):
-            psycopg.connect(**{**there, **safe, "dbname": "postgres", "password": "web's"})
-        assert you("web", "lab", "queue").stdout == "nothing waits and nothing runs\n"
-        assert "no agent" in you("wall", "lab", "agent", "list").stdout
-        refused = you("wall", "lab", "quota", "user:ada", "4", code=None)
-        assert refused.returncode not in (0, 70)
-        assert "Traceback" not in refused.stderr
+def test_the_nightly_run_can_be_run_and_what_is_commented_out_as_well(home: FarmHome) -> None:
+    done = home.farm("nightly", "--check", str(_EXAMPLES / "nightly.toml"), code=0)
+    assert "850 jobs" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    text = (_EXAMPLES / "nightly.toml").read_text()
+    (home.cwd / "nightly.toml").write_text(re.sub(r"(?m)^# (?=\[|\w+ = )", "", text))
+    done = home.farm("nightly", "--check", "nightly.toml", code=0)
+    assert "[notify.mail]: the environment variable FARM_MAIL_PASSWORD is not set" in done.stderr
 
 
-def _settings(service: dict[str, Any]) -> list[str]:
-    command = service["command"]
-    assert command[0] == "postgres"
-    settings = [value for name, value in zip(command[1::2], command[2::2], strict=True) if name == "-c"]
-    for volume in service["volumes"]:
-        source, path, *_ = volume.split(":")
-        settings = [value.replace(path, f"{{folder}}/{Path(source).name}") for value in settings]
-    return [value for value in settings if not value.startswith("hba_file")]
-
-
-def _use_files(cluster: Cluster, folder: Path) -> None:
-    cluster.stop()
-    for name in ("server.crt", "server.key"):
-        copy = cluster.folder / name
-        shutil.copy(folder / name, copy)
-        shutil.chown(copy, cluster.folder.owner(), cluster.folder.group())
-        copy.chmod(0o600)
-    hba = (_FILES / "pg_hba.conf").read_text()
-    (cluster.folder / "data/pg_hba.conf").write_text(hba.replace("postgres       peer", "farm           trust"))
-
-
-def _sql(cluster: Cluster, port: int, script: str) -> None:
-    import psycopg
-
-    with psycopg.connect(
-        host=str(cluster.folder), port=port, user="farm", dbname="farm", autocommit=True
-    ) as connection:
-        connection.execute(script)  # type: ignore[call-overload]
-
-
-def _machine(folder: Path, port: int) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs `farm` as a login, with the example's farm.toml and a file of passwords."""
-    home = folder / "you"
-    home.mkdir()
-    shutil.copy(_FILES / "farm.toml", home)
-    shutil.copy(folder / "server.crt", home / "lab-ca.pem")
-    names = ("lab", "host_a", "web", "wall")
-    (home / "pgpass").write_text("".join(f"labserver:*:farm:{name}:{name}'s\n" for name in names))
-    (home / "pgpass").chmod(0o600)
-    # There is no such name in this machine's network.
-    own = {"PGHOSTADDR": "127.0.0.1", "PGPORT": str(port), "PGPASSFILE": str(home / "pgpass"), "COLUMNS": "80"}
-
-    def run(user: str, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "farm.cli.main", *arguments]
-        env = {**os.environ, **own, "PGUSER": user}
-        done = subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, check=False)
-        assert code is None or done.returncode == code, done.stdout + done.stderr
-        assert "'s" not in done.stdout + done.stderr or arguments[:2] == ("lab", "roles")
-        return done
-
-    return run
-
-
-def _certificate(folder: Path) -> None:
-    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=labserver"]
-    argv += ["-addext", "subjectAltName=DNS:labserver", "-keyout", "server.key", "-out", "server.crt"]
-    subprocess.run(argv, cwd=folder, check=True, capture_output=True, env={"PATH": os.environ["PATH"]})
+def test_the_workflow_may_only_read_and_keeps_reports_where_no_checkout_cleans() -> None:
+    workflow = yaml.safe_load((_EXAMPLES / "github" / "nightly.yml").read_text())
+    # YAML 1.1 takes the key `on` for a truth value.
+    assert workflow[True]["schedule"][0]["cron"]
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["concurrency"]["cancel-in-progress"] is False
+    [job] = workflow["jobs"].values()
+    assert "self-hosted" in job["runs-on"]
+    steps = {step.get("uses", "run").partition("@")[0]: step for step in job["steps"]}
+    assert "${{" not in steps["run"]["run"], "what an input says is no shell"
+    assert "farm nightly" in steps["run"]["run"]
+    assert job["steps"][-1]["if"] == "always()"
+    nightly_run = tomllib.loads((_EXAMPLES / "nightly.toml").read_text())
+    left = [Path(nightly_run["nightly"]["report_dir"]), Path(nightly_run["export"]["folder"])]
+    left += map(Path, (steps["run"]["env"]["FARM_STATE_DIR"], steps["run"]["env"]["FARM_CACHE_DIR"]))
+    # A folder beside the file would be in the checkout, where `git clean -ffdx` keeps committed files only.
+    assert all(path.expanduser().is_absolute() for path in left)
+    assert [Path(line) for line in steps["actions/upload-artifact"]["with"]["path"].split()] == left[:2]

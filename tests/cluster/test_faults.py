@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 from chaos_store import Cluster
 from farm_of_hosts import QUICK_TO_NOTICE, TTL_S, Farm, farm_of_hosts, farm_server, sleep_ttl
-from networks import Relay, networks, why_no_namespaces
+from networks import Relay
 from s3_server import KEYS, S3Server
-from shared_rows import defer_finish
+from shared_rows import defer_finish, execute
 from sqlalchemy import Connection
 from stub_farm import FINE, SOC, make_bundle
 from waiting import all_the_time
@@ -64,7 +64,8 @@ def _in_midst(farm: Farm, jobs: int = _JOBS) -> str:
 
 
 def _require_ended_once(farm: Farm, run_id: str) -> None:
-    """Check that no job ran to its end twice: result logs keep finished jobs, only broken off ones run again."""
+    """Check that no agent ended, and no job twice: result logs keep finished jobs, only broken off ones run again."""
+    assert all(process.poll() is None for process in farm.hosts.processes.values())
     ended = [ran for ran in farm.hosts.ran(run_id) if ran.ended_s and ran.ended_s - ran.began_s > 0.09]
     assert len(ended) == len({ran.job for ran in ended})
 
@@ -77,8 +78,7 @@ def test_a_host_dies(running: tuple[Farm, str]) -> None:
     farm, run_id = running
     farm.hosts.die("host-1")
     recorded = _recorded(farm, run_id)
-    farm.await_end()
-    farm.require_right()
+    farm.end_right()
     assert not recorded & set(farm.executed_again(run_id)), "what was recorded is not run again"
     assert {ran.job for ran in farm.ran_on(run_id, "host-1")} - recorded <= set(farm.executed_again(run_id))
 
@@ -88,8 +88,7 @@ def test_an_agent_is_killed_and_started_again(running: tuple[Farm, str]) -> None
     farm, run_id = running
     farm.hosts.kill("host-1")
     farm.hosts.start("host-1", _DEVICES)
-    farm.await_end()
-    farm.require_right()
+    farm.end_right()
     # On each device: the running job, and a job whose answer was on its way to the result log.
     assert len(farm.executed_again(run_id)) <= 2 * _DEVICES
     assert farm.is_of_use("host-1")
@@ -134,8 +133,7 @@ def test_who_stands_still_within_a_transaction_keeps_nobody_waiting(farm: Farm) 
     assert is_locked.wait(20)
     try:
         farm.submit("ada", 12)
-        farm.await_end()
-        farm.require_right()
+        farm.end_right()
     finally:
         may_go_on.set()
         thread.join()
@@ -143,38 +141,18 @@ def test_who_stands_still_within_a_transaction_keeps_nobody_waiting(farm: Farm) 
 
 
 @pytest.mark.whole
-def test_the_database_restarts(running: tuple[Farm, str]) -> None:
+def test_the_database_is_away(running: tuple[Farm, str]) -> None:
     farm, run_id = running
+    # The database restarts at first.
     farm.server.stop()
     farm.server.start()
-    farm.await_end()
-    farm.require_right()
+    farm.await_ran(run_id, _JOBS // 2)
     assert farm.executed_again(run_id) == [], "nothing that ran was disturbed"
-
-
-@pytest.mark.parametrize(
-    ("way", "away_s"),
-    [
-        # Longer than a heartbeat is valid.
-        pytest.param("stopped", 1.5 * TTL_S, marks=pytest.mark.whole),
-        pytest.param("stopped", 60.0, marks=pytest.mark.soak),
-        pytest.param("frozen", 60.0, marks=pytest.mark.soak),
-    ],
-)
-def test_the_database_is_away(running: tuple[Farm, str], way: str, away_s: float) -> None:
-    farm, run_id = running
-    try:
-        if way == "frozen":
-            farm.server.freeze()
-        else:
-            farm.server.stop()
-        time.sleep(away_s)
-    finally:
-        farm.server.thaw()
-        farm.server.start()
-    farm.await_end()
-    farm.require_right()
-    assert all(process.poll() is None for process in farm.hosts.processes.values())
+    farm.server.stop()
+    # Longer than a heartbeat is valid.
+    time.sleep(1.5 * TTL_S)
+    farm.server.start()
+    farm.end_right()
     _require_ended_once(farm, run_id)
 
 
@@ -195,10 +173,8 @@ def test_nobody_is_dead_of_whom_a_database_heard_nothing_that_stood_still(farm: 
     finally:
         farm.server.thaw()
         os.kill(agent, signal.SIGCONT)
-    farm.await_end()
-    farm.require_right()
+    farm.end_right()
     assert "is not heard of" not in "".join(map(farm.hosts.log, farm.hosts.processes))
-    assert all(process.poll() is None for process in farm.hosts.processes.values())
     _require_ended_once(farm, run_id)
 
 
@@ -216,8 +192,7 @@ def test_the_artifacts_store_is_away(farm: Farm, tmp_path: Path) -> None:
         assert not farm.hosts.ran(fresh)
     finally:
         aside.rename(folder)
-    farm.await_end()
-    farm.require_right()
+    farm.end_right()
 
 
 @pytest.mark.whole
@@ -263,43 +238,21 @@ def _use_another_bundle(farm: Farm) -> None:
     bundle = cache.lookup(hosts.key)
     assert bundle is not None
     archive, nbytes = upload_bundle(hosts.objects(), bundle)
-    hosts.built = (*hosts.built, Build(hosts.key, "built", archive, nbytes))
+    hosts.built = (*hosts.built, (Build(hosts.key, "built", archive, nbytes), None))
 
 
 @pytest.mark.whole
-@pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
 def test_the_network_is_cut_to_the_database(farm: Farm) -> None:
-    with networks() as cables:
-        for number in range(_HOSTS):
-            name = f"host-{number}"
-            farm.hosts.prefix[name], here = cables.add(name)
-            farm.hosts.urls[name] = f"{farm.url_at(here, farm.port)}&{QUICK_TO_NOTICE}"
-        farm.begin(_HOSTS, _DEVICES)
-        run_id = _in_midst(farm)
-        cables.cut("host-1")
-        farm.await_end(run_id)
-        sleep_ttl()
-        count = len(farm.ran_on(run_id, "host-1"))
-        assert all_the_time(lambda: len(farm.ran_on(run_id, "host-1")) == count, 1.0), "without a lease nothing begins"
-        cables.restore("host-1")
-        farm.until(lambda: sum(agent.alive for agent in farm.store.cluster.agents()) == _HOSTS, "the host is back")
-        assert farm.is_of_use("host-1")
-        farm.require_right()
-        for name in list(farm.hosts.processes):
-            farm.hosts.stop(name)
-
-
-@pytest.mark.whole
-@pytest.mark.skipif(not why_no_namespaces(), reason="test_the_network_is_cut_to_the_database does more of it")
-def test_the_line_to_the_database_carries_nothing(farm: Farm) -> None:
-    """The same where there are no namespaces: connections stay open and nothing arrives."""
+    """Connections stay open and nothing arrives."""
     with contextlib.closing(Relay(farm.port)) as line:
-        farm.hosts.urls["host-1"] = farm.url_at("127.0.0.1", line.port)
+        farm.hosts.urls["host-1"] = f"{farm.url_at('127.0.0.1', line.port)}&{QUICK_TO_NOTICE}"
         farm.begin(_HOSTS, _DEVICES)
         run_id = _in_midst(farm)
         line.cut()
         farm.await_end(run_id)
         sleep_ttl()
+        count = len(farm.ran_on(run_id, "host-1"))
+        assert all_the_time(lambda: len(farm.ran_on(run_id, "host-1")) == count, 1.0), "without a lease nothing begins"
         line.restore()
         farm.until(lambda: sum(agent.alive for agent in farm.store.cluster.agents()) == _HOSTS, "the host is back")
         assert farm.is_of_use("host-1")
@@ -308,77 +261,48 @@ def test_the_line_to_the_database_carries_nothing(farm: Farm) -> None:
 
 @pytest.mark.whole
 def test_a_slow_and_lossy_network(farm: Farm) -> None:
-    """Every line of a host takes 20 ms and is reset now and then; by `tc netem` where the kernel has it."""
+    """Every line of a host takes 20 ms and is reset now and then."""
     with contextlib.closing(Relay(farm.port, delay_s=0.02, breaks=0.003)) as line:
         farm.hosts.urls["host-1"] = farm.url_at("127.0.0.1", line.port)
         farm.hosts.restarts = True
         farm.begin(_HOSTS, _DEVICES)
         _in_midst(farm)
-        farm.await_end()
-        farm.require_right()
+        farm.end_right()
         assert line.broken
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
-def test_packets_are_delayed_and_lost(farm: Farm) -> None:
-    with networks() as cables:
-        farm.hosts.prefix["host-1"], here = cables.add("host-1")
-        farm.hosts.urls["host-1"] = farm.url_at(here, farm.port)
-        reason = cables.disturb("host-1", 40, 2.0)
-        if reason:
-            pytest.skip(reason)
-        farm.begin(_HOSTS, _DEVICES)
-        _in_midst(farm)
-        farm.await_end()
-        farm.require_right()
 
 
 @pytest.mark.whole
 def test_messages_come_twice_late_and_for_nothing(running: tuple[Farm, str]) -> None:
     farm, run_id = running
-    import psycopg
-
-    with psycopg.connect(farm.hosts.url, autocommit=True) as connection:
-        # Late messages: waiting ones are deleted, until an agent finds the waiting work.
-        connection.execute("DELETE FROM procrastinate_jobs WHERE status = 'todo'")
-        hints = "SELECT pg_notify('farm', hint) FROM unnest(ARRAY['work SM8650', 'work SM8750', 'build none']) AS hint"
-        for _ in range(5):
-            connection.execute(hints)
-        defer_finish(farm.store, run_id)
-        farm.await_end()
-        # For nothing: the run is over.
-        connection.execute(hints)
+    # Late messages: waiting ones are deleted, until an agent finds the waiting work.
+    execute(farm.store, "DELETE FROM procrastinate_jobs WHERE status = 'todo'")
+    hints = "SELECT pg_notify('farm', hint) FROM unnest(ARRAY['work SM8650', 'work SM8750', 'build none']) AS hint"
+    for _ in range(5):
+        execute(farm.store, hints)
+    defer_finish(farm.store, run_id)
+    farm.await_end()
+    # For nothing: the run is over.
+    execute(farm.store, hints)
     defer_finish(farm.store, run_id)
     assert all_the_time(lambda: farm.executed_again(run_id) == [], 1.0)
     farm.require_right()
-    assert farm.executed_again(run_id) == []
 
 
 @pytest.mark.whole
 def test_a_clock_is_wrong_by_an_hour(farm: Farm, tmp_path: Path) -> None:
-    library = _shifted_clock(tmp_path)
+    library, source = tmp_path / "shifted_clock.so", Path(__file__).with_name("shifted_clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
     for name, shift_s in (("host-1", 3600), ("host-2", -3600)):
         farm.hosts.env[name] = {"LD_PRELOAD": str(library), "SHIFTED_CLOCK_S": str(shift_s)}
+    command = [sys.executable, "-c", "import time; print(time.time())"]
+    seen = subprocess.run(command, env=farm.hosts.env_of("host-1"), capture_output=True, check=True)
+    assert abs(float(seen.stdout) - time.time() - 3600) < 60
     farm.begin(_HOSTS, _DEVICES)
     run_id = _in_midst(farm)
     assert all(agent.alive for agent in farm.store.cluster.agents())
-    farm.await_end()
-    farm.require_right()
+    farm.end_right()
     assert farm.executed_again(run_id) == []
     assert all(farm.ran_on(run_id, f"host-{number}") for number in range(_HOSTS))
-
-
-def _shifted_clock(folder: Path) -> Path:
-    library = folder / "shifted_clock.so"
-    source = Path(__file__).with_name("shifted_clock.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
-    env = {**os.environ, "LD_PRELOAD": str(library), "SHIFTED_CLOCK_S": "3600"}
-    seen = subprocess.run([sys.executable, "-c", "import time; print(time.time())"], env=env, capture_output=True,
-                          check=True)  # fmt: skip
-    if abs(float(seen.stdout) - time.time() - 3600) > 60:
-        pytest.skip("this Python's clock cannot be shifted by LD_PRELOAD")
-    return library
 
 
 @pytest.mark.whole
@@ -390,34 +314,13 @@ def test_two_agents_of_one_name(running: tuple[Farm, str]) -> None:
     output = farm.hosts.log("host-9")
     assert "host-1" in output
     assert "Traceback" not in output
-    farm.await_end()
-    farm.require_right()
+    farm.end_right()
     assert farm.executed_again(run_id) == [], "the first goes on"
     assert farm.ran_on(run_id, "host-1")
     farm.hosts.kill("host-1")
     farm.hosts.start("host-9", 1, agent_name="host-1")
     assert farm.is_of_use("host-9"), "the successor has the name"
     farm.require_right()
-
-
-@pytest.mark.whole
-def test_a_client_is_killed(farm: Farm) -> None:
-    farm.begin(_HOSTS, _DEVICES)
-    run_id = farm.submit("ada", _JOBS)
-    folder, env = farm.hosts.home("ada"), farm.hosts.env_of("ada")
-    client = subprocess.Popen(
-        [sys.executable, "-m", "farm.cli.main", "runs", "watch", run_id],
-        cwd=folder, env={**env, "COLUMNS": "80"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT)  # fmt: skip
-    try:
-        farm.await_ran(run_id, _JOBS // 5)
-        assert client.poll() is None, client.stdout and client.stdout.read()
-    finally:
-        client.kill()
-        client.communicate()
-    farm.await_end()
-    farm.require_right()
-    assert farm.executed_again(run_id) == []
 
 
 def test_evidence_sees_what_it_is_for(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from stub_run import Quiet
 
 from farm.base.interrupts import InterruptHandler
 from farm.base.processes import ready_of
@@ -17,61 +18,35 @@ from farm.dispatch.cluster.client.follow import ProgressView, Signals
 from farm.dispatch.cluster.queue import queued, why_it_waits
 from farm.dispatch.pool.fleet import Choice
 from farm.policy.situation import Lease, LivingDevice, OpenOrder, Priority, Situation
-from farm.store.cluster.records import (
-    Agent,
-    AgentDevice,
-    AgentFacts,
-    Order,
-    QueueView,
-    RunProgress,
-    ShardSum,
-)
+from farm.store.cluster.records import Agent, AgentDevice, AgentFacts, Order, QueueView, RunProgress, ShardSum
 from farm.store.protocol import PROTOCOL
 
 ORDER = Order(
-    run_id="20261123-171000-abcdef",
-    user="ada",
-    priority=Priority.PERSON,
-    purpose="farm run --soc SM8650 --suite quantized_ops",
-    state="open",
-    submitted_ms=1_000_000,
-    cancelled_by="",
-    terms=b"",
-    devices=(),
-    labels=(),
-    most_devices=None,
-    waiting=12,
-    held=0,
-    ended=3,
-    lacking=0,
-)
+    run_id="20261123-171000-abcdef", user="ada", priority=Priority.PERSON, state="open", submitted_ms=1_000_000,
+    purpose="farm run --soc SM8650 --suite quantized_ops", cancelled_by="", terms=b"", devices=(), labels=(),
+    most_devices=None, waiting=12, held=0, ended=3, lacking=0,
+)  # fmt: skip
 
 
-class Listener:
+class Listener(Quiet):
     """Recorder of a run's events."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-        self.running: dict[str, str] = {}
-
-    def begin(self, *, jobs: int, to_build: int, devices: list[str]) -> None:
-        self.told.append(("begin", f"{jobs} {to_build} {devices}"))
+        super().__init__()
+        self.told: list[str] = []
 
     def build_started(self, job_id: str) -> None:
-        self.told.append(("build", job_id))
+        self.told.append(f"build {job_id}")
 
     def build_ended(self, job_id: str, reply: object) -> None:
         del reply
-        self.told.append(("built", job_id))
-
-    def devices(self, running: dict[str, str]) -> None:
-        self.running = running
+        self.told.append(f"built {job_id}")
 
     def job_ended(self, shown: dict[str, Any]) -> None:
-        self.told.append(("ended", f"{shown['job_id']} on {shown['device']}"))
+        self.told.append(f"ended {shown['job_id']} on {shown['device']}")
 
     def job_repeated(self, shown: dict[str, Any]) -> None:
-        self.told.append(("repeated", f"{shown['job_id']} on {shown['device']}"))
+        self.told.append(f"repeated {shown['job_id']} on {shown['device']}")
 
 
 def attempt(job_id: str, device: str) -> dict[str, Any]:
@@ -84,28 +59,29 @@ def progress(
     return RunProgress(0, attempts, frozenset(retried), {}, building, built, 3, ORDER, finished=False, exit_code=None)
 
 
-def test_a_job_ends_once_however_often_it_is_tried() -> None:
+A1, A2, B1 = attempt("a", "v1"), attempt("a", "v2"), attempt("b", "v1")
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        # Another device is left for a job, then it ends.
+        (
+            [progress(A1, B1, retried=("a",)), progress(retried=("a",)), progress(A2)],
+            ["repeated a on v1", "ended b on v1", "ended a on v2"],
+        ),
+        # No device is left for the job, which ends with its first attempt.
+        ([progress(A1, retried=("a",)), progress(), progress()], ["repeated a on v1", "ended a on v1"]),
+        # Two attempts in one look.
+        ([progress(A1, A2)], ["repeated a on v1", "ended a on v2"]),
+    ],
+)
+def test_a_job_ends_once_however_often_it_is_tried(shown: list[RunProgress], told: list[str]) -> None:
     listener = Listener()
-    shown = ProgressView(listener)
-    shown.show(progress(attempt("a", "v1"), attempt("b", "v1"), retried=("a",)))
-    shown.show(progress(retried=("a",)))
-    shown.show(progress(attempt("a", "v2")))
-    assert listener.told == [("repeated", "a on v1"), ("ended", "b on v1"), ("ended", "a on v2")]
-
-
-def test_a_job_that_no_device_is_left_for_ends_with_what_it_has() -> None:
-    listener = Listener()
-    shown = ProgressView(listener)
-    shown.show(progress(attempt("a", "v1"), retried=("a",)))
-    shown.show(progress())
-    shown.show(progress())
-    assert listener.told == [("repeated", "a on v1"), ("ended", "a on v1")]
-
-
-def test_two_attempts_in_one_look_are_one_end() -> None:
-    listener = Listener()
-    ProgressView(listener).show(progress(attempt("a", "v1"), attempt("a", "v2")))
-    assert listener.told == [("repeated", "a on v1"), ("ended", "a on v2")]
+    view = ProgressView(listener)
+    for one in shown:
+        view.show(one)
+    assert listener.told == told
 
 
 def test_bundles_are_counted_from_where_the_run_began() -> None:
@@ -113,12 +89,7 @@ def test_bundles_are_counted_from_where_the_run_began() -> None:
     shown = ProgressView(listener, 1)
     shown.show(progress(building=("a", "needs 0"), built=1))
     shown.show(progress(built=3))
-    assert sorted(listener.told) == [
-        ("build", "a"),
-        ("build", "health check"),
-        ("built", "a"),
-        ("built", "health check"),
-    ]
+    assert sorted(listener.told) == ["build a", "build health check", "built a", "built health check"]
 
 
 def agent(name: str, *devices: AgentDevice, alive: bool = True, protocol: int = PROTOCOL) -> Agent:
@@ -147,17 +118,10 @@ def test_a_run_has_the_hardware_of_living_hosts_or_else_virtual_devices() -> Non
 
 def view(**more: Any) -> QueueView:
     order = OpenOrder(ORDER.run_id, "ada", Priority.PERSON, 1_000_000, ready=12, **more)
-    situation = Situation(
-        soc="SM8650", now_ms=1_060_000, devices=[LivingDevice("v1", names=("v1",))], leases=[], orders=[order]
-    )
-    return QueueView(
-        now_ms=1_060_000,
-        orders=(ORDER,),
-        situations={"SM8650": situation},
-        sums=(ShardSum(ORDER.run_id, "SM8650", 12, 720.0, 0, 0.0),),
-        quotas={},
-        agents=(),
-    )
+    devices = [LivingDevice("v1", names=("v1",))]
+    situation = Situation(soc="SM8650", now_ms=1_060_000, devices=devices, leases=[], orders=[order])
+    sums = (ShardSum(ORDER.run_id, "SM8650", 12, 720.0, 0, 0.0),)
+    return QueueView(1_060_000, (ORDER,), {"SM8650": situation}, sums, {}, ())
 
 
 def test_the_queue_says_when_a_run_begins_and_ends_within_80_columns() -> None:
@@ -177,24 +141,11 @@ def test_a_run_for_a_reserved_device_begins_when_the_reservation_ends() -> None:
     now = view()
     situation = msgspec.structs.replace(now.situations["SM8650"], leases=[lease])
     [run] = queued(msgspec.structs.replace(now, situations={"SM8650": situation}))
-    assert run.starts_s == pytest.approx(7200.0)
-    assert run.ends_s == pytest.approx(7920.0)
+    assert (run.starts_s, run.ends_s) == (pytest.approx(7200.0), pytest.approx(7920.0))
     line, why = list(queue_lines([run], 1_060_000, 80))[1:]
     assert "now" not in line
     assert why.strip() == f"reserved for bob until {time.strftime('%H:%M', time.localtime(until_ms / 1000))}"
-    free = LivingDevice("v2", names=("v2",))
-    beside = msgspec.structs.replace(situation, devices=[*situation.devices, free])
-    [run] = queued(msgspec.structs.replace(now, situations={"SM8650": beside}))
-    assert (run.starts_s, run.ends_s) == (0.0, pytest.approx(720.0)), "one device is free, and only that one counts"
-    own = msgspec.structs.replace(situation, leases=[msgspec.structs.replace(lease, reserved_for="ada")])
-    [run] = queued(msgspec.structs.replace(now, situations={"SM8650": own}))
-    assert run.starts_s == 0.0
-
-
-def test_what_no_living_device_can_run_is_said() -> None:
-    words = why_it_waits(view(labels=("camera",)), ORDER.run_id)
-    assert "no living host has" in words
-    assert why_it_waits(view(), "another") == ""
+    assert "no living host has" in why_it_waits(view(labels=("camera",)), ORDER.run_id)
 
 
 def test_the_end_of_an_enclosing_command_wakes_the_follower_and_a_second_one_ends_it() -> None:

@@ -7,7 +7,7 @@ import sys
 
 _MODULES = """
 farm.cli.cluster.agent farm.dispatch.cluster.agent.host_agent farm.dispatch.device_runner farm.dispatch.device_process
-farm.dispatch.cluster.files.prepare farm.dispatch.device_run.device_worker farm.dispatch.worker farm.results.judge
+farm.dispatch.cluster.files.prepare farm.dispatch.device_run.device_worker farm.results.judge
 farm.results.generation
 """
 _REFUSING = """

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import made
 import msgspec
 import pytest
-from made_shards import made_bundle, made_device, made_job, made_key, made_shard, made_terms
+from made_shards import NO_STORE, made_bundle, made_config, made_device, made_job, made_key, made_shard, made_terms
+from shared_rows import execute, submit
 from shared_rows import key as row_key
 from shared_rows import shards as row_shards
-from shared_rows import submit
 
-from farm.base.config.settings import Config, load_config
+from farm.base.config.settings import Config
 from farm.base.errors import ArtifactLostError, ArtifactsError, InfraError, NoDeviceError, UsageError
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.compile.protocol import BuildReply
-from farm.builds.runtime.runtime import Runtime
+from farm.dispatch.cluster.files.exchange import fetch_runtime, upload_runtime
 from farm.dispatch.cluster.files.prepare import Preparer
-from farm.dispatch.cluster.files.runtime_files import fetch_runtime, upload_runtime
 from farm.dispatch.cluster.terms import RemoteRuntime
-from farm.dispatch.device_run.builds import has_reply, read_reply
 from farm.dispatch.request.plan import read_plan
-from farm.dispatch.request.pruning import Freed, Remains, require_removable
-from farm.dispatch.request.shared_pruning import SharedRemains
-from farm.replay.made_bundle import find_made_bundle
+from farm.dispatch.request.pruning import Remains, require_removable
+from farm.replay.stored_result import find_made_bundle
 from farm.store.artifacts import ArtifactStore, open_artifacts
 from farm.store.cluster.records import Build, NewBuild, PlannedJob
 from farm.store.objects.bundle_archive import upload_bundle
@@ -44,8 +41,8 @@ RUN = "20261123-120000-abcdef"
 class Farm:
     """Two hosts with nothing in common except a folder with a client's files."""
 
-    def __init__(self, root: Path, patch: pytest.MonkeyPatch, store_url: str) -> None:
-        self.root, self._patch, self._store_url = root, patch, store_url
+    def __init__(self, root: Path, store_url: str = NO_STORE) -> None:
+        self.root, self._store_url = root, store_url
         (root / "place").mkdir()
         self.client = self.objects("client")
         self.asked: list[str] = []
@@ -53,11 +50,7 @@ class Farm:
         self.lost: list[str] = []
 
     def config(self, host: str) -> Config:
-        self._patch.setenv("FARM_STORE", self._store_url)
-        self._patch.setenv("FARM_ARTIFACTS", f"file://{self.root}/place")
-        self._patch.setenv("FARM_CACHE_DIR", str(self.root / host / "cache"))
-        self._patch.setenv("FARM_STATE_DIR", str(self.root / host / "state"))
-        return load_config()
+        return made_config(self.root, host, store=self._store_url)
 
     def objects(self, host: str) -> Objects:
         return open_objects(self.config(host), patience_s=0.0)
@@ -72,7 +65,8 @@ class Farm:
             assert why
             self.lost.append(key)
 
-        return Preparer(self.config(host), self.objects(host), build_of, lose=lose)
+        config = self.config(host)
+        return Preparer(config, self.objects(host), build_of, config.state_dir / "agent" / "runs", lose)
 
     def built(self, job: Job) -> Build:
         bundle = made_bundle(BundleCache(self.root / "client/cache"), job, pte=job.id.encode())
@@ -86,39 +80,31 @@ class Farm:
         files = {"farm_runner": folder / "farm_runner", "real/libQnn.so": folder / "real/libQnn.so"}
         for name, path in files.items():
             path.write_bytes(f"{name} of {soc}".encode())
-        hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
-        runtime = Runtime(files, "d" * 64, "farm_runner", {"qnn": "2.49"}, "simulator", needs_root=True, hashes=hashes)
+        runtime = made.runtime(files, "farm_runner", versions={"qnn": "2.49"}, needs_root=True)
         return upload_runtime(self.client, runtime, soc=soc, device_kind="virtual", os="android")
 
 
 @pytest.fixture
-def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
-    return Farm(tmp_path, monkeypatch, "postgresql://farm@127.0.0.1:1/farm")
+def farm(tmp_path: Path) -> Farm:
+    return Farm(tmp_path)
 
 
 def test_a_shard_finds_its_bundles_runtime_and_failed_builds_on_the_host(farm: Farm) -> None:
     good, bad, health_check = made_job("good"), made_job("bad"), made_job("health_check")
     health_check_build = farm.built(health_check)
-    failed = Build(
-        made_key(bad), "failed", reply=BuildReply(made_key(bad), False, 1.0, "no such operator"), log="Traceback ...\n"
-    )
+    reply = BuildReply(made_key(bad), False, 1.0, "no such operator")
+    failed = Build(made_key(bad), "failed", reply=reply, log="Traceback ...\n")
     terms = made_terms([farm.runtime("SM8750"), farm.runtime()], [PlannedJob(health_check, health_check_build.key)])
-    held = made_shard([good, bad], terms, [farm.built(good), failed])
     device = made_device()
-    plan, planned, _ = farm.preparer().prepare(held, device)
+    plan, planned, _ = farm.preparer().prepare(made_shard([good, bad], terms, [farm.built(good), failed]), device)
     assert [(one.job, one.cached) for one in planned] == [(good, True), (bad, False)]
-    assert (read_reply(plan.folder, made_key(bad)).reason, has_reply(plan.folder, made_key(good))) == (
-        "no such operator",
-        False,
-    )
+    assert plan.read_reply(made_key(bad)).reason == "no such operator"
+    assert not (plan.folder / "builds" / f"{made_key(good)}.json").exists()
     assert (plan.folder / "builds" / f"{made_key(bad)}.log").read_text() == "Traceback ...\n"
-    cache = BundleCache(plan.cache_root)
-    assert {
-        one.model.read_bytes().decode() for one in map(cache.lookup, (made_key(good), health_check_build.key)) if one
-    } == {
-        good.id,
-        health_check.id,
-    }
+    for job in (good, health_check):
+        bundle = BundleCache(plan.cache_root).lookup(made_key(job))
+        assert bundle is not None
+        assert bundle.model.read_text() == job.id
     assert read_plan(plan.path) == plan
     assert (plan.devices, plan.leased, [one.job for one in plan.health_checks]) == ((device,), True, [health_check])
     runtime = plan.runtimes[device.serial]
@@ -130,17 +116,26 @@ def test_a_shard_finds_its_bundles_runtime_and_failed_builds_on_the_host(farm: F
     assert str(farm.root / "client") not in (plan.path.read_text())
 
 
-def test_one_folder_a_run_and_device_and_nothing_is_asked_for_twice(
-    farm: Farm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def read_from(preparer: Preparer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the files that a host will read, each of which takes a moment."""
+    read, place = list[str](), preparer._objects._place
+    original = place.read
+
+    def slow(name: str) -> Iterator[bytes]:
+        read.append(name)
+        time.sleep(0.05)
+        return original(name)
+
+    monkeypatch.setattr(place, "read", slow)
+    return read
+
+
+def test_a_device_of_a_run_has_one_folder(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [made_job(str(number)) for number in range(6)]
     builds, terms = [farm.built(job) for job in jobs], made_terms([farm.runtime()])
     preparer = farm.preparer()
     first = preparer.prepare(made_shard(jobs, terms, builds), made_device())
-    read: list[str] = []
-    place = preparer._objects._place
-    original = place.read
-    monkeypatch.setattr(place, "read", lambda name: (read.append(name), original(name))[1])
+    read = read_from(preparer, monkeypatch)
     farm.asked.clear()
     second = preparer.prepare(made_shard(jobs[3:], terms, builds[3:]), made_device())
     other = preparer.prepare(made_shard(jobs, terms), made_device("phone-2"))
@@ -157,24 +152,10 @@ def test_one_folder_a_run_and_device_and_nothing_is_asked_for_twice(
 def test_many_devices_that_need_one_bundle_fetch_it_once(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     job = made_job("one")
     held = made_shard([job], made_terms([farm.runtime()]), [farm.built(job)])
-    preparer, read = farm.preparer(), []
-    place = preparer._objects._place
-    original = place.read
-
-    def slow(name: str) -> Iterator[bytes]:
-        read.append(name)
-        time.sleep(0.05)
-        return original(name)
-
-    monkeypatch.setattr(place, "read", slow)
-    preparer.prefetch(held)
-    threads = [
-        threading.Thread(target=preparer.prepare, args=(held, made_device(f"phone-{number}"))) for number in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    preparer = farm.preparer()
+    read = read_from(preparer, monkeypatch)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda number: preparer.prepare(held, made_device(f"phone-{number}")), range(6)))
     assert len(read) == len(set(read)) == 3
 
 
@@ -187,10 +168,10 @@ def test_a_bundle_that_is_lost_ends_its_job_alone_and_is_made_anew(farm: Farm) -
     damaged.write_bytes(b"rm -rf /")
     plan, planned, _ = farm.preparer().prepare(made_shard(jobs, made_terms([farm.runtime()]), builds), made_device())
     assert [one.cached for one in planned] == [True, False, False, False]
-    replies = [read_reply(plan.folder, one.key) for one in planned[1:]]
+    replies = [plan.read_reply(one.key) for one in planned[1:]]
     assert [(one.ok, one.infra) for one in replies] == [(False, True)] * 3
     says = [one.reason for one in replies]
-    assert "was it pruned" in says[0]
+    assert "it may have been pruned" in says[0]
     assert "is damaged" in says[1]
     assert "not built, or was pruned" in says[2]
     assert sorted(farm.lost) == sorted(build.key for build in builds[1:])
@@ -213,28 +194,34 @@ def test_a_place_that_is_away_and_a_run_of_another_version_are_troubles_of_the_f
         preparer.prepare(held, made_device(soc="SM8750"))
 
 
-def test_a_runtime_that_leads_out_of_its_folder_is_not_used(farm: Farm) -> None:
+def test_a_runtime_that_leads_out_of_its_folder_or_was_changed_is_not_used(farm: Farm, tmp_path: Path) -> None:
     remote = farm.runtime()
-    sha256 = remote.files["farm_runner"]
+    hashes = remote.runtime.hashes
+
+    def fetch(**changes: object) -> None:
+        runtime = msgspec.structs.replace(remote.runtime, **changes)
+        fetch_runtime(farm.client, msgspec.structs.replace(remote, runtime=runtime))
+
     for name in ("../evil", "/etc/passwd", "a//b", "", "a/../../b", "."):
         with pytest.raises(ArtifactLostError, match="not used"):
-            fetch_runtime(farm.client, msgspec.structs.replace(remote, files={**remote.files, name: sha256}))
+            fetch(hashes={**hashes, name: hashes["farm_runner"]})
     with pytest.raises(ArtifactLostError):
-        fetch_runtime(farm.client, msgspec.structs.replace(remote, runner="other"))
-
-
-def test_a_library_that_was_replaced_meanwhile_is_not_sent_as_another(farm: Farm, tmp_path: Path) -> None:
+        fetch(runner="other")
+    # A library that was replaced meanwhile is not sent as another.
     path = tmp_path / "runner"
+    path.write_bytes(b"old")
+    runtime = made.runtime({"r": path}, "r")
     path.write_bytes(b"new")
-    runtime = Runtime({"r": path}, "d", "r", {}, "simulator", hashes={"r": hashlib.sha256(b"old").hexdigest()})
     with pytest.raises(UsageError, match="was changed since"):
         upload_runtime(farm.client, runtime, soc="SM8650", device_kind="virtual", os="android")
 
 
 def test_files_of_an_attempt_go_from_the_host_that_ran_it_to_whoever_reads(farm: Farm) -> None:
-    preparer, config = farm.preparer(), farm.config("attic")
-    here = ArtifactStore(config.state_dir / "artifacts")
-    records = [ArtifactRecord(here.put(content), len(content), "etdump") for content in (b"one", b"two")]
+    def recorded(store: ArtifactStore, content: bytes) -> ArtifactRecord:
+        return ArtifactRecord(store.put(content), len(content), "etdump")
+
+    preparer, here = farm.preparer(), ArtifactStore(farm.config("attic").state_dir / "artifacts")
+    records = [recorded(here, content) for content in (b"one", b"two")]
     preparer.upload(records)
     preparer.discard(records)
     assert [here.find(one.sha256) for one in records] == [None, None]
@@ -251,13 +238,13 @@ def test_files_of_an_attempt_go_from_the_host_that_ran_it_to_whoever_reads(farm:
     assert reader.find("0" * 64) is None
     # A run on this machine alone shares its artifacts with its report.
     alone = ArtifactStore(farm.config("desk").state_dir / "artifacts")
-    record = ArtifactRecord(alone.put(b"three"), 5, "etdump")
-    reader.share([record, *records])
-    shared = open_artifacts(farm.config("elsewhere")).find(record.sha256)
+    third = recorded(alone, b"three")
+    reader.share([third, *records])
+    shared = open_artifacts(farm.config("elsewhere")).find(third.sha256)
     assert shared is not None
     assert shared.read_bytes() == b"three"
     (farm.root / "place").rename(farm.root / "away")
-    reader.share([ArtifactRecord(alone.put(b"four"), 4, "etdump")])
+    reader.share([recorded(alone, b"four")])
     # A file read once stays in the cache.
     assert open_artifacts(farm.config("desk")).find(records[1].sha256) == found
 
@@ -268,18 +255,12 @@ def server(new_store: Callable[[str], str]) -> str:
 
 
 @pytest.fixture
-def with_store(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Farm, Store]]:
+def with_store(server: str, tmp_path: Path) -> Iterator[tuple[Farm, Store]]:
     with open_store(server) as store:
-        yield Farm(tmp_path, monkeypatch, server), store
+        yield Farm(tmp_path, server), store
 
 
-def age(farm: Farm, *names: str) -> None:
-    long_ago = time.time() - GRACE_S - 60
-    for name in names:
-        os.utime(farm.root / "place" / path_of(name), (long_ago, long_ago))
-
-
-def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store], make_old: Callable[[], None]) -> None:
+def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store]) -> None:
     farm, store = with_store
     names = {what: farm.client.put(what.encode()) for what in ("bundle", "unused bundle", "runtime", "orphan", "young")}
     parts = row_shards(1, jobs=1)
@@ -290,13 +271,16 @@ def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store],
     for number, what in ((0, "bundle"), (77, "unused bundle")):
         reply = BuildReply(row_key(number), ok=True, seconds=1.0)
         store.cluster.add_built(Build(row_key(number), "built", names[what], 6, reply), manifest)
-    make_old()
-    age(farm, *(name for what, name in names.items() if what != "young"))
-    remains, would, freed = SharedRemains(farm.config("desk"), store), Freed(), Freed()
-    remains.measure((), would)
-    remains.remove(freed)
-    assert (would.shared, freed.shared) == (2, 2)
-    assert would == freed
+    execute(store, "UPDATE build SET asked_ms = asked_ms - 90000000")
+    long_ago = time.time() - GRACE_S - 60
+    for what, name in names.items():
+        if what != "young":
+            os.utime(farm.root / "place" / path_of(name), (long_ago, long_ago))
+    would, remains = Remains(farm.config("desk"), store), Remains(farm.config("desk"), store)
+    would.measure_shared(())
+    remains.remove_shared()
+    assert (would.freed.shared, remains.freed.shared) == (2, 2)
+    assert would.freed == remains.freed
     there = {one.name for one in farm.client.all()}
     assert there == {names[what] for what in ("bundle", "runtime", "young")}
     assert store.cluster.build_of([row_key(0), row_key(77)]).keys() == {row_key(0)}
@@ -305,31 +289,14 @@ def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store],
     assert store.pruning.remove(run) is None
     store.cluster.cancel(run, "ada", may_others=True)
     store.cluster.recover(ttl_s=10)
-    Remains(farm.config("desk"), store.pruning).remove_named(run, freed := Freed())
-    assert freed.runs == 1
+    remains.remove(run, named=True)
+    assert remains.freed.runs == 1
     assert store.cluster.order(run) is None
-    remains.remove(freed)
+    remains.remove_shared()
     assert {one.name for one in farm.client.all()} == {names["young"]}
 
 
-@pytest.fixture
-def make_old(server: str) -> Callable[[], None]:
-    def of_yesterday() -> None:
-        import psycopg
-        from sqlalchemy.engine import make_url
-
-        url = make_url(server)
-        with psycopg.connect(
-            host=str(url.query["host"]), user=url.username, dbname=url.database, autocommit=True
-        ) as connection:
-            connection.execute("UPDATE build SET asked_ms = asked_ms - 90000000")
-
-    return of_yesterday
-
-
-def test_a_bundle_of_any_host_can_be_run_again_and_a_lost_one_is_asked_for_anew(
-    with_store: tuple[Farm, Store],
-) -> None:
+def test_a_bundle_of_any_host_can_be_run_again(with_store: tuple[Farm, Store]) -> None:
     farm, store = with_store
     job = made_job("somewhere")
     build = farm.built(job)
@@ -342,8 +309,7 @@ def test_a_bundle_of_any_host_can_be_run_again_and_a_lost_one_is_asked_for_anew(
     assert store.cluster.build_of([build.key])[build.key].state == "built"
     store.files.lose_bundle(build.key, build.archive, "it is damaged")
     lost = store.cluster.build_of([build.key])[build.key]
-    assert lost.state == "failed"
     assert lost.reply is not None
-    assert (lost.reply.infra, lost.reply.reason) == (True, "the bundle is lost: it is damaged")
+    assert (lost.state, lost.reply.infra, lost.reply.reason) == ("failed", True, "the bundle is lost: it is damaged")
     store.cluster.add_built(build)
     assert store.cluster.build_of([build.key])[build.key].state == "built"

@@ -1,4 +1,4 @@
-"""Jobs of two sides whose truth is known, as a comparison has them."""
+"""Compared jobs of two sides with a known result."""
 
 from __future__ import annotations
 

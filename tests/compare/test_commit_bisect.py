@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 from compare.made import broken, job, moved, passed, report, side
 from executorch_checkout import commit, make_checkout, make_repository, run_git
+from in_process import call
 from log_lines import LogLines
 
 from farm.base.config.settings import load_config
 from farm.base.config.toolchains import ToolchainConfig
-from farm.base.errors import FarmError, InfraError, MissingToolError, NativeBuildError, UsageError
+from farm.base.errors import InfraError, MissingToolError, NativeBuildError, UsageError
 from farm.builds.toolchains.commits import Checkout
 from farm.builds.toolchains.worktrees import require_built, worktree
-from farm.cli.main import cli
 from farm.numbers.compare.commit_bisect import BisectOutcome, GitBisect, bisect_commits, bisected_toolchain, commits_of
 from farm.numbers.compare.request import ComparisonRequest, SideRequest, config_of
 from farm.numbers.compare.symptom import CommitAnswer
@@ -122,33 +121,27 @@ def test_the_checkout_stays_as_it_is(checkout: Checkout, tmp_path: Path) -> None
     assert not list(checkout.folder.parents[1].rglob("pwned"))
 
 
-def test_commits_that_do_not_build_are_skipped(checkout: Checkout, tmp_path: Path) -> None:
-    def truth(number: int) -> ComparedJob:
-        if number in (6, 7):
-            raise NativeBuildError("no compiler")
-        return FAILS if number >= 9 else SAME
-
-    assert subjects(search(checkout, tmp_path, StubComparison(truth)).first_bad) == [9]
-
-
 def test_where_only_skipped_commits_are_left_it_is_a_range(checkout: Checkout, tmp_path: Path) -> None:
     other = job(passed("p"), broken("KeyError: 'x'"))
-    outcome = search(checkout, tmp_path, StubComparison(since(6, FAILS, at_5=other, at_6=other, at_7=other)))
+    truth = since(6, FAILS, at_5=other, at_6=other)
+
+    def unbuilt_at_7(number: int) -> ComparedJob:
+        if number == 7:
+            raise NativeBuildError("no compiler")
+        return truth(number)
+
+    outcome = search(checkout, tmp_path, StubComparison(unbuilt_at_7))
     assert subjects(outcome.last_good, *outcome.skipped, outcome.first_bad) == [4, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("killed_after", [0, 3])
-def test_after_a_kill_the_same_call_goes_on(checkout: Checkout, tmp_path: Path, killed_after: int) -> None:
+def test_after_a_kill_the_same_call_goes_on(checkout: Checkout, tmp_path: Path) -> None:
     truth = since(8, FAILS)
-    first, second = StubComparison(truth, killed_after=killed_after), StubComparison(truth)
-    try:
+    first, second, third = StubComparison(truth, killed_after=3), StubComparison(truth), StubComparison(truth)
+    with pytest.raises(KeyboardInterrupt):
         search(checkout, tmp_path, first)
-    except KeyboardInterrupt:
-        assert len(first.compared) == killed_after
-        assert subjects(search(checkout, tmp_path, second).first_bad) == [8]
-        assert not set(first.compared) & set(second.compared)
+    assert subjects(search(checkout, tmp_path, second).first_bad) == [8]
+    assert not set(first.compared) & set(second.compared)
     # A finished search repeats only the comparison of both commits.
-    third = StubComparison(truth)
     assert subjects(search(checkout, tmp_path, third).first_bad) == [8]
     assert third.compared == [(7, 8)]
 
@@ -167,11 +160,9 @@ def test_a_kill_before_git_has_chosen_the_next_commit_costs_no_answer(checkout: 
 
 def test_trouble_of_the_farm_decides_nothing(checkout: Checkout, tmp_path: Path) -> None:
     away = job(side("p"), side("q"), left_out="no device was left")
-    for metric in ("", "latency"):
+    for truth in (since(1, away), since(3, FAILS, at_6=away)):
         with pytest.raises(InfraError, match="no device was left"):
-            search(checkout, tmp_path, StubComparison(since(1, away)), metric)
-    with pytest.raises(InfraError, match="no device was left"):
-        search(checkout, tmp_path, StubComparison(since(3, FAILS, at_6=away)))
+            search(checkout, tmp_path, StubComparison(truth))
     assert subjects(search(checkout, tmp_path, StubComparison(since(3, FAILS))).first_bad) == [3]
 
 
@@ -229,15 +220,6 @@ def test_a_search_in_a_shallow_clone_and_across_a_merge(checkout: Checkout, tmp_
     assert subjects(outcome.last_good, outcome.first_bad) == [100, 11]
 
 
-def farm(*arguments: str) -> tuple[int, str]:
-    """Return the exit code of `farm perf bisect`, and its output on one line."""
-    result = CliRunner().invoke(cli, ["perf", "bisect", *arguments], standalone_mode=False)
-    if isinstance(result.exception, FarmError):
-        return result.exception.exit_code, f"{result.output} {result.exception}"
-    assert result.exception is None, result.exception
-    return result.return_value, " ".join(result.output.split())
-
-
 def of_json(text: str) -> dict[str, Any]:
     """Return the document that follows the notes."""
     return json.loads(text[text.index('{ "schema"') :])
@@ -250,7 +232,7 @@ def test_the_evidence_names_commit_program_and_files(
     compare = StubComparison(since(6, bad))
     monkeypatch.setattr("farm.numbers.compare.commit_bisect.comparing", lambda *_: compare)
     asked = ("--commits", f"main~{COUNT}..main", "--checkout", str(checkout.folder), JOB, "--virtual=1")
-    code, text = farm(*asked, "--markdown", str(tmp_path / "evidence.md"))
+    code, text = call("perf", "bisect", *asked, "--markdown", str(tmp_path / "evidence.md"))
     first = checkout.commit(f"main~{COUNT - 6}")
     assert code == 3
     assert f"first bad: {first.short} 6, by Ada <ada@example.org>" in text
@@ -261,39 +243,37 @@ def test_the_evidence_names_commit_program_and_files(
     # Names of other people are no Markdown.
     assert "<ada" not in evidence
 
-    code, text = farm(*asked, "--json")
+    code, text = call("perf", "bisect", *asked, "--json")
     answer = of_json(text)
     assert (code, answer["first_bad"]["sha"], answer["exact"]) == (3, first.sha, True)
     assert answer["comparison"]["jobs"][0]["name"] == JOB
     # A different request starts a new search.
     monkeypatch.setattr("farm.numbers.compare.commit_bisect.comparing", lambda *_: StubComparison(since(1, SAME)))
-    assert farm(*asked, "--metric", "partitions")[0] == 0
+    assert call("perf", "bisect", *asked, "--metric", "partitions")[0] == 0
 
 
-def test_what_cannot_be_asked_is_one_line_and_exit_2(checkout: Checkout, tmp_path: Path) -> None:
+def test_impossible_requests_are_one_line_and_exit_2(checkout: Checkout, tmp_path: Path) -> None:
     other = tmp_path / "other"
     make_repository(other, {"exir/__init__.py": "", "backends/x.py": ""})
-    here = ("--checkout", str(checkout.folder))
     new, old = (checkout.commit(ref).short for ref in ("main", "main~1"))
-    refusals = {
-        ("--commits", "HEAD~1", *here, JOB): "expected GOOD..BAD",
-        ("--commits", "HEAD~1...HEAD", *here, JOB): "expected GOOD..BAD",
-        ("--commits", "HEAD~1..HEAD", JOB): "--checkout DIR",
-        ("--commits", "HEAD..HEAD~1", *here, JOB): f"it is the other way round: try {old}..{new}",
-        ("--commits", "v9..HEAD", *here, JOB): "has no commit 'v9'",
-        ("--commits", "HEAD~1..HEAD", *here, "smoke/ad[SM8650-htp-8a8w]"): "did you mean 'add'",
-        ("--commits", "HEAD~1..HEAD", "--good", "x", *here, JOB): "--good is for runs",
-        ("--commits", "HEAD~1..HEAD", "--inferences", "9", *here, JOB): "--inferences is for runs",
-        ("--commits", "HEAD~1..HEAD", "--virtual=1", "--device", "d", *here, JOB): "--device",
-        ("--commits", "HEAD~1..HEAD", "--build-command", "'", *here, JOB): "--build-command",
-        ("--commits", "HEAD~1..HEAD", "--toolchain", "nope", *here, JOB): "unknown toolchain",
-        ("--commits", "HEAD~1..HEAD", "--toolchain", "1.5.0", *here, JOB): "1.5.0 is release 1.5.0",
-        ("--commits", "HEAD~1..HEAD", "--toolchain", str(other), *here, JOB): f"is of {other}, not of",
+    last = ("--commits", "HEAD~1..HEAD", "--checkout", str(checkout.folder))
+    for arguments, expected in {
+        ("--commits", "HEAD~1...HEAD", *last[2:], JOB): "expected GOOD..BAD",
+        (*last[:2], JOB): "--checkout DIR",
+        ("--commits", "HEAD..HEAD~1", *last[2:], JOB): f"it is the other way round: try {old}..{new}",
+        ("--commits", "v9..HEAD", *last[2:], JOB): "has no commit 'v9'",
+        (*last, "smoke/ad[SM8650-htp-8a8w]"): "did you mean 'add'",
+        (*last, "--good", "x", JOB): "--good is for runs",
+        (*last, "--inferences", "9", JOB): "--inferences is for runs",
+        (*last, "--virtual=1", "--device", "d", JOB): "--device",
+        (*last, "--build-command", "'", JOB): "--build-command",
+        (*last, "--toolchain", "nope", JOB): "unknown toolchain",
+        (*last, "--toolchain", "1.5.0", JOB): "1.5.0 is release 1.5.0",
+        (*last, "--toolchain", str(other), JOB): f"is of {other}, not of",
         ("--good", "a", "--bad", "b", "--build-command", "make", JOB): "--build-command is for --commits",
         (JOB,): "name two runs with --good and --bad, or commits",
-    }
-    for arguments, expected in refusals.items():
-        code, output = farm(*arguments)
+    }.items():
+        code, output = call("perf", "bisect", *arguments)
         assert (code, expected in output) == (2, True), f"{arguments}: {code}: {output}"
 
 
@@ -324,7 +304,7 @@ def test_a_checkout_that_is_not_built_is_named_itself(tmp_path: Path, monkeypatc
     folder = tmp_path / "executorch"
     make_repository(folder, {"exir/__init__.py": "", "backends/x.py": ""})
     commit(folder, "Two", {"exir/__init__.py": "pass\n"})
-    code, output = farm("--commits", "HEAD~1..HEAD", "--checkout", str(folder), "--virtual=1", JOB)
+    code, output = call("perf", "bisect", "--commits", "HEAD~1..HEAD", "--checkout", str(folder), "--virtual=1", JOB)
     expected = f"{folder}/backends/qualcomm/python has no PyQnnManagerAdaptor*.so: build it with {folder}/backends/"
     assert (code, expected in output) == (MissingToolError.exit_code, True), output
 
@@ -358,8 +338,8 @@ def test_a_commit_that_makes_outputs_wrong_is_found_in_a_real_checkout(tmp_path:
     commit(folder, "Docs", {"docs/index.md": "Build it.\n"})
     sha = commit(folder, "SiLU: simpler", {_SILU: wrong})
     commit(folder, "README", {"README.md": "ExecuTorch.\n"})
-    code, output = farm(
-        "--commits", f"{first}..HEAD", "--checkout", str(folder), "--virtual=1", "--json",
+    code, output = call(
+        "perf", "bisect", "--commits", f"{first}..HEAD", "--checkout", str(folder), "--virtual=1", "--json",
         "quantized_ops/silu[SM8650-htp-8a8w]",
     )  # fmt: skip
     answer = of_json(output)

@@ -67,7 +67,9 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> BenchStubs:
     return BenchStubs(monkeypatch)
 
 
-def test_every_job_is_run_once(benches: BenchStubs) -> None:
+@pytest.mark.parametrize("devices", [2, 1])
+def test_every_job_is_run_once_also_where_one_device_of_two_is_there(benches: BenchStubs, devices: int) -> None:
+    benches.devices = devices
     pool = benches.run(virtual=2)
     assert sorted(benches.ran) == NAMES
     assert (sorted(pool.outcomes), pool.left_out) == (NAMES, {})
@@ -82,12 +84,6 @@ def test_a_job_that_takes_the_device_with_it_twice_counts_against_nobody_and_the
     assert sorted(pool.outcomes) == NAMES
     assert pool.outcomes["job 2"].problem == "the device is gone"
     assert not pool.outcomes["job 3"].problem
-
-
-def test_one_device_of_two_is_enough(benches: BenchStubs) -> None:
-    benches.devices = 1
-    pool = benches.run(virtual=2)
-    assert sorted(pool.outcomes) == NAMES
 
 
 def test_without_a_device_no_job_is_run_and_each_says_why(benches: BenchStubs) -> None:

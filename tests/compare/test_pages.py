@@ -16,8 +16,8 @@ from farm.numbers.compare.compare import require_no_lone_stub
 from farm.report.formats.compare import compare_commands, compare_json, compare_markdown
 from farm.report.formats.github import add_summary
 from farm.report.formats.review import NEW, NOT_YOURS, REGRESSED, compare_review
-from farm.report.html.compare import change_chart, render_compare
-from farm.report.model.compare import CompareReport, CompareSide
+from farm.report.html.compare import render_compare
+from farm.report.model.compare import CompareSide
 from farm.report.model.compare_totals import turns_text
 from farm.report.terminal.compare import compare_lines
 
@@ -46,25 +46,21 @@ def test_terminal_has_what_needs_a_look_first_in_eighty_columns() -> None:
     assert [line for line in titles if line in order] == order
     assert "B: here: executorch 1.5.1, torch 2.13.0, qnn v2.51, commit 1a2b3c1a2b3c with" in lines
     assert "1 of 8 programs are the same" in lines
-
-
-def test_what_is_run_in_turns_says_what_differs() -> None:
-    assert "1 of 1 program is the same" in compare_lines(report(job(side("p"), side("p"))), limit=20)
-    runners = "the runners or QNN libraries"
-    assert turns_text(1, 1, 1, runners) == (
-        "the program of 1 job is the same, the runners or QNN libraries differ: running it in turns"
-    )
-    assert turns_text(8, 8, 8, runners).startswith("the programs of 8 jobs are the same, the runners or QNN")
-    assert turns_text(8, 8, 6, runners).startswith("2 of 8 programs differ, and so do the runners or QNN libraries: ")
-    assert turns_text(2, 8, 0, runners) == "2 of 8 jobs differ: running them in turns"
-    assert turns_text(1, 1, 0, runners) == "1 of 1 job differs: running it in turns"
-
-
-def test_columns_of_the_overview_stand_below_each_other() -> None:
-    lines = compare_lines(everything(), limit=20)
+    # Columns of the overview stand below each other.
     head = next(line for line in lines if line.split() == ["A", "B", "change"])
-    row = next(line for line in lines if line.startswith("partitions"))
-    assert row[head.index("A")] == "5"
+    assert next(line for line in lines if line.startswith("partitions"))[head.index("A")] == "5"
+
+
+def test_jobs_that_are_run_in_turns_are_told_with_what_differs() -> None:
+    runners = "the runners or QNN libraries"
+    for counts, text in {
+        (1, 1, 1): "the program of 1 job is the same, the runners or QNN libraries differ: running it in turns",
+        (8, 8, 8): "the programs of 8 jobs are the same, the runners or QNN libraries differ: running them in turns",
+        (8, 8, 6): "2 of 8 programs differ, and so do the runners or QNN libraries: running them in turns",
+        (2, 8, 0): "2 of 8 jobs differ: running them in turns",
+        (1, 1, 0): "1 of 1 job differs: running it in turns",
+    }.items():
+        assert turns_text(*counts, runners) == text
 
 
 def test_page_says_it_all_once_and_escapes_it() -> None:
@@ -78,17 +74,22 @@ def test_page_says_it_all_once_and_escapes_it() -> None:
     assert "✗ B is worse" in page
 
 
-@pytest.mark.parametrize(
-    ("one", "word"),
-    [
-        (report(job(side("p"), side("p"))), "✓ B is not worse"),
-        (report(job(side("p"), side("q"), left_out="interrupted"), interrupted=True), "… interrupted"),
-        (report(job(side("p"), side("p")), kind="", devices=()), "Programs alone."),
+def test_page_of_what_is_special() -> None:
+    same, left_out, infra = (
+        job(side("p"), side("p")),
+        job(side("p"), side("q"), left_out="interrupted"),
+        job(passed(), side(None, "infra", "gone")),
+    )
+    for one, word in (
+        (report(same), "✓ B is not worse"),
+        (report(left_out, interrupted=True), "… interrupted"),
+        (report(infra), '<header class="top infra">'),
+        (report(infra), "△ not every job was compared"),
+        (report(same, kind="", devices=()), "Programs alone."),
         (report(), "No job was compiled on both sides."),
-    ],
-)
-def test_page_of_what_is_special(one: CompareReport, word: str) -> None:
-    assert word in render_compare(one)
+    ):
+        assert word in render_compare(one)
+    assert compare_markdown(report(same)).startswith("### farm perf compare: B is not worse\n")
 
 
 def test_every_form_of_a_comparison_over_a_stub_has_the_label() -> None:
@@ -113,15 +114,6 @@ def test_a_stub_is_not_compared_with_qualcomms_libraries(products: tuple[str, st
         require_no_lone_stub([tools(product) for product in products])
     for product in ("", "QAIRT", "stub"):
         require_no_lone_stub([tools(product), tools(product)])
-
-
-def test_the_chart_has_a_bar_for_every_job_from_the_greatest_gain_to_the_greatest_loss() -> None:
-    changes = (0.5, -0.2, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06)
-    chart = change_chart(report(*(job(passed("p"), passed("q"), moved(change=one)) for one in changes)), "htp_cycles")
-    assert chart is not None
-    assert [bar.title.partition(":")[0][9:10] for bar in chart.bars] == list("12345670")
-    assert float(chart.bars[0].y) == chart.middle
-    assert float(chart.bars[-1].y) + float(chart.bars[-1].height) == chart.middle
 
 
 def test_json_has_the_findings_and_every_number() -> None:

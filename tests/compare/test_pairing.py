@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -110,15 +111,24 @@ def test_equal_programs_are_left_alone_after_the_first_pairs() -> None:
     assert found == dict.fromkeys(("htp_cycles", "latency", "sqnr_fp32[0]", "sqnr_quantized[0]"), "same")
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "metric", "answer"),
+    [
+        (attempt(), attempt(cycles=0.9e6), "htp_cycles", "better"),
+        (attempt(), attempt(sqnr=45.0), "sqnr_fp32[0]", "better"),
+        # A known issue on both sides is measured all the same.
+        (*[attempt(verdict=Verdict.FAILED, known_issue="#12")] * 2, "htp_cycles", "same"),
+    ],
+)
+def test_both_sides_are_measured(a: Attempt, b: Attempt, metric: str, answer: str) -> None:
+    assert answers(run(BenchStub(a, b)))[metric] == answer
+
+
 def test_a_slower_program_is_confirmed_by_no_fewer_pairs_than_were_asked_for() -> None:
     bench = BenchStub(attempt(), attempt(cycles=1.05e6), noise=0.005)
     found = answers(run(bench))
     assert sum(pairs for pairs, _ in bench.asked) == MOST
     assert (found["htp_cycles"], found["latency"]) == ("worse", "worse")
-
-
-def test_a_faster_one_is_better() -> None:
-    assert answers(run(BenchStub(attempt(), attempt(cycles=0.9e6))))["htp_cycles"] == "better"
 
 
 def test_what_stays_unknown_and_may_be_worse_gets_as_many_pairs_again() -> None:
@@ -135,21 +145,13 @@ def test_worse_numerics_are_measured_in_every_turn_and_confirmed() -> None:
     assert (one.answer, one.a, one.b, one.pairs) == ("worse", 40.0, 37.0, MOST)
 
 
-def test_better_numerics_are_confirmed_as_well() -> None:
-    assert answers(run(BenchStub(attempt(), attempt(sqnr=45.0))))["sqnr_fp32[0]"] == "better"
-
-
-def test_a_figure_against_a_quantized_module_of_its_own_decides_nothing() -> None:
-    metrics = {one.metric: one for one in paired({"job": run(BenchStub(attempt(), attempt()))})["job"]}
-    assert {name: one.decides for name, one in metrics.items()} == {
-        "htp_cycles": True, "latency": True, "sqnr_fp32[0]": True, "sqnr_quantized[0]": False,
-    }  # fmt: skip
-
-
-def test_the_clock_of_a_simulators_host_decides_nothing() -> None:
-    outcome = run(BenchStub(attempt(), attempt(cycles=2e6), kind="virtual"))
-    metrics = {one.metric: one for one in paired({"job": outcome})["job"]}
-    assert (metrics["latency"].decides, metrics["htp_cycles"].decides) == (False, True)
+@pytest.mark.parametrize("lost", ["sqnr_fp32[0]", "sqnr_quantized[0]"])
+def test_a_figure_that_b_alone_lacks_is_no_silence(lost: str) -> None:
+    """An output that is not finite has no figure, and passes where no limit is against FP32."""
+    a, b = attempt(), attempt()
+    b = msgspec.structs.replace(b, measurements=tuple(one for one in b.measurements if one.metric != lost))
+    assert run(BenchStub(a, b)).problem == ("B has no finite sqnr_fp32[0]" if "fp32" in lost else "")
+    assert run(BenchStub(b, a)).problem == ""
 
 
 @pytest.mark.parametrize("virtual", [False, True])
@@ -166,31 +168,23 @@ def test_of_text_the_steps_and_the_prompts_decide_on_devices(virtual: bool) -> N
     assert found == {"latency": not virtual, "prefill_rate": not virtual}
 
 
-def test_cycles_of_two_simulators_decide_nothing_and_those_of_hardware_do() -> None:
-    for kind, decides in (("virtual", False), ("hardware", True)):
-        outcome = run(BenchStub(attempt(), attempt(cycles=2e6), kind=kind), qnn="2.49")
-        metrics = {one.metric: one for one in paired({"job": outcome})["job"]}
-        assert metrics["htp_cycles"].decides is decides
-        assert metrics["sqnr_fp32[0]"].decides
-
-
-def test_cycles_of_a_program_that_delegates_more_are_no_worse() -> None:
-    for kind in ("virtual", "hardware"):
-        bench = BenchStub(attempt(), attempt(cycles=1.3e6), noise=0.001, kind=kind)
-        found = {one.series.metric: one.decides for one in run(bench, left_by_a={"aten.sort.default": 1}).metrics}
-        assert (found["htp_cycles"], found["latency"]) == (False, kind == "hardware")
-
-
-def test_a_side_that_fails_has_no_pairs() -> None:
-    bench = BenchStub(attempt(), attempt(verdict=Verdict.FAILED))
-    outcome = run(bench)
-    assert not bench.asked
-    assert (outcome.metrics, outcome.b and outcome.b.verdict) == ((), Verdict.FAILED)
-
-
-def test_a_known_issue_on_both_sides_is_measured_all_the_same() -> None:
-    known = attempt(verdict=Verdict.FAILED, known_issue="#12")
-    assert answers(run(BenchStub(known, known)))["htp_cycles"] == "same"
+@pytest.mark.parametrize(
+    ("kind", "more", "deciding"),
+    [
+        # A figure against a quantized module of its own decides nothing, nor does the clock of a simulator's host.
+        ("hardware", {}, {"htp_cycles", "latency", "sqnr_fp32[0]"}),
+        ("virtual", {}, {"htp_cycles", "sqnr_fp32[0]"}),
+        # Cycles of two simulators.
+        ("virtual", {"qnn": "2.49"}, {"sqnr_fp32[0]"}),
+        ("hardware", {"qnn": "2.49"}, {"htp_cycles", "latency", "sqnr_fp32[0]"}),
+        # B delegates more.
+        ("virtual", {"left_by_a": {"aten.sort.default": 1}}, {"sqnr_fp32[0]"}),
+        ("hardware", {"left_by_a": {"aten.sort.default": 1}}, {"latency", "sqnr_fp32[0]"}),
+    ],
+)
+def test_metrics_that_decide(kind: str, more: dict[str, Any], deciding: set[str]) -> None:
+    outcome = run(BenchStub(attempt(), attempt(cycles=1.3e6), kind=kind), **more)
+    assert {one.metric for one in paired({"job": outcome})["job"] if one.decides} == deciding
 
 
 @pytest.mark.parametrize(("a", "b"), [(True, False), (False, True)])
@@ -199,6 +193,15 @@ def test_a_side_that_alone_was_compiled_is_run_alone(a: bool, b: bool) -> None:
     outcome = run(bench, a=a, b=b)
     assert not bench.asked
     assert ((outcome.a is not None), (outcome.b is not None)) == (a, b)
+
+
+def test_a_side_that_fails_always_has_no_pairs_and_one_that_fails_sometimes_is_a_problem() -> None:
+    bench = BenchStub(attempt(), attempt(verdict=Verdict.FAILED))
+    outcome = run(bench)
+    assert (bench.asked, outcome.metrics, outcome.b and outcome.b.verdict) == ([], (), Verdict.FAILED)
+    bench = BenchStub(attempt(), attempt())
+    bench.failing = ("new: execute: crashed",)
+    assert run(bench).problem == "not in every turn: new: execute: crashed"
 
 
 @pytest.mark.parametrize(
@@ -216,12 +219,6 @@ def test_outputs_of_both_sides_are_compared_byte_for_byte(
     bench = BenchStub(attempt(), attempt())
     bench.outputs = {side("a").key: a, side("b").key: b}
     assert run(bench).outputs == found
-
-
-def test_a_side_that_fails_in_some_turns_is_a_problem() -> None:
-    bench = BenchStub(attempt(), attempt())
-    bench.failing = ("new: execute: crashed",)
-    assert run(bench).problem == "not in every turn: new: execute: crashed"
 
 
 def test_chance_among_many_jobs_is_taken_back() -> None:

@@ -7,25 +7,26 @@ from pathlib import Path
 import msgspec
 import pytest
 from executorch_checkout import make_repository
-from farm_home import FarmHome
+from in_process import refused
 
-from farm.base.config.settings import Config, load_config
-from farm.base.config.toolchains import ToolchainConfig
+from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
 from farm.numbers.compare.building import shares
 from farm.numbers.compare.request import ComparisonRequest, SideRequest, config_of, jobs_of_side, own_options, sides_of
 
 
-def test_once_is_for_both_sides_and_twice_for_a_and_b() -> None:
-    a, b = sides_of(("main",), ("2.49", "2.51"), (), "", "")
-    assert (a.name, b.name) == ("main, QNN 2.49", "main, QNN 2.51")
-    a, b = sides_of(("1.4.1", "1.5.1"), (), (), "", "")
-    assert (a.toolchain, b.toolchain) == ("1.4.1", "1.5.1")
-
-
-def test_one_side_may_have_no_options() -> None:
-    a, b = sides_of((), (), ("", "use_dlbc=true"), "", "")
-    assert (a.name, b.name) == ("default", "use_dlbc=true")
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        # Once is for both sides, twice for A and B.
+        ((("main",), ("2.49", "2.51"), ()), ("main, QNN 2.49", "main, QNN 2.51")),
+        ((("1.4.1", "1.5.1"), (), ()), ("1.4.1", "1.5.1")),
+        (((), (), ("", "use_dlbc=true")), ("default", "use_dlbc=true")),
+    ],
+)
+def test_names_of_the_sides(arguments: tuple[tuple[str, ...], ...], names: tuple[str, str]) -> None:
+    toolchains, qnns, options = arguments
+    assert tuple(side.name for side in sides_of(toolchains, qnns, options, "", "")) == names
 
 
 def test_the_gate_of_a_pull_request_compares_a_commit_with_the_checkout_as_it_is() -> None:
@@ -49,23 +50,13 @@ def test_a_checkout_and_its_commit_differ_in_nothing_but_their_sources(
     config = load_config(tmp_path / "farm.toml")
     # The test does not check that a toolchain exists.
     select = "farm.builds.toolchains.select.select"
-    monkeypatch.setattr(select, lambda config, toolchain: replace(config, toolchain))
+    monkeypatch.setattr(select, lambda config, toolchain: msgspec.structs.replace(config, toolchain=toolchain))
     for given in (folder, tmp_path / "link"):
         sides = sides_of((), (), (), str(given), "HEAD")
         asked = ComparisonRequest(sides=sides, socs=("SM8650",), suites=("smoke",))
         a, b = (config_of(config, asked, side).toolchain for side in sides)
-        assert (b.name, b.named, b.checkout, b.python, b.qnn) == (
-            str(given),
-            False,
-            folder,
-            Path("/opt/python"),
-            "2.49",
-        )
+        assert (b.name, b.checkout, b.python, b.qnn) == (str(given), folder, Path("/opt/python"), "2.49")
         assert msgspec.structs.replace(a, name=b.name, checkout=b.checkout) == b
-
-
-def replace(config: Config, toolchain: ToolchainConfig) -> Config:
-    return msgspec.structs.replace(config, toolchain=toolchain)
 
 
 @pytest.mark.parametrize(
@@ -123,20 +114,14 @@ def test_builders_are_shared_by_how_much_each_side_compiles(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("words", "problem"),
     [
-        (("--toolchain", "1.5.0"), "--suite must be given"),
-        (("--suite", "smoke"), "both sides are the same"),
-        (("--suite", "smoke", "--option", "use_dlbc=true", "--option", "use_dlbc=false"),
-         "--option is for both sides, --options parts them"),
-        (("--suite", "smoke", "--toolchain", "nope", "--toolchain", "1.5.0"), "unknown toolchain 'nope'"),
-        (("--suite", "smoke", "--options", "", "--options", "nope=1"), "unknown option of the htp backend 'nope'"),
-        (("--suite", "smoke", "--options", "", "--options", "use_dlbc=true", "--programs-only", "--max-devices", "1"),
-         "--max-devices is for execution"),
+        ("--suite smoke", "both sides are the same"),
+        ("--suite smoke --option use_dlbc=true --option use_dlbc=false", "--option is for both sides, --options parts"),
+        ("--suite smoke --toolchain nope --toolchain 1.5.0", "unknown toolchain 'nope'"),
+        ("--suite smoke --options= --options nope=1", "unknown option of the htp backend 'nope'"),
+        ("--suite smoke --options= --options use_dlbc=true --programs-only --max-devices 1", "is for execution"),
     ],
-)  # fmt: skip
-def test_mistakes_are_one_line_and_exit_code_2(home: FarmHome, arguments: tuple[str, ...], problem: str) -> None:
-    answer = home.farm("perf", "compare", *arguments)
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert problem in answer.stderr
-    assert len(answer.stderr.splitlines()) == 1
+)
+def test_mistakes_are_told_with_exit_code_2(words: str, problem: str) -> None:
+    assert problem in refused("perf", "compare", *words.split())

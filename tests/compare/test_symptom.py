@@ -48,6 +48,15 @@ def test_a_difference_of_the_bad_commit_is_its_symptom(
     assert answer_of(bad, symptom)[0] is BAD
 
 
+def test_values_of_a_program_are_compared_whatever_its_case_expects() -> None:
+    refused = job(side("p", "failed", "1 partition, expected 2", stage="build"), side("q", pte_bytes=900))
+    require_compared(refused, executed=False)
+    with pytest.raises(UsageError, match="does not pass at the good commit"):
+        require_compared(refused)
+    with pytest.raises(UsageError, match="does not pass at the good commit"):
+        require_compared(job(broken(), side("q")), executed=False)
+
+
 @pytest.mark.parametrize(
     ("bad", "metric"),
     [

@@ -7,28 +7,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
+from made import write_bundle
 
 from farm.base.errors import BundleError, InfraError, UsageError
-from farm.base.hashes import sha256_of
-from farm.builds.bundles.bundle import MANIFEST, MODEL, Manifest, TensorSpec, load_bundle
+from farm.builds.bundles.bundle import MANIFEST, MODEL, load_bundle
 from farm.builds.bundles.cache import BundleCache
 
 KEY = "ab" * 32
 
 
 def fill(folder: Path, key: str = KEY, content: bytes = b"a model") -> None:
-    (folder / MODEL).write_bytes(content)
-    manifest = Manifest(
-        key=key, job_id="s/c[SM8650-htp-8a8w]", soc="SM8650", backend="htp", precision="8a8w", samples=1,
-        inputs=(TensorSpec((1, 2), "float32"),), outputs=(TensorSpec((2,), "int64"),), pte_bytes=len(content),
-        delegates={"QnnBackend": 1}, delegated_ops=2, fallback_ops={}, seconds={}, versions={},
-        files={MODEL: sha256_of(folder / MODEL)},
-    )  # fmt: skip
-    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    write_bundle(folder, {MODEL: content}, key=key)
 
 
 def add(cache: BundleCache, key: str = KEY, content: bytes = b"a model") -> None:
@@ -39,47 +32,52 @@ def leftovers(root: Path) -> list[str]:
     return [path.name for path in root.glob("bundles/*/*") if path.name.endswith(".partial")]
 
 
-def test_a_published_bundle_is_found_and_verified(tmp_path: Path) -> None:
+def test_a_published_bundle_is_found_and_verified_and_not_built_again(tmp_path: Path) -> None:
     cache = BundleCache(tmp_path)
     assert cache.lookup(KEY) is None
-    add(cache)
+    for content in (b"first", b"second"):
+        add(cache, content=content)
     bundle = cache.lookup(KEY)
     assert bundle is not None
     bundle.verify()
-    assert bundle.manifest.partitions == 1
+    assert (bundle.manifest.partitions, bundle.model.read_bytes()) == (1, b"first")
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("damage", ["no model", "half a model", "a changed byte", "half a manifest", "another key"])
-def test_a_damaged_bundle_counts_as_absent_and_can_be_built_again(tmp_path: Path, damage: str) -> None:
-    cache = BundleCache(tmp_path)
-    add(cache)
-    folder = cache.folder(KEY)
-    if damage == "no model":
-        (folder / MODEL).unlink()
-    elif damage == "half a model":
-        (folder / MODEL).write_bytes(b"a mo")
-    elif damage == "a changed byte":
-        (folder / MODEL).write_bytes(b"b model")
-        with pytest.raises(BundleError, match=r"model\.pte: hash is .* expected .*farm setup cache prune --all"):
-            load_bundle(folder).verify()
-    elif damage == "half a manifest":
-        (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:50])
-    else:
-        fill(folder, "cd" * 32)
-    assert cache.lookup(KEY) is None
-    add(cache)
-    assert cache.lookup(KEY) is not None
+def _garble(path: Path) -> None:
+    path.write_bytes(b"b" + path.read_bytes()[1:])
 
 
-def test_a_damaged_bundle_stays_until_it_is_built_again_or_pruned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / MODEL).unlink(),
+        lambda folder: (folder / MODEL).write_bytes(b"a mo"),
+        lambda folder: _garble(folder / MODEL),
+        lambda folder: (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:50]),
+        lambda folder: fill(folder, "cd" * 32),
+    ],
+    ids=["no model", "half a model", "a changed byte", "half a manifest", "another key"],
+)
+def test_a_damaged_bundle_counts_as_absent_until_it_is_built_again_or_pruned(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
     cache = BundleCache(tmp_path)
-    add(cache)
-    (cache.folder(KEY) / MANIFEST).write_bytes(b"{")
-    assert cache.lookup(KEY) is None
-    assert [(entry.key, entry.job_id) for entry in cache.entries()] == [(KEY, "damaged")]
-    assert [entry.key for entry in cache.prune()] == [KEY]
+    for mend in (lambda: add(cache), cache.prune):
+        add(cache)
+        damage(cache.folder(KEY))
+        assert cache.lookup(KEY) is None
+        assert [entry.key for entry in cache.entries()] == [KEY]
+        mend()
     assert not cache.folder(KEY).exists()
+
+
+def test_a_changed_byte_is_named_with_the_way_to_remove_it(tmp_path: Path) -> None:
+    cache = BundleCache(tmp_path)
+    add(cache)
+    _garble(cache.folder(KEY) / MODEL)
+    with pytest.raises(BundleError, match=r"model\.pte: hash is .* expected .*farm setup cache prune --all"):
+        load_bundle(cache.folder(KEY)).verify()
 
 
 @pytest.mark.parametrize(
@@ -143,13 +141,6 @@ def test_two_builds_of_the_same_never_collide(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(built) == 1
-
-
-def test_building_again_keeps_the_first(tmp_path: Path) -> None:
-    cache = BundleCache(tmp_path)
-    for content in (b"first", b"second"):
-        add(cache, content=content)
-    assert (cache.folder(KEY) / MODEL).read_bytes() == b"first"
 
 
 def test_an_error_of_the_module_is_its_own_and_leaves_nothing(tmp_path: Path) -> None:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from farm.builds.compile.llm.greedy import continuation
 from farm.builds.compile.llm.stand_ins import stand_ins
 from farm.builds.program.pte import read_pte
 
-DECODING = Path(__file__).with_name("decoding.py")
 MISSING = ("torchtune", "lm_eval", "datasets")
 
 
@@ -59,34 +57,6 @@ def test_what_is_missing_is_stood_in_for_and_missing_again() -> None:
     assert not [name for name in sys.modules if name.startswith(MISSING)]
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("lm_eval.models.huggingface")
-
-
-@pytest.mark.whole
-def test_weights_of_users_make_the_decoder_that_they_are_of(printed_json: Callable[[Path], dict[str, Any]]) -> None:
-    found = printed_json(DECODING)
-    assert found[".pth"] == found[".safetensors"] == float("inf")
-    folders = {name: found[name] for name in found if name.isidentifier() and isinstance(found[name], float)}
-    # ExecuTorch 1.5 leaves out the caps of attention of gemma2, and has another GELU for both.
-    assert folders.pop("gemma2") > 30
-    assert folders.pop("gemma") > 60
-    assert len(folders) == 9
-    assert min(folders.values()) > 110, folders
-    for name, output in (("no_tensors", "run code"), ("code", "run code"), ("other_names", "layers.0.attention.wq")):
-        assert "case.c.generate.weights: weights.pth" in found[name]
-        assert output in found[name]
-
-
-@pytest.mark.whole
-def test_of_what_is_told_references_have_two_logarithms_of_probabilities() -> None:
-    torch = pytest.importorskip("torch")
-    from farm.builds.compile.llm.references import log_probabilities
-
-    # Probabilities 1/4 and 3/4, then 1/2 each, and a last token without a successor.
-    logits = torch.tensor([[0.0, np.log(3.0)], [5.0, 5.0], [1.0, 9.0]])
-    found = log_probabilities(logits, (1, 0, 1)).numpy()
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(np.exp(found[:2]), [[1 / 4, 3 / 4], [1 / 2, 1 / 2]], rtol=1e-6)
-    assert not found[2].any()
 
 
 @pytest.mark.whole

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,11 +19,23 @@ from farm.suites.suite import Case, InputSpec, Job, KnownIssue, Limits, Target, 
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn": "2.51"}
+ATTACHED, VIRTUAL = {**VERSIONS, HOST_CPU: "arm"}, {**VERSIONS, HOST_CPU: "x86"}
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Callable[[], None]:
+    """Function that clears the caches of this process, as a new process has none."""
+
+    def forget() -> None:
+        key_module.forget_sources()
+        source_module.package_state.cache_clear()
+
+    forget()
+    return forget
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setattr(key_module, "_read_sources", {})
+def job(tmp_path: Path) -> Job:
     (tmp_path / "ops.py").write_text("class Relu: ...\n")
     case = Case(suite="s", name="relu", module=".ops:Relu", inputs=(InputSpec(shape=(1, 4)),), folder=str(tmp_path))
     return Job(case, Target("SM8650", "htp", "8a8w"))
@@ -57,12 +71,11 @@ def test_options_decide_when_they_are_compiled_in(job: Job) -> None:
 
 
 def test_lpai_bundles_of_virtual_devices_are_their_own(job: Job) -> None:
-    versions = {virtual: {**VERSIONS, HOST_CPU: "x86" if virtual else "arm"} for virtual in (False, True)}
     lpai = Job(job.case, Target("SM8850", "lpai", "8a8w"))
-    assert bundle_key(lpai, versions[False]) != bundle_key(lpai, versions[True])
-    assert bundle_key(job, versions[False]) == bundle_key(job, versions[True])
-    assert relevant_versions("lpai", versions[True])["host_cpu"] == "x86"
-    assert "host_cpu" not in relevant_versions("htp", versions[True])
+    assert bundle_key(lpai, ATTACHED) != bundle_key(lpai, VIRTUAL)
+    assert bundle_key(job, ATTACHED) == bundle_key(job, VIRTUAL)
+    assert relevant_versions("lpai", VIRTUAL)["host_cpu"] == "x86"
+    assert "host_cpu" not in relevant_versions("htp", VIRTUAL)
 
 
 def _of_text(job: Job, mode: Mode = "kv", **names: str) -> Job:
@@ -70,39 +83,33 @@ def _of_text(job: Job, mode: Mode = "kv", **names: str) -> Job:
     return changed(job, module="", inputs=(), generate=generate)
 
 
-def test_methods_share_weights_on_attached_devices_alone(job: Job) -> None:
-    versions = {virtual: {**VERSIONS, HOST_CPU: "x86" if virtual else "arm"} for virtual in (False, True)}
-    modes: dict[Mode, bool] = {"kv": False, "hybrid": True, "lookahead": True}
-    for mode, is_shared in modes.items():
-        text = _of_text(job, mode)
-        assert (bundle_key(text, versions[False]) != bundle_key(text, versions[True])) == is_shared
-        assert shares_weights(text, versions[False]) == is_shared
-        assert not shares_weights(text, versions[True])
-        assert ("host_cpu" in relevant_versions("htp", versions[True], text.case)) == is_shared
-    ready = changed(_of_text(job, "hybrid"), pte="ops.py")
-    assert not shares_weights(ready, versions[False])
+@pytest.mark.parametrize(("mode", "is_shared"), [("kv", False), ("hybrid", True), ("lookahead", True)])
+def test_methods_share_weights_on_attached_devices_alone(job: Job, mode: Mode, *, is_shared: bool) -> None:
+    text = _of_text(job, mode)
+    assert (bundle_key(text, ATTACHED) != bundle_key(text, VIRTUAL)) == is_shared
+    assert (shares_weights(text, ATTACHED), shares_weights(text, VIRTUAL)) == (is_shared, False)
+    assert ("host_cpu" in relevant_versions("htp", VIRTUAL, text.case)) == is_shared
+    assert not shares_weights(changed(text, pte="ops.py"), ATTACHED)
 
 
-def test_every_file_and_folder_of_a_decoder_decides_by_its_content(job: Job, tmp_path: Path) -> None:
+def test_every_file_and_folder_of_a_decoder_decides_by_its_content(
+    job: Job, tmp_path: Path, forget: Callable[[], None]
+) -> None:
     folder = tmp_path / "hf"
     folder.mkdir()
     files = [tmp_path / "prompts.json", tmp_path / "score.json", folder / "config.json", folder / "a.safetensors"]
-    for file in (*files, folder / "README.md"):
+    readme = folder / "README.md"
+    for file in (*files, readme):
         file.write_text("1")
     text = _of_text(job, hugging_face="hf", prompts_file="prompts.json", score_file="score.json")
     assert set(named_files(text.case)) == set(files)
-
-    def key() -> str:
-        key_module.forget_sources()
-        return bundle_key(text, VERSIONS)
-
-    keys = {key()}
-    for file in files:
+    keys = [bundle_key(text, VERSIONS)]
+    for file in (*files, readme):
         file.write_text("2")
-        keys.add(key())
-    assert len(keys) == 1 + len(files)
-    (folder / "README.md").write_text("2")
-    assert key() in keys
+        forget()
+        keys.append(bundle_key(text, VERSIONS))
+    assert len(set(keys)) == 1 + len(files)
+    assert keys[-1] == keys[-2]
 
 
 def test_how_text_is_compiled_leaves_the_bundles_of_other_cases(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,52 +144,55 @@ def test_qnn_decides_nothing_of_what_runs_on_the_cpu(job: Job) -> None:
     assert key != bundle_key(Job(job.case, Target("SM8750", "xnnpack", "fp32")), VERSIONS)
 
 
-def test_a_change_of_the_suites_code_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = bundle_key(job, VERSIONS)
-    Path(job.case.folder, "ops.py").write_text("class Relu: pass\n")
-    monkeypatch.setattr(key_module, "_read_sources", {})
-    assert bundle_key(job, VERSIONS) != before
-
-
-def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand for another process."""
-    monkeypatch.setattr(key_module, "_read_sources", {})
-    source_module.package_state.cache_clear()
-
-
-def test_another_version_of_what_that_code_imports_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(job.case.folder, "ops.py").write_text("import os, torch\nfrom numpy.linalg import norm\nclass Relu: pass\n")
-    keys = set()
-    for version in ("1", "2", "2"):
-        _forget(monkeypatch)
-        monkeypatch.setattr(source_module, "_versions", lambda package, version=version: f"{package} {version}")
-        keys.add(bundle_key(job, VERSIONS))
-    assert len(keys) == 2
-
-
-def test_a_package_that_is_called_otherwise_than_its_wheel_is_told_apart(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+def test_a_change_of_the_suites_code_does_also_in_a_linked_folder(
+    job: Job, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, forget: Callable[[], None]
 ) -> None:
-    Path(job.case.folder, "ops.py").write_text("import yaml\nclass Relu: pass\n")
-    _forget(monkeypatch)
+    shared = tmp_path_factory.mktemp("shared")
+    (shared / "net.py").write_text("class Net: ...\n")
+    (shared / "back").symlink_to(tmp_path)
+    (tmp_path / "models").symlink_to(shared)
+    keys = [bundle_key(job, VERSIONS)]
+    for file, text in (
+        (tmp_path / "ops.py", "from .models.net import Net as Relu\n"),
+        (shared / "net.py", "Net = 1\n"),
+    ):
+        file.write_text(text)
+        forget()
+        keys.append(bundle_key(job, VERSIONS))
+    assert len(set(keys)) == 3
+    assert tmp_path / "models" / "net.py" in source_module.suite_files(job.case)
+
+
+@pytest.mark.parametrize(
+    ("imports", "package"), [("import os, yaml", "PyYAML"), ("from numpy.linalg import norm", "numpy")]
+)
+def test_another_version_of_what_that_code_imports_does(
+    job: Job, monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None], imports: str, package: str
+) -> None:
+    Path(job.case.folder, "ops.py").write_text(f"{imports}\nclass Relu: pass\n")
     before = bundle_key(job, VERSIONS)
     version = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99" if name == "PyYAML" else version(name))
-    _forget(monkeypatch)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99" if name == package else version(name))
+    forget()
     assert bundle_key(job, VERSIONS) != before
 
 
-@pytest.mark.parametrize("edited", ["mine/blocks.py", "mine/table.json", "mine_too.py"])
+@pytest.mark.parametrize(
+    "edited", ["mine/blocks.py", "mine/table.json", "mine_too.py", "mine_second.py", "mine_inline.py", "linked/net.py"]
+)
 def test_an_edit_of_what_that_code_imports_from_a_folder_does(
-    edited: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    edited: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None]
 ) -> None:
     code = tmp_path / "editable"
     (code / "mine").mkdir(parents=True)
+    (code / "linked").mkdir()
+    imports = "    import mine_too\nimport os.path as path, \\\n    mine_second as two\nif path: import mine_inline\n"
     for name, text in (
-        ("mine/__init__.py", ""), ("mine/blocks.py", "    import mine_too\n"), ("mine/table.json", "[]"),
-        ("mine_too.py", "one = 1\n"), ("not_mine.py", ""),
+        ("mine/__init__.py", ""), ("mine/blocks.py", imports), ("mine/table.json", "[]"), ("linked/net.py", ""),
+        ("mine_too.py", "one = 1\n"), ("mine_second.py", ""), ("mine_inline.py", ""), ("not_mine.py", ""),
     ):  # fmt: skip
         (code / name).write_text(text)
+    (code / "mine" / "nets").symlink_to(code / "linked")
     # As `pip install -e` leaves it.
     (code / "mine-1.dist-info").mkdir()
     (code / "mine-1.dist-info" / "METADATA").write_text("Name: mine\nVersion: 1\n")
@@ -194,13 +204,13 @@ def test_an_edit_of_what_that_code_imports_from_a_folder_does(
     for text in (before, before + "\n#", before):
         (code / edited).write_text(text)
         (code / "not_mine.py").write_text(text)
-        _forget(monkeypatch)
+        forget()
         keys.append((bundle_key(job, VERSIONS), bundle_key(direct, VERSIONS)))
     assert keys[0] == keys[2]
-    assert keys[0][0] != keys[1][0]
-    assert keys[0][1] != keys[1][1]
+    assert not set(keys[0]) & set(keys[1])
 
 
+@functools.cache
 def _imports(path: Path) -> set[Path]:
     """Return the files of farm that a file imports when it runs."""
     tree = ast.parse(path.read_text())

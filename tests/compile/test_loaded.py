@@ -10,23 +10,28 @@ import sys
 import time
 from pathlib import Path
 
+import made
 import msgspec
 import pytest
+from builder_runs import request_of, run_builders
 from waiting import await_later_file_time
 
 from farm.base.errors import InfraError
 from farm.base.hashes import hash_tree
-from farm.base.processes import Supervisor
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key, forget_sources, source_as_of_ns
 from farm.builds.compile.loaded import LoadedFiles
-from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
-from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.compile.protocol import BuildReply
 from farm.builds.toolchains.toolchain import Toolchain
-from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.suites.suite import Job
 
-OPS = """
+ADDS = """
 import torch
+class Adds(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+"""
+OPS = f"""{ADDS}
 class Uses(torch.nn.Module):
     def forward(self, x):
         from edited_pass import LEVEL
@@ -36,55 +41,18 @@ class Refuses(torch.nn.Module):
         super().__init__()
         import edited_pass
         raise ValueError("as the edit has it")
-class Without(torch.nn.Module):
-    def forward(self, x):
-        return x + 1
 """
-NAMES = ("Without", "Saved", "Uses", "Refuses")
 
 
-def build(tools: Toolchain, folder: Path) -> tuple[BundleCache, dict[str, BuildReply]]:
-    """Compile all with one builder, which imports `folder`/site; the toolchain was looked at before that was saved."""
-    suite, site = folder / "suite", folder / "site"
-    suite.mkdir()
-    site.mkdir()
-    compiler = msgspec.structs.replace(
-        tools.compiler, as_of_ns=time.time_ns(), env={**tools.compiler.env, "PYTHONPATH": str(site)}
-    )
-    await_later_file_time(folder)
-    (site / "edited_pass.py").write_text("LEVEL = 9.0\n")
-    # Keys of suites are computed as late, so that they match the content at that time.
-    (suite / "ops.py").write_text(OPS)
-    saved = folder / "saved"
-    saved.mkdir()
-    (saved / "ops.py").write_text(f"{OPS}# another key\n")
-    cache, replies = BundleCache(folder / "cache"), list[BuildReply]()
-    requests = {}
-    for name in NAMES:
-        module, of = (".ops:Without", saved) if name == "Saved" else (f".ops:{name}", suite)
-        case = Case("s", name, module=module, inputs=(InputSpec((1, 8)),), folder=str(of))
-        job = Job(case, Target("SM8650", "xnnpack", "fp32"))
-        key = bundle_key(job, tools.versions)
-        requests[key] = BuildRequest(job, key, tools.versions, str(folder / f"{name}.log"))
-    await_later_file_time(folder)
-    (saved / "ops.py").write_text(OPS)
-    with Supervisor() as supervisor:
-        pool = BuilderPool(
-            requests.values(), compiler,
-            BuilderSettings(MemoryLimits(8192, 4096), 300.0, cache.root, supervisor, folder),
-            width=1, on_done=replies.append,
-        )  # fmt: skip
-        pool.start()
-        pool.join()
-    return cache, {requests[reply.key].job.case.name: reply for reply in replies}
+def job_of(name: str, folder: Path, backend: str = "xnnpack", precision: str = "fp32") -> Job:
+    return made.job(name, backend=backend, precision=precision, module=f".ops:{name}", folder=str(folder))
 
 
 @pytest.mark.parametrize("act", ["saved", "removed"])
 def test_a_file_of_a_suite_that_is_saved_or_removed_after_its_key_is_in_no_bundle(tmp_path: Path, act: str) -> None:
-    (tmp_path / "ops.py").write_text(OPS)
+    (tmp_path / "ops.py").write_text(ADDS)
     (tmp_path / "other.py").write_text("LEVEL = 1\n")
-    case = Case("s", "c", module=".ops:Without", inputs=(InputSpec((1, 8)),), folder=str(tmp_path))
-    job = Job(case, Target("SM8650", "xnnpack", "fp32"))
+    job = job_of("Adds", tmp_path)
     bundle_key(job, {})
     as_of_ns = source_as_of_ns(job)
     loaded = LoadedFiles(as_of_ns, tmp_path / "cache")
@@ -93,20 +61,35 @@ def test_a_file_of_a_suite_that_is_saved_or_removed_after_its_key_is_in_no_bundl
     loaded.require_suite_old(job.case, as_of_ns)
     await_later_file_time(tmp_path)
     (tmp_path / "other.py").unlink() if act == "removed" else (tmp_path / "other.py").write_text("LEVEL = 2\n")
-    with pytest.raises(InfraError, match="other.py was changed after the run had begun"):
+    with pytest.raises(InfraError, match="other.py was changed after the start of the run"):
         loaded.require_suite_old(job.case, as_of_ns)
 
 
 @pytest.mark.whole
 def test_what_is_saved_while_an_untraced_toolchain_compiles_is_in_no_bundle(tools: Toolchain, tmp_path: Path) -> None:
-    cache, replies = build(tools, tmp_path)
-    without = replies.pop("Without")
+    suite, saved, site = tmp_path / "suite", tmp_path / "saved", tmp_path / "site"
+    for folder in (suite, saved, site):
+        folder.mkdir()
+    # The toolchain was looked at before a file of it was saved; the keys of the suites are computed later.
+    env = {**tools.compiler.env, "PYTHONPATH": str(site)}
+    compiler = msgspec.structs.replace(tools.compiler, as_of_ns=time.time_ns(), env=env)
+    await_later_file_time(tmp_path)
+    (site / "edited_pass.py").write_text("LEVEL = 9.0\n")
+    (suite / "ops.py").write_text(OPS)
+    (saved / "ops.py").write_text(f"{OPS}# another key\n")
+    jobs = [
+        job_of(name, folder) for name, folder in (("Adds", suite), ("Adds", saved), ("Uses", suite), ("Refuses", suite))
+    ]
+    requests = [request_of(job, tools.versions, tmp_path) for job in jobs]
+    await_later_file_time(tmp_path)
+    (saved / "ops.py").write_text(OPS)
+    cache = BundleCache(tmp_path / "cache")
+    without, *replies = run_builders(requests, compiler, cache.root, tmp_path)
     assert without.ok, without.reason
     assert cache.lookup(without.key) is not None
-    for name, reply in replies.items():
+    for reply, file in zip(replies, ("saved/ops.py", "edited_pass.py", "edited_pass.py"), strict=True):
         assert (reply.ok, reply.infra) == (False, True)
-        file = "saved/ops.py" if name == "Saved" else "edited_pass.py"
-        assert f"{file} was changed after the run had begun" in reply.reason
+        assert f"{file} was changed after the start of the run" in reply.reason
         assert cache.lookup(reply.key) is None
 
 
@@ -165,7 +148,7 @@ def test_a_toolchain_below_the_users_folder_of_temporary_files_is_checked(
     await_later_file_time(tmp_path)
     (site / "seen_module.py").write_text("LEVEL = 2\n")
     is_loaded(site)
-    with pytest.raises(InfraError, match=r"seen_module.py was changed after the run had begun"):
+    with pytest.raises(InfraError, match=r"seen_module.py was changed after the start of the run"):
         loaded.require_old("")
 
 
@@ -182,7 +165,7 @@ def test_a_copy_with_an_old_time_is_an_edit(site: Path, tmp_path: Path, name: st
     os.utime(kept, (1, 1))
     kept.replace(site / name)
     is_loaded(site)
-    with pytest.raises(InfraError, match=f"{name} was changed after the run had begun"):
+    with pytest.raises(InfraError, match=f"{name} was changed after the start of the run"):
         loaded.require_old("")
     # The module stays loaded, so that no later job matches its key.
     with pytest.raises(InfraError, match=name):
@@ -193,41 +176,26 @@ def test_a_copy_with_an_old_time_is_an_edit(site: Path, tmp_path: Path, name: st
 def test_an_edit_between_two_precisions_is_in_no_bundle_and_in_the_bundles_of_the_next_run(
     tools: Toolchain, tmp_path: Path
 ) -> None:
-    suite, cache = tmp_path / "suite", BundleCache(tmp_path / "cache")
-    suite.mkdir()
-    ops, text = suite / "ops.py", "import torch\nclass Adds(torch.nn.Module):\n    def forward(self, x):\n"
-    ops.write_text(f"{text}        return x + 1\n")
-    case = Case("s", "adds", module=".ops:Adds", inputs=(InputSpec((1, 8)),), folder=str(suite))
+    ops, cache = tmp_path / "ops.py", BundleCache(tmp_path / "cache")
+    ops.write_text(ADDS)
+    edited = ADDS.replace("x + 1", "x * 3 + 1")
 
-    def build(edited: str) -> list[BuildReply]:
+    def build() -> list[BuildReply]:
         await_later_file_time(tmp_path)
         forget_sources()
-        jobs = [Job(case, Target("SM8650", "htp", precision)) for precision in ("8a8w", "16a8w")]
-        requests = [
-            BuildRequest(job, bundle_key(job, tools.versions), tools.versions, str(tmp_path / "log")) for job in jobs
-        ]
-        replies: list[BuildReply] = []
+        jobs = [job_of("Adds", tmp_path, "htp", precision) for precision in ("8a8w", "16a8w")]
+        requests = [request_of(job, tools.versions, tmp_path) for job in jobs]
 
-        def edit(reply: BuildReply) -> None:
-            replies.append(reply)
+        def edit(_: BuildReply) -> None:
             if ops.read_text() != edited:
                 ops.write_text(edited)
 
-        with Supervisor() as supervisor:
-            pool = BuilderPool(
-                requests, tools.compiler,
-                BuilderSettings(MemoryLimits(8192, 4096), 300.0, cache.root, supervisor, tmp_path),
-                width=1, on_done=edit,
-            )  # fmt: skip
-            pool.start()
-            pool.join()
-        return replies
+        return run_builders(requests, tools.compiler, cache.root, tmp_path, on_done=edit)
 
-    edited = f"{text}        return x * 3 + 1\n"
-    first, second = build(edited)
+    first, second = build()
     assert (first.ok, second.ok, second.infra) == (True, False, True)
-    assert "ops.py was changed after the run had begun" in second.reason
-    replies = build(edited)
+    assert "ops.py was changed after the start of the run" in second.reason
+    replies = build()
     assert [(reply.ok, reply.reason) for reply in replies] == [(True, ""), (True, "")]
     bundles = [cache.lookup(reply.key) for reply in (first, replies[0])]
     operators = [dict(bundle.manifest.operators) for bundle in bundles if bundle is not None]

@@ -9,9 +9,8 @@ from pathlib import Path
 from farm.base.socs import find_soc
 from farm.report.model.coverage.coverage import made_of_others
 from farm.suites.manifests import find_suites, load_suite
-from farm.suites.op_builders import SuiteOperators, installed_builders, suite_operators
+from farm.suites.op_builders import SuiteOperators, installed_builders, operators_in_tests, suite_operators
 from farm.suites.suite import plan
-from farm.suites.tested_operators import operators_in_tests
 
 SUITES = ("quantized_ops", "fp_ops")
 

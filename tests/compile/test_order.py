@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from farm.builds.compile.order import case_of, take_next
+from farm.builds.compile.pool import case_of, take_next
 from farm.builds.compile.protocol import BuildRequest
 from farm.suites.suite import Case, Job, Target
 

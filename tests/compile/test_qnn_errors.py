@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from farm.builds.bundles.origins import Origin
-from farm.builds.compile.current_node import CurrentNode, take_node
 from farm.builds.compile.qnn_errors import explained
+from farm.builds.compile.watched import noting_node, take_node
 
 EMPTY = "AssertionError: Failed to generate Qnn context binary."
 ORIGINS = {
@@ -123,15 +123,15 @@ def test_a_hostile_log_costs_no_time() -> None:
 def test_a_compiler_that_ends_by_itself_leaves_no_file_and_a_killed_one_its_node(tmp_path: Path) -> None:
     log = tmp_path / "build.log"
     log.write_text("printed\n")
-    with CurrentNode(log) as current_node:
-        current_node.note("aten_convolution_default (module a, very/long.py:1)")
-        current_node.note("aten_relu_default (net.py:7)")
+    with noting_node(log) as note:
+        note("aten_convolution_default (module a, very/long.py:1)")
+        note("aten_relu_default (net.py:7)")
         # The caller sees this state during the compile, or after the compiler was killed.
         assert take_node(log) == "aten_relu_default (net.py:7)"
         assert log.read_text() == "printed\n\nfarm: the compiler was at aten_relu_default (net.py:7)\n"
         assert take_node(log) == ""
     assert list(tmp_path.iterdir()) == [log]
-    with CurrentNode(log):
+    with noting_node(log):
         pass
     assert take_node(log) == ""
 
@@ -140,9 +140,9 @@ def test_a_full_disk_does_not_fail_a_job_over_a_note(tmp_path: Path, monkeypatch
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    with CurrentNode(tmp_path / "build.log") as current_node:
+    with noting_node(tmp_path / "build.log") as note:
         monkeypatch.setattr("os.pwrite", full)
-        current_node.note("aten_relu_default")
+        note("aten_relu_default")
 
 
 def test_a_refused_write_has_the_line_of_qnn_as_well() -> None:

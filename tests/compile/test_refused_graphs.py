@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from builder_runs import request_of, run_builders
+from made import job
 
 from farm.base.processes import Supervisor
-from farm.builds.bundles.key import bundle_key
 from farm.builds.compile.debug.process import DebugProcess
 from farm.builds.compile.debug.protocol import CompileRequest
-from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
-from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.compile.protocol import BuildReply
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.results.judge import build_failure
-from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.suites.suite import InputSpec
 
 OPS = """
 import os, signal, torch
@@ -67,22 +67,6 @@ class Up(torch.nn.Module):
     def forward(self, x):
         return self.up(x)  # line 47
 
-class Chosen(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = torch.nn.Sequential(torch.nn.Linear(8, 8), Branch())
-
-    def forward(self, x):
-        return self.body(x)
-
-class Branch(torch.nn.Module):
-    def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda y: y * 2.0, lambda y: y - 1.0, (x,))  # line 59
-
-class Own(torch.nn.Module):
-    def forward(self, x):
-        raise ValueError("Qnn is not at fault")
-
 class Dies(torch.nn.Module):
     # A stub of an op builder of QNN that ends the process, or hangs.
     def __init__(self, number):
@@ -120,25 +104,18 @@ def refuse(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Callab
         for name, shape, precision, soc in wanted:
             module, _, number = name.partition(" ")
             args = (int(number),) if number else ()
-            case = Case("s", name, f".ops:{module}", (InputSpec(shape),), args=args, folder=str(suite))
-            job = Job(case, Target(soc, "htp", precision))
-            log = str(folder / f"{name}.log")
-            requests.append(BuildRequest(job, bundle_key(job, tools.versions), tools.versions, log))
-        replies: dict[str, BuildReply] = {}
-        with Supervisor() as supervisor:
-            pool = BuilderPool(
-                requests, tools.compiler,
-                BuilderSettings(MemoryLimits(8192, 4096), timeout_s, folder / "cache", supervisor, folder),
-                width=1, on_done=lambda reply: replies.update({reply.key: reply}),
+            made = job(
+                name, soc, precision=precision, module=f".ops:{module}", args=args, inputs=(InputSpec(shape),),
+                folder=str(suite),
             )  # fmt: skip
-            pool.start()
-            pool.join()
+            requests.append(request_of(made, tools.versions, folder))
+        replies = run_builders(requests, tools.compiler, folder / "cache", folder, timeout_s=timeout_s)
         assert list(folder.glob("*.at")) == []
         found = {}
-        for request in requests:
-            reply, log_text = replies[request.key], Path(request.log).read_text(errors="replace")
-            recorded = build_failure(request.job, reply.reason, log_text).reason
-            found[request.job.case.name] = Refused(reply, log_text, recorded)
+        for request, reply in zip(requests, replies, strict=True):
+            log = Path(request.log).read_text(errors="replace")
+            recorded = build_failure(request.job, reply.reason, log).reason
+            found[request.job.case.name] = Refused(reply, log, recorded)
         return found
 
     return run
@@ -150,8 +127,6 @@ def refused(refuse: Callable[..., dict[str, Refused]]) -> dict[str, Refused]:
         ("Masked", (1, 8, 8), "8a8w", "SM8650"),
         ("Volume", (1, 3, 8, 8, 8), "16a16w", "SM8650"),
         ("Nan", (1, 8), "8a8w", "SM8650"),
-        ("Chosen", (1, 8), "8a8w", "SM8650"),
-        ("Own", (1, 8), "8a8w", "SM8650"),
         (f"Dies {signal.SIGSEGV:d}", (1, 8), "8a8w", "SM8650"),
     )
 
@@ -179,18 +154,6 @@ def test_a_nan_that_calibration_meets_is_named(refused: dict[str, Refused]) -> N
     assert refused["Nan"].reason == (
         "AssertionError: min nan should be less than max nan; c is nan; mul is nan (suite/ops.py:23)"
     )
-
-
-def test_torch_cond_is_refused_with_its_line(refused: dict[str, Refused]) -> None:
-    reason = refused["Chosen"].reason
-    assert (
-        "case.Chosen.module: torch.cond (module body.1, suite/ops.py:59) is control flow, which htp does not" in reason
-    )
-    assert "compute both branches and choose one with torch.where" in reason
-
-
-def test_what_the_module_itself_raises_stays_the_reason(refused: dict[str, Refused]) -> None:
-    assert refused["Own"].reason == "ValueError: Qnn is not at fault"
 
 
 def test_a_compiler_that_a_signal_ends_leaves_its_operator_and_its_stack(refused: dict[str, Refused]) -> None:
@@ -249,11 +212,10 @@ def test_a_compiler_that_is_killed_or_takes_too_long_leaves_its_operator(
 def test_debugging_names_what_qnn_refused_as_well(tools: Toolchain, tmp_path: Path) -> None:
     (tmp_path / "suite").mkdir()
     (tmp_path / "suite/ops.py").write_text(OPS)
-    case = Case("s", "c", ".ops:Masked", (InputSpec((1, 8, 8)),), folder=str(tmp_path / "suite"))
-    job = Job(case, Target("SM8650", "htp", "8a8w"))
+    masked = job(module=".ops:Masked", inputs=(InputSpec((1, 8, 8)),), folder=str(tmp_path / "suite"))
     with Supervisor() as supervisor:
         process = DebugProcess(supervisor, tools.compiler, tmp_path / "debug.log", tmp_path / "work")
-        process.send(CompileRequest(job, tools.versions, 0, str(tmp_path / "out")))
+        process.send(CompileRequest(masked, tools.versions, 0, str(tmp_path / "out")))
         reply = process.receive(300)
     assert reply.reason.startswith("QNN: Output def has a bad scale"), reply.reason
     assert "aten_full_default is made of -inf (suite/ops.py:6)" in reply.reason

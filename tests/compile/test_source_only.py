@@ -11,7 +11,7 @@ from foreign_bytecode import write_foreign_bytecode
 
 PROGRAM = """
 import sys
-from farm.builds.compile.source_only import import_from_source
+from farm.builds.compile.loaded import import_from_source
 folder, *developed = sys.argv[1:]
 import_from_source(developed)
 sys.path.insert(0, folder)

@@ -24,7 +24,6 @@ from farm.dispatch.device_run.health_check import health_check_job
 
 JOB = health_check_job("SM8650", "htp")
 SERVES = "from farm.base.fork_server import serve_forks\nserve_forks(lambda: None, lambda words: 0)"
-HANGS = "import time\ntime.sleep(600)"
 # torch names the folder of its debug files as it is imported, from this variable or the current folder.
 TORCH_STUB = """
 import gc, json, locale, logging, os, pathlib, resource, signal, sys, tempfile
@@ -67,17 +66,22 @@ def supervisor() -> Iterator[Supervisor]:
         yield made
 
 
-def compiler_of(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    (folder / "template_stub.py").write_text(program)
-    monkeypatch.setattr("farm.builds.compile.template._MODULE", "template_stub")
-    return Compiler(sys.executable, {"PYTHONPATH": str(folder)})
+@pytest.fixture
+def template(supervisor: Supervisor, tmp_path: Path) -> BuilderTemplate:
+    return BuilderTemplate(supervisor, tmp_path / "cache", tmp_path)
+
+
+def compiler_with(folder: Path, module: str, text: str, **options: Any) -> Compiler:
+    """Return a compiler that imports a module of this text."""
+    (folder / f"{module}.py").write_text(text)
+    return Compiler(sys.executable, {"PYTHONPATH": str(folder), "STATE": str(folder)}, **options)
 
 
 def test_an_idle_host_keeps_no_template(
-    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    supervisor: Supervisor, template: BuilderTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = compiler_of(SERVES, tmp_path, monkeypatch)
-    template = BuilderTemplate(supervisor, tmp_path / "cache", tmp_path)
+    monkeypatch.setattr("farm.builds.compile.template._MODULE", "template_stub")
+    compiler = compiler_with(tmp_path, "template_stub", SERVES)
     # More often than a template that ends by itself is started again.
     for _ in range(4):
         assert template.acquire(compiler, JOB, 60.0, lambda: False)
@@ -89,45 +93,35 @@ def test_an_idle_host_keeps_no_template(
         assert process.poll() is not None
 
 
-def test_a_template_that_hangs_is_ended_and_not_waited_for_again(
-    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("torch", "wait_s", "log"),
+    [
+        pytest.param("import time\ntime.sleep(600)", 0.5, "", id="hangs"),
+        # The failure may pass, as of a full disk; but another import in the same process finds half of torch.
+        pytest.param("raise OSError('no descriptors left')", 60.0, "no descriptors left", id="has no torch"),
+        pytest.param(
+            "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+            "def set_num_threads(number): ...",
+            60.0, "a library has started a thread", id="has a thread",
+        ),
+    ],
+)  # fmt: skip
+def test_a_template_that_cannot_fork_is_ended_and_not_waited_for_again(
+    supervisor: Supervisor, template: BuilderTemplate, tmp_path: Path, torch: str, wait_s: float, log: str
 ) -> None:
-    compiler = compiler_of(HANGS, tmp_path, monkeypatch)
-    template = BuilderTemplate(supervisor, tmp_path / "cache", tmp_path)
-    assert template.acquire(compiler, JOB, 0.3, lambda: False) is None
+    compiler = compiler_with(tmp_path, "torch", torch)
+    assert template.acquire(compiler, JOB, wait_s, lambda: False) is None
     process = supervisor.find(TEMPLATE_NAME).process
     assert process.poll() is not None
     assert template.acquire(compiler, JOB, 60.0, lambda: False) is None
     assert supervisor.find(TEMPLATE_NAME).process is process
+    assert log in (tmp_path / "builder-template.log").read_text()
 
 
-def test_a_template_without_torch_has_no_forks(supervisor: Supervisor, tmp_path: Path) -> None:
-    # The failure may pass, as of a full disk; but another import in the same process finds half of torch.
-    (tmp_path / "torch.py").write_text("raise OSError('no descriptors left')")
-    compiler = Compiler(sys.executable, {"PYTHONPATH": str(tmp_path)})
-    template = BuilderTemplate(supervisor, tmp_path / "cache", tmp_path)
-    assert template.acquire(compiler, JOB, 60.0, lambda: False) is None
-    process = supervisor.find(TEMPLATE_NAME).process
-    assert template.acquire(compiler, JOB, 60.0, lambda: False) is None
-    assert supervisor.find(TEMPLATE_NAME).process is process
-    assert "no descriptors left" in (tmp_path / "builder-template.log").read_text()
-
-
-def test_a_template_with_a_thread_does_not_stay(supervisor: Supervisor, tmp_path: Path) -> None:
-    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
-    (tmp_path / "torch.py").write_text(f"{thread}\ndef set_num_threads(number): ...")
-    compiler = Compiler(sys.executable, {"PYTHONPATH": str(tmp_path)})
-    template = BuilderTemplate(supervisor, tmp_path / "cache", tmp_path)
-    assert template.acquire(compiler, JOB, 60.0, lambda: False) is None
-    assert supervisor.find(TEMPLATE_NAME).process.poll() is not None
-    assert "a library has started a thread" in (tmp_path / "builder-template.log").read_text()
-
-
-def test_a_fork_is_like_a_builder_that_starts_by_itself(supervisor: Supervisor, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text(TORCH_STUB)
-    env = {"PYTHONPATH": str(tmp_path), "STATE": str(tmp_path)}
-    compiler = Compiler(sys.executable, env, as_of_ns=time.time_ns())
-    template = BuilderTemplate(supervisor, tmp_path / "cache", tmp_path)
+def test_a_fork_is_like_a_builder_that_starts_by_itself(
+    supervisor: Supervisor, template: BuilderTemplate, tmp_path: Path
+) -> None:
+    compiler = compiler_with(tmp_path, "torch", TORCH_STUB, as_of_ns=time.time_ns())
     popen = template.acquire(compiler, JOB, 60.0, lambda: False)
     assert popen is not None
     states: list[dict[str, Any]] = []

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 import warm_torch
+from builder_runs import request_of, run_builders
+from made import job
 
 from farm.base import processes
 from farm.base.hashes import tree_files
-from farm.base.processes import Supervisor
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.changes import edit_between
 from farm.builds.bundles.reuse import find_bundles_for, forget_pruned
 from farm.builds.bundles.trace import DevelopedRoot, FileTrace, to_bits
-from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
-from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.compile.protocol import BuildReply
 from farm.builds.toolchains.toolchain import Toolchain
-from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.suites.suite import Job
 
 LAYERS = '''"""A model's own code in the package under development."""
 import functools, torch
@@ -118,15 +119,8 @@ class Bench:
         """Replies for the jobs of ENDS."""
 
     def job(self, name: str, *args: str) -> Job:
-        case = Case(
-            "s",
-            "-".join((name, *args)),
-            module=f".ops:{name}",
-            args=args,
-            inputs=(InputSpec((1, 8)),),
-            folder=str(self.suite),
-        )
-        return Job(case, Target("SM8650", "xnnpack", "fp32"))
+        case = {"module": f".ops:{name}", "args": args, "folder": str(self.suite)}
+        return job("-".join((name, *args)), backend="xnnpack", precision="fp32", **case)
 
     def tools(self, *, as_of_ns: int = 0) -> Toolchain:
         """The toolchain as the package is now; prepare() finds such folders by itself."""
@@ -145,21 +139,21 @@ class Bench:
 
     def build(self, *jobs: Job, tools: Toolchain | None = None) -> list[BuildReply]:
         tools = tools or self.tools()
-        keys = {
-            job.id: one.key for job, one in zip(jobs, find_bundles_for(jobs, tools, self.cache).values(), strict=True)
-        }
-        replies: list[BuildReply] = []
-        logs = {job.id: str(self.folder / f"{keys[job.id]}.log") for job in jobs}
-        with Supervisor() as supervisor:
-            pool = BuilderPool(
-                [BuildRequest(job, keys[job.id], tools.versions, logs[job.id]) for job in jobs],
-                tools.compiler,
-                BuilderSettings(MemoryLimits(8192, 4096), 300.0, self.cache.root, supervisor, self.folder),
-                width=1, on_done=replies.append,
-            )  # fmt: skip
-            pool.start()
-            pool.join()
-        return replies
+        found = find_bundles_for(jobs, tools, self.cache)
+        requests = [request_of(job, tools.versions, self.folder, found[job.id].key) for job in jobs]
+        return run_builders(requests, tools.compiler, self.cache.root, self.folder)
+
+    @contextmanager
+    def edited(self, old: str, new: str, file: str = "layers.py") -> Iterator[None]:
+        """Replace a text in a file of the package during the body."""
+        path = self.package / file
+        before = path.read_text()
+        assert before.count(old) == 1
+        path.write_text(before.replace(old, new))
+        try:
+            yield
+        finally:
+            path.write_text(before)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -216,16 +210,10 @@ UNKNOWN = {"Spawns", "TracesItself"}
 def test_an_edit_concerns_the_bundles_in_which_it_took_part(
     bench: Bench, file: str, old: str, new: str, concerned: set[str]
 ) -> None:
-    path = bench.package / file
-    before = path.read_text()
-    assert before.count(old) == 1
-    try:
-        path.write_text(before.replace(old, new))
-        # For the case that read the file as text, each character counts.
-        readers = {"Reads"} if file == "layers.py" else set()
+    # For the case that read the file as text, each character counts.
+    readers = {"Reads"} if file == "layers.py" else set()
+    with bench.edited(old, new, file):
         assert bench.lacking() == concerned | UNKNOWN | readers
-    finally:
-        path.write_text(before)
     assert bench.lacking() == set()
 
 
@@ -245,48 +233,34 @@ def test_a_file_more_or_less_concerns_all(bench: Bench) -> None:
 
 @pytest.mark.whole
 def test_what_was_pruned_is_compiled_again(bench: Bench, tmp_path: Path) -> None:
-    layers = bench.package / "layers.py"
-    before = layers.read_text()
     sources, away = bench.cache.root / "sources", tmp_path / "sources"
-    try:
-        layers.write_text(before.replace("return 4", "return 5"))
+    with bench.edited("return 4", "return 5"):
         assert bench.lacking() == UNKNOWN | {"Reads"}
         sources.rename(away)
         assert bench.lacking() == set(NAMES)
         away.rename(sources)
         forget_pruned(bench.cache)
         assert bench.lacking() == UNKNOWN | {"Reads"}
-    finally:
-        layers.write_text(before)
 
 
 @pytest.mark.whole
 def test_an_edited_bundle_is_compiled_anew_and_both_states_are_kept(bench: Bench) -> None:
-    layers = bench.package / "layers.py"
-    before = layers.read_text()
-    try:
-        layers.write_text(before.replace("return torch.abs(x)", "return -torch.abs(x)"))
+    right = bench.jobs["Right"]
+    with bench.edited("return torch.abs(x)", "return -torch.abs(x)"):
         tools = bench.tools()
-        assert [reply.ok for reply in bench.build(bench.jobs["Right"], tools=tools)] == [True]
+        [reply] = bench.build(right, tools=tools)
+        assert reply.ok
         assert "Right" not in bench.lacking(tools)
-        right = find_bundles_for([bench.jobs["Right"]], tools, bench.cache)[bench.jobs["Right"].id].key
-    finally:
-        layers.write_text(before)
     assert bench.lacking() == set()
-    again = find_bundles_for([bench.jobs["Right"]], bench.tools(), bench.cache)[bench.jobs["Right"].id].key
-    assert again != right
+    assert find_bundles_for([right], bench.tools(), bench.cache)[right.id].key != reply.key
 
 
 @pytest.mark.whole
 def test_what_is_edited_while_it_is_compiled_is_in_no_bundle(bench: Bench) -> None:
-    layers = bench.package / "layers.py"
-    before = layers.read_text()
-    tools = bench.tools(as_of_ns=1)
     job = Job(msgspec.structs.replace(bench.jobs["Left"].case, seed=5), bench.jobs["Left"].target)
-    [reply] = bench.build(job, tools=tools)
+    [reply] = bench.build(job, tools=bench.tools(as_of_ns=1))
     assert (reply.ok, reply.infra) == (False, True)
-    assert "was changed after the run had begun" in reply.reason
-    assert layers.read_text() == before
+    assert "was changed after the start of the run" in reply.reason
 
 
 @pytest.mark.whole
@@ -300,14 +274,9 @@ def test_a_job_that_ends_its_fork_fails_alone_as_without_one(bench: Bench) -> No
 SILENT = "def f():\n    ...\ndef g():\n    global x\ndef h(): return 1\n"
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_a_function_whose_lines_tell_nothing_is_taken_to_have_run(number: int) -> None:
-    lines = SILENT.splitlines()
-    place = (1, 3, 4)[number]
-    lines[place] = (
-        lines[place].replace("...", "return 2").replace("global x", "return 2").replace("return 1", "return 2")
-    )
-    edit = edit_between(SILENT.encode(), "\n".join(lines).encode())
+@pytest.mark.parametrize("tells_nothing", ["...", "global x", "return 1"])
+def test_a_function_whose_lines_tell_nothing_is_taken_to_have_run(tells_nothing: str) -> None:
+    edit = edit_between(SILENT.encode(), SILENT.replace(tells_nothing, "return 2").encode())
     assert not edit.everywhere
     assert edit.concerns(FileTrace("", to_bits([1, 3, 5])))
 

@@ -23,9 +23,9 @@ INPUT = torch.linspace(-2.0, 3.0, 3 * 8 * 8).reshape(1, 3, 8, 8)
 
 
 class Net(torch.nn.Module):
-    def __init__(self, *, stride: int = 1, step: float = 0.0, last: str = "tanh") -> None:
+    def __init__(self, *, step: float = 0.0, last: str = "tanh") -> None:
         super().__init__()
-        self.conv = torch.nn.Conv2d(3, 4, 3, stride=stride, bias=False)
+        self.conv = torch.nn.Conv2d(3, 4, 3, bias=False)
         self.last = last
         weights = WEIGHTS.clone()
         # A weight in the middle changes, so that the range and with it the scale stays.
@@ -69,7 +69,6 @@ VARIANTS = {
     "split": two_partitions,
     "weight": lambda: quantized(Net(step=2.5 / 255)),
     "scale": lambda: quantized(Net(), INPUT * 1.01),
-    "stride": lambda: quantized(Net(stride=2)),
     "order": lambda: quantized(Net(last="sigmoid")),
     "split_again": two_partitions,
     "again": lambda: quantized(Net()),

@@ -126,13 +126,6 @@ def _lines(path: Path) -> int:
 def _unittest(folder: Path, env: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", MODULE, "--soc_model", "SM8650", *arguments],
-        cwd=folder,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=600,
-        check=False,
-    )
+        cwd=folder, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", timeout=600, check=False,
+    )  # fmt: skip

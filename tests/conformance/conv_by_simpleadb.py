@@ -37,17 +37,13 @@ def main() -> None:
     np.savez(chosen.into / "reference.npz", **arrays)
 
     job = Job(chosen.into / "conv.pte", [[arrays["x0"]], [arrays["x1"]]])
+    # The caller has set what adb needs.
+    environment = {name: os.environ[name] for name in ("ANDROID_ADB_SERVER_PORT", "HOME")}
+    layout = Layout(chosen.sdk, chosen.build, chosen.more)
     measured = run_jobs(
-        [job, job],
-        chosen.into,
-        device=chosen.device,
-        soc="SM8650",
-        layout=Layout(chosen.sdk, chosen.build, chosen.more),
-        adb=chosen.adb,
-        # The caller has set what adb needs.
-        environment={name: os.environ[name] for name in ("ANDROID_ADB_SERVER_PORT", "HOME")},
-        iterations=3,
-    )
+        [job, job], chosen.into, device=chosen.device, soc="SM8650", layout=layout, adb=chosen.adb,
+        environment=environment, iterations=3,
+    )  # fmt: skip
     print(json.dumps(measured._asdict() | {"jobs": [job._asdict() for job in measured.jobs]}))  # noqa: T201
 
 

@@ -27,16 +27,9 @@ def test_it_pushes_executes_and_pulls(
 ) -> None:
     env = {**outside_env, **device.env, "PYTHONPATH": str(HERE.parent)}
     folders = ("--sdk", layout.sdk, "--build", layout.build, "--into", tmp_path)
-    done = run_program(
-        [
-            *(sys.executable, HERE / "conv_by_simpleadb.py", *folders),
-            *("--device", device.name, "--adb", device.server.adb, *layout.more),
-        ],
-        env=env,
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        timeout_s=300,
-    )
+    words = ("--device", device.name, "--adb", device.server.adb, *layout.more)
+    command = [sys.executable, HERE / "conv_by_simpleadb.py", *folders, *words]
+    done = run_program(command, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL, timeout_s=300)
     measured = json.loads(done.stdout.splitlines()[-1])
     assert measured["libraries"] > 0
     assert all(min(job["push"], job["execute"], job["pull"]) > 0 for job in measured["jobs"])

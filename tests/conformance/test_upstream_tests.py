@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from executorch_checkout import installed
 from farm_home import FarmHome
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def test_on_two_devices(home: FarmHome) -> None:
 
 
 def test_the_newer_framework_on_a_device(home: FarmHome) -> None:
-    spec = importlib.util.find_spec("executorch")
-    assert spec is not None
-    folder = Path((spec.submodule_search_locations or [])[0], "backends/qualcomm/tests/rework")
+    folder = installed() / "backends/qualcomm/tests/rework"
     names = [f"{file}::{name}" for file, chosen in NEWER.items() for name in chosen]
     errors = run_on_devices(
         home, [str(folder / name) for name in names], {f"rework/{name}" for name in names}, devices=1
@@ -72,9 +70,7 @@ def test_the_newer_framework_on_a_device(home: FarmHome) -> None:
 
 
 def test_the_suite_of_every_backend_runs_on_the_devices(home: FarmHome) -> None:
-    spec = importlib.util.find_spec("executorch")
-    assert spec is not None
-    folder = Path((spec.submodule_search_locations or [])[0], "backends/test/suite/operators")
+    folder = installed() / "backends/test/suite/operators"
     done = home.farm(
         *("pytest", "--soc", "SM8550", "--virtual", "1", "--json", "--", "-p", "no:cacheprovider"),
         *(str(folder / "test_relu.py"), "-k", "f32_multi_dim and (8a8w or 16a4w_block)"),

@@ -65,13 +65,10 @@ class TestAHotDevice:
         again = hot.json("jobs", "rerun", JOB, "--run", ran["run"], "--device", "same")
         assert HOT in self.notes(again["now"])
 
-    @pytest.mark.parametrize("command", ["confirm", pytest.param("bisect", marks=pytest.mark.whole)])
-    def test_what_measures_in_turns_waits_and_then_says_so(
-        self, hot: Attached, models: Path, ran: dict[str, Any], command: str
-    ) -> None:
+    def test_farm_perf_confirm_waits_and_then_says_so(self, hot: Attached, models: Path, ran: dict[str, Any]) -> None:
         later = hot.json("exec", str(models / "conv.pte"), "--iterations", "2")
         done = hot.farm(
-            "perf", command, JOB, "--good", ran["run"], "--bad", later["run"], "--metric", "latency", "--pairs", "5",
+            "perf", "confirm", JOB, "--good", ran["run"], "--bad", later["run"], "--metric", "latency", "--pairs", "5",
             "--device", hot.devices[0].serial,
         )  # fmt: skip
         assert done.returncode in (0, 3), done.stderr
@@ -130,16 +127,6 @@ class TestDebug:
 
         return run
 
-    def test_what_a_former_owner_left_on_the_device_is_removed(
-        self, bench: Attached, run: Callable[..., DebugOutcome]
-    ) -> None:
-        left = bench.root(0) / "data/local/tmp/farm/run-of-somebody-1"
-        (left / "1").mkdir(parents=True)
-        outcome = run()
-        assert outcome.attempt is not None
-        assert outcome.attempt.reason.startswith("no layer could be compared")
-        assert not left.exists()
-
     def test_nothing_is_recorded_once_the_lease_was_lost(self, run: Callable[..., DebugOutcome]) -> None:
         database = load_config().store_url.removeprefix("sqlite:///")
 
@@ -153,13 +140,16 @@ class TestDebug:
             view = store.runs.view(store.runs.resolve("latest", unbegun=True))
         assert [job.attempts for job in view.jobs] == [()]
 
-    def test_a_known_issue_that_has_expired_is_told(self, run: Callable[..., DebugOutcome]) -> None:
-        attempt = run(KnownIssue("as ever", expires=date(2020, 1, 1))).attempt
+    @pytest.mark.parametrize("expires", [None, date(2020, 1, 1)])
+    def test_files_of_a_former_owner_go_and_a_known_issue_covers_until_it_expires(
+        self, bench: Attached, run: Callable[..., DebugOutcome], expires: date | None
+    ) -> None:
+        left = bench.root(0) / "data/local/tmp/farm/run-of-somebody-1"
+        (left / "1").mkdir(parents=True)
+        attempt = run(KnownIssue("as ever", expires=expires)).attempt
+        assert not left.exists()
         assert attempt is not None
-        assert (attempt.verdict, attempt.stage, attempt.known_issue) == (Verdict.FAILED, Stage.NUMERICS, "")
-        assert any("known issue has expired" in note for note in attempt.notes), attempt.notes
-
-    def test_a_known_issue_covers_a_failure_at_its_stage(self, run: Callable[..., DebugOutcome]) -> None:
-        attempt = run(KnownIssue("as ever")).attempt
-        assert attempt is not None
-        assert attempt.known_issue == "as ever"
+        assert (attempt.verdict, attempt.stage) == (Verdict.FAILED, Stage.NUMERICS)
+        assert attempt.reason.startswith("no layer could be compared")
+        assert attempt.known_issue == ("" if expires else "as ever")
+        assert any("known issue has expired" in note for note in attempt.notes) is bool(expires)

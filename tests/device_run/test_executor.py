@@ -9,12 +9,14 @@ from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
+from made import job
+
 from farm.devices.execution.raw import RawResult
-from farm.dispatch.device_run.executor import Executor
+from farm.dispatch.device_run.device_worker import Executor
 from farm.dispatch.request.plan import RunPlan
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import PlannedJob
-from farm.suites.suite import Case, Job, Target
+from farm.suites.suite import Job
 
 WAIT_S = 30.0
 
@@ -46,8 +48,8 @@ class StubRun:
         assert self._has_run.wait(WAIT_S)
         return Attempt(job.id, Verdict.PASSED, Stage.DONE, (raw.folder / "output").read_text())
 
-    def flags(self, target: object, profile: object) -> dict[str, str]:
-        return {}
+    def options(self, job: object, execution: object) -> SimpleNamespace:
+        return SimpleNamespace(flags={})
 
     def keep(self, attempt: Attempt, bundle: object, folder: Path) -> tuple[Attempt, tuple[()]]:
         return attempt, ()
@@ -60,13 +62,9 @@ class StubRun:
 
 
 def test_jobs_that_differ_in_a_slash_and_an_underscore_have_their_own_files(tmp_path: Path) -> None:
-    target = Target("SM8650", "htp", "8a8w")
-    jobs = [Job(Case(suite, name, "", ()), target) for suite, name in (("ops", "conv_relu"), ("ops_conv", "relu"))]
-    planned = [PlannedJob(job, f"{number:064x}", cached=True) for number, job in enumerate(jobs)]
-    plan = RunPlan(
-        run_id="r", folder=tmp_path, cache_root=tmp_path, jobs=tuple(planned), devices=(), runtimes={}, iterations=1,
-        warm_up=0, timeout_s=1.0, artifact_root=tmp_path,
-    )  # fmt: skip
+    jobs = [job(name, suite=suite) for suite, name in (("ops", "conv_relu"), ("ops_conv", "relu"))]
+    planned = [PlannedJob(one, f"{number:064x}", cached=True) for number, one in enumerate(jobs)]
+    plan = RunPlan("r", tmp_path, tmp_path, tuple(planned), (), {}, tmp_path)
     worker: Any = SimpleNamespace(run=StubRun(jobs[-1].id))
     executor = Executor(plan, worker)
     try:
@@ -74,5 +72,5 @@ def test_jobs_that_differ_in_a_slash_and_an_underscore_have_their_own_files(tmp_
         second = executor.run(planned[1], None, lambda: True)
     finally:
         executor.close()
-    assert [attempt.reason for (attempt,), _ in (first, second)] == [job.id for job in jobs]
+    assert [attempt.reason for (attempt,), _ in (first, second)] == [one.id for one in jobs]
     assert list((tmp_path / "raw").iterdir()) == []

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from made import write_bundle
 
 from farm.base.config.retention import FailuresConfig
-from farm.base.config.settings import load_config
-from farm.base.errors import ConfigError
-from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
+from farm.builds.bundles.bundle import INPUTS, MODEL, Bundle, Manifest
 from farm.dispatch.device_run.artifacts import AttemptArtifacts, FailedFiles
 from farm.dispatch.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
@@ -23,17 +22,7 @@ WRONG = Attempt("s/c[SM8650-htp-8a8w]", Verdict.FAILED, Stage.NUMERICS, "sqnr", 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
     contents = {MODEL: b"program", f"{INPUTS}/input_0_0.raw": b"input", f"{INPUTS}/input_1_0.raw": b"another"}
-    for name, data in contents.items():
-        (tmp_path / "bundle" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "bundle" / name).write_bytes(data)
-    tensor = TensorSpec((2,), "float32")
-    manifest = Manifest(
-        key="k", job_id=WRONG.job_id, soc="SM8650", backend="htp", precision="8a8w", samples=2, inputs=(tensor,),
-        outputs=(tensor,), pte_bytes=7, delegates={}, delegated_ops=0, fallback_ops={}, seconds={}, versions={},
-        files={name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
-    )  # fmt: skip
-    (tmp_path / "bundle" / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-    return load_bundle(tmp_path / "bundle")
+    return write_bundle(tmp_path / "bundle", contents, job_id=WRONG.job_id, samples=2)
 
 
 def keep(
@@ -63,21 +52,21 @@ def test_inputs_and_outputs_of_a_failed_attempt_are_kept(tmp_path: Path, bundle:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "attempts"),
     [
-        {"verdict": Verdict.PASSED, "cause": Cause.NONE},
-        {"verdict": Verdict.INFRA, "cause": Cause.DAMAGE},
-        {"known_issue": "wrong for a year"},
+        ({"verdict": Verdict.PASSED, "cause": Cause.NONE}, 2),
+        ({"verdict": Verdict.INFRA, "cause": Cause.DAMAGE}, 2),
+        ({"known_issue": "wrong for a year"}, 2),
+        # farm.toml wants none.
+        ({}, 0),
     ],
 )
-def test_no_file_of_other_attempts_is_kept(tmp_path: Path, bundle: Bundle, changes: dict[str, object]) -> None:
-    attempt = msgspec.structs.replace(WRONG, **changes)  # type: ignore[arg-type]
-    assert keep(tmp_path, bundle, attempt) == (attempt, {})
+def test_no_file_of_others_is_kept(tmp_path: Path, bundle: Bundle, changes: dict[str, Any], attempts: int) -> None:
+    attempt = msgspec.structs.replace(WRONG, **changes)
+    assert keep(tmp_path, bundle, attempt, attempts=attempts) == (attempt, {})
 
 
-def test_the_number_is_that_of_all_workers_of_a_run_and_what_is_beyond_it_is_noted(
-    tmp_path: Path, bundle: Bundle
-) -> None:
+def test_attempts_beyond_the_number_of_a_run_are_noted(tmp_path: Path, bundle: Bundle) -> None:
     counts = [len(keep(tmp_path, bundle)[1]) for _ in range(2)]
     assert counts == [5, 5]
     attempt, kept = keep(tmp_path, bundle)
@@ -94,10 +83,6 @@ def test_one_that_is_too_large_is_noted_and_takes_no_place(tmp_path: Path, bundl
     assert len(keep(tmp_path, bundle, attempts=1)[1]) == 5
 
 
-def test_none_is_kept_or_noted_where_farm_toml_wants_none(tmp_path: Path, bundle: Bundle) -> None:
-    assert keep(tmp_path, bundle, attempts=0) == (WRONG, {})
-
-
 def test_an_attempt_without_outputs_takes_no_place(tmp_path: Path, bundle: Bundle) -> None:
     (tmp_path / "empty").mkdir()
     failed = FailedFiles(FailuresConfig(keep_attempts=1), tmp_path / "run")
@@ -105,14 +90,3 @@ def test_an_attempt_without_outputs_takes_no_place(tmp_path: Path, bundle: Bundl
     crash = msgspec.structs.replace(WRONG, cause=Cause.CRASH)
     assert kept.keep(crash, bundle, tmp_path / "empty", lambda: pytest.fail("no session is needed")) == (crash, ())
     assert len(keep(tmp_path, bundle, attempts=1)[1]) == 5
-
-
-def test_farm_toml_has_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
-    file = tmp_path / "farm.toml"
-    file.write_text("[failures]\nkeep_attempts = 7\nkeep_mb = 8\n")
-    assert load_config(file).failures == FailuresConfig(7, 8)
-    for key in ("keep_attempts", "keep_mb"):
-        file.write_text(f"[failures]\n{key} = -1\n")
-        with pytest.raises(ConfigError, match=rf"failures\.{key}: is -1, expected at least 0"):
-            load_config(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,23 +35,13 @@ def phone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Device, Tr
         transport.close()
 
 
-class Odd:
-    """Device with given answers."""
-
-    def __init__(self, answer: Callable[[], bytes]) -> None:
-        self.serial, self.storage, self._answer = "odd", "/data", answer
-
-    def run(self, *_: Any, **__: Any) -> Any:
-        class Done:
-            stdout, stderr, code = self._answer(), b"", 0
-
-        return Done
-
-
-def odd(answer: Callable[[], bytes], every_s: float = SOON_S) -> Thermometer:
-    device: Any = type("Named", (), {"os": "android"})
-    transport: Any = Odd(answer)
-    return Thermometer(device, transport, every_s)
+def odd(answer: Callable[[], bytes]) -> Thermometer:
+    """Return the thermometer of a device with given answers."""
+    device: Any = SimpleNamespace(os="android")
+    transport: Any = SimpleNamespace(
+        serial="odd", storage="/data", run=lambda *_, **__: SimpleNamespace(stdout=answer(), stderr=b"", code=0)
+    )
+    return Thermometer(device, transport, SOON_S)
 
 
 def watching() -> list[threading.Thread]:
@@ -79,22 +70,29 @@ def test_a_device_that_is_away_for_a_while_has_readings_before_and_after(phone: 
     assert not watching()
 
 
-@pytest.mark.parametrize("answer", [b"uid=0\n", b"uid=0\nbattery=temperature: 99999\nzone=0\n", b"no word of it"])
-def test_a_device_that_gives_none_has_no_readings(answer: bytes) -> None:
-    asked: list[bytes] = []
+@pytest.mark.parametrize(
+    "answer", [b"uid=0\nbattery=temperature: 99999\nzone=0\n", b"no word of it", LeaseLostError("")]
+)
+def test_a_device_without_a_temperature_or_whose_lease_is_lost_has_no_readings(answer: bytes | Exception) -> None:
+    asked: list[int] = []
 
     def answer_again() -> bytes:
-        asked.append(answer)
+        asked.append(1)
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     with odd(answer_again) as thermometer:
-        until(lambda: len(asked) > 2)
+        until(lambda: len(asked) > isinstance(answer, bytes))
     assert thermometer.readings == ()
     assert not watching()
 
 
-def test_one_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "STATUS_SECONDS", 0.2)
+@pytest.mark.parametrize("interrupt", [None, KeyboardInterrupt])
+def test_a_hanging_device_is_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException] | None
+) -> None:
+    monkeypatch.setattr(room, "STATUS_SECONDS", 60.0 if interrupt else 0.2)
     over, asked = threading.Event(), []
 
     def answer() -> bytes:
@@ -103,37 +101,10 @@ def test_one_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> N
             over.wait(60)
         return b"uid=0\nbattery=temperature: 311\n"
 
-    with odd(answer) as thermometer:
-        until(lambda: len(asked) == 2)
-    assert watching(), "the second answer is not waited for"
-    assert thermometer.readings == (31.1,)
-    assert len(asked) == 2, "not once more"
-    over.set()
-    until(lambda: not watching())
-
-
-def test_whoever_breaks_off_waits_for_nothing() -> None:
-    over, asked = threading.Event(), []
-
-    def answer() -> bytes:
-        asked.append(1)
-        return b"uid=0\n" if len(asked) == 1 or over.wait(60) else b""
-
     thermometer = odd(answer).__enter__()
     until(lambda: len(asked) == 2)
-    thermometer.__exit__(KeyboardInterrupt, None, None)
+    thermometer.__exit__(interrupt, None, None)
     assert watching(), "the second answer is not waited for"
+    assert (thermometer.readings, len(asked)) == ((31.1,), 2)
     over.set()
     until(lambda: not watching())
-
-
-def test_a_lease_that_is_lost_is_for_the_job_to_find() -> None:
-    asked = threading.Event()
-
-    def answer() -> bytes:
-        asked.set()
-        raise LeaseLostError("another has it")
-
-    with odd(answer) as thermometer:
-        assert asked.wait(60)
-    assert thermometer.readings == ()

@@ -9,7 +9,7 @@ import pytest
 from farm.base.processes import Supervisor
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
-from farm.devices.device import Device
+from farm.devices.device import AdbAddress, Device
 from farm.devices.virtual.boot import boot
 
 
@@ -22,7 +22,7 @@ class Bench:
     root: Path
 
     def transport(self, number: int = 0) -> AdbTransport:
-        return AdbTransport(self.devices[number].serial, self.server.port)
+        return AdbTransport(self.devices[number].serial, AdbAddress(self.server.port))
 
     def files(self, number: int = 0) -> Path:
         """Return the folder of this machine behind the device's /data/local/tmp."""

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from networks import Relay
-from waiting import listens
+from waiting import free_port, listens
 
 from farm.base.errors import DeviceTimeoutError, InfraError
 from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.server import find_adb, start_adb_server
+from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
+from farm.devices.device import AdbAddress
 from farm.devices.virtual.boot import boot
 
 
@@ -34,21 +35,11 @@ def test_a_private_server_keeps_to_itself(tmp_path: Path) -> None:
     assert not listens(server.port)
 
 
-def test_two_private_servers_do_not_meet(tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        servers = [start_adb_server(supervisor, tmp_path / name) for name in ("a", "b")]
-        assert servers[0].port != servers[1].port
-        servers[0].stop()
-        assert not listens(servers[0].port)
-        assert listens(servers[1].port)
-
-
 def test_what_does_not_listen_cannot_be_attached(tmp_path: Path) -> None:
-    with Supervisor() as supervisor, socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+    with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path)
         with pytest.raises(InfraError, match="cannot attach 127.0.0.1:"):
-            server.connect("127.0.0.1", taken.getsockname()[1])
+            server.connect("127.0.0.1", free_port())
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this Python knows no IPv6")
@@ -66,7 +57,9 @@ def test_a_device_is_attached_by_an_ipv6_address(tmp_path: Path) -> None:
         with contextlib.closing(line):
             assert server.connect("::1", line.port) == f"[::1]:{line.port}"
             assert host.network_address(device.serial) == f"[::1]:{line.port}"
-            assert AdbTransport(device.serial, server.port).run(["echo", "hi"], timeout_s=20).stdout == b"hi\n"
+            assert (
+                AdbTransport(device.serial, AdbAddress(server.port)).run(["echo", "hi"], timeout_s=20).stdout == b"hi\n"
+            )
             host.query(f"host:disconnect:[::1]:{line.port}")
 
 
@@ -80,7 +73,7 @@ def test_a_cut_behind_a_forward_that_acknowledges_is_seen(tmp_path: Path, monkey
         server.query(f"host:disconnect:{near}")
         with contextlib.closing(Relay(int(near.split(":")[1]))) as line, ThreadPoolExecutor(1) as pool:
             server.connect("127.0.0.1", line.port)
-            transport = AdbTransport(device.serial, server.port)
+            transport = AdbTransport(device.serial, AdbAddress(server.port))
             # A program may stay silent for any time while the device answers.
             assert transport.run(["sleep", "2"], timeout_s=20).code == 0
             running = pool.submit(lambda: transport.run(["sleep", "600"], timeout_s=600))
@@ -90,7 +83,3 @@ def test_a_cut_behind_a_forward_that_acknowledges_is_seen(tmp_path: Path, monkey
             with pytest.raises(DeviceTimeoutError, match="did not open a stream in 1 s: is it hanging"):
                 running.result(30)
             line.restore()
-
-
-def test_the_bundled_adb_is_found() -> None:
-    assert os.access(find_adb(), os.X_OK)

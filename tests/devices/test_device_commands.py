@@ -6,6 +6,7 @@ dropbear. `tools/device_tables.py` makes the table in docs/evidence/devices.md f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -19,7 +20,7 @@ from ssh_server import SshServer
 from waiting import until
 
 from farm.base.processes import Supervisor
-from farm.devices.adb.transport import AdbTransport
+from farm.devices.connect import open_transport
 from farm.devices.device import AdbAddress, Device
 from farm.devices.execution.content_store import ContentStore, differing, expected_content, hashes_of
 from farm.devices.execution.shell import shell_script
@@ -27,13 +28,11 @@ from farm.devices.execution.takeover import take_over
 from farm.devices.identity import identify
 from farm.devices.platform_facts import read_platform
 from farm.devices.recovery import PRINT_BOOT, PRINT_STATE
-from farm.devices.ssh.transport import SshTransport
 from farm.devices.status import read_status
 from farm.devices.transport import Completed, Transport
 
 SECONDS = 60.0
 REPLAY = Path(__file__).parents[2] / "farm/replay"
-SHELLS = ("tombstone", "logcat", "dmesg", "journal", "dsp")
 
 
 @pytest.fixture(
@@ -52,15 +51,10 @@ def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         board.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def transport(device: Device) -> Iterator[Transport]:
-    transport: Transport
-    if isinstance(device.address, AdbAddress):
-        transport = AdbTransport(device.serial, device.address.port)
-    else:
-        transport = SshTransport(device.serial, device.address)  # type: ignore[arg-type]
-    yield transport
-    transport.close()
+    with contextlib.closing(open_transport(device)) as transport:
+        yield transport
 
 
 @pytest.fixture
@@ -78,35 +72,23 @@ def run(
     return transport.run(["sh", "-c", script, "sh", *words], cwd=cwd, stdin=stdin, timeout_s=SECONDS)
 
 
-def test_identify(device: Device) -> None:
+def test_identity_status_and_facts(device: Device, transport: Transport) -> None:
     assert (bool(device.soc), device.kind) == (True, "virtual")
     assert device.build
-
-
-def test_status(device: Device, transport: Transport) -> None:
+    assert transport.user_id() in {0, 2000, os.getuid()}
     status = read_status(transport, os=device.os)
     assert status.boot_id
     assert status.uptime_s
     assert status.free_bytes
     assert status.clock_offset_ms is not None
     assert abs(status.clock_offset_ms) < 60_000
-
-
-def test_page_size_and_selinux(transport: Transport) -> None:
     facts = read_platform(transport)
     assert facts.page_bytes >= 4096
     assert facts.page_bytes & (facts.page_bytes - 1) == 0
     assert facts.selinux in {"", "Disabled", "Permissive", "Enforcing"}
-
-
-def test_boot_and_state(transport: Transport) -> None:
     boot, state = run(transport, PRINT_BOOT), run(transport, PRINT_STATE)
     assert boot.code == state.code == 0
     assert state.stdout.splitlines() == [*boot.stdout.splitlines(), b"1"]
-
-
-def test_user(transport: Transport) -> None:
-    assert transport.user_id() in {0, 2000, os.getuid()}
 
 
 def test_survey_admit_hash_and_remove_objects(transport: Transport, folder: PurePosixPath, tmp_path: Path) -> None:
@@ -203,14 +185,12 @@ def test_read_the_beginning_of_a_file(transport: Transport, folder: PurePosixPat
     assert run(transport, 'wc -c <"$1"', "text", cwd=folder).stdout.split() == [b"5000"]
 
 
-@pytest.mark.parametrize("name", SHELLS)
-def test_crash_logs(transport: Transport, name: str) -> None:
-    done = run(transport, shell_script(name), "60", "10000")
-    # A log that is not there is no text; a word that a tool does not take would be on standard error.
-    assert b"nvalid option" not in done.stderr
-    assert b"nrecognized option" not in done.stderr
-    assert b"yntax error" not in done.stderr
-    assert b"Unknown option" not in done.stderr
+def test_crash_logs(transport: Transport) -> None:
+    for name in ("tombstone", "logcat", "dmesg", "journal", "dsp"):
+        done = run(transport, shell_script(name), "60", "10000")
+        # A log that is not there is no text; a word that a tool does not take would be on standard error.
+        for complaint in (b"nvalid option", b"nrecognized option", b"yntax error", b"Unknown option"):
+            assert complaint not in done.stderr, name
 
 
 def test_remove_a_session(transport: Transport, folder: PurePosixPath) -> None:

@@ -56,26 +56,17 @@ def test_what_is_no_devices_fault_changes_nothing(cause: str) -> None:
     assert after(GONE, GONE, mark)[0] is Health.SUSPECT
 
 
-def test_a_storage_that_somebody_else_has_filled_asks_for_a_health_check_and_never_for_quarantine() -> None:
-    full = HealthMark(Event.INFRA, "space", "no room")
-    state, reason = after(*[full] * (FAILURES_IN_A_ROW + 1))
-    assert (state, reason) == (Health.SUSPECT, "its storage is full: (space) no room")
-    health_check, gave_up = (
-        HealthMark(Event.CHECK_FAILED, "space", "no room"),
-        HealthMark(Event.GAVE_UP, "space", "no room"),
+@pytest.mark.parametrize(
+    ("cause", "reason"), [("space", "its storage is full"), ("runtime", "its runtime does not fit")]
+)
+def test_what_the_lab_has_to_mend_asks_for_a_health_check_and_never_for_quarantine(cause: str, reason: str) -> None:
+    failed, check, gave_up = (
+        HealthMark(event, cause, "no room") for event in (Event.INFRA, Event.CHECK_FAILED, Event.GAVE_UP)
     )
-    assert after(health_check, RECOVERED, health_check, gave_up)[0] is Health.SUSPECT
-    assert after(health_check, gave_up, OK)[0] is Health.HEALTHY
-    assert after(*[GONE] * (FAILURES_IN_A_ROW - 1), full)[0] is Health.SUSPECT, "it brings none nearer to it"
-
-
-def test_libraries_that_do_not_fit_ask_for_a_health_check_and_never_for_quarantine() -> None:
-    lacking = HealthMark(Event.INFRA, "runtime", "no stub library")
-    state, reason = after(*[lacking] * (FAILURES_IN_A_ROW + 1))
-    assert (state, reason) == (Health.SUSPECT, "its runtime does not fit: (runtime) no stub library")
-    health_check, gave_up = HealthMark(Event.CHECK_FAILED, "runtime"), HealthMark(Event.GAVE_UP, "runtime")
-    assert after(health_check, RECOVERED, health_check, gave_up)[0] is Health.SUSPECT
-    assert after(health_check, gave_up, OK)[0] is Health.HEALTHY
+    assert after(*[failed] * (FAILURES_IN_A_ROW + 1)) == (Health.SUSPECT, f"{reason}: ({cause}) no room")
+    assert after(check, RECOVERED, check, gave_up)[0] is Health.SUSPECT
+    assert after(check, gave_up, OK)[0] is Health.HEALTHY
+    assert after(*[GONE] * (FAILURES_IN_A_ROW - 1), failed)[0] is Health.SUSPECT, "it brings none nearer to it"
 
 
 @pytest.mark.parametrize("cause", ["device", "session"])

@@ -7,29 +7,28 @@ import os
 import signal
 import socket
 import stat
-import threading
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import pytest
 from processors import of_an_arm
-from ssh_server import SshServer
-from waiting import until
+from ssh_server import SshServer, login, running
+from waiting import free_port, until
 
 from farm.base.config.settings import load_config
 from farm.base.errors import ConfigError, InfraError
 from farm.base.processes import Supervisor
-from farm.devices import discovery
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.server import AdbServer, find_adb
-from farm.devices.connect import open_transport
-from farm.devices.device import Device
+from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
+from farm.devices.connect import KINDS, TransportKind, from_plain, open_transport
+from farm.devices.device import Device, DeviceAddress, LocalAddress
 from farm.devices.discovery import Scan, scan_all
 from farm.devices.hosts import reach_server, revive_tunnels
-from farm.devices.identity import identify, read_soc
-from farm.devices.status import read_status
+from farm.devices.identity import identify, reported_soc
+from farm.devices.local.transport import LocalProcess, LocalTransport
 from farm.devices.virtual.boot import boot
 
 if TYPE_CHECKING:
@@ -38,12 +37,30 @@ if TYPE_CHECKING:
 HERE = socket.gethostname()
 
 
+class StubAddress(msgspec.Struct, DeviceAddress, frozen=True, tag="stub"):
+    """Address of a device whose every program prints the file `answer`."""
+
+    answer: str
+
+    @property
+    def place(self) -> str:
+        return self.answer
+
+
+class StubTransport(LocalTransport):
+    def __init__(self, serial: str, address: StubAddress) -> None:
+        super().__init__(serial, LocalAddress("/farm"))
+        self._answer = address.answer
+
+    def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> LocalProcess:
+        del command, timeout_s, stdin
+        return LocalProcess(self.serial, argv, ["cat", self._answer])
+
+
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with Supervisor() as supervisor:
-        server = SshServer(supervisor, tmp_path_factory.mktemp("board"), "QCS9100", "board-7").start()
+    with running(SshServer, tmp_path_factory.mktemp("board"), "QCS9100", "board-7") as server:
         yield server
-        server.stop()
 
 
 @pytest.fixture
@@ -60,38 +77,32 @@ def look(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield look
 
 
-def login(server: SshServer) -> str:
-    return (
-        f'ssh = "{getpass.getuser()}@127.0.0.1:{server.port}"\n'
-        f'key_file = "{server.folder}/user_key"\nknown_hosts = "{server.known_hosts}"\n'
-    )
-
-
 def unusable(scan: Scan) -> dict[str, tuple[str, str]]:
     return {one.serial: (one.state, one.reason) for one in scan.unusable}
 
 
-def test_without_a_word_in_farm_toml_the_ordinary_server_is_asked(look: Callable[[str], Scan]) -> None:
+def test_without_a_word_in_farm_toml_the_ordinary_server_is_asked(look: Callable[[str], Scan], bench: Bench) -> None:
     found = look("")
-    assert [(one.id, one.soc, one.host, one.os) for one in found.devices] == [
-        (f"virtual-SM8650-0@{HERE}", "SM8650", HERE, "android"),
-        (f"virtual-SM8750-0@{HERE}", "SM8750", HERE, "android"),
+    assert [(one.id, one.soc, one.host, one.os, one.kind) for one in found.devices] == [
+        (f"virtual-{soc}-0@{HERE}", soc, HERE, "android", "virtual") for soc in ("SM8650", "SM8750")
     ]
+    assert {one.address.port for one in found.devices} == {bench.server.port}
     assert found.unusable == ()
+    assert msgspec.json.decode(msgspec.json.encode(found.devices), type=tuple[Device, ...], dec_hook=from_plain)
 
 
 def test_a_device_of_a_kind_that_has_no_key_of_its_own_is_found_by_its_address(
-    look: Callable[[str], Scan], tmp_path: Path
+    look: Callable[[str], Scan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "stub/answers").mkdir(parents=True)
-    (tmp_path / "stub/answers/sh").write_text("ro.soc.model=SM8550\nro.serialno=R5CT\nstorage=ok\n")
-    entry = f'address = {{ type = "stub", folder = "{tmp_path}/stub" }}\n'
+    monkeypatch.setitem(KINDS, "stub", TransportKind(StubAddress, StubTransport))
+    (tmp_path / "answer").write_text("ro.soc.model=SM8550\nro.serialno=R5CT\nstorage=ok\n")
+    entry = f'address = {{ type = "stub", answer = "{tmp_path}/answer" }}\n'
     found = look(f'[[device]]\n{entry}name = "made-up"\n')
     device = next(one for one in found.devices if one.serial == "R5CT")
     assert (device.soc, device.name, device.host) == ("SM8550", "made-up", HERE)
     found = look('[[device]]\naddress = { type = "pigeon" }\n[[device]]\naddress = { type = "stub" }\n')
     assert "there is no transport 'pigeon': known are adb, ssh, local, stub" in unusable(found)["pigeon"][1]
-    assert "missing required field `folder`" in unusable(found)["stub"][1]
+    assert "missing required field `answer`" in unusable(found)["stub"][1]
     with pytest.raises(ConfigError, match="expected one of serial, ssh, connect, address and local"):
         look(f"[[device]]\n{entry}local = true\n")
 
@@ -118,25 +129,20 @@ def test_devices_of_every_kind_are_found_and_described(look: Callable[[str], Sca
     assert str(transport.storage) == f"{board.folder}/kept/here"
     assert stat.S_IMODE(Path(transport.storage).stat().st_mode) == 0o700
     transport.push({transport.storage / "file": b"x"})
-    status = read_status(transport, os=device.os)
-    assert status.free_bytes is not None
     transport.close()
 
 
 def test_what_cannot_be_reached_is_said_and_ends_nothing(look: Callable[[str], Scan], board: SshServer) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        nobody = taken.getsockname()[1]
-        found = look(
-            f'[[host]]\nname = "direct"\nadb = "127.0.0.1:{nobody}"\n'
-            f'[[host]]\nname = "tunnelled"\nssh = "me@127.0.0.1:{nobody}"\n'
-            f'[[host]]\nname = "strange"\n{login(board)}adb = "127.0.0.2:{nobody}"\n'
-            f'[[device]]\nssh = "me@127.0.0.1:{nobody}"\n'
-            f'[[device]]\nconnect = "127.0.0.1:{nobody}"\n'
-            f'[[device]]\n{login(board)}soc = "QCM6490"\n'
-            '[[device]]\nserial = "virtual-SM8750-0"\nin_service = false\nnote = "its fan is loud"\n'
-        )
-    assert [one.serial for one in found.devices] == ["virtual-SM8650-0"]
+    nobody = free_port()
+    found = look(
+        f'[[host]]\nname = "direct"\nadb = "127.0.0.1:{nobody}"\n'
+        f'[[host]]\nname = "tunnelled"\nssh = "me@127.0.0.1:{nobody}"\n'
+        f'[[host]]\nname = "strange"\n{login(board)}adb = "127.0.0.2:{nobody}"\n'
+        f'[[device]]\nssh = "me@127.0.0.1:{nobody}"\n'
+        f'[[device]]\nconnect = "127.0.0.1:{nobody}"\n'
+        f'[[device]]\n{login(board)}soc = "QCM6490"\n'
+    )
+    assert [one.serial for one in found.devices] == ["virtual-SM8650-0", "virtual-SM8750-0"]
     output = unusable(found)
     assert {state for state, _ in (output["direct"], output["tunnelled"], output["strange"])} == {"absent"}
     assert "no adb server listens" in output["direct"][1]
@@ -144,7 +150,6 @@ def test_what_cannot_be_reached_is_said_and_ends_nothing(look: Callable[[str], S
     assert "Connection refused" in output["tunnelled"][1]
     assert f"no adb server answers at 127.0.0.2:{nobody}" in output["strange"][1]
     assert output["board-7"] == ("mismatch", "is a QCS9100, and farm.toml expects a QCM6490")
-    assert output["virtual-SM8750-0"] == ("out", "out of service in farm.toml: its fan is loud")
     # The ssh device and the device to be attached have the same address.
     assert "absent" in output[f"127.0.0.1:{nobody}"]
 
@@ -152,7 +157,6 @@ def test_what_cannot_be_reached_is_said_and_ends_nothing(look: Callable[[str], S
 @pytest.mark.parametrize(
     ("force", "text"),
     [
-        ("/bin/false", "ended with exit code 1: give"),
         ("/bin/true", "ended with exit code 0: give"),
         ("/usr/sbin/nologin", "ended with exit code 1 (This account is currently not available.): give"),
     ],
@@ -160,14 +164,9 @@ def test_what_cannot_be_reached_is_said_and_ends_nothing(look: Callable[[str], S
 def test_an_account_without_a_shell_is_named_with_the_next_step(
     look: Callable[[str], Scan], tmp_path: Path, force: str, text: str
 ) -> None:
-    with Supervisor() as supervisor, socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        closed = SshServer(supervisor, tmp_path / "closed", force=force).start()
-        found = look(
-            f'[[host]]\nname = "attic"\n{login(closed)}adb = "127.0.0.1:{taken.getsockname()[1]}"\n'
-            f"[[device]]\n{login(closed)}"
-        )
-        closed.stop()
+    with running(SshServer, tmp_path / "closed", force=force) as closed:
+        host = f'[[host]]\nname = "attic"\n{login(closed)}adb = "127.0.0.1:{free_port()}"\n'
+        found = look(f"{host}[[device]]\n{login(closed)}")
     for name in ("attic", f"127.0.0.1:{closed.port}"):
         _, reason = unusable(found)[name]
         assert f"the account {getpass.getuser()} at 127.0.0.1:{closed.port} runs no commands" in reason
@@ -183,7 +182,7 @@ def test_this_machine_is_a_device_only_when_it_says_which(
     if not Path("/sys/devices/soc0").exists():
         state, reason = unusable(look(toml))["localhost"]
         assert state == "absent"
-        assert "does not say which SoC it has" in reason
+        assert "does not report its SoC" in reason
     monkeypatch.setenv("PATH", f"{board.tools}:{os.environ['PATH']}")
     device = next(one for one in look(toml).devices if one.serial == "board-7")
     assert (device.soc, device.os, device.host) == ("QCS9100", "linux", HERE)
@@ -197,13 +196,12 @@ def test_this_machine_is_a_device_only_when_it_says_which(
     assert [one.serial for one in both.devices if one.soc == "QCS9100"] == ["board-7"]
     state, reason = unusable(both)[f"127.0.0.1:{board.port}"]
     assert state == "mismatch"
-    assert "says that it is board-7" in reason
-    assert "take one of the two out of farm.toml" in reason
+    assert "has the serial board-7" in reason
+    assert "remove one of the two from farm.toml" in reason
 
 
-@pytest.mark.parametrize("message", ["0123456789ABCDEF", "1234567890", "00000000", "unknown"])
-def test_a_serial_that_many_boards_have_is_none(look: Callable[[str], Scan], board: SshServer, message: str) -> None:
-    board.tree.set_property("ro.serialno", message)
+def test_a_serial_that_many_boards_have_is_none(look: Callable[[str], Scan], board: SshServer) -> None:
+    board.tree.set_property("ro.serialno", "00000000")
     try:
         found = look(f"[[device]]\n{login(board)}")
     finally:
@@ -213,15 +211,7 @@ def test_a_serial_that_many_boards_have_is_none(look: Callable[[str], Scan], boa
     ]
 
 
-def test_what_is_out_of_service_is_not_asked(look: Callable[[str], Scan], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    real = discovery.identify
-
-    def counting(serial: str, port: int, **options: Any) -> Device:
-        asked.append(serial)
-        return real(serial, port, **options)
-
-    monkeypatch.setattr(discovery, "identify", counting)
+def test_what_is_out_of_service_is_not_asked(look: Callable[[str], Scan]) -> None:
     with socket.socket() as ssh, socket.socket() as adb:
         for one in (ssh, adb):
             one.bind(("127.0.0.1", 0))
@@ -235,25 +225,9 @@ def test_what_is_out_of_service_is_not_asked(look: Callable[[str], Scan], monkey
         )
         reason = ("out", "out of service in farm.toml: its fan is loud")
         assert unusable(found) == dict.fromkeys([*places, "virtual-SM8750-0", "localhost"], reason)
-        assert asked == ["virtual-SM8650-0"]
         for one in (ssh, adb):
             with pytest.raises(BlockingIOError):
                 one.accept()
-
-
-def test_devices_on_the_network_are_attached_at_the_same_time(
-    look: Callable[[str], Scan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = threading.Barrier(2, timeout=10)
-
-    def connect_stub(_server: AdbServer, host: str, _port: int) -> str:
-        # Neither request is answered before both have arrived.
-        both.wait()
-        raise InfraError(f"adb cannot attach {host}")
-
-    monkeypatch.setattr(AdbServer, "connect", connect_stub)
-    found = look('[[device]]\nconnect = "a.example:1"\n[[device]]\nconnect = "b.example:1"\n')
-    assert unusable(found) == {f"{name}.example:1": ("absent", f"adb cannot attach {name}.example") for name in "ab"}
 
 
 def test_storage_of_somebody_else_is_not_used(look: Callable[[str], Scan], board: SshServer, tmp_path: Path) -> None:
@@ -271,8 +245,6 @@ def test_storage_of_somebody_else_is_not_used(look: Callable[[str], Scan], board
 
 def test_a_device_on_the_network_is_attached(bench: Bench, tmp_path: Path, look: Callable[[str], Scan]) -> None:
     with Supervisor() as supervisor:
-        from farm.devices.adb.server import start_adb_server
-
         other = start_adb_server(supervisor, tmp_path / "other")
         boot(supervisor, other, ["SM8850"], tmp_path / "remote")
         listed = AdbHost(other.port).query("host:devices-l").split()[0]
@@ -291,10 +263,8 @@ def test_an_adb_server_of_another_machine_through_a_tunnel(
     """The machine has sshd and adb alone: the server is started there, on a free port."""
     adb = board.tools / "adb"
     started = tmp_path / "started"
-    with Supervisor() as supervisor, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        far = int(free.getsockname()[1])
-        free.close()
+    far = free_port()
+    with Supervisor() as supervisor:
         environment = "ADB_MDNS=0 ADB_USB=0 ADB_EMU=0"
         adb.write_text(f'#!/bin/sh\necho "$@" >>{started}\nHOME={tmp_path} {environment} exec {find_adb()} "$@"\n')
         adb.chmod(0o755)
@@ -335,11 +305,9 @@ def test_an_adb_server_of_another_machine_through_a_tunnel(
             adb.unlink()
 
 
-def test_a_tunnel_ends_with_its_supervisor_and_refuses_what_sshd_refuses(board: SshServer, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = free.getsockname()[1]
-    (tmp_path / "farm.toml").write_text(f'[[host]]\nname = "attic"\n{login(board)}adb = "127.0.0.1:{nobody}"\n')
+def test_a_tunnel_to_a_machine_without_adb_is_refused(board: SshServer, tmp_path: Path) -> None:
+    toml = f'[[host]]\nname = "attic"\n{login(board)}adb = "127.0.0.1:{free_port()}"\n'
+    (tmp_path / "farm.toml").write_text(toml)
     (host,) = load_config(tmp_path / "farm.toml").hosts
     with Supervisor() as supervisor:
         # No adb is there: sshd's shell does not find it.
@@ -349,17 +317,62 @@ def test_a_tunnel_ends_with_its_supervisor_and_refuses_what_sshd_refuses(board: 
             reach_server(host, supervisor)
 
 
-@pytest.mark.parametrize(
-    ("message", "soc"),
-    [
+def test_where_the_soc_is_read_from() -> None:
+    compatible = "qcom,qcs9100-ride qcom,qcs9100 qcom,sa8775p"
+    for answer, soc in (
         ({"ro.soc.model": "SM8650-AC", "machine": "other"}, "SM8650"),
         ({"machine": "QCS9100"}, "QCS9100"),
-        ({"machine": "Some Board, Rev 2", "compatible": "qcom,qcs9100-ride qcom,qcs9100 qcom,sa8775p"}, "QCS9100"),
-        ({"compatible": "qcom,qcs6490-rb3gen2 qcom,qcm6490"}, "QCM6490"),
+        ({"machine": "Some Board, Rev 2", "compatible": compatible}, "QCS9100"),
         ({"compatible": "raspberrypi,4-model-b brcm,bcm2711"}, ""),
         ({"compatible": "evil,sm8650"}, ""),
         ({}, ""),
-    ],
-)
-def test_where_the_soc_is_read_from(message: dict[str, str], soc: str) -> None:
-    assert read_soc(message) == soc
+    ):
+        assert reported_soc(answer)[1] == soc, answer
+
+
+class Tunnel(NamedTuple):
+    """A tunnel to the bench's adb server, as farm opens it."""
+
+    server: AdbHost
+    pid: int
+
+    def answers(self) -> bool:
+        return "virtual-SM8650-0" in self.server.query("host:devices-l")
+
+    def reset(self, data: bytes, answer: bytes = b"") -> None:
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=30) as connection:
+            connection.sendall(data)
+            if answer:
+                assert connection.recv(4) == answer
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    @property
+    def threads(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/task"))
+
+
+@pytest.fixture
+def tunnel(bench: Bench, board: SshServer, tmp_path: Path) -> Iterator[Tunnel]:
+    (tmp_path / "farm.toml").write_text(
+        f'[[host]]\nname = "attic"\nadb = "127.0.0.1:{bench.server.port}"\n{login(board)}'
+    )
+    with Supervisor() as supervisor:
+        server = reach_server(load_config(tmp_path / "farm.toml").hosts[0], supervisor)
+        yield Tunnel(server, supervisor.find("tunnel to attic").pid)
+
+
+@pytest.mark.parametrize("data", [b"", b"000chost:ver"], ids=["at once", "within a request"])
+def test_connections_that_are_reset_end_nothing(tunnel: Tunnel, data: bytes) -> None:
+    for _ in range(40):
+        tunnel.reset(data)
+    assert tunnel.answers()
+
+
+def test_a_reset_ends_what_the_server_would_go_on_with(tunnel: Tunnel) -> None:
+    """adb's stream of devices is endless: no part of it stays after its reader has left."""
+    assert tunnel.answers()
+    before = tunnel.threads
+    for _ in range(10):
+        tunnel.reset(b"0012host:track-devices", answer=b"OKAY")
+    until(lambda: tunnel.threads <= before + 2, "the end of the threads", 30)
+    assert tunnel.answers()

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from ordinary_server import kill_server, ordinary_adb_server
 
 from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
+from farm.devices.adb.server import AdbServer, ordinary_server, start_adb_server
 from farm.devices.connect import open_transport
 from farm.devices.device import Device, LocalAddress
 from farm.devices.recovery import PRINT_BOOT, Step, StepResult, recover
 from farm.devices.status import read_status
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
-
-# Environment of farm's own servers: they look for no device of this machine.
-QUIET = {"ADB_MDNS": "0", "ADB_USB": "0", "ADB_EMU": "0", "ADB_REJECT_KILL_SERVER": "1"}
-
 
 WITHOUT_POWER = (Step.RECONNECT, Step.RESTART, Step.REBOOT)
 
@@ -64,14 +59,6 @@ def words(steps: tuple[StepResult, ...]) -> list[tuple[Step, bool]]:
     return [(step.step, not step.problem) for step in steps]
 
 
-def test_a_device_that_is_well_takes_one_step(patient: Patient) -> None:
-    logged: list[StepResult] = []
-    recovery = recover(patient.device, log=logged.append)
-    assert recovery.ok
-    assert words(recovery.steps) == [(Step.RECONNECT, True)]
-    assert logged == list(recovery.steps)
-
-
 def test_a_device_that_was_away_is_connected_again(patient: Patient) -> None:
     before = patient.boot_id()
     assert read_status(open_transport(patient.device), os="android").boot_id == before.decode().strip()
@@ -82,11 +69,12 @@ def test_a_device_that_was_away_is_connected_again(patient: Patient) -> None:
 
 
 def test_one_that_adb_has_forgotten_is_found_by_its_address(patient: Patient) -> None:
-    host = AdbHost(patient.server.port)
+    host, logged = AdbHost(patient.server.port), []
     host.query(f"host:disconnect:{patient.address}")
     assert host.network_address(patient.device.serial) == ""
-    recovery = recover(patient.device)
+    recovery = recover(patient.device, log=logged.append)
     assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
+    assert logged == list(recovery.steps)
 
 
 def test_one_that_answers_and_does_not_work_is_rebooted(patient: Patient) -> None:
@@ -97,8 +85,9 @@ def test_one_that_answers_and_does_not_work_is_rebooted(patient: Patient) -> Non
 
     recovery = recover(patient.device, find_problem=find_problem)
     assert recovery.ok
-    assert words(recovery.steps) == [(Step.RECONNECT, False), (Step.RESTART, False), (Step.REBOOT, True)]
-    assert [step.problem for step in recovery.steps] == ["its health check fails", "its health check fails", ""]
+    assert [(step.step, step.problem) for step in recovery.steps] == [
+        (Step.RECONNECT, "its health check fails"), (Step.RESTART, "its health check fails"), (Step.REBOOT, ""),
+    ]  # fmt: skip
 
 
 def test_one_that_does_not_come_back_is_given_up_after_the_last_step(patient: Patient) -> None:
@@ -162,28 +151,13 @@ def test_it_can_be_stopped(patient: Patient) -> None:
     assert recovery.problem.startswith("stopped")
 
 
-def serve(supervisor: Supervisor, folder: Path, port: int) -> AdbServer:
-    """Start an adb server as farm starts its own, on a socket that listens already, and that can be had again."""
-    with socket.socket() as listener:
-        # On both, else connections of a server that died keep its port busy for a minute.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen()
-        number, adb = listener.fileno(), find_adb()
-        environment = {"PATH": os.defpath, "HOME": str(folder), "TMPDIR": str(folder), **QUIET}
-        argv = [adb, "-L", f"acceptfd:{number}", "server", "nodaemon"]
-        child = supervisor.spawn(argv, name="adb server", env=environment, pass_fds=(number,))
-        return AdbServer(listener.getsockname()[1], adb, folder, child)
-
-
 def test_a_device_is_back_as_soon_as_somebody_has_started_its_server_again(tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        server = serve(supervisor, tmp_path, 0)
-        [device] = boot(supervisor, server, ["SM8650"], tmp_path)
-        server.stop()
+    with Supervisor() as supervisor, ordinary_adb_server(tmp_path) as server:
+        [device] = boot(supervisor, server, ["SM8650"], tmp_path / "devices")
+        kill_server(server.port)
         lost = recover(device, timeout_s=0.5, max_step=Step.RECONNECT)
         assert "no adb server listens" in lost.problem
-        timer = threading.Timer(0.5, serve, (supervisor, tmp_path, server.port))
+        timer = threading.Timer(0.5, ordinary_server, kwargs={"start": True})
         timer.start()
         recovery = recover(device)
         timer.join()

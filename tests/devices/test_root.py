@@ -11,30 +11,38 @@ import pytest
 from farm.base.errors import DeviceError, DeviceTimeoutError
 from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.server import AdbServer, start_adb_server
+from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import STORAGE, AdbTransport
 from farm.devices.connect import open_transport
-from farm.devices.device import Device
+from farm.devices.device import AdbAddress, Device
 from farm.devices.virtual.boot import boot
+
+Start = Callable[[str], tuple[Device, AdbHost]]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Supervisor, Path, Start]]:
+    """Function that boots another device of a build, at one adb server; its supervisor, and the devices' folder."""
+    folder = tmp_path_factory.mktemp("root")
+    socs = iter(("SM8850", "SM8750", "SM8650", "SM8550", "SM8475", "SM8450", "SM8350"))
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, folder / "adb")
+
+        def start(build: str) -> tuple[Device, AdbHost]:
+            [device] = boot(supervisor, server, [next(socs)], folder, build=build)
+            return device, server
+
+        yield supervisor, folder, start
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[Device, AdbServer, Supervisor]]]:
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, tmp_path / "adb")
-
-        def start(build: str) -> tuple[Device, AdbServer, Supervisor]:
-            [device] = boot(supervisor, server, ["SM8850"], tmp_path, build=build)
-            return device, server, supervisor
-
-        yield start
+def start(running: tuple[Supervisor, Path, Start]) -> Start:
+    return running[2]
 
 
-def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(
-    start: Callable[[str], tuple[Device, AdbServer, Supervisor]],
-) -> None:
-    device, server, _ = start("userdebug")
-    transport = AdbTransport(device.serial, server.port)
+def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(start: Start) -> None:
+    device, server = start("userdebug")
+    transport = AdbTransport(device.serial, AdbAddress(server.port))
     ended: list[Exception] = []
     started = threading.Event()
 
@@ -63,28 +71,21 @@ def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(
         assert stream.recv(100) == b"adbd is already running as root\n"
 
 
-def test_a_device_that_is_root_from_the_start_is_left_alone(
-    start: Callable[[str], tuple[Device, AdbServer, Supervisor]],
-) -> None:
-    device, server, _ = start("rooted-already")
+def test_a_device_that_is_root_from_the_start_is_left_alone(start: Start) -> None:
+    device, _ = start("rooted-already")
     assert open_transport(device).ensure_root() is False
-    assert AdbTransport(device.serial, server.port).run(["id"], timeout_s=10).stdout.startswith(b"uid=0(root) ")
+    assert open_transport(device).user_id() == 0
 
 
-def test_a_production_build_is_refused_with_what_adbd_says(
-    start: Callable[[str], tuple[Device, AdbServer, Supervisor]],
-) -> None:
-    device, server, _ = start("user")
+def test_a_production_build_is_refused_with_what_adbd_says(start: Start) -> None:
+    device, _ = start("user")
     with pytest.raises(DeviceError, match=r"adbd cannot run as root in production builds.*userdebug or eng"):
         open_transport(device).ensure_root()
-    assert AdbTransport(device.serial, server.port).run(["getprop", "ro.debuggable"], timeout_s=10).stdout == b"0\n"
 
 
 @pytest.mark.parametrize("build", ["rooted-by-su", "rooted-by-magisk"])
-def test_su_makes_commands_root_where_adbd_cannot(
-    start: Callable[[str], tuple[Device, AdbServer, Supervisor]], build: str
-) -> None:
-    device, server, _ = start(build)
+def test_su_makes_commands_root_where_adbd_cannot(start: Start, build: str) -> None:
+    device, server = start(build)
     transport = open_transport(device)
     assert (transport.user_id(), transport.root_refusal()) == (2000, "")
     assert transport.ensure_root() is True
@@ -99,14 +100,15 @@ def test_su_makes_commands_root_where_adbd_cannot(
     assert (done.code, done.stdout) == (7, b"it's|a b|$(reboot)|" + folder + b"|'$x|root\nin")
     assert folder.endswith(b"/data/local/tmp")
     # Each new connection queries the user id itself.
-    assert AdbTransport(device.serial, server.port).user_id() == 2000
+    assert AdbTransport(device.serial, AdbAddress(server.port)).user_id() == 2000
     assert transport.ensure_root() is False
 
 
 def test_a_device_that_does_not_come_back_is_said_so(
-    start: Callable[[str], tuple[Device, AdbServer, Supervisor]], monkeypatch: pytest.MonkeyPatch
+    running: tuple[Supervisor, Path, Start], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device, _, supervisor = start("userdebug")
+    supervisor, _, start = running
+    device, _ = start("userdebug")
 
     def dies(transport: AdbTransport) -> str:
         supervisor.find(transport.serial).terminate()
@@ -119,10 +121,11 @@ def test_a_device_that_does_not_come_back_is_said_so(
 
 
 def test_a_device_that_says_nothing_sensible_about_its_user_is_an_error(
-    start: Callable[[str], tuple[Device, AdbServer, Supervisor]], tmp_path: Path
+    running: tuple[Supervisor, Path, Start],
 ) -> None:
-    device, _, _ = start("userdebug")
-    (tmp_path / device.serial / "system/bin/id").write_text("#!/bin/sh\nprintf '0\\033[31m; rm'\n")
-    with pytest.raises(DeviceError, match="does not say which user") as caught:
+    _, folder, start = running
+    device, _ = start("userdebug")
+    (folder / device.serial / "system/bin/id").write_text("#!/bin/sh\nprintf '0\\033[31m; rm'\n")
+    with pytest.raises(DeviceError, match="does not report the user") as caught:
         open_transport(device).ensure_root()
     assert "\033" not in str(caught.value)

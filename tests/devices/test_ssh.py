@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +15,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from networks import Relay
-from ssh_server import SshServer, alive, descendants
+from ssh_server import SshServer, alive, descendants, running
 from waiting import until
 
-from farm.base.errors import DeviceError, DeviceGoneError, DeviceSpaceError, DeviceTimeoutError
+from farm.base.errors import DeviceError, DeviceGoneError, DeviceTimeoutError
 from farm.base.processes import Supervisor
 from farm.devices.device import SshAddress
 from farm.devices.ssh.link import SESSIONS
@@ -29,19 +27,32 @@ from farm.devices.ssh.transport import SshTransport
 SECONDS = 30.0
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[SshServer]:
-    with Supervisor() as supervisor:
-        server = SshServer(supervisor, tmp_path / "sshd").start()
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
+    with running(SshServer, tmp_path_factory.mktemp("sshd"), sftp="") as server:
         yield server
-        server.stop()
+
+
+@pytest.fixture
+def server(started: SshServer) -> Iterator[SshServer]:
+    """Server of all tests, which runs and is known at the beginning of each."""
+    known = started.known_hosts.read_text()
+    yield started
+    started.known_hosts.write_text(known)
+    if started.child.process.poll() is not None:
+        started.start()
+
+
+@pytest.fixture
+def transport(server: SshServer) -> Iterator[SshTransport]:
+    with contextlib.closing(SshTransport("board", server.address)) as transport:
+        yield transport
 
 
 def refusal(address: SshAddress) -> DeviceError:
     transport = SshTransport("board", address)
-    with pytest.raises(DeviceError) as caught:
+    with contextlib.closing(transport), pytest.raises(DeviceError) as caught:
         transport.run(["true"], timeout_s=SECONDS)
-    transport.close()
     return caught.value
 
 
@@ -60,16 +71,14 @@ def test_another_host_key_than_before_is_refused(server: SshServer) -> None:
     other = (server.folder / "other_key.pub").read_text()
     server.known_hosts.write_text(f"[127.0.0.1]:{server.port} {other}")
     error = refusal(server.address)
-    assert "somebody may be in between" in str(error)
+    assert "another machine may intercept the connection" in str(error)
     assert f"ssh-keygen -R '[127.0.0.1]:{server.port}'" in str(error)
 
 
-def test_hashed_names_of_hosts_are_understood(server: SshServer) -> None:
+def test_hashed_names_of_hosts_are_understood(server: SshServer, transport: SshTransport) -> None:
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(server.known_hosts)], check=True, capture_output=True)
     assert "127.0.0.1" not in server.known_hosts.read_text()
-    transport = SshTransport("board", server.address)
     assert transport.run(["true"], timeout_s=SECONDS).code == 0
-    transport.close()
 
 
 def test_keys_that_do_not_open_it(server: SshServer, tmp_path: Path) -> None:
@@ -101,9 +110,7 @@ def test_the_agents_keys_are_used(server: SshServer, tmp_path: Path, monkeypatch
 def test_nobody_listens_and_somebody_else_does(server: SshServer) -> None:
     server.stop()
     assert isinstance(refusal(server.address), DeviceGoneError)
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", server.port))
-        other.listen()
+    with socket.create_server(("127.0.0.1", server.port)) as other:
         # The other server hangs up without a banner.
         thread = threading.Thread(target=lambda: other.accept()[0].close())
         thread.start()
@@ -113,8 +120,7 @@ def test_nobody_listens_and_somebody_else_does(server: SshServer) -> None:
     assert "no SSH connection to" in str(error)
 
 
-def test_a_connection_that_died_is_made_anew(server: SshServer, tmp_path: Path) -> None:
-    transport = SshTransport("board", server.address)
+def test_a_connection_that_died_is_made_anew(server: SshServer, transport: SshTransport, tmp_path: Path) -> None:
     for use in (
         lambda: transport.run(["true"], timeout_s=SECONDS),
         lambda: transport.push({transport.storage / "file": b"x"}),
@@ -124,11 +130,11 @@ def test_a_connection_that_died_is_made_anew(server: SshServer, tmp_path: Path) 
         server.stop()
         server.start()
         use()
-    transport.close()
 
 
-def test_a_connection_that_breaks_while_the_device_is_there_is_not_its_end(server: SshServer) -> None:
-    transport = SshTransport("board", server.address)
+def test_a_connection_that_breaks_while_the_device_is_there_is_not_its_end(
+    server: SshServer, transport: SshTransport
+) -> None:
     process = transport.start(["sh", "-c", "echo $$; exec sleep 600"])
     pid = int(process.receive(SECONDS).stdout)
     server.stop()
@@ -140,20 +146,9 @@ def test_a_connection_that_breaks_while_the_device_is_there_is_not_its_end(serve
     assert alive(pid)
     process.close()
     assert not alive(pid)
-    transport.close()
 
 
-def test_a_program_that_left_its_session_is_ended_as_well(server: SshServer) -> None:
-    transport = SshTransport("board", server.address)
-    process = transport.start(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!; exec sleep 600"])
-    pid = int(process.receive(SECONDS).stdout)
-    process.close()
-    assert not alive(pid)
-    transport.close()
-
-
-def test_more_programs_than_sshd_allows_wait_for_each_other(server: SshServer) -> None:
-    transport = SshTransport("board", server.address)
+def test_more_programs_than_sshd_allows_wait_for_each_other(transport: SshTransport) -> None:
     running = [transport.start(["cat"]) for _ in range(SESSIONS)]
     with pytest.raises(DeviceTimeoutError, match=f"{SESSIONS} programs run over its connection"):
         transport.run(["true"], timeout_s=0.2)
@@ -161,69 +156,25 @@ def test_more_programs_than_sshd_allows_wait_for_each_other(server: SshServer) -
     assert transport.run(["true"], timeout_s=SECONDS).code == 0
     for process in running:
         process.close()
-    transport.close()
 
 
-def test_a_full_disk_is_said_so(tmp_path: Path) -> None:
-    server = shutil.which("sftp-server", path="/usr/lib/openssh:/usr/lib/ssh:/usr/libexec/openssh:/usr/libexec")
-    small = f"mount -t tmpfs -o size=1m farm {tmp_path}/full"
-    (tmp_path / "full").mkdir()
-    own = ["unshare", "-rm", "sh", "-c"]
-    if server is None or subprocess.run([*own, small], check=False, capture_output=True).returncode:
-        pytest.skip("needs an sftp-server of its own, and to mount something for it")
-    script = tmp_path / "sftp"
-    script.write_text(f"#!/bin/sh\nexec {shlex.join([*own, f'{small} && exec {server}'])}\n")
-    script.chmod(0o755)
-    with Supervisor() as supervisor:
-        board = SshServer(supervisor, tmp_path / "sshd", sftp=str(script)).start()
-        address = msgspec.structs.replace(board.address, storage=f"{tmp_path}/full/storage")
-        transport = SshTransport("board", address)
-        for size in (200_000, 5_000_000):
-            with pytest.raises(DeviceSpaceError, match="storage/.*: No space left on device"):
-                transport.push({transport.storage / str(n): bytes(size) for n in range(10)})
-        transport.push({transport.storage / "small": b"it still works"})
-        transport.close()
-        board.stop()
-
-
-def test_a_machine_without_sftp_is_told_apart(tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        for number, (sftp, problem) in enumerate([("", "has no SFTP: install"), ("/gone", "SFTP server ended")]):
-            server = SshServer(supervisor, tmp_path / str(number), sftp=sftp).start()
-            transport = SshTransport("board", server.address)
-            with pytest.raises(DeviceError, match=problem) as caught:
-                transport.push({transport.storage / "file": b"x"})
-            assert type(caught.value) is DeviceError
-            assert transport.run(["true"], timeout_s=SECONDS).code == 0
-            transport.close()
-            server.stop()
-
-
-def test_a_pipe_is_not_waited_for(server: SshServer, tmp_path: Path) -> None:
-    transport = SshTransport("board", server.address)
+def test_a_pipe_is_not_waited_for(server: SshServer, transport: SshTransport, tmp_path: Path) -> None:
     transport.push({transport.storage / "file": b"x"})
     os.mkfifo(server.folder / "storage/pipe")
     with pytest.raises(DeviceError, match="pipe: not a regular file"):
         transport.pull({transport.storage / "pipe": tmp_path / "pipe"}, max_bytes=10)
-    transport.close()
 
 
-def test_modes_are_the_same_whatever_the_umask(tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        server = SshServer(supervisor, tmp_path / "sshd", sftp="internal-sftp -u 077").start()
-        program = tmp_path / "program"
-        program.write_bytes(b"x")
-        program.chmod(0o755)
-        transport = SshTransport("board", server.address)
-        transport.push({transport.storage / "program": program, transport.storage / "file": b"x"})
-        modes = [(server.folder / "storage" / name).stat().st_mode & 0o777 for name in ("program", "file")]
-        assert modes == [0o755, 0o644]
-        transport.close()
-        server.stop()
+def test_modes_are_the_same_whatever_the_umask(server: SshServer, transport: SshTransport, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"x")
+    program.chmod(0o755)
+    transport.push({transport.storage / "program": program, transport.storage / "file": b"x"})
+    modes = [(server.folder / "storage" / name).stat().st_mode & 0o777 for name in ("program", "file")]
+    assert modes == [0o755, 0o644]
 
 
-def test_a_program_that_runs_is_replaced(server: SshServer, tmp_path: Path) -> None:
-    transport = SshTransport("board", server.address)
+def test_a_program_that_runs_is_replaced(transport: SshTransport, tmp_path: Path) -> None:
     program = transport.storage / "program"
     transport.push({program: Path("/bin/sleep").resolve()})
     process = transport.start([str(program), "600"])
@@ -234,62 +185,6 @@ def test_a_program_that_runs_is_replaced(server: SshServer, tmp_path: Path) -> N
     assert transport.run([str(program)], timeout_s=SECONDS).stdout == b"new\n"
     assert process.receive(0).code is None
     process.close()
-    transport.close()
-
-
-@pytest.fixture(scope="module")
-def liar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    """SSH server whose SFTP server gives the false answers in the file `lie`."""
-    folder = tmp_path_factory.mktemp("liar")
-    stub = [sys.executable, "-S", str(Path(__file__).with_name("sftp_stub.py")), str(folder / "lie")]
-    with Supervisor() as supervisor:
-        server = SshServer(supervisor, folder, sftp=shlex.join(stub)).start()
-        yield server
-        server.stop()
-
-
-@pytest.mark.parametrize(
-    ("lie", "problem"),
-    [
-        ("nothing", ""),
-        ("greeting", "a login script"),
-        ("version", "does not greet"),
-        ("endless packet", "a packet of 4294967295 bytes"),
-        ("other number", "answers what was not asked"),
-        ("huge", "more than the 1000 bytes"),
-        ("no size", "attributes without size"),
-        ("long string", "longer than its packet"),
-        ("wrong kind", "answered with bytes"),
-        ("too much", "changed while it was read"),
-        ("too little", "changed while it was read"),
-        ("empty data", "changed while it was read"),
-        ("ends", "SFTP server ended"),
-        ("silence", "moved no byte of a file for 0.3 s"),
-    ],
-)
-def test_what_a_device_sends_is_not_believed(liar: SshServer, tmp_path: Path, lie: str, problem: str) -> None:
-    (liar.folder / "lie").write_text(lie)
-    transport = SshTransport("board", liar.address, stall_s=0.3 if lie == "silence" else SECONDS)
-    files = {transport.storage / "file": tmp_path / "file"}
-    if not problem:
-        transport.pull(files, max_bytes=1000)
-        assert (tmp_path / "file").read_bytes() == b"12345"
-    else:
-        with pytest.raises(DeviceError, match=problem) as caught:
-            transport.pull(files, max_bytes=1000)
-        assert isinstance(caught.value, DeviceTimeoutError) == (lie == "silence")
-        assert os.listdir(tmp_path) == []
-    transport.close()
-
-
-def test_a_file_that_drips_is_given_up(liar: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.devices.min_throughput._STALLS", 0)
-    monkeypatch.setattr("farm.devices.min_throughput._FILE_SECONDS", 1.0)
-    (liar.folder / "lie").write_text("drip")
-    transport = SshTransport("board", liar.address)
-    with pytest.raises(DeviceTimeoutError, match=r"moved \d+ bytes of files in .* at least 64 KiB/s is expected"):
-        transport.pull({transport.storage / "file": tmp_path / "file"}, max_bytes=1000)
-    transport.close()
 
 
 def test_a_closed_transport_hangs_up_when_its_last_program_is_over(server: SshServer) -> None:
@@ -303,8 +198,7 @@ def test_a_closed_transport_hangs_up_when_its_last_program_is_over(server: SshSe
     until(lambda: not descendants(server.child.pid), "the end of the connection", SECONDS)
 
 
-def test_a_server_that_hangs_is_a_timeout(server: SshServer) -> None:
-    transport = SshTransport("board", server.address)
+def test_a_server_that_hangs_is_a_timeout(server: SshServer, transport: SshTransport) -> None:
     transport.run(["true"], timeout_s=SECONDS)
     connections = descendants(server.child.pid)
     for pid in connections:
@@ -316,12 +210,11 @@ def test_a_server_that_hangs_is_a_timeout(server: SshServer) -> None:
         for pid in connections:
             os.kill(pid, signal.SIGCONT)
     assert transport.run(["true"], timeout_s=SECONDS).code == 0
-    transport.close()
 
 
 def test_a_cut_behind_a_forward_that_acknowledges_is_seen(server: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.devices.ssh.alive.ASK_SECONDS", 0.5)
-    monkeypatch.setattr("farm.devices.ssh.alive.DEAD_SECONDS", 2.0)
+    monkeypatch.setattr("farm.devices.ssh.login.ASK_SECONDS", 0.5)
+    monkeypatch.setattr("farm.devices.ssh.login.DEAD_SECONDS", 2.0)
     monkeypatch.setattr("farm.devices.ssh.link._RETRY_SECONDS", 0.5)
     with contextlib.closing(Relay(server.port)) as line:
         server.known_hosts.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{line.port} "))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from ssh_server import SshServer
+from ssh_server import SshServer, running
 
 from farm.base.config.devices import SshLogin
 from farm.base.config.settings import load_config
@@ -44,9 +44,10 @@ class Lab(NamedTuple):
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("lab")
-    with Supervisor() as supervisor:
-        board = SshServer(supervisor, folder / "board").start()
-        bastion = SshServer(supervisor, folder / "bastion", serial="bastion").start()
+    with (
+        running(SshServer, folder / "board") as board,
+        running(SshServer, folder / "bastion", serial="bastion") as bastion,
+    ):
         # The board's key is known by an alias alone, each key by its own file.
         key = (board.folder / "host_key.pub").read_text()
         (board.folder / "by_alias").write_text(f"the-board {key}")
@@ -81,8 +82,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 GlobalKnownHostsFile /dev/null
         """)
         yield Lab(board, bastion, config)
-        board.stop()
-        bastion.stop()
 
 
 def test_a_board_behind_a_jump_host_is_a_device(lab: Lab, tmp_path: Path) -> None:
@@ -102,12 +101,17 @@ def test_a_board_behind_a_jump_host_is_a_device(lab: Lab, tmp_path: Path) -> Non
     transport.close()
 
 
-def test_farm_shell_goes_the_same_way(lab: Lab) -> None:
-    argv, environment = SshTransport("board", lab.address()).shell_argv(["getprop", "ro.serialno"], terminal=False)
-    before = (lab.bastion.folder / "sshd.log").read_text().count("Accepted publickey")
-    done = subprocess.run(
+def shell(transport: SshTransport, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program as `farm shell` does."""
+    argv, environment = transport.shell_argv(list(words), terminal=False)
+    return subprocess.run(
         argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def test_farm_shell_goes_the_same_way(lab: Lab) -> None:
+    before = (lab.bastion.folder / "sshd.log").read_text().count("Accepted publickey")
+    done = shell(SshTransport("board", lab.address()), "getprop", "ro.serialno")
     assert (done.returncode, done.stdout) == (0, "board-1\n"), done.stderr
     assert (lab.bastion.folder / "sshd.log").read_text().count("Accepted publickey") == before + 1
 
@@ -123,7 +127,7 @@ def test_host_keys_are_checked_at_each_machine(lab: Lab, which: str) -> None:
         for content, output in (
             (
                 f"{name} {(server.folder / 'other_key.pub').read_text()}",
-                f"its host key is not the one that {file} has for",
+                f"its host key differs from the key in {file} for",
             ),
             ("", f"its host key is not in {file}"),
         ):
@@ -132,11 +136,8 @@ def test_host_keys_are_checked_at_each_machine(lab: Lab, which: str) -> None:
             with pytest.raises(DeviceError) as caught:
                 transport.run(["true"], timeout_s=SECONDS)
             assert str(caught.value).startswith(f"{where}{output}")
-            argv, environment = transport.shell_argv(["true"], terminal=False)
-            done = subprocess.run(
-                argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
-            )
-            assert (done.returncode, b"Host key verification failed" in done.stderr) == (255, True)
+            done = shell(transport, "true")
+            assert (done.returncode, "Host key verification failed" in done.stderr) == (255, True)
     finally:
         file.write_text(good)
 
@@ -212,7 +213,7 @@ def test_the_users_own_file_counts_where_nobody_else_can_write_it(
     own.chmod(0o600)
     assert [hop.place for hop in ssh_address(login).jumps] == ["bastion"]
     own.chmod(0o666)
-    with pytest.raises(InfraError, match=r"config is not used, .*: it can be written by everybody: .*chmod go-w"):
+    with pytest.raises(InfraError, match=r"config is not used, .*: it can be written by all users: .*chmod go-w"):
         ssh_address(login)
     own.chmod(0o600)
     own.write_text("Hosst board\n")

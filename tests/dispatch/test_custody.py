@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from stub_dispatch import Bench, device, fails_here, given_up, unfit
+from made import device
+from stub_dispatch import Bench, fails_here, given_up, unfit
 from waiting import until
 
 from farm.base.config.settings import LeaseConfig
 from farm.base.errors import NoDeviceError, StoreError
 from farm.devices.device import Device
 from farm.devices.health import HealthEvent
-from farm.dispatch.pool.device_pool import DevicePool
-from farm.dispatch.pool.lease_keeper import LeaseTerms
+from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import ResultLog
 from farm.dispatch.run.run import LocalRecords, replay_results, result_log
@@ -45,7 +45,7 @@ class Shared(Bench):
         self.store = store
         self.pool = DevicePool(devices, store, terms)
         self.jobs._pool = self.pool
-        records = LocalRecords(run_id, store, lambda id_, fence: self.pool.let_go(self.number[id_], fence))
+        records = LocalRecords(run_id, store, self.pool.let_go)
         self.log = ResultLog(result_log(self.plan.folder))
         self.recorder = Recorder(records, self.log, None, recorded=self.jobs.recorded, failing=self.jobs.store_failing)
 
@@ -59,26 +59,17 @@ class Shared(Bench):
         self.recorder.close(1)
         self.pool.close()
 
-    def go_until(self, condition: Callable[[], object], what: str, timeout_s: float = 20) -> None:
-        """Let the run go on until something is so."""
-
-        def is_so() -> object:
-            self.step()
-            return condition()
-
-        until(is_so, lambda: f"{what}; {self.notes}", timeout_s)
-
     def finish(self) -> None:
-        self.go_until(lambda: self.jobs.is_over, "the end of the run")
+        def is_over() -> bool:
+            self.step()
+            return self.jobs.is_over
+
+        until(is_over, lambda: f"the end of the run; {self.notes}", 20)
 
     def holds(self, *numbers: int) -> bool:
         """Return whether exactly these devices are leased by the run."""
         held = {lease.device for lease in self.store.leases.all() if lease.purpose == "run"}
         return held == {self.plan.devices[number].id for number in numbers}
-
-    def may_go(self, number: int) -> bool:
-        """Return whether a job may begin on a device."""
-        return self.of(number).may_go
 
     def recorded(self) -> dict[str, list[str]]:
         """Return the serials of the devices of all attempts, by name of the job."""
@@ -89,26 +80,27 @@ class Shared(Bench):
 class User:
     """Another user of the devices."""
 
-    def __init__(self, bench: Shared, wanted: Device, name: str = "other") -> None:
+    def __init__(self, bench: Shared, wanted: Device) -> None:
         """Ask for a device."""
-        self._bench, self._store = bench, bench.store
-        self._leases: list[Lease] = []
-        self._token = self._store.leases.request(
-            [wanted.id], count=1, user=name, host="h", pid=1, purpose="theirs", priority=Priority.PERSON, ttl_s=60
+        self._leases, self._held = bench.store.leases, list[Lease]()
+        self._token = self._leases.request(
+            [wanted.id], count=1, user="other", host="h", pid=1, purpose="theirs", priority=Priority.PERSON, ttl_s=60
         )
 
     def has_it(self) -> bool:
         """Take the device if it is free; return whether this user has it."""
-        if not self._leases:
-            self._leases += self._store.leases.poll(self._token, ttl_s=60)
-        return bool(self._leases)
+        self._held = self._held or list(self._leases.poll(self._token, ttl_s=60))
+        return bool(self._held)
 
     def give_back(self) -> None:
-        self._store.leases.release(self._leases)
+        self._leases.release(self._held)
+
+
+Make = Callable[..., Shared]
 
 
 @pytest.fixture
-def make(tmp_path: Path, store: Store) -> Iterator[Callable[..., Shared]]:
+def make(tmp_path: Path, store: Store) -> Iterator[Make]:
     """Return a function that makes a run on FIRST and SECOND, which ends with the test."""
     with contextlib.ExitStack() as ending:
 
@@ -130,14 +122,14 @@ def make(tmp_path: Path, store: Store) -> Iterator[Callable[..., Shared]]:
 
 
 @pytest.fixture
-def nightly(make: Callable[..., Shared]) -> Callable[..., Shared]:
+def nightly(make: Make) -> Make:
     """Return a function that makes a run to whose devices people have a better right."""
     return lambda *arguments, **named: make(*arguments, priority=Priority.NIGHTLY, **named)
 
 
 def begin_on_both(bench: Shared) -> None:
     bench.begin()
-    bench.until(lambda: bench.pool.is_ours(0) and bench.pool.is_ours(1), "both devices")
+    bench.until(lambda: bench.pool.is_ours(FIRST.id) and bench.pool.is_ours(SECOND.id), "both devices")
     bench.let_begin()
 
 
@@ -145,20 +137,11 @@ def _cut_off(*_: object, **__: object) -> None:
     raise StoreError("cut off")
 
 
-def test_a_run_records_everything_and_gives_every_device_back(make: Callable[..., Shared]) -> None:
-    bench = make(5)
-    bench.begin()
-    bench.finish()
-    assert {name: len(devices) for name, devices in bench.recorded().items()} == dict.fromkeys("01234", 1)
-    assert bench.holds()
-    assert bench.notes == []
-
-
 # Devices that others wait for.
 
 
-def test_a_device_that_another_waits_for_is_handed_over_after_its_job_is_recorded(
-    nightly: Callable[..., Shared], monkeypatch: pytest.MonkeyPatch
+def test_a_wanted_device_is_handed_over_after_its_job_is_recorded(
+    nightly: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = nightly(5)
     begin_on_both(bench)
@@ -174,25 +157,13 @@ def test_a_device_that_another_waits_for_is_handed_over_after_its_job_is_recorde
     monkeypatch.undo()
     bench.until(user.has_it, "the device")
     assert bench.recorded()["0"] == ["A"]
-    assert len(bench.jobs_of(0)) == 1
     assert [note for note in bench.notes if "waits for it" in note]
     bench.finish()
     assert bench.ended == dict.fromkeys(bench.names, "passed")
-    assert set(bench.jobs_of(1)) == {"1", "2", "3", "4"}
+    assert (bench.jobs_of(0), set(bench.jobs_of(1))) == (["0"], {"1", "2", "3", "4"})
 
 
-def test_a_device_without_a_job_is_handed_over_at_once(nightly: Callable[..., Shared]) -> None:
-    bench = nightly(1)
-    begin_on_both(bench)
-    assert bench.ran == [("A", "0")]
-    user = User(bench, SECOND)
-    bench.until(user.has_it, "the device", 5)
-    bench.let_end(0)
-    bench.finish()
-    assert bench.ended == {"0": "passed"}
-
-
-def test_a_device_that_was_handed_over_takes_part_again_later(nightly: Callable[..., Shared]) -> None:
+def test_a_device_that_was_handed_over_takes_part_again_later(nightly: Make) -> None:
     bench = nightly(3, (FIRST,))
     bench.begin()
     bench.let_begin()
@@ -201,14 +172,12 @@ def test_a_device_that_was_handed_over_takes_part_again_later(nightly: Callable[
     bench.let_end(0)
     bench.until(user.has_it, "the device")
     bench.until(lambda: any("waiting for a SM8650" in note for note in bench.notes), "a note")
-    assert not bench.jobs.is_over
     user.give_back()
     bench.finish()
     assert bench.ended == dict.fromkeys("012", "passed")
-    assert bench.holds()
 
 
-def test_a_device_that_becomes_free_takes_part(make: Callable[..., Shared]) -> None:
+def test_a_freed_device_takes_part_and_all_are_given_back(make: Make) -> None:
     bench = make(4)
     user = User(bench, SECOND)
     assert user.has_it()
@@ -217,43 +186,48 @@ def test_a_device_that_becomes_free_takes_part(make: Callable[..., Shared]) -> N
     assert bench.ran == [("A", "0")]
     assert bench.notes == [f"once they are free, these take part as well: {SECOND.called} is with other (theirs)"]
     user.give_back()
-    bench.until(lambda: bench.pool.is_ours(1), "the second device")
+    bench.until(lambda: bench.pool.is_ours(SECOND.id), "the second device")
     bench.let_begin()
     assert len(bench.jobs_of(1)) == 1
     bench.finish()
-    assert bench.ended == dict.fromkeys("0123", "passed")
+    assert {name: len(devices) for name, devices in bench.recorded().items()} == dict.fromkeys("0123", 1)
+    assert bench.holds()
+    # After a kill at this moment the log has results that are in the store.
+    notes, before = list(bench.notes), bench.recorded()
+    replay_results(bench.run_id, bench.plan.folder, bench.store)
+    assert (bench.notes, bench.recorded()) == (notes, before)
 
 
 # Leases that are lost.
 
 
-def test_the_job_of_a_lost_lease_is_broken_off_and_another_device_runs_it(make: Callable[..., Shared]) -> None:
+def lose_first(bench: Shared) -> None:
+    """Let another user have the first device, whose lease is over."""
+    bench.store.leases.release(lease for lease in bench.store.leases.all() if lease.device == FIRST.id)
+    assert User(bench, FIRST).has_it()
+
+
+def test_the_job_of_a_lost_lease_is_broken_off_and_another_device_runs_it(make: Make) -> None:
     bench = make(2)
     begin_on_both(bench)
-    bench.store.leases.release(lease for lease in bench.store.leases.all() if lease.device == FIRST.id)
-    user = User(bench, FIRST)
-    assert user.has_it()
+    lose_first(bench)
     bench.until(lambda: not bench.of(0).grant.go, "the end of the grant")
     bench.let_end(0)
     bench.finish()
     assert bench.recorded() == {"0": ["B"], "1": ["B"]}
-    assert [note for note in bench.notes if "lease was lost" in note] == [
-        f"{FIRST.called} is not ours any more: its lease was lost"
-    ]
+    assert [note for note in bench.notes if "lease was lost" in note] == [f"{FIRST.called}: its lease was lost"]
     # The lease of the other user is left alone.
     assert [lease.user for lease in bench.store.leases.all()] == ["other"]
 
 
-def test_a_result_that_comes_after_its_lease_is_refused_and_the_job_runs_again(
-    make: Callable[..., Shared], monkeypatch: pytest.MonkeyPatch
+def test_a_result_after_its_lease_is_refused_and_the_job_runs_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make(2)
     begin_on_both(bench)
     # The pool does not notice the loss before the result arrives.
     monkeypatch.setattr(Leases, "renew", _cut_off)
-    bench.store.leases.release(lease for lease in bench.store.leases.all() if lease.device == FIRST.id)
-    user = User(bench, FIRST)
-    assert user.has_it()
+    lose_first(bench)
     bench.let_end(0)
     bench.until(lambda: any("is not recorded" in note for note in bench.notes), "a note")
     monkeypatch.undo()
@@ -262,40 +236,25 @@ def test_a_result_that_comes_after_its_lease_is_refused_and_the_job_runs_again(
     assert bench.ended == {"0": "passed", "1": "passed"}
 
 
-def test_without_a_store_a_grant_ends_with_its_lease(
-    make: Callable[..., Shared], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_store_a_grant_ends_with_its_lease(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make(3, (FIRST,), ttl_s=2.0)
     bench.begin()
     bench.let_begin()
-    assert bench.may_go(0)
+    assert bench.of(0).may_go
     monkeypatch.setattr(Leases, "renew", _cut_off)
-    bench.until(lambda: not bench.may_go(0), "the end of the lease")
+    bench.until(lambda: not bench.of(0).may_go, "the end of the lease")
     # The process knows that without a message.
     assert bench.of(0).grant.go
     assert [note for note in bench.notes if "cut off" in note] == ["device pool: leases: cut off"]
     monkeypatch.undo()
     bench.finish()
     assert bench.ended == dict.fromkeys("012", "passed")
-    assert bench.holds()
-
-
-def test_an_old_goodbye_does_not_end_a_new_lease(make: Callable[..., Shared]) -> None:
-    bench = make(2)
-    bench.begin()
-    bench.until(lambda: bench.pool.is_ours(0), "the device")
-    fence = bench.pool.leases.fence(0)
-    bench.pool.let_go(0, fence)
-    bench.until(lambda: bench.pool.leases.fence(0) > fence, "the device again")
-    again = bench.pool.leases.fence(0)
-    bench.pool.let_go(0, fence)
-    assert (bench.pool.leases.fence(0), bench.pool.is_ours(0)) == (again, True)
 
 
 # Jobs that another device is to try.
 
 
-def test_a_job_is_not_kept_for_a_device_that_the_run_cannot_have(make: Callable[..., Shared]) -> None:
+def test_a_job_is_not_kept_for_a_device_that_the_run_cannot_have(make: Make) -> None:
     bench = make(1, most=1)
     bench.begin()
     bench.let_begin()
@@ -307,7 +266,7 @@ def test_a_job_is_not_kept_for_a_device_that_the_run_cannot_have(make: Callable[
     assert bench.ended == {"0": "failed"}
 
 
-def test_a_job_is_kept_for_another_device_until_that_is_given_away(nightly: Callable[..., Shared]) -> None:
+def test_a_job_is_kept_for_another_device_until_that_is_given_away(nightly: Make) -> None:
     bench = nightly(2)
     begin_on_both(bench)
     assert bench.of(0).grant.others == (SECOND.serial,)
@@ -323,15 +282,15 @@ def test_a_job_is_kept_for_another_device_until_that_is_given_away(nightly: Call
     bench.until(lambda: bench.abandoned == ["0"], "the end of the job")
     assert bench.ended == {"0": "failed"}
     bench.acts.clear()
-    bench.go_until(user.has_it, "the device")
     bench.finish()
+    assert user.has_it()
     assert bench.ended == {"0": "failed", "1": "passed"}
 
 
 # Retired devices.
 
 
-def test_a_device_that_is_given_up_is_free_for_others_while_the_run_goes_on(make: Callable[..., Shared]) -> None:
+def test_a_device_that_is_given_up_is_free_for_others_while_the_run_goes_on(make: Make) -> None:
     bench = make(4)
     begin_on_both(bench)
     bench.acts["0"] = given_up
@@ -343,10 +302,11 @@ def test_a_device_that_is_given_up_is_free_for_others_while_the_run_goes_on(make
     assert bench.ended == dict.fromkeys("0123", "passed")
 
 
-def test_devices_with_nothing_left_to_do_are_given_back_without_a_word(make: Callable[..., Shared]) -> None:
-    bench = make(["SM8650:a", "SM8550:x"], (FIRST, SECOND, OTHER))
+def test_devices_with_nothing_left_to_do_are_given_back_without_a_word(make: Make) -> None:
+    jobless = device("Z", "SM8450")
+    bench = make(["SM8650:a", "SM8550:x"], (FIRST, SECOND, OTHER, jobless))
     bench.begin()
-    bench.until(lambda: bench.holds(0, 1, 2), "all devices")
+    bench.until(lambda: bench.holds(0, 1, 2), "all devices of the jobs")
     bench.let_begin()
     assert sorted(bench.ran) == [("A", "a"), ("X", "x")]
     bench.let_end(0)
@@ -356,27 +316,7 @@ def test_devices_with_nothing_left_to_do_are_given_back_without_a_word(make: Cal
     bench.finish()
 
 
-def test_a_device_of_an_soc_without_jobs_is_given_back_at_once(make: Callable[..., Shared]) -> None:
-    bench = make(["SM8650:a"], (FIRST, OTHER))
-    bench.begin()
-    bench.let_begin()
-    bench.until(lambda: bench.holds(0), "the lease of the other device to end", 5)
-    assert bench.notes == []
-    bench.finish()
-
-
-def test_a_device_whose_processes_exit_without_a_job_is_given_back(make: Callable[..., Shared]) -> None:
-    bench = make(1)
-    begin_on_both(bench)
-    while not bench.pool.is_retired(1):
-        bench.of(1).end("signal 9")
-        bench.decide()
-        bench.runners[1]._link.start()
-    bench.until(lambda: bench.holds(0), "the lease of the other device to end", 5)
-    bench.finish()
-
-
-def test_devices_that_are_out_of_service_are_not_waited_for(make: Callable[..., Shared], store: Store) -> None:
+def test_devices_that_are_out_of_service_are_not_waited_for(make: Make, store: Store) -> None:
     see(store)
     bench = make()
     for wanted, note in ((FIRST, "its screen is broken"), (SECOND, "")):
@@ -386,15 +326,13 @@ def test_devices_that_are_out_of_service_are_not_waited_for(make: Callable[..., 
         bench.pool.acquire()
 
 
-def test_the_note_of_a_quarantined_device_names_the_next_step(make: Callable[..., Shared], store: Store) -> None:
+def test_the_note_of_a_quarantined_device_names_the_next_step(make: Make, store: Store) -> None:
     see(store)
     bench = make()
     store.devices.record_health(HealthEvent(FIRST.id, "gave_up", "quarantined", "it was gone"))
-    bench.pool.retire(0, "it was gone")
-    bench.pool.retire(1, "its worker died")
+    bench.pool.retire(FIRST.id, "it was gone")
     assert bench.notes == [
-        f"{FIRST.called} is quarantined: it was gone; 'farm devices unquarantine {FIRST.called}' when it is repaired",
-        f"{SECOND.called} is not used any more: its worker died",
+        f"{FIRST.called} is quarantined: it was gone; 'farm devices unquarantine {FIRST.called}' when it is repaired"
     ]
 
 
@@ -405,58 +343,51 @@ def see(store: Store) -> None:
 # The pool's thread.
 
 
-def test_a_fault_does_not_end_the_care_for_leases(make: Callable[..., Shared], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_survive_a_fault_and_an_old_goodbye(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make()
     bench.begin()
     monkeypatch.setattr(Leases, "renew", lambda *_, **__: 1 / 0)
     bench.until(lambda: any("division by zero" in note for note in bench.notes), "a note")
     monkeypatch.undo()
-    fence = bench.pool.leases.fence(0)
-    bench.pool.let_go(0, fence)
-    bench.until(lambda: bench.pool.leases.fence(0) > fence, "the device again")
+    fence = bench.pool.fence(FIRST.id)
+    bench.pool.let_go(FIRST.id, fence)
+    bench.until(lambda: bench.pool.fence(FIRST.id) > fence, "the device again")
+    again = bench.pool.fence(FIRST.id)
+    bench.pool.let_go(FIRST.id, fence)
+    assert (bench.pool.fence(FIRST.id), bench.pool.is_ours(FIRST.id)) == (again, True)
 
 
-def test_a_request_that_was_forgotten_is_made_again(make: Callable[..., Shared], store: Store) -> None:
+def test_a_request_that_was_forgotten_is_made_again(make: Make, store: Store) -> None:
     bench = make()
     user = User(bench, FIRST)
     assert user.has_it()
     bench.begin()
-    bench.until(lambda: bench.pool.leases._requests, "a request")
-    for token in list(bench.pool.leases._requests.values()):
+    bench.until(lambda: bench.pool._requests, "a request")
+    for token in list(bench.pool._requests.values()):
         store.leases.withdraw(token)
     user.give_back()
-    bench.until(lambda: bench.pool.is_ours(0), "the device")
-
-
-def test_a_device_that_was_just_granted_is_not_named_as_with_others(make: Callable[..., Shared]) -> None:
-    bench, missed = make(), []
-    bench.pool.leases._take = lambda _: missed.append(bench.pool.leases.missed())  # type: ignore[method-assign]
-    bench.begin()
-    bench.until(lambda: missed, "a device")
-    assert missed == [{}] * len(missed)
+    bench.until(lambda: bench.pool.is_ours(FIRST.id), "the device")
 
 
 # Ends.
 
 
-def test_a_run_that_is_stopped_asks_for_no_other_device(make: Callable[..., Shared]) -> None:
+def test_a_run_that_is_stopped_asks_for_no_other_device(make: Make) -> None:
     bench = make(4)
     user = User(bench, SECOND)
     assert user.has_it()
     bench.begin()
     bench.let_begin()
-    bench.until(lambda: bench.pool.leases._requests, "a request")
+    bench.until(lambda: bench.pool._requests, "a request")
     bench.jobs.finish_running()
-    bench.until(lambda: not bench.pool.leases._requests, "the end of the request")
+    bench.until(lambda: not bench.pool._requests, "the end of the request")
     user.give_back()
     bench.finish()
     assert bench.began == ["0"]
     assert bench.holds()
 
 
-def test_a_run_without_a_store_ends_and_its_results_are_recorded_later(
-    make: Callable[..., Shared], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_of_a_run_that_lost_its_store_are_recorded_later(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make(4)
     begin_on_both(bench)
     monkeypatch.setattr(Store, "record_attempt", _cut_off)
@@ -469,19 +400,6 @@ def test_a_run_without_a_store_ends_and_its_results_are_recorded_later(
     assert len(began) <= 4
     bench.recorder.close(0.5)
     monkeypatch.undo()
-    # The steps of `farm run --resume` in another process, while the leases are valid.
+    # As `farm run --resume` does in another process, while the leases are valid.
     replay_results(bench.run_id, bench.plan.folder, bench.store)
     assert {name for name, devices in bench.recorded().items() if devices} == began
-
-
-def test_results_that_were_recorded_before_a_kill_are_not_reported_as_refused(make: Callable[..., Shared]) -> None:
-    bench = make(3)
-    bench.begin()
-    bench.finish()
-    before = bench.recorded()
-    # The dispatcher was killed: its log was not closed, and its leases are over.
-    assert bench.holds()
-    assert bench.notes == []
-    replay_results(bench.run_id, bench.plan.folder, bench.store)
-    assert bench.recorded() == before
-    assert bench.notes == []

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -17,14 +17,11 @@ import pytest
 from waiting import ends, until
 
 from farm.base.errors import InfraError
-from farm.base.fork_server import ForkServer
+from farm.base.fork_server import Forked, ForkServer
 from farm.base.processes import Child, Supervisor
 from farm.dispatch.device_forks import PROCESS_NAME, SERVER_NAME, device_forks
-from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.messages import Begin, FromDevice, ProcessEnded
 from farm.dispatch.process_link import ForkedProcess
-from farm.dispatch.request.plan import RunPlan
-from farm.store.cluster.records import PlannedJob
 
 # Variables of the documentation that open a store, its files, a server, a forge or a collector of spans.
 ACCESS = (
@@ -87,41 +84,18 @@ def device_process(forks: ForkServer, folder: Path) -> Iterator[Heard]:
         heard.process.close()
 
 
-def test_a_device_process_is_a_fork_of_the_server_in_a_session_of_its_own(forks: ForkServer, tmp_path: Path) -> None:
-    with device_process(forks, tmp_path) as one:
+def test_a_device_process_has_its_own_session_and_pipes_and_no_access(forks: ForkServer, tmp_path: Path) -> None:
+    with device_process(forks, tmp_path / "first") as first, device_process(forks, tmp_path / "second") as second:
         assert _name(forks.pid) == SERVER_NAME
-        assert int(_stat(one.pid)[1]) == forks.pid
-        assert os.getsid(one.pid) == one.pid
-        assert os.getpgid(one.pid) == one.pid
-
-
-def test_a_device_process_has_the_environment_but_no_access(forks: ForkServer, tmp_path: Path) -> None:
-    with device_process(forks, tmp_path) as one:
-        for pid in (forks.pid, one.pid):
+        for pid in (first.pid, second.pid):
+            assert (int(_stat(pid)[1]), os.getsid(pid), os.getpgid(pid)) == (forks.pid, pid, pid)
+        # With its pipes in another process, a process would not notice that the dispatcher has closed them.
+        assert not _ends(first.pid) & _ends(second.pid) - _ends(forks.pid)
+        for pid in (forks.pid, first.pid):
             environment = Path(f"/proc/{pid}/environ").read_bytes()
             assert b"secret-of-the-store" not in environment
             assert b"FARM_TOLD=yes" in environment.split(b"\0")
-
-
-def test_a_device_process_has_no_pipes_of_another(forks: ForkServer, tmp_path: Path) -> None:
-    with device_process(forks, tmp_path / "first") as first, device_process(forks, tmp_path / "second") as second:
-        # Otherwise the first would not notice that the dispatcher has closed its pipe.
-        assert not _ends(first.pid) & _ends(second.pid) - _ends(forks.pid)
-
-
-def test_a_closed_device_process_ends_by_itself(forks: ForkServer, tmp_path: Path) -> None:
-    with device_process(forks, tmp_path) as one:
-        pid = one.pid
-    assert not Path(f"/proc/{pid}").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_the_signal_that_ended_a_device_process_is_reported(
-    forks: ForkServer, tmp_path: Path, number: signal.Signals
-) -> None:
-    with device_process(forks, tmp_path) as one:
-        os.kill(one.pid, number)
-        assert one.end() == f"signal {number}"
+    assert not Path(f"/proc/{first.pid}").exists()
 
 
 def test_the_exit_code_and_the_last_line_of_a_device_process_are_reported(forks: ForkServer, tmp_path: Path) -> None:
@@ -132,14 +106,18 @@ def test_the_exit_code_and_the_last_line_of_a_device_process_are_reported(forks:
     assert "no-plan" in reason
 
 
-def test_ctrl_c_in_a_terminal_does_not_end_a_device_process(forks: ForkServer, tmp_path: Path) -> None:
+def test_a_device_process_survives_ctrl_c_and_a_stopped_one_is_killed(forks: ForkServer, tmp_path: Path) -> None:
     with device_process(forks, tmp_path) as one:
-        os.kill(forks.pid, signal.SIGINT)
-        os.kill(one.pid, signal.SIGINT)
+        for pid in (forks.pid, one.pid):
+            os.kill(pid, signal.SIGINT)
+        assert not one.process.is_stopped
+        os.kill(one.pid, signal.SIGSTOP)
+        until(lambda: one.process.is_stopped, "a stopped process")
         one.process.kill()
         assert one.end() == f"signal {signal.SIGKILL}"
-    with device_process(forks, tmp_path):
-        pass
+    with device_process(forks, tmp_path) as one:
+        os.kill(one.pid, signal.SIGSEGV)
+        assert one.end() == f"signal {signal.SIGSEGV}"
 
 
 def test_after_the_server_was_killed_the_next_fork_starts_another(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -172,148 +150,111 @@ def test_server_and_device_processes_end_with_the_dispatcher(tmp_path: Path) -> 
         until(lambda: not any(map(_is_alive, pids)), "their end")
 
 
-def test_a_stopped_device_process_is_recognized_and_killed(forks: ForkServer, tmp_path: Path) -> None:
-    with device_process(forks, tmp_path) as one:
-        assert not one.process.is_stopped
-        os.kill(one.pid, signal.SIGSTOP)
-        until(lambda: one.process.is_stopped, "a stopped process")
-        one.process.kill()
-        assert one.end() == f"signal {signal.SIGKILL}"
+@pytest.fixture(scope="module")
+def server(supervisor: Supervisor) -> Iterator[ForkServer]:
+    """Server whose forks print a variable and their first word, wait for the end of their input, and end with 7."""
+    run = "def run(words): os.write(1, os.environb[b'FARM_TOLD'] + b' ' + os.fsencode(words[0])) if words else None"
+    program = f"import os, sys\nfrom farm.base.fork_server import serve_forks\n{run}; sys.stdin.read(); return 7\n"
+    started = [sys.executable, "-P", "-c", program + "serve_forks(print, run)"]
+    server = ForkServer(supervisor, started, name="forks", env=dict(os.environ))
+    assert server.wait_ready(60)
+    yield server
+    server.close()
 
 
-def test_the_times_of_device_processes_count_as_those_of_the_dispatchers_children(tmp_path: Path) -> None:
-    plan = plan_of_many_jobs(tmp_path)
-    with Supervisor() as supervisor:
-        forks = device_forks(supervisor)
-        with device_process(forks, tmp_path) as one:
-            one.process.send(Begin(str(plan)))
-            until(lambda: _ticks(_stat(one.pid)[11:13]) > 0.1, "some work")
-        own_and_children = _stat(forks.pid)[11:15]
-        assert _ticks(own_and_children[2:]) > 0.1
-        before = os.times()
-    after = os.times()
-    reaped_s = after.children_user + after.children_system - before.children_user - before.children_system
-    # Sums of hundredths of a second.
-    assert round(reaped_s, 2) >= round(_ticks(own_and_children), 2)
+@pytest.fixture
+def fork(server: ForkServer, tmp_path: Path) -> Iterator[Callable[[], Forked]]:
+    """Function that forks the server; the end of the test closes the pipes."""
+    with ExitStack() as ending:
+
+        def fork() -> Forked:
+            made = server.fork(tmp_path / "log")
+            ending.callback(made.lifeline.cut)
+            ending.callback(os.close, made.stdout)
+            return made
+
+        yield fork
 
 
-@contextmanager
-def server_of(supervisor: Supervisor, run: str) -> Iterator[ForkServer]:
-    """Start a server whose forks are the function `run(words)` of the text."""
-    program = f"import os, sys, time\nfrom farm.base.fork_server import serve_forks\n{run}\nserve_forks(print, run)"
-    forks = ForkServer(supervisor, [sys.executable, "-P", "-c", program], name="forks", env=dict(os.environ))
-    try:
-        yield forks
-    finally:
-        forks.close()
-
-
-def spawned(supervisor: Supervisor, forks: ForkServer, word: str, folder: Path) -> Child:
+def spawn(supervisor: Supervisor, server: ForkServer, word: str, folder: Path) -> Child:
     return supervisor.spawn(
-        [word], name="fork", stdin_pipe=True, stdout_pipe=True, stderr=folder / "stderr", popen=forks.popen
+        [word], name="fork", stdin_pipe=True, stdout_pipe=True, stderr=folder / "stderr", popen=server.popen
     )
 
 
-def test_a_fork_gets_variables_and_arguments_that_are_not_utf8(
-    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_fork_gets_variables_and_arguments_that_are_not_utf8_and_none_that_are_too_long(
+    supervisor: Supervisor, server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The name of a user or a folder in Latin-1.
     name = os.fsdecode(b"Andr\xe9")
     monkeypatch.setenv("FARM_TOLD", name)
-    say = "def run(words): os.write(1, os.environb[b'FARM_TOLD'] + b' ' + os.fsencode(words[0])); return 0"
-    with server_of(supervisor, say) as forks:
-        assert forks.wait_ready(60)
-        child = spawned(supervisor, forks, name, tmp_path)
-        assert child.process.stdout is not None
-        assert child.process.stdout.read() == b"Andr\xe9 Andr\xe9"
-        assert child.process.wait(60) == 0
+    child = spawn(supervisor, server, name, tmp_path).process
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.close()
+    assert (child.stdout.read(), child.wait(60)) == (b"Andr\xe9 Andr\xe9", 7)
+    for number in range(16):
+        monkeypatch.setenv(f"FARM_LONG_{number}", "x" * 100_000)
+    with pytest.raises(InfraError, match="Message too long"):
+        spawn(supervisor, server, "", tmp_path)
+    assert server.is_alive
 
 
-def test_a_request_beyond_the_size_of_a_message_ends_no_server(
-    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_answers_no_longer_is_killed_and_the_next_fork_starts_another(
+    supervisor: Supervisor,
+    server: ForkServer,
+    fork: Callable[[], Forked],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with server_of(supervisor, "def run(words): return 0") as forks:
-        assert forks.wait_ready(60)
-        for number in range(16):
-            monkeypatch.setenv(f"FARM_LONG_{number}", "x" * 100_000)
-        with pytest.raises(InfraError, match="Message too long"):
-            spawned(supervisor, forks, "", tmp_path)
-        assert forks.is_alive
+    monkeypatch.setattr("farm.base.fork_server._ANSWER_S", 0.3)
+    os.kill(server.pid, signal.SIGSTOP)
+    with pytest.raises(InfraError, match="forks has exited"):
+        spawn(supervisor, server, "", tmp_path)
+    assert not server.is_alive
+    monkeypatch.undo()
+    forked = fork()
+    os.kill(forked.pid, signal.SIGKILL)
+    assert server.wait(forked.pid) == -signal.SIGKILL
+    os.close(forked.stdin)
 
 
-def test_a_server_that_answers_no_longer_is_killed(
-    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with server_of(supervisor, "def run(words): sys.stdin.read(); return 0") as forks:
-        assert forks.wait_ready(60)
-        monkeypatch.setattr("farm.base.fork_server._ANSWER_S", 0.3)
-        os.kill(forks.pid, signal.SIGSTOP)
-        with pytest.raises(InfraError, match="forks has exited"):
-            spawned(supervisor, forks, "", tmp_path)
-        assert not forks.is_alive
-        # Device processes get another server.
-        monkeypatch.setattr("farm.base.fork_server._ANSWER_S", 60.0)
-        forked = forks.fork(tmp_path / "log")
-        os.kill(forked.pid, signal.SIGKILL)
-        assert forks.wait(forked.pid) == -signal.SIGKILL
-        os.close(forked.stdin)
-        os.close(forked.stdout)
-        forked.lifeline.cut()
-
-
-def test_a_fork_that_does_not_end_delays_no_other(
-    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_endless_fork_delays_no_other(
+    server: ForkServer, fork: Callable[[], Forked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A killed process that waits in the kernel, as for a network disk, ends later.
-    with server_of(supervisor, "def run(words): sys.stdin.read(); return 7") as forks:
-        first = forks.fork(tmp_path / "first")
-        monkeypatch.setattr("farm.base.fork_server._ANSWER_S", 2.0)
-        codes: SimpleQueue[int | None] = SimpleQueue()
-        waiting = threading.Thread(target=lambda: codes.put(forks.wait(first.pid)))
-        waiting.start()
-        with pytest.raises(Empty):
-            codes.get(timeout=0.3)
-        before = forks.pid
-        second = forks.fork(tmp_path / "second")
-        assert forks.pid == before
-        for one in (first, second):
-            os.close(one.stdin)
-        assert codes.get(timeout=60) == 7
-        assert forks.wait(second.pid) == 7
-        waiting.join()
-        for one in (first, second):
-            os.close(one.stdout)
-            one.lifeline.cut()
+    first = fork()
+    monkeypatch.setattr("farm.base.fork_server._ANSWER_S", 2.0)
+    codes: SimpleQueue[int | None] = SimpleQueue()
+    waiting = threading.Thread(target=lambda: codes.put(server.wait(first.pid)))
+    waiting.start()
+    with pytest.raises(Empty):
+        codes.get(timeout=0.3)
+    before = server.pid
+    second = fork()
+    assert server.pid == before
+    for one in (first, second):
+        os.close(one.stdin)
+    assert (codes.get(timeout=60), server.wait(second.pid)) == (7, 7)
+    waiting.join()
 
 
-def test_ctrl_c_during_a_fork_gives_no_other_request_its_answer(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_ctrl_c_during_a_fork_gives_no_other_request_its_answer(server: ForkServer, fork: Callable[[], Forked]) -> None:
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    with server_of(supervisor, "def run(words): sys.stdin.read(); return 7") as forks:
-        assert forks.wait_ready(60)
-        first = forks.fork(tmp_path / "first")
-        os.kill(forks.pid, signal.SIGSTOP)
-        kept = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                forks.fork(tmp_path / "second")
-        finally:
-            signal.signal(signal.SIGALRM, kept)
-        os.kill(forks.pid, signal.SIGCONT)
-        os.close(first.stdin)
-        assert forks.wait(first.pid) == 7
-        os.close(first.stdout)
-        first.lifeline.cut()
-
-
-def plan_of_many_jobs(folder: Path) -> Path:
-    """Return the file of a plan that takes some time to read."""
-    planned = PlannedJob(health_check_job("SM8650", "htp"), "key", cached=True)
-    plan = RunPlan("run", folder, folder, (planned,) * 20_000, (), {}, folder)
-    plan.write()
-    return plan.path
+    first = fork()
+    os.kill(server.pid, signal.SIGSTOP)
+    kept = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fork()
+    finally:
+        signal.signal(signal.SIGALRM, kept)
+    os.kill(server.pid, signal.SIGCONT)
+    os.close(first.stdin)
+    assert server.wait(first.pid) == 7
 
 
 def _name(pid: int) -> str:
@@ -323,10 +264,6 @@ def _name(pid: int) -> str:
 def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the name: state, parent, ..."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _ticks(fields: list[str]) -> float:
-    return sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")
 
 
 def _ends(pid: int) -> set[str]:

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import device
 from msgspec.structs import replace
 from stub_dispatch import (
     Bench,
     attempt_of,
-    device,
     exits,
     fails,
     fails_here,
     fails_while_others,
     given_up,
-    halts,
     once,
     only_on,
     passes,
@@ -29,18 +28,17 @@ from stub_dispatch import (
 )
 
 from farm.base.errors import LeaseLostError, RowRefusedError, StoreError
-from farm.base.processes import Supervisor
-from farm.devices.device import AdbAddress, Device
-from farm.devices.discovery import _Found, scan_all
+from farm.devices.device import Device
 from farm.dispatch.messages import FromDevice, JobBroken, JobEnded, JobReturned, RunJob
 from farm.results.attempt import Cause, Verdict
 
 A, B, C = (device(serial) for serial in "ABC")
 OTHER = device("X", "SM8550")
+Make = Callable[..., Bench]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Bench]:
+def make(tmp_path: Path) -> Make:
     """Return a function that makes a run of jobs called SOC:NAME."""
 
     def made(jobs: Sequence[str] | int, devices: Sequence[Device], most_failures: int = 0) -> Bench:
@@ -50,11 +48,12 @@ def make(tmp_path: Path) -> Callable[..., Bench]:
     return made
 
 
-def test_every_job_runs_once_on_a_device_of_its_soc(make: Callable[..., Bench]) -> None:
+def test_every_job_runs_once_on_a_device_of_its_soc_in_their_order(make: Make) -> None:
     jobs = [f"SM8650:a{n}" for n in range(7)] + [f"SM8550:b{n}" for n in range(3)]
     bench = make(jobs, [A, B, OTHER])
     bench.run()
     assert sorted(bench.began) == sorted(bench.names)
+    assert all(bench.jobs_of(number) == sorted(bench.jobs_of(number)) for number in range(3))
     assert all(name.startswith("b" if serial == "X" else "a") for serial, name in bench.ran)
     assert bench.ended == dict.fromkeys(bench.names, "passed")
     assert verdicts(bench.recorder.done) == {name: ["passed"] for name in bench.names}
@@ -62,13 +61,7 @@ def test_every_job_runs_once_on_a_device_of_its_soc(make: Callable[..., Bench]) 
     assert bench.notes == []
 
 
-def test_jobs_begin_in_their_order(make: Callable[..., Bench]) -> None:
-    bench = make(9, [A])
-    bench.run()
-    assert bench.began == bench.names
-
-
-def test_a_short_list_is_spread_over_all_devices_which_begin_at_once(make: Callable[..., Bench]) -> None:
+def test_a_short_list_is_spread_over_all_devices_which_begin_at_once(make: Make) -> None:
     bench = make(2, [A, B])
     bench.begin()
     bench.let_begin()
@@ -76,51 +69,31 @@ def test_a_short_list_is_spread_over_all_devices_which_begin_at_once(make: Calla
     assert bench.front.shown[-1] == {A.called: bench.plan.jobs[0].job.id, B.called: bench.plan.jobs[1].job.id}
 
 
-def test_a_device_for_whose_soc_nothing_is_left_is_left_at_once(make: Callable[..., Bench]) -> None:
-    bench = make(["SM8650:a0", "SM8650:a1", "SM8550:b"], [A, B, OTHER])
+def test_a_device_is_left_when_no_job_of_its_soc_is_left_or_may_come_back(make: Make) -> None:
+    bench = make(["SM8650:a", "SM8550:b"], [A, B, OTHER])
     bench.begin()
     bench.let_begin()
     bench.let_end(2)
-    assert bench.pool.is_retired(2)
+    assert [bench.pool.is_retired(one.id) for one in bench.plan.devices] == [False, False, True]
     assert not bench.of(2).has_session
-    assert not bench.pool.is_retired(0)
-    assert not bench.pool.is_retired(1)
     bench.finish()
     assert bench.notes == []
-
-
-def test_devices_stay_while_a_job_of_their_soc_may_come_back(make: Callable[..., Bench]) -> None:
-    bench = make(1, [A, B])
-    bench.begin()
-    bench.let_begin()
-    assert not bench.pool.is_retired(0)
-    assert not bench.pool.is_retired(1)
 
 
 # Device processes that exit.
 
 
-def test_jobs_that_an_exited_process_had_not_begun_are_run_and_its_own_is_tried_once_more(
-    make: Callable[..., Bench],
-) -> None:
-    bench = make(4, [A, B])
+@pytest.mark.parametrize("devices", [[A], [A, B]])
+def test_the_job_of_an_exited_process_is_tried_once_more(make: Make, devices: list[Device]) -> None:
+    bench = make(4, devices)
     bench.acts["0"] = once(exits)
     bench.run()
     assert sorted(bench.began) == ["0", "0", "1", "2", "3"]
     assert bench.ended == dict.fromkeys("0123", "passed")
-    assert [len(bench.recorder.done), len(bench.front.ended)] == [4, 4]
+    assert (len(bench.recorder.done), len(bench.processes)) == (4, len(devices) + 1)
 
 
-def test_after_the_process_of_the_only_device_exited_another_runs_its_jobs(make: Callable[..., Bench]) -> None:
-    bench = make(2, [A])
-    bench.acts["0"] = once(exits)
-    bench.run()
-    assert bench.began == ["0", "0", "1"]
-    assert bench.ended == dict.fromkeys("01", "passed")
-    assert len(bench.processes) == 2
-
-
-def test_a_process_that_exits_without_a_job_is_no_jobs_fault(make: Callable[..., Bench]) -> None:
+def test_a_process_that_exits_without_a_job_is_no_jobs_fault(make: Make) -> None:
     bench = make(["SM8650:0", "SM8650:1"], [A, B])
     bench.begin()
     bench.let_begin()
@@ -132,9 +105,7 @@ def test_a_process_that_exits_without_a_job_is_no_jobs_fault(make: Callable[...,
     assert bench.ended == dict.fromkeys("01", "passed")
 
 
-def test_a_job_under_which_two_processes_exited_is_farms_fault(
-    make: Callable[..., Bench],
-) -> None:
+def test_a_job_under_which_two_processes_exited_is_farms_fault(make: Make) -> None:
     bench = make(2, [A, B])
     bench.acts["0"] = exits
     bench.run()
@@ -146,23 +117,7 @@ def test_a_job_under_which_two_processes_exited_is_farms_fault(
     assert bench.began.count("0") == 2
 
 
-def test_a_device_whose_processes_keep_exiting_is_used_no_more(make: Callable[..., Bench]) -> None:
-    bench = make(8, [A, B])
-
-    def exits_on_a(process: Any, run: RunJob) -> FromDevice | None:
-        return exits(process, run) if process.device is A else passes(process, run)
-
-    bench.acts = dict.fromkeys(bench.names, exits_on_a)
-    bench.run()
-    assert bench.pool.is_retired(0)
-    assert any(note.startswith(f"{A.called} is not used any more: its device process exited") for note in bench.notes)
-    # Jobs that it broke twice count against farm, and all others ran on the other device.
-    assert set(bench.ended.values()) == {"infra", "passed"}
-    assert sorted(bench.ended) == bench.names
-    assert list(bench.ended.values()).count("infra") <= 3
-
-
-def test_trouble_of_farm_over_a_job_is_recorded_with_its_traceback(make: Callable[..., Bench]) -> None:
+def test_trouble_of_farm_over_a_job_is_recorded_with_its_traceback(make: Make) -> None:
     bench = make(2, [A])
     traceback = "Traceback (most recent call last):\n" + "  frame\n" * 20_000 + "\x1b[2JValueError: no"
     bench.acts["0"] = lambda _, run: JobBroken(run.number, traceback)
@@ -178,20 +133,19 @@ def test_trouble_of_farm_over_a_job_is_recorded_with_its_traceback(make: Callabl
 # Jobs that another device is to try.
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_a_job_that_fails_last_of_all_is_tried_by_another_device(make: Callable[..., Bench], count: int) -> None:
+@pytest.mark.parametrize("count", [1, 7])
+def test_a_job_that_fails_last_of_all_is_tried_by_another_device(make: Make, count: int) -> None:
     bench = make(count, [A, B])
     last = bench.names[-1]
     bench.acts[last] = once(fails_here)
     bench.run()
     assert sorted(serial for serial, name in bench.ran if name == last) == ["A", "B"]
-    assert sorted(set(bench.began)) == bench.names
-    assert len(bench.began) == count + 1
+    assert sorted(bench.began) == sorted([*bench.names, last])
     assert [str(one["verdict"]) for one in bench.front.repeated] == ["failed"]
     assert bench.ended == dict.fromkeys(bench.names, "passed")
 
 
-def test_the_second_device_gets_the_history_and_the_names_of_the_others_in_one_form(make: Callable[..., Bench]) -> None:
+def test_the_second_device_gets_the_history_and_the_names_of_the_others_in_one_form(make: Make) -> None:
     heard: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     bench = make(1, [A, B, C])
 
@@ -205,99 +159,46 @@ def test_the_second_device_gets_the_history_and_the_names_of_the_others_in_one_f
     assert bench.ended == {"0": "failed"}
 
 
-def test_a_job_that_every_device_tried_ends_with_its_last_attempt(make: Callable[..., Bench]) -> None:
-    bench = make(1, [A, B])
-    bench.acts["0"] = fails_here
-    bench.run()
-    assert bench.began == ["0", "0"]
-    assert bench.abandoned == ["0"]
-    assert bench.ended == {"0": "failed"}
-    assert [one.device for result in bench.recorder.done for one in result.attempts] == ["A", "B"]
-
-
-def test_one_phone_on_two_addresses_does_not_confirm_its_own_crash(
-    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    addresses = [AdbAddress(5037, name=name) for name in ("2233fd19", "192.168.1.20:5555")]
-    phone = Device("2233fd19", "SM8650", "hardware", "build", addresses[0], "phone", boot_id="same")
-    found = [_Found(replace(phone, address=address)) for address in addresses]
-    monkeypatch.setattr("farm.devices.discovery._ordinary", lambda *_: found)
-    config: Any = SimpleNamespace(devices=(), hosts=(), state_dir=Path("nowhere"))
-    with Supervisor() as supervisor:
-        devices = scan_all(config, supervisor).devices
-    bench = make(1, devices)
-    bench.acts["0"] = fails_here
-    bench.run()
-    assert bench.began == ["0"]
-    assert bench.abandoned == ["0"]
-
-
-def test_a_job_that_a_virtual_device_cannot_run_is_run_by_hardware(make: Callable[..., Bench]) -> None:
-    virtual = [replace(one, kind="virtual") for one in (A, B)]
-    bench = make(2, [*virtual, C])
-
-    def skips(process: Any, run: RunJob) -> FromDevice:
-        skipped = attempt_of(process, run, Verdict.SKIPPED)
-        return JobEnded((skipped,), avoid=tuple(one.id for one in virtual), number=run.number)
-
-    bench.acts = dict.fromkeys(bench.names, only_on("C", otherwise=skips))
-    bench.run()
-    assert bench.ended == dict.fromkeys("01", "passed")
-    assert bench.abandoned == []
-    # After one virtual device the run avoids all of them.
-    assert all(bench.began.count(name) <= 2 for name in bench.names)
-
-
-def test_a_device_on_which_a_job_failed_that_passed_on_another_is_recovered_before_its_next_job(
-    make: Callable[..., Bench],
-) -> None:
+def test_an_outvoted_device_is_recovered_before_its_next_job(make: Make) -> None:
     bench = make(6, [A, B])
     bench.acts["0"] = only_on("B", otherwise=fails_here)
-    recovered_after: list[int] = []
+    recovered: list[tuple[str, int]] = []
     settle = bench.settle
 
     def note(process: Any) -> JobReturned:
         if process.grant.recover:
-            assert (process.device.serial, process.grant.outvoted) == ("A", 1)
-            recovered_after.append(len(bench.ran))
+            recovered.append((process.device.serial, process.grant.outvoted))
         return settle(process)
 
     bench.settle = note  # type: ignore[method-assign]
     bench.run()
-    assert len(recovered_after) == 1
+    assert recovered == [("A", 1)]
     assert bench.ended == dict.fromkeys(bench.names, "passed")
     job_id = bench.plan.jobs[0].job.id
     assert f"{A.called}: {job_id} failed on it and passed on another device" in bench.notes
-    assert f"{A.called} is back" in bench.notes
 
 
 # Devices that are unfit or given up.
 
 
-def test_a_device_that_is_recovered_gets_no_job_until_it_is_back(make: Callable[..., Bench]) -> None:
+def test_a_device_that_is_recovered_gets_no_job_until_it_is_back(make: Make) -> None:
     bench = make(6, [A, B])
     bench.acts["0"] = once(unfit)
     bench.begin()
     bench.let_begin()
+    while not bench.of(0).grant.recover:
+        assert bench.step()
     # The stub process answers ApplyGrant when it is stepped.
-    process = bench.of(0)
-    assert process.step()
-    bench.decide()
-    while bench.step():
-        if process.grant.recover:
-            break
-    before = bench.jobs_of(0)
     while len(bench.front.ended) < 6:
         bench.decide()
         assert bench.of(1).step()
         bench.decide()
-    assert bench.jobs_of(0) == before == ["0"]
-    assert any(note.startswith(f"{A.called} is being brought back: its health check fails") for note in bench.notes)
+    assert bench.jobs_of(0) == ["0"]
     bench.finish()
     assert bench.ended == dict.fromkeys(bench.names, "passed")
 
 
-def test_jobs_wait_for_the_only_device_while_it_is_recovered(make: Callable[..., Bench]) -> None:
+def test_jobs_wait_for_the_only_device_while_it_is_recovered(make: Make) -> None:
     bench = make(4, [A])
     bench.acts["1"] = once(unfit)
     bench.run()
@@ -307,26 +208,19 @@ def test_jobs_wait_for_the_only_device_while_it_is_recovered(make: Callable[...,
     assert bench.notes == [f"{A.called} is being brought back: its health check fails", f"{A.called} is back"]
 
 
-def test_a_device_that_is_given_up_leaves_its_jobs_to_others(make: Callable[..., Bench]) -> None:
+@pytest.mark.parametrize("act", [given_up, unfit])
+def test_a_device_that_is_given_up_leaves_its_jobs_to_others(make: Make, act: Any) -> None:
     bench = make(5, [A, B])
-    bench.acts["0"] = once(given_up)
-    bench.run()
-    assert bench.ended == dict.fromkeys(bench.names, "passed")
-    assert set(bench.jobs_of(1)) == set(bench.names)
-    assert bench.pool.is_retired(0)
-    assert bench.notes == [f"{A.called} is not used any more: it does not answer"]
-
-
-def test_a_device_that_does_not_come_back_leaves_its_jobs_to_others(make: Callable[..., Bench]) -> None:
-    bench = make(5, [A, B])
-    bench.acts["0"] = once(unfit)
+    bench.acts["0"] = once(act)
     bench.settles["A"] = [JobReturned(given_up="it does not answer")]
     bench.run()
     assert bench.ended == dict.fromkeys(bench.names, "passed")
-    assert bench.pool.is_retired(0)
+    assert set(bench.jobs_of(1)) == set(bench.names)
+    assert bench.pool.is_retired(bench.plan.devices[0].id)
+    assert bench.notes[-1] == f"{A.called} is no longer used: it does not answer"
 
 
-def test_without_any_device_left_the_run_ends(make: Callable[..., Bench]) -> None:
+def test_without_any_device_left_the_run_ends(make: Make) -> None:
     bench = make(["SM8650:0", "SM8650:1", "SM8650:2", "SM8550:x"], [A, OTHER])
     bench.acts["1"] = given_up
     bench.run()
@@ -337,7 +231,7 @@ def test_without_any_device_left_the_run_ends(make: Callable[..., Bench]) -> Non
 # Ends of a run.
 
 
-def test_a_run_that_is_stopped_before_it_begins_begins_nothing(make: Callable[..., Bench]) -> None:
+def test_a_run_that_is_stopped_before_it_begins_begins_nothing(make: Make) -> None:
     bench = make(3, [A, B])
     bench.post(bench.jobs.finish_running)
     bench.run()
@@ -345,30 +239,21 @@ def test_a_run_that_is_stopped_before_it_begins_begins_nothing(make: Callable[..
     assert bench.abandoned == []
 
 
-def test_running_jobs_are_finished_and_nothing_else_begins(make: Callable[..., Bench]) -> None:
+def test_after_a_stop_running_jobs_are_finished_and_nothing_else_begins(make: Make) -> None:
     bench = make(6, [A, B])
-    bench.begin()
-    bench.let_begin()
-    bench.jobs.finish_running()
-    bench.finish()
-    assert sorted(bench.began) == ["0", "1"]
-    assert bench.ended == {"0": "passed", "1": "passed"}
-    assert not any(one.has_session for one in bench.processes)
-
-
-def test_a_job_that_fails_after_the_stop_is_tried_by_no_other_device(make: Callable[..., Bench]) -> None:
-    bench = make(2, [A, B])
     bench.acts["0"] = fails_here
     bench.begin()
     bench.let_begin()
     bench.jobs.finish_running()
     bench.finish()
+    assert sorted(bench.began) == ["0", "1"]
     assert bench.ended == {"0": "failed", "1": "passed"}
     assert bench.front.repeated == []
+    assert not any(one.has_session for one in bench.processes)
 
 
 @pytest.mark.parametrize("act", [fails, lambda _, run: JobBroken(run.number, "KeyError")])
-def test_after_the_first_failure_nothing_begins(make: Callable[..., Bench], act: Any) -> None:
+def test_after_the_first_failure_nothing_begins(make: Make, act: Any) -> None:
     bench = make(4, [A], most_failures=1)
     bench.acts["1"] = act
     bench.begin()
@@ -383,7 +268,7 @@ def test_after_the_first_failure_nothing_begins(make: Callable[..., Bench], act:
     assert bench.began == ["0", "1"]
 
 
-def test_after_so_many_failures_nothing_begins_on_any_device(make: Callable[..., Bench]) -> None:
+def test_after_so_many_failures_nothing_begins_on_any_device(make: Make) -> None:
     bench = make(20, [A, B], most_failures=2)
     bench.acts = dict.fromkeys(bench.names, fails)
     bench.run()
@@ -392,7 +277,7 @@ def test_after_so_many_failures_nothing_begins_on_any_device(make: Callable[...,
     assert len(bench.ended) == len(bench.began)
 
 
-def test_known_issues_and_failures_for_another_device_are_no_failures_of_the_run(make: Callable[..., Bench]) -> None:
+def test_known_issues_and_failures_for_another_device_are_no_failures_of_the_run(make: Make) -> None:
     bench = make(6, [A, B], most_failures=1)
 
     def is_known(process: Any, run: RunJob) -> FromDevice:
@@ -405,21 +290,7 @@ def test_known_issues_and_failures_for_another_device_are_no_failures_of_the_run
     assert bench.ended == {"0": "failed"} | dict.fromkeys("12345", "passed")
 
 
-def test_a_fault_of_this_machine_stops_the_run_with_the_next_step(make: Callable[..., Bench]) -> None:
-    bench = make(6, [A, B])
-    bench.acts["2"] = halts
-    bench.acts["3"] = halts
-    bench.run()
-    assert bench.ended == {"0": "passed", "1": "passed"}
-    reason = "the run stops: this machine: No space left on device"
-    assert bench.notes == [f"{reason}; when this is repaired, 'farm run --resume run' runs the missing jobs"]
-    assert not bench.pool.is_retired(0)
-    assert bench.abandoned == []
-
-
-def test_a_store_without_an_answer_for_too_long_stops_the_run_and_leaves_every_device(
-    make: Callable[..., Bench],
-) -> None:
+def test_a_silent_store_stops_the_run_and_every_device_is_left(make: Make) -> None:
     bench = make(6, [A, B])
     bench.begin()
     bench.let_begin()
@@ -438,7 +309,7 @@ def test_a_store_without_an_answer_for_too_long_stops_the_run_and_leaves_every_d
 # The store refuses.
 
 
-def test_a_result_that_the_store_refuses_is_recorded_as_farms_fault(make: Callable[..., Bench]) -> None:
+def test_a_result_that_the_store_refuses_is_recorded_as_farms_fault(make: Make) -> None:
     bench = make(3, [A])
     bench.recorder.refused["0"] = RowRefusedError("a value is out of range")
     bench.run()
@@ -447,20 +318,15 @@ def test_a_result_that_the_store_refuses_is_recorded_as_farms_fault(make: Callab
     assert attempt.reason == "not recorded: a value is out of range"
 
 
-def test_a_fault_that_the_store_refuses_as_well_ends_the_job(make: Callable[..., Bench]) -> None:
+def test_a_fault_that_the_store_refuses_as_well_ends_the_job(make: Make) -> None:
     bench = make(3, [A])
-
-    class Refusing(dict[str, RowRefusedError]):
-        def pop(self, name: str, _: Any = None) -> Any:
-            return RowRefusedError("no") if name == "0" else None
-
-    bench.recorder.refused = Refusing()
+    bench.recorder.refused = SimpleNamespace(pop=lambda name, _: RowRefusedError("no") if name == "0" else None)
     bench.run()
     assert bench.began == ["0", "1", "2"]
     assert bench.ended == {"1": "passed", "2": "passed"}
 
 
-def test_a_result_under_a_lost_lease_does_not_count_and_the_job_runs_again(make: Callable[..., Bench]) -> None:
+def test_a_result_under_a_lost_lease_does_not_count_and_the_job_runs_again(make: Make) -> None:
     bench = make(3, [A, B])
     bench.recorder.refused["0"] = LeaseLostError("the lease 1 is over")
     bench.run()
@@ -471,11 +337,9 @@ def test_a_result_under_a_lost_lease_does_not_count_and_the_job_runs_again(make:
 # Everything at once.
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_every_job_ends_or_is_abandoned_whatever_happens(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_every_job_ends_or_is_abandoned(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     fleet = [A, B, OTHER, device("Y", "SM8550")]
     devices = data.draw(st.lists(st.sampled_from(fleet), min_size=1, max_size=4, unique_by=lambda one: one.serial))
     socs = st.sampled_from([one.soc for one in devices])

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
+import made
 import pytest
 from watched_transport import Watched
 
 from farm.base.processes import Supervisor
-from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, Manifest, TensorSpec, load_bundle
+from farm.builds.bundles.bundle import INPUTS, MODEL, Bundle, TensorSpec
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import start_adb_server
+from farm.devices.execution.raw import RawResult, RunnerOptions
+from farm.devices.execution.session import DeviceSession
 from farm.devices.virtual.boot import boot
 
 STUB = Path(__file__).with_name("serve_stub.py")
+OPTIONS = RunnerOptions(timeout_s=30)
 
 
 @pytest.fixture(scope="session")
@@ -45,19 +49,9 @@ def make_bundle(tmp_path: Path) -> Callable[..., Bundle]:
     def make(model: bytes, inputs: list[bytes] | None = None) -> Bundle:
         samples = inputs or [b"12345678"]
         folder = tmp_path / f"bundle-{hashlib.sha256(model + b''.join(samples)).hexdigest()[:12]}"
-        contents = {MODEL: model, **{f"{INPUTS}/input_{n}_0.raw": data for n, data in enumerate(samples)}}
-        for name, data in contents.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(data)
         tensor = TensorSpec((len(samples[0]) // 4,), "float32")
-        manifest = Manifest(
-            key="k", job_id="s/c", soc="SM8650", backend="htp", precision="8a8w", samples=len(samples),
-            inputs=(tensor,), outputs=(tensor,), pte_bytes=len(model), delegates={}, delegated_ops=0,
-            fallback_ops={}, seconds={}, versions={},
-            files={name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
-        )  # fmt: skip
-        (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-        return load_bundle(folder)
+        contents = {MODEL: model, **{f"{INPUTS}/input_{n}_0.raw": data for n, data in enumerate(samples)}}
+        return made.write_bundle(folder, contents, samples=len(samples), inputs=(tensor,), outputs=(tensor,))
 
     return make
 
@@ -68,5 +62,26 @@ def runtime(tmp_path: Path) -> Runtime:
     library = tmp_path / "libstub.so"
     library.write_bytes(str(tmp_path).encode() * 1000)
     files = {STUB.name: STUB, "real/libstub.so": library}
-    hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
-    return Runtime(files, "d" * 64, STUB.name, {}, "simulator", False, hashes)
+    return made.runtime(files, STUB.name)
+
+
+@pytest.fixture
+def session(transport: Watched, runtime: Runtime) -> Iterator[DeviceSession]:
+    """Session of the stub runner; other tests override it."""
+    session = DeviceSession(transport, runtime, "r", transport.serial)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def run(session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path) -> Callable[..., RawResult]:
+    """Function that executes a program in the session, each time into another folder."""
+    numbers = itertools.count()
+
+    def run(
+        model: bytes, options: RunnerOptions = OPTIONS, inputs: list[bytes] | None = None, *, alone: bool = False
+    ) -> RawResult:
+        execute = session.execute_alone if alone else session.execute
+        return execute("s/c", session.stage(make_bundle(model, inputs)), tmp_path / f"out{next(numbers)}", options)
+
+    return run

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Stands in for ExecuTorch's own runners, with their flags, their log and their ends: a model's first word says what it does.
+# Stub of ExecuTorch's own runners, with their flags, logs and exit codes: the first word of a model names the
+# behaviour.
 echo "called $0 $*" >&2
 echo "environment LD_LIBRARY_PATH=$LD_LIBRARY_PATH ADSP_LIBRARY_PATH=$ADSP_LIBRARY_PATH" >&2
 for word in "$@"; do

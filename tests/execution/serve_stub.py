@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python3 -IS
 """Stands in for `farm_runner --serve` where a test needs a runner that misbehaves: a model's bytes select how."""
 
 import json

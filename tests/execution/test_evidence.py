@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import made
 import msgspec
 import pytest
 from watched_transport import Watched
 
 from farm.builds.bundles.bundle import Bundle
 from farm.builds.runtime.runtime import Runtime
-from farm.devices.device import AdbAddress, Device
+from farm.devices.device import AdbAddress
 from farm.devices.execution.crash_logs import collect_crash_logs
 from farm.devices.execution.raw import RunnerOptions
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
@@ -29,6 +30,7 @@ printf 'F DEBUG: signal 11 (SIGSEGV)\\033[31m\\n'
 """
 
 
+Tools = Callable[[str, str], None]
 DSP_CRASH = """#!/bin/sh
 echo '11-23 06:00:01.1 I: adsprpc: vendor/qcom: log_config.c: FARF enabled'
 echo '11-23 06:00:01.2 D: Zygote: what others log'
@@ -37,24 +39,22 @@ echo '11-23 06:00:01.3 E: [Qnn ExecuTorch]: SMMU fastrpc mmap error (err 1002)'
 
 
 @pytest.fixture
-def tools(storage: Path) -> Iterator[Callable[[str, str], None]]:
+def tools(storage: Path) -> Iterator[Tools]:
     """Give the device a command, for the time of a test."""
     folder = storage.parents[3] / "system/bin"
-    made = []
+    made = set()
 
     def make(name: str, script: str) -> None:
-        made.append(folder / name)
-        made[-1].write_text(script)
-        made[-1].chmod(0o755)
+        made.add(folder / name)
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
 
     yield make
     for path in made:
         path.unlink()
 
 
-def test_there_is_what_the_device_has_made_fit_to_read(
-    transport: Watched, tools: Callable[[str, str], None], tmp_path: Path
-) -> None:
+def test_there_is_what_the_device_has_made_fit_to_read(transport: Watched, tools: Tools, tmp_path: Path) -> None:
     tools("logcat", LOGCAT)
     tools("dmesg", "#!/bin/sh\nprintf '[1.0] adsprpc: restart \\377\\n'\n")
     found = collect_crash_logs(transport, "android", tmp_path / "evidence", since=time.time() - 90)
@@ -65,28 +65,20 @@ def test_there_is_what_the_device_has_made_fit_to_read(
     assert "asked: -d -v threadtime -t " in text
     assert found["dmesg"].read_text().startswith("[1.0] adsprpc: restart")
     assert sorted(path.name for path in (tmp_path / "evidence").iterdir()) == ["dmesg.txt", "logcat.txt"]
-
-
-def test_a_logcat_that_takes_no_time_is_asked_for_its_last_lines(
-    transport: Watched, tools: Callable[[str, str], None], tmp_path: Path
-) -> None:
+    # A logcat that takes no time is asked for its last lines.
     tools("logcat", '#!/bin/sh\n[ "$5" = 3000 ] || exit 1\necho the last lines\n')
     tools("dmesg", "#!/bin/sh\necho 'dmesg: klogctl: Operation not permitted' >&2; exit 1\n")
     found = collect_crash_logs(transport, "android", tmp_path, since=time.time())
     assert {kind: path.read_text() for kind, path in found.items()} == {"logcat": "the last lines"}
-
-
-def test_all_of_it_together_is_bounded(transport: Watched, tools: Callable[[str, str], None], tmp_path: Path) -> None:
     # Bytes that are not UTF-8 become longer when they are made fit to read.
-    flood = "#!/bin/sh\nhead -c 3000000 /dev/zero | tr '\\0' '\\377'\n"
     for name in ("logcat", "dmesg"):
-        tools(name, flood)
+        tools(name, "#!/bin/sh\nhead -c 3000000 /dev/zero | tr '\\0' '\\377'\n")
     found = collect_crash_logs(transport, "android", tmp_path, since=time.time(), max_bytes=100_000)
     assert set(found) == {"logcat", "dmesg"}
     assert sum(path.stat().st_size for path in found.values()) <= 100_000
 
 
-def test_a_linux_device_has_other_logs(transport: Watched, tools: Callable[[str, str], None], tmp_path: Path) -> None:
+def test_a_linux_device_has_other_logs(transport: Watched, tools: Tools, tmp_path: Path) -> None:
     tools("dmesg", "#!/bin/sh\necho from the kernel\n")
     tools("journalctl", '#!/bin/sh\necho "asked: $*"\n')
     found = collect_crash_logs(transport, "linux", tmp_path, since=time.time() - 9)
@@ -94,17 +86,17 @@ def test_a_linux_device_has_other_logs(transport: Watched, tools: Callable[[str,
     assert found["journal"].read_text() == "asked: -k -n 1000 --no-pager --since -10 seconds"
 
 
-def test_a_crash_is_kept_with_what_the_dsp_said_and_a_known_trouble_is_in_its_reason(
+def test_logs_of_a_crash_are_kept_and_explain_it(
     device_port: tuple[str, int, Path],
     runtime: Runtime,
     make_bundle: Callable[..., Bundle],
-    tools: Callable[[str, str], None],
+    tools: Tools,
     tmp_path: Path,
 ) -> None:
     tools("logcat", DSP_CRASH)
     tools("dmesg", "#!/bin/sh\nexit 1\n")
     serial, port, _ = device_port
-    device = Device(serial=serial, soc="SM8650", kind="virtual", build="b", address=AdbAddress(port), product="p")
+    device = made.device(serial, kind="virtual", address=AdbAddress(port))
     artifacts = AttemptArtifacts(tmp_path / "artifacts", Profile.OFF)
     with DeviceRun(device, runtime, "crash", takeover=False, artifacts=artifacts) as run:
         raw = run.run("s/c", make_bundle(b"crash"), tmp_path / "out", RunnerOptions(timeout_s=30))
@@ -127,7 +119,7 @@ def test_a_crash_is_kept_with_what_the_dsp_said_and_a_known_trouble_is_in_its_re
     ]
 
 
-def test_it_never_raises(transport: Watched, storage: Path, tools: Callable[[str, str], None], tmp_path: Path) -> None:
+def test_it_never_raises(transport: Watched, storage: Path, tools: Tools, tmp_path: Path) -> None:
     root = storage.parents[3]
     tools("logcat", LOGCAT)
     tools("dmesg", "#!/bin/sh\necho from the kernel\n")

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+import made
 import msgspec
+import numpy as np
 import pytest
 from ssh_server import SshServer
 from waiting import ends, until
 from watched_transport import Watched
 
 from farm.base.processes import Supervisor
-from farm.builds.bundles.bundle import Bundle
-from farm.builds.runtime.runtime import Runtime
+from farm.builds.bundles.bundle import Bundle, Generation, TensorSpec
+from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime
 from farm.devices.execution import one_shot as one_shot_module
 from farm.devices.execution.raw import HEAP_FILE, RESULT_FILE, RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
@@ -30,31 +36,16 @@ from farm.results.outcome import outcome
 STUB = Path(__file__).with_name("one_shot_stub.sh")
 OPTIONS = RunnerOptions(iterations=2, warm_up=1, timeout_s=30)
 MS = 1_000_000
+Run = Callable[..., RawResult]
 
 
 @pytest.fixture
-def one_shot(tmp_path: Path) -> Runtime:
+def runtime(tmp_path: Path) -> Runtime:
     """Direct mode's runner: its one flag more, and a library beside it."""
     library = tmp_path / "libqnn_executorch_stub.so"
     library.write_bytes(str(tmp_path).encode())
     files = {STUB.name: STUB, library.name: library}
-    hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
-    return Runtime(files, "d" * 64, STUB.name, {}, "android", False, hashes, one_shot=True, flags={"domain_id": "3"})
-
-
-@pytest.fixture
-def session(transport: Watched, one_shot: Runtime) -> Iterator[DeviceSession]:
-    session = DeviceSession(transport, one_shot, "r", transport.serial)
-    yield session
-    session.close()
-
-
-@pytest.fixture
-def run(session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path) -> Callable[..., RawResult]:
-    def run(what: bytes, options: RunnerOptions = OPTIONS, inputs: list[bytes] | None = None) -> RawResult:
-        return session.execute("s/c", session.stage(make_bundle(what, inputs)), tmp_path / what.decode(), options)
-
-    return run
+    return made.runtime(files, STUB.name, "android", one_shot=True, flags={"domain_id": "3"})
 
 
 def latency(raw: RawResult) -> tuple[float, ...]:
@@ -63,8 +54,8 @@ def latency(raw: RawResult) -> tuple[float, ...]:
     return next((one.samples for one in time_measurements(report) if one.metric == "latency"), ())
 
 
-def test_every_execution_is_a_line_and_the_last_of_each_sample_is_kept(run: Callable[..., RawResult]) -> None:
-    raw = run(b"good", inputs=[b"12345678", b"abcdefgh"])
+def test_every_execution_is_a_line_and_the_last_of_each_sample_is_kept(run: Run) -> None:
+    raw = run(b"good", OPTIONS, [b"12345678", b"abcdefgh"])
     assert (raw.error, raw.exit_code, raw.process_ended) == ("", 0, False), raw.stderr
     assert {path.name for path in raw.folder.iterdir()} == {"output_0_0.raw", "output_1_0.raw", RESULT_FILE}
     assert (raw.output(0, 0).read_bytes(), raw.output(1, 0).read_bytes()) == (b"12345678", b"abcdefgh")
@@ -74,10 +65,13 @@ def test_every_execution_is_a_line_and_the_last_of_each_sample_is_kept(run: Call
     assert not isinstance(report, Ending)
     assert [one.metric for one in time_measurements(report)] == ["latency"], "it does not say how long the load took"
     assert not describe_differing(report)
+    report = outcome(run(b"unsteady", OPTIONS))
+    assert not isinstance(report, Ending)
+    assert describe_differing(report) == ("execution 2 of 3 (the first is warm-up) gave other outputs than the last")
 
 
-def test_it_gets_the_flags_that_the_original_has_and_no_others(run: Callable[..., RawResult]) -> None:
-    raw = run(b"good")
+def test_it_gets_the_flags_that_the_original_has_and_no_others(run: Run) -> None:
+    raw = run(b"good", OPTIONS)
     called, environment = raw.stderr.splitlines()[:2]
     flags = dict(word.removeprefix("--").split("=", 1) for word in called.split()[2:])
     assert flags == {
@@ -92,17 +86,13 @@ def test_it_gets_the_flags_that_the_original_has_and_no_others(run: Callable[...
     again = run(b"good again", options)
     assert {"--htp_performance_mode=2", "--domain_id=3"} < set(again.stderr.split())
     assert (again.folder / "etdump.etdp").read_bytes() == b"dump\n"
+    heap = run(b"good", RunnerOptions(iterations=1, warm_up=0, timeout_s=30, heap=True))
+    assert (heap.folder / HEAP_FILE).read_text().startswith("DSP:before_context_created")
 
 
 @pytest.mark.parametrize(("what", "expected"), [(b"direct", (2.0 * MS,)), (b"silent", (1.25 * MS,))])
-def test_a_mean_alone_is_one_sample(run: Callable[..., RawResult], what: bytes, expected: tuple[float]) -> None:
-    assert latency(run(what)) == expected
-
-
-def test_an_execution_that_gives_something_else_is_named(run: Callable[..., RawResult]) -> None:
-    report = outcome(run(b"unsteady"))
-    assert not isinstance(report, Ending)
-    assert describe_differing(report) == ("execution 2 of 3 (the first is warm-up) gave other outputs than the last")
+def test_a_mean_alone_is_one_sample(run: Run, what: bytes, expected: tuple[float]) -> None:
+    assert latency(run(what, OPTIONS)) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,9 +109,9 @@ def test_an_execution_that_gives_something_else_is_named(run: Callable[..., RawR
     ],
 )
 def test_every_end_is_judged_as_that_of_a_session(
-    run: Callable[..., RawResult], what: bytes, verdict: Verdict, stage: Stage, cause: Cause, reason: str
+    run: Run, what: bytes, verdict: Verdict, stage: Stage, cause: Cause, reason: str
 ) -> None:
-    raw = run(what)
+    raw = run(what, OPTIONS)
     ending = outcome(raw)
     assert isinstance(ending, Ending)
     assert (ending.verdict, ending.stage, ending.cause) == (verdict, stage, cause), ending.reason
@@ -130,7 +120,7 @@ def test_every_end_is_judged_as_that_of_a_session(
     assert raw.process_ended == (cause is Cause.CRASH or what == b"loader")
 
 
-def test_a_hang_is_ended_in_its_time_and_nothing_is_left_of_it(run: Callable[..., RawResult], storage: Path) -> None:
+def test_a_hang_is_ended_in_its_time_and_nothing_is_left_of_it(run: Run, storage: Path) -> None:
     raw = run(b"hang", RunnerOptions(iterations=1, warm_up=0, timeout_s=1))
     assert raw.timed_out
     assert raw.process_ended
@@ -142,13 +132,9 @@ def test_a_hang_is_ended_in_its_time_and_nothing_is_left_of_it(run: Callable[...
     assert run(b"good").exit_code == 0
 
 
-def test_a_new_owner_ends_a_runner_that_still_runs(
-    session: DeviceSession, transport: Watched, make_bundle: Callable[..., Bundle], storage: Path, tmp_path: Path
-) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
+def test_a_new_owner_ends_a_runner_that_still_runs(run: Run, transport: Watched, storage: Path) -> None:
     with ThreadPoolExecutor(1) as aside:
-        running = aside.submit(session.execute, "s/c", session.stage(make_bundle(b"hang")), tmp_path / "out", OPTIONS)
+        running = aside.submit(run, b"hang", OPTIONS)
         found = until(
             lambda: [path for path in storage.glob("run-r-*/*/hangs") if path.read_text().strip()],
             "a runner that hangs",
@@ -160,9 +146,7 @@ def test_a_new_owner_ends_a_runner_that_still_runs(
     assert raw.exit_code == 128 + 9
 
 
-def test_more_executions_than_there_can_be_are_the_jobs_failure_and_no_doubt_about_the_device(
-    run: Callable[..., RawResult],
-) -> None:
+def test_too_many_executions_are_the_jobs_failure(run: Run) -> None:
     raw = run(b"good", RunnerOptions(iterations=1000, warm_up=1, timeout_s=30))
     ending = outcome(raw)
     assert isinstance(ending, Ending)
@@ -173,32 +157,27 @@ def test_more_executions_than_there_can_be_are_the_jobs_failure_and_no_doubt_abo
     assert not classify([attempt], others=2).repeat
 
 
-def test_of_what_farm_chose_itself_as_many_executions_are_made_as_there_can_be(
-    run: Callable[..., RawResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executions_that_farm_chose_are_reduced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [b"12345678", b"abcdefgh"]
+    reducible = RunnerOptions(iterations=2, warm_up=1, timeout_s=30, reducible=True)
     monkeypatch.setattr(one_shot_module, "_MOST_OUTPUTS", 4)
-    raw = run(b"good", RunnerOptions(iterations=2, warm_up=1, timeout_s=30, reducible=True), [b"12345678", b"abcdefgh"])
+    raw = run(b"good", reducible, samples)
     assert latency(raw) == (2.5 * MS, 4.5 * MS)
     [note] = raw.notes
     assert note.startswith("3 executions of each sample were due, and 2 made: ")
     monkeypatch.setattr(one_shot_module, "_MOST_OUTPUTS", 1)
-    again = run(b"good too", RunnerOptions(reducible=True), [b"12345678", b"abcdefgh"])
+    again = run(b"good too", RunnerOptions(reducible=True), samples)
     assert latency(again) == (1.5 * MS, 2.5 * MS), "one of each sample is always possible"
 
 
-def test_the_heap_is_asked_for_and_read(run: Callable[..., RawResult]) -> None:
-    raw = run(b"good", RunnerOptions(iterations=1, warm_up=0, timeout_s=30, heap=True))
-    assert (raw.folder / HEAP_FILE).read_text().startswith("DSP:before_context_created")
-
-
 def test_a_board_behind_ssh_runs_jobs_the_same_way(
-    one_shot: Runtime, make_bundle: Callable[..., Bundle], tmp_path: Path
+    runtime: Runtime, make_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:
-    runtime = msgspec.structs.replace(one_shot, kind="oe-linux", flags={})
+    oe_linux = msgspec.structs.replace(runtime, kind="oe-linux", flags={})
     with Supervisor() as supervisor:
         server = SshServer(supervisor, tmp_path / "sshd").start()
         transport = SshTransport("board-1", server.address)
-        session = DeviceSession(transport, runtime, "r", "board-1")
+        session = DeviceSession(transport, oe_linux, "r", "board-1")
         good = session.execute("s/c", session.stage(make_bundle(b"good")), tmp_path / "good", OPTIONS)
         limits = RunnerOptions(iterations=1, warm_up=0, timeout_s=1)
         hung = session.execute("s/c", session.stage(make_bundle(b"hang")), tmp_path / "hang", limits)
@@ -210,3 +189,35 @@ def test_a_board_behind_ssh_runs_jobs_the_same_way(
     assert latency(good) == (2.5 * MS, 3.5 * MS), good.stderr
     assert "domain_id" not in good.stderr
     assert hung.timed_out
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_logits_of_another_size_are_no_failure_of_the_program(
+    transport: Watched, make_bundle: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: int
+) -> None:
+    stub = Path(__file__).parents[1] / "qnn_llama_runner_stub.py"
+    program, tokenizer, pull = tmp_path / "program", tmp_path / "tokenizer.json", transport.pull
+    program.write_text(f"#!{sys.executable} -IS\n{stub.read_text()}")
+    tokenizer.write_text(json.dumps({"mode": "fine", "vocabulary": 24}))
+    runtime = made.runtime({LLAMA_RUNNER: program, "tokenizer/tokenizer.json": tokenizer}, LLAMA_RUNNER, one_shot=True)
+    decoder = make_bundle(b"decoder", [np.array([1, 2, 3], np.int32).tobytes()])
+    generation = Generation("kv", 16, 0, 1, 2, 24, 16, 4, prompt_tokens=(3,))
+    manifest = msgspec.structs.replace(
+        decoder.manifest, inputs=(TensorSpec((3,), "int32"),), outputs=(), generation=generation, references=()
+    )
+
+    def pull_changed(files: Mapping[PurePosixPath, Path], **options: Any) -> None:
+        """Lose the end of logits on their way, or add to them."""
+        pull(files, **options)
+        for path in files.values():
+            if path.name.startswith("generated_"):
+                path.write_bytes((path.read_bytes() + b"\0")[: None if change > 0 else -2])
+
+    monkeypatch.setattr(transport, "pull", pull_changed)
+    with closing(DeviceSession(transport, runtime, "r", transport.serial)) as session:
+        bundle = msgspec.structs.replace(decoder, manifest=manifest)
+        raw = session.execute("s/c", session.stage(bundle), tmp_path / "raw", RunnerOptions(timeout_s=60))
+    ending = outcome(raw)
+    assert isinstance(ending, Ending), "the tokens of other logits were accepted"
+    assert ending.verdict is Verdict.INFRA, ending.reason
+    assert f"arrived with {6 * 24 * 2 + change} bytes" in ending.reason

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import made
 import msgspec
 import pytest
 from watched_transport import Watched
 
 from farm.base.errors import MissingPackageError
 from farm.builds.bundles.bundle import Bundle
-from farm.builds.runtime.runtime import Runtime
-from farm.devices.device import AdbAddress, Device
 from farm.devices.execution.raw import RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
 from farm.dispatch.device_run.device_run import Staged, require_device
-from farm.dispatch.device_run.device_worker import DeviceWorker
-from farm.dispatch.device_run.executor import Executor
+from farm.dispatch.device_run.device_worker import DeviceWorker, Executor
 from farm.dispatch.request.plan import RunPlan
 from farm.results.attempt import Stage, Verdict
 from farm.store.cluster.records import PlannedJob
-from farm.suites.suite import Case, Job, Target
 
 PLACES = ("x86_64", "android", "hexagon")
 OPTIONS = RunnerOptions(iterations=1, warm_up=0, timeout_s=30)
 ANCHOR = b"good anchor"
-
-
-@pytest.fixture
-def session(transport: Watched, runtime: Runtime) -> Iterator[DeviceSession]:
-    session = DeviceSession(transport, runtime, "r", transport.serial)
-    yield session
-    session.close()
+Make = Callable[..., Bundle]
 
 
 def packaged(bundle: Bundle, *places: str) -> Bundle:
@@ -55,9 +46,7 @@ def packaged(bundle: Bundle, *places: str) -> Bundle:
 
 
 @pytest.fixture
-def run(
-    session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path
-) -> Callable[[bytes, tuple[str, ...]], RawResult]:
+def run(session: DeviceSession, make_bundle: Make, tmp_path: Path) -> Callable[[bytes, tuple[str, ...]], RawResult]:
     session.keep_loaded(make_bundle(ANCHOR))
 
     def run(what: bytes, places: tuple[str, ...]) -> RawResult:
@@ -74,9 +63,7 @@ def started(raw: RawResult) -> tuple[str, bool]:
     return (found[1], "--keep_loaded" in found[2]) if found else ("", False)
 
 
-def test_they_lie_beside_the_program_and_each_job_with_some_has_a_process_of_its_own(
-    run: Callable[..., RawResult], transport: Watched
-) -> None:
+def test_each_job_with_packages_has_a_process_of_its_own(run: Callable[..., RawResult], transport: Watched) -> None:
     before, first, second, after = (
         run(b"good before", ()), run(b"good one", PLACES), run(b"good two", PLACES), run(b"good after", ()),
     )  # fmt: skip
@@ -93,25 +80,21 @@ def test_they_lie_beside_the_program_and_each_job_with_some_has_a_process_of_its
         assert transport.run(["cat", str(raw.workspace / name)], timeout_s=10).stdout == content
 
 
-def test_the_dsp_looks_where_the_program_does(run: Callable[..., RawResult]) -> None:
+def test_the_dsp_finds_them_and_a_damaged_one_is_seen(
+    session: DeviceSession, run: Callable[..., RawResult], make_bundle: Make, transport: Watched
+) -> None:
     raw = run(b"good", PLACES)
     environment = re.search(r"^environment (.*)$", raw.stderr, re.MULTILINE)
     assert environment is not None
     runtime, job = environment[1].split(";")
     assert runtime.endswith("/runtime")
     assert job.endswith(str(raw.workspace))
-
-
-def test_a_damaged_one_is_seen(
-    session: DeviceSession, run: Callable[..., RawResult], make_bundle: Callable[..., Bundle], transport: Watched
-) -> None:
-    raw = run(b"good", PLACES)
     bundle = packaged(make_bundle(b"good"), *PLACES)
     assert session.find_damage(bundle, raw) == ""
     [name] = bundle.manifest.packages_for("simulator")
     path = str(raw.workspace / name)
     transport.run(["sh", "-c", 'rm "$1" && echo other >"$1"', "sh", path], timeout_s=10)
-    assert f"files on the device were not what was pushed ({name})" in session.find_damage(bundle, raw)
+    assert f"files on the device differed from the pushed ones ({name})" in session.find_damage(bundle, raw)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +107,9 @@ def test_a_damaged_one_is_seen(
     ],
 )
 def test_a_device_that_they_are_not_made_for_is_refused(
-    make_bundle: Callable[..., Bundle], kind: str, os: str, places: tuple[str, ...], says: str
+    make_bundle: Make, kind: str, os: str, places: tuple[str, ...], says: str
 ) -> None:
-    about = {"serial": "one", "soc": "SM8650", "kind": kind, "os": os, "build": "", "product": ""}
-    device = Device(address=AdbAddress(5037), **about)  # type: ignore[arg-type]
+    device = made.device("one", kind=kind, os=os)
     require_device(make_bundle(b"without"), device)
     bundle = packaged(make_bundle(b"with"), *places)
     if not says:
@@ -137,12 +119,8 @@ def test_a_device_that_they_are_not_made_for_is_refused(
         require_device(bundle, device)
 
 
-def test_on_such_a_device_the_job_fails_and_says_what_to_name(
-    make_bundle: Callable[..., Bundle], tmp_path: Path
-) -> None:
-    phone = Device(
-        serial="one", soc="SM8650", kind="hardware", build="", address=AdbAddress(5037), product="", os="android"
-    )
+def test_on_such_a_device_the_job_fails(make_bundle: Make, tmp_path: Path) -> None:
+    phone = made.device("one", os="android")
 
     def stage_ahead(_: object) -> Future[Staged]:
         staging: Future[Staged] = Future()
@@ -157,10 +135,9 @@ def test_on_such_a_device_the_job_fails_and_says_what_to_name(
         folder=tmp_path, cache_root=tmp_path, heap=False, iterations=1, warm_up=0, timeout_s=30.0, reducible=False,
         profile=SimpleNamespace(kept=False),
     )  # fmt: skip
-    job = Job(Case("s", "c", module="torch.nn:ReLU", inputs=()), Target("SM8650", "htp", "8a8w"))
     executor = Executor(cast("RunPlan", plan), cast("DeviceWorker", SimpleNamespace(run=run)))
     try:
-        [attempt], _ = executor._run(cast("PlannedJob", SimpleNamespace(job=job, key="k")), None, lambda: False)
+        [attempt], _ = executor._run(cast("PlannedJob", SimpleNamespace(job=made.job(), key="k")), None, lambda: False)
     finally:
         executor.close()
     assert (attempt.verdict, attempt.stage) == (Verdict.FAILED, Stage.BUILD)

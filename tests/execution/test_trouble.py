@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,9 @@ from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
 
 OPTIONS = RunnerOptions(timeout_s=30)
+Run = Callable[..., RawResult]
+Damage = Callable[..., str]
+Make = Callable[..., Bundle]
 
 
 class Weak(NamedTuple):
@@ -50,26 +54,13 @@ def weak(booted: Weak) -> Iterator[Weak]:
 
 
 @pytest.fixture
-def session(weak: Weak, runtime: Runtime) -> Iterator[DeviceSession]:
-    transport = Watched(weak.device.serial, weak.device.address.port)
-    session = DeviceSession(transport, runtime, "r", weak.device.serial)
-    yield session
-    session.close()
+def transport(weak: Weak) -> Iterator[Watched]:
+    with closing(Watched(weak.device.serial, weak.device.address.port)) as transport:
+        yield transport
 
 
 @pytest.fixture
-def run(session: DeviceSession, make_bundle: Callable[..., Bundle], tmp_path: Path) -> Callable[..., RawResult]:
-    numbers = iter(range(100))
-
-    def run(model: bytes, inputs: list[bytes] | None = None, options: RunnerOptions = OPTIONS) -> RawResult:
-        bundle = make_bundle(model, inputs)
-        return session.execute("s/c", session.stage(bundle), tmp_path / f"out{next(numbers)}", options)
-
-    return run
-
-
-@pytest.fixture
-def damage(session: DeviceSession, make_bundle: Callable[..., Bundle]) -> Callable[..., str]:
+def damage(session: DeviceSession, make_bundle: Make) -> Damage:
     """Say which files of an execution are damaged."""
     return lambda raw, model, inputs=None: session.find_damage(make_bundle(model, inputs), raw)
 
@@ -96,7 +87,7 @@ def ending(raw: RawResult) -> tuple[str, str, bool, bool]:
     return raw.error_cause, raw.error_stage, raw.timed_out, raw.process_ended
 
 
-def test_a_device_that_goes_away_during_a_job_is_gone_at_once(run: Callable[..., RawResult], weak: Weak) -> None:
+def test_a_device_that_goes_away_during_a_job_is_gone_at_once(run: Run, weak: Weak) -> None:
     assert run(b"good").error == ""
     raw = during(lambda: run(b"hang"), weak, Fault(FaultKind.OFFLINE, seconds=30))
     assert ending(raw) == ("gone", "execute", False, False)
@@ -106,9 +97,7 @@ def test_a_device_that_goes_away_during_a_job_is_gone_at_once(run: Callable[...,
     assert (later.error_cause, later.error_stage) == ("gone", "push")
 
 
-def test_a_device_that_reboots_and_is_back_is_found_out(
-    run: Callable[..., RawResult], session: DeviceSession, weak: Weak, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reboot_is_found_out(run: Run, session: DeviceSession, weak: Weak, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(b"good").error == ""
     demand = session._liveness.demand
 
@@ -124,9 +113,7 @@ def test_a_device_that_reboots_and_is_back_is_found_out(
     assert run(b"good").error == ""
 
 
-def test_a_connection_that_breaks_while_the_device_stays_is_the_connection(
-    run: Callable[..., RawResult], weak: Weak
-) -> None:
+def test_a_connection_that_breaks_while_the_device_stays_is_the_connection(run: Run, weak: Weak) -> None:
     assert run(b"good").error == ""
     inject(weak.root, Fault(FaultKind.PARTIAL_OUTPUT, match="--serve"))
     raw = run(b"good")
@@ -134,43 +121,31 @@ def test_a_connection_that_breaks_while_the_device_stays_is_the_connection(
     assert run(b"good").error == ""
 
 
-def test_a_runner_that_dies_on_a_device_that_stays_crashed(run: Callable[..., RawResult]) -> None:
-    assert run(b"good").error == ""
-    raw = run(b"crash")
-    assert (raw.exit_code, *ending(raw)) == (139, "", "", False, True)
-
-
-def test_a_hang_counts_only_when_the_device_answers(
-    run: Callable[..., RawResult], weak: Weak, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hang_counts_only_when_the_device_answers(run: Run, weak: Weak, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.devices.execution.session._GRACE_SECONDS", 0.5)
     monkeypatch.setattr("farm.devices.adb.transport._END_SECONDS", 0.5)
     short = RunnerOptions(timeout_s=1)
-    assert ending(run(b"hang", options=short)) == ("", "", True, True)
+    assert ending(run(b"hang", short)) == ("", "", True, True)
     assert run(b"good").error == ""
     monkeypatch.setattr("farm.devices.execution.liveness._ASK_SECONDS", 0.5)
-    raw = during(lambda: run(b"hang", options=short), weak, Fault(FaultKind.STALL, seconds=60))
+    raw = during(lambda: run(b"hang", short), weak, Fault(FaultKind.STALL, seconds=60))
     assert ending(raw) == ("gone", "execute", False, False)
     assert "it does not answer any more (the runner did not end in its time)" in raw.error
     clear(weak.root)
 
 
-def test_a_long_silence_is_no_reason_to_wait_for_a_device_that_is_dead(
-    run: Callable[..., RawResult], weak: Weak, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_device_is_found_dead(run: Run, weak: Weak, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.devices.execution.runner_process.SILENCE_SECONDS", 0.5)
     monkeypatch.setattr("farm.devices.adb.transport._END_SECONDS", 0.5)
     assert run(b"good").error == ""
     monkeypatch.setattr("farm.devices.execution.liveness._ASK_SECONDS", 0.5)
-    raw = during(lambda: run(b"hang", options=RunnerOptions(timeout_s=3000)), weak, Fault(FaultKind.STALL, seconds=60))
+    raw = during(lambda: run(b"hang", RunnerOptions(timeout_s=3000)), weak, Fault(FaultKind.STALL, seconds=60))
     assert ending(raw) == ("gone", "execute", False, False)
     assert "it does not answer any more" in raw.error
     clear(weak.root)
 
 
-def test_an_adb_server_that_died_is_not_the_device(
-    runtime: Runtime, make_bundle: Callable[..., Bundle], tmp_path: Path
-) -> None:
+def test_an_adb_server_that_died_is_not_the_device(runtime: Runtime, make_bundle: Make, tmp_path: Path) -> None:
     with Supervisor() as supervisor:
         server = start_adb_server(supervisor, tmp_path / "adb")
         [device] = boot(supervisor, server, ["SM8650"], tmp_path / "devices")
@@ -185,9 +160,7 @@ def test_an_adb_server_that_died_is_not_the_device(
         session.close()
 
 
-def test_a_full_device_gives_up_what_nobody_needs_and_then_says_that_it_is_full(
-    run: Callable[..., RawResult], session: DeviceSession, weak: Weak, make_bundle: Callable[..., Bundle]
-) -> None:
+def test_a_full_device_gives_up_unused_objects(run: Run, session: DeviceSession, weak: Weak, make_bundle: Make) -> None:
     assert run(b"good").error == ""
     session.prepare([make_bundle(b"good, and never used " * 50)])
     objects = weak.root / "data/local/tmp/farm/objects"
@@ -204,52 +177,32 @@ def test_a_full_device_gives_up_what_nobody_needs_and_then_says_that_it_is_full(
 
 
 @pytest.mark.parametrize("inputs", [[b"12345678"], [b"large 89" * 10_000]])
-def test_outputs_that_arrive_changed_are_found(
-    run: Callable[..., RawResult], damage: Callable[..., str], weak: Weak, inputs: list[bytes]
-) -> None:
-    raw = run(b"good", inputs)
-    assert raw.error == ""
-    assert damage(raw, b"good", inputs) == ""
+def test_outputs_that_arrive_changed_are_found(run: Run, damage: Damage, weak: Weak, inputs: list[bytes]) -> None:
+    raw = run(b"good", inputs=inputs)
+    assert (raw.error, damage(raw, b"good", inputs)) == ("", "")
     inject(weak.root, Fault(FaultKind.CORRUPT_PULL, after_bytes=3))
-    raw = run(b"good", inputs)
+    raw = run(b"good", inputs=inputs)
     assert raw.error == ""
     assert raw.output(0, 0).read_bytes() != inputs[0]
     assert damage(raw, b"good", inputs) == "output_0_0.raw did not arrive as the device has it"
 
 
-def test_a_small_input_that_arrives_changed_is_found(
-    run: Callable[..., RawResult], damage: Callable[..., str], weak: Weak
-) -> None:
+def test_inputs_and_models_that_arrive_changed_are_found_or_pushed_again(run: Run, damage: Damage, weak: Weak) -> None:
+    large = [b"another8" * 10_000]
     assert run(b"good").error == ""
     inject(weak.root, Fault(FaultKind.CORRUPT_PUSH, match="input_0_0"))
     raw = run(b"good")
     assert raw.output(0, 0).read_bytes() != b"12345678"
-    assert damage(raw, b"good") == "files on the device were not what was pushed (input_0_0.raw)"
-
-
-def test_a_large_input_or_model_that_arrives_changed_is_pushed_again(
-    run: Callable[..., RawResult], damage: Callable[..., str], weak: Weak
-) -> None:
-    large = b"another8" * 10_000
+    assert damage(raw, b"good") == "files on the device differed from the pushed ones (input_0_0.raw)"
     inject(weak.root, Fault(FaultKind.CORRUPT_PUSH, match="incoming"))
-    raw = run(b"good but new", [large])
-    assert raw.error == ""
-    assert raw.output(0, 0).read_bytes() == large
-    assert damage(raw, b"good but new", [large]) == ""
-
-
-def test_a_list_of_inputs_that_arrives_changed_costs_one_more_try(run: Callable[..., RawResult], weak: Weak) -> None:
-    assert run(b"good").error == ""
+    raw = run(b"good but new", inputs=large)
+    assert (raw.error, raw.output(0, 0).read_bytes()) == ("", large[0])
+    assert damage(raw, b"good but new", large) == ""
+    # A list of inputs costs one more try.
     inject(weak.root, Fault(FaultKind.CORRUPT_PUSH, match="input_list"))
     raw = run(b"good")
     assert (raw.error, raw.exit_code) == ("", 0), raw.stderr
     assert "damaged" in raw.notes[0]
-
-
-def test_what_cannot_be_looked_at_is_not_believed(
-    run: Callable[..., RawResult], damage: Callable[..., str], weak: Weak
-) -> None:
-    raw = run(b"good")
-    assert raw.error == ""
+    # Files that cannot be looked at are not believed.
     inject(weak.root, Fault(FaultKind.EXIT_CODE, match="sha256sum", times=0, text="cannot"))
-    assert "whether its files were damaged cannot be told" in damage(raw, b"good")
+    assert "its files could not be checked for damage" in damage(raw, b"good")

@@ -1,4 +1,4 @@
--- Schema 0015 of farm 0.2.0 on PostgreSQL, as pg_dump writes it; that of SQLite is in store.sql.
+-- Schema 0015 of farm 0.2.0 on PostgreSQL, as pg_dump writes it; store.sql has the schema of SQLite.
 CREATE FUNCTION attempt_decides() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path TO 'public',
   'pg_temp' AS $$ BEGIN UPDATE run_job SET decisive_attempt_id = NEW.id, decisive_verdict = NEW.verdict WHERE id =
   NEW.run_job_id AND (decisive_verdict IS NULL OR decisive_verdict = 'infra' OR NEW.verdict <> 'infra'); RETURN NULL;

@@ -1,10 +1,9 @@
-// A stub of QNN's libQnnLpai.so for x86_64: it has LPAI's backend id, versions and manners, takes LPAI's
-// custom configs and writes each down, and gives everything else to the libQnnHtp.so of this machine.
+// Stub of QNN's libQnnLpai.so for x86_64: it has LPAI's backend id, versions and behaviour, logs LPAI's custom configs,
+// and calls the libQnnHtp.so of this machine for everything else.
 //
-// Built by the tests with STUB_HTP_LIBRARY (which library does the work), STUB_LOG (which file takes the
-// notes, one line each), STUB_SOC_MODEL (QNN's number of the SoC), STUB_UNKNOWN_TYPES (which of HTP's
-// operators it says that it does not know) and STUB_MOST_FPS (frames a second of the base clock, 0 for any; core 1
-// alone has half of them). Numbers below are LPAI's of QNN 2.37.
+// The tests define STUB_HTP_LIBRARY (path of libQnnHtp.so), STUB_LOG (log file, one line for each call), STUB_SOC_MODEL
+// (QNN's number of the SoC), STUB_UNKNOWN_TYPES (HTP operators that the stub refuses) and STUB_MOST_FPS (frames per
+// second at the base clock, 0 for any; core 1 alone reaches half). Constants below are LPAI's in QNN 2.37.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -20,7 +19,7 @@
 #include <set>
 
 namespace {
-// As ExecuTorch opens it, so that HTP's own libraries find their symbols in the global scope.
+// RTLD_GLOBAL, as in ExecuTorch: HTP's own libraries find their symbols in the global scope.
 constexpr int kOpenFlags = RTLD_NOW | RTLD_GLOBAL;
 }  // namespace
 
@@ -45,7 +44,7 @@ enum Entry : size_t {
   kDeviceCreate = 40,
 };
 
-// Qnn{Backend,Context,Graph,Device}_Config_t begin alike: which option, and for option 0 a pointer.
+// Common beginning of Qnn{Backend,Context,Graph,Device}_Config_t: the option, and a pointer for option 0.
 struct Config {
   uint32_t option;
   void* custom;
@@ -61,7 +60,7 @@ constexpr uint32_t kPerformance = 201;
 constexpr uint32_t kCoreAffinity = 301;
 constexpr uint32_t kPrepare = 10001;
 
-struct SocConfig {  // QnnHtpDevice_CustomConfig_t as QNN 2.37 has it, which the bridge translates.
+struct SocConfig {  // QnnHtpDevice_CustomConfig_t of QNN 2.37, which the bridge translates.
   uint32_t option;
   uint32_t soc_model;
 };
@@ -79,7 +78,7 @@ constexpr uint64_t kErrorOpNotSupported = 3110;
 
 constexpr uint64_t kErrorGraphGeneral = 1000;
 
-// Settings of a graph that decide whether its time can be met.
+// Settings of a graph on which its possible rate depends.
 struct Settings {
   uint64_t fps = 1;
   uint64_t ftrt_ratio = 10;
@@ -91,7 +90,7 @@ std::mutex mutex;
 std::set<void*> retrieved;
 std::map<void*, Settings> settings;
 
-// ftrt_ratio multiplies the base clock, in tenths.
+// ftrt_ratio is the factor of the base clock in tenths.
 bool is_feasible(const Settings& asked) {
   const uint64_t share = asked.core_selection == 2 ? 2 : 1;
   return STUB_MOST_FPS == 0 || !asked.real_time || asked.fps * share * 10 <= STUB_MOST_FPS * asked.ftrt_ratio;
@@ -123,7 +122,7 @@ const char* program() {
   return name;
 }
 
-// Write down what is meant for LPAI. What else there may be is written down as well, by its number alone.
+// Logs configs of LPAI by name, and unknown ones by number.
 void note_configs(const char* call, const Config* const* configs) {
   for (size_t i = 0; configs != nullptr && configs[i] != nullptr; ++i) {
     if (configs[i]->option != kCustom || configs[i]->custom == nullptr) {
@@ -146,7 +145,7 @@ void note_configs(const char* call, const Config* const* configs) {
   }
 }
 
-// LPAI's caller makes no device on a host; HTP needs one that says which SoC it is.
+// Callers of LPAI make no device on a host; HTP needs a device with the SoC.
 void* device() {
   static void* handle = [] {
     SocConfig soc{0, STUB_SOC_MODEL};
@@ -232,8 +231,8 @@ uint64_t graph_retrieve(void* context, const char* name, void** graph) {
   return error;
 }
 
-// LPAI finalizes a graph that came out of a binary as well, HTP refuses to. A real-time graph whose time cannot be met
-// is refused then.
+// LPAI also finalizes graphs from a binary, which HTP refuses. Real-time graphs beyond the possible rate are refused at
+// that call.
 uint64_t graph_finalize(void* graph, void* profile, void* signal) {
   {
     const std::lock_guard<std::mutex> lock(mutex);

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builder_runs import request_of, run_builders
 from lpai_sdk_stub import StubSdk
 
 from farm.base.config.settings import load_config
@@ -16,9 +17,7 @@ from farm.base.processes import Supervisor
 from farm.base.socs import find_soc
 from farm.builds.bundles.bundle import Bundle, load_bundle, read_tensor
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.bundles.key import bundle_key
-from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
-from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.compile.pool import MemoryLimits
 from farm.builds.toolchains.prepare import prepare
 from farm.builds.toolchains.toolchain import Compiler
 from farm.devices.adb.transport import AdbTransport
@@ -40,42 +39,28 @@ from farm.suites.suite import Job, Target
 SUITE = Path(__file__).with_name("lpai_cases") / "suite.toml"
 
 COMPILED_IN = (
-    ("affinity", "hard"),
-    ("client_perf_type", "non_real_time"),
-    ("core_selection", "2"),
-    ("fps", "9"),
+    ("affinity", "hard"), ("client_perf_type", "non_real_time"), ("core_selection", "2"), ("fps", "9"),
     ("ftrt_ratio", "30"),
-)
+)  # fmt: skip
 AT_RUN_TIME = (
-    ("lpai_affinity", "soft"),
-    ("lpai_client_perf_type", "real_time"),
-    ("lpai_core_selection", "1"),
-    ("lpai_fps", "4"),
+    ("lpai_affinity", "soft"), ("lpai_client_perf_type", "real_time"), ("lpai_core_selection", "1"), ("lpai_fps", "4"),
     ("lpai_ftrt_ratio", "20"),
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def bundle(farm_cache: Path, stub_sdk: StubSdk, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The case `block`, compiled by a real builder process for the LPAI of a virtual SM8850."""
-    scratch = tmp_path_factory.mktemp("bundle")
-    with pytest.MonkeyPatch.context() as patch, Supervisor() as supervisor:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FARM_CACHE_DIR", str(farm_cache))
         patch.setenv("QNN_SDK_ROOT", str(stub_sdk.root))
         tools = prepare(load_config(), virtual=True)
         case = next(case for case in load_suite(SUITE).cases if case.name == "block")
-        job = Job(case, Target("SM8850", "lpai", "8a8w", COMPILED_IN))
-        key = bundle_key(job, tools.versions)
-        replies: list[BuildReply] = []
-        pool = BuilderPool(
-            [BuildRequest(job, key, tools.versions, str(scratch / "log"))],
-            tools.compiler, BuilderSettings(MemoryLimits(8192, 4096), 300, farm_cache, supervisor, scratch),
-            width=1, on_done=replies.append,
-        )  # fmt: skip
-        pool.start()
-        pool.join()
-    assert replies[0].ok, replies[0].reason
-    return load_bundle(BundleCache(farm_cache).folder(key))
+        folder = tmp_path_factory.mktemp("bundle")
+        request = request_of(Job(case, Target("SM8850", "lpai", "8a8w", COMPILED_IN)), tools.versions, folder)
+        [reply] = run_builders([request], tools.compiler, farm_cache, folder)
+    assert reply.ok, reply.reason
+    return load_bundle(BundleCache(farm_cache).folder(reply.key))
 
 
 @pytest.fixture
@@ -94,13 +79,6 @@ def give_devices(
         yield give
 
 
-def test_a_userdebug_device_can_be_root(give_devices: Callable[[str], Fleet]) -> None:
-    fleet = give_devices("userdebug")
-    assert fleet.runtimes["virtual-SM8850-0"].needs_root
-    assert open_transport(fleet.devices[0]).ensure_root()
-    assert open_transport(fleet.devices[0]).user_id() == 0
-
-
 def test_a_device_with_a_production_build_is_refused(give_devices: Callable[[str], Fleet]) -> None:
     with pytest.raises(NoDeviceError, match=r"virtual-SM8850-0.*root is needed.*production build"):
         give_devices("user")
@@ -111,9 +89,11 @@ def test_files_and_options_arrive(
 ) -> None:
     fleet = give_devices("userdebug")
     [device] = fleet.devices
-    open_transport(device).ensure_root()
     runtime = fleet.runtimes[device.serial]
-    session = DeviceSession(AdbTransport(device.serial, device.address.port), runtime, "run", device.serial)
+    assert runtime.needs_root
+    assert open_transport(device).ensure_root()
+    assert open_transport(device).user_id() == 0
+    session = DeviceSession(AdbTransport(device.serial, device.address), runtime, "run", device.serial)
     try:
         stub_sdk.forget()
         plain = RunnerOptions(iterations=1, warm_up=0)
@@ -152,11 +132,10 @@ def test_files_and_options_arrive(
 
 
 @pytest.mark.usefixtures("own_environment")
-@pytest.mark.parametrize("build", ["userdebug", "rooted-by-su"])
-def test_a_worker_of_farm_pytest_gets_root_before_its_first_test(
-    give_devices: Callable[[str], Fleet], build: str, tmp_path: Path
+def test_a_worker_of_farm_pytest_gets_root_by_su_before_its_first_test(
+    give_devices: Callable[[str], Fleet], tmp_path: Path
 ) -> None:
-    fleet = give_devices(build)
+    fleet = give_devices("rooted-by-su")
     plan = SuitePlan(
         token="t", folder=tmp_path / "plan", soc="SM8850", backend="lpai", devices=tuple(fleet.devices), workers=1,
         runtimes=fleet.runtimes, leased=False, record=RunRecord("farm pytest", "", "", {}), cache_root=tmp_path,

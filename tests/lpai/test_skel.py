@@ -12,7 +12,7 @@ import pytest
 from attached import Attached, attach
 from farm_home import FarmHome
 from forked_command import call
-from hardware_stub import farm_with_hardware
+from hardware_stub import WITH_HARDWARE
 from lpai_sdk_stub import make_stub_sdk
 from skel_stub import AUDIO, allow_unsigned, build_skel_stub, make_skel, make_skel_sdk, trust
 
@@ -149,9 +149,8 @@ def test_an_unsigned_skel_runs_where_the_firmware_has_unsigned_process_domains(
         if allowed:
             allow_unsigned(attached.root(0))
         done = call(
-            ["run", "--soc", "SM8650", "--suite", "smoke", "-k", "add", "--json"],
-            env={**home.env, **attached.env, "QNN_SDK_ROOT": str(htp_sdk)}, cwd=home.cwd, stdin="", timeout_s=300,
-            program=farm_with_hardware,
+            [*WITH_HARDWARE, "run", "--soc", "SM8650", "--suite", "smoke", "-k", "add", "--json"],
+            env={**home.env, **attached.env, "QNN_SDK_ROOT": str(htp_sdk)}, cwd=home.cwd, timeout_s=300,
         )  # fmt: skip
         attempts = [attempt for job in json.loads(done.stdout)["jobs"] for attempt in job["attempts"]]
         if allowed:

@@ -45,11 +45,10 @@ def test_the_runner_that_simpleadb_calls_gets_every_word_as_it_was(
     tmp_path: Path, build: str, elevation: tuple[str, ...]
 ) -> None:
     runner, su = tmp_path / "runner", tmp_path / "su"
-    if build:
-        su.write_text(SU[build])
-        su.chmod(0o755)
-    runner.write_text(runner_script("env NAME=value printf %s@", [str(tmp_path / word) for word in elevation[:1]]
-                                    + list(elevation[1:])))  # fmt: skip
+    su.write_text(SU.get(build, ""))
+    su.chmod(0o755)
+    prefix = [str(su), *elevation[1:]] if elevation else []
+    runner.write_text(runner_script("env NAME=value printf %s@", prefix))
     words = ["--model_path", "it's", "a  b", "$(id)", '"', "`id`", "\\n", ""]
     done = subprocess.run(["sh", str(runner), *words], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout == "".join(f"{word}@" for word in words)

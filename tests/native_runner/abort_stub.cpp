@@ -1,4 +1,4 @@
-// Preloaded in front of the runner: stands in for an ExecuTorch that gives up on an internal check.
+// Preloaded stub of an ExecuTorch that aborts after a failed internal check.
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/platform/log.h>
 #include <executorch/runtime/platform/platform.h>

@@ -1,5 +1,5 @@
-// Preloaded in front of the runner: stands in for the backend that foreign.pte was compiled for. What it does
-// is the first number of the input; the output is the input's negative.
+// Preloaded stub of the backend of foreign.pte. The first number of the input selects its behaviour; the output is the
+// negated input.
 #include <dlfcn.h>
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/platform/log.h>
@@ -41,7 +41,7 @@ enum Order {
   kAbortLate = 9,
 };
 
-// Set when the file that STUB_SLOW_RENAME names is about to be renamed.
+// True when the file of STUB_SLOW_RENAME is about to be renamed.
 std::atomic<bool> is_renaming{false};
 
 [[noreturn]] void give_up() {
@@ -66,7 +66,7 @@ class BackendStub final : public executorch::runtime::BackendInterface {
     switch (static_cast<int>(from[0])) {
       case kHang:
         std::fputs("backend stub hangs\n", stderr);
-        // TSan handles a signal that comes between two calls at the end of the next call; pause() would never end.
+        // TSan handles a signal between two calls at the end of the next call; pause() would not return.
         for (;;) ::usleep(20'000);
       case kCrash:
         std::raise(SIGSEGV);
@@ -92,7 +92,7 @@ class BackendStub final : public executorch::runtime::BackendInterface {
         if (++executions == 3) return Error::DelegateInvalidHandle;
         break;
       case kWrongFifthTime:
-        // The fifth, the tenth and so on: a fifth of all inferences.
+        // Every fifth inference.
         if (++executions % 5 == 0) wrong = 1;
         break;
       default:
@@ -109,7 +109,7 @@ const Error registered = executorch::runtime::register_backend({"BackendWithComp
 
 }  // namespace
 
-// A slow disk, while which the thread of kAbortLate aborts.
+// Slow disk: the thread of kAbortLate aborts meanwhile.
 extern "C" int rename(const char* from, const char* to) noexcept {
   static const auto real = reinterpret_cast<int (*)(const char*, const char*)>(dlsym(RTLD_NEXT, "rename"));
   const char* slow = std::getenv("STUB_SLOW_RENAME");
@@ -127,7 +127,7 @@ extern "C" int chdir(const char* path) noexcept {
 }
 
 namespace {
-// Set in the main thread once it has woken up the watchdog, where STUB_PREEMPTED is set.
+// True in the main thread after it has woken up the watchdog, if STUB_PREEMPTED is set.
 thread_local bool is_preempted = false;
 }  // namespace
 
@@ -137,7 +137,7 @@ extern "C" ssize_t write(int descriptor, const void* bytes, size_t size) {
   return real(descriptor, bytes, size);
 }
 
-// A thread that gets no processor for a while before it takes the next lock.
+// Delays a thread before it takes the next lock, as if it had no processor.
 extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
   static const auto real = reinterpret_cast<int (*)(pthread_mutex_t*)>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
   if (is_preempted) {

@@ -1,4 +1,4 @@
-// Base of preloaded stubs around a backend of ExecuTorch: every call goes to the backend, but for what a stub overrides.
+// Base of preloaded stubs around a backend of ExecuTorch: calls that a stub does not override go to the backend.
 #pragma once
 
 #include <dlfcn.h>

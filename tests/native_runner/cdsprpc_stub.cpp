@@ -1,5 +1,5 @@
-// Preloaded as libcdsprpc.so: stands in for a device's driver and for ExecuTorch's allocator on top of it, which
-// the x86_64 library has without an inside. Ordinary memory, which the QNN backend takes as any other.
+// Preloaded stub of libcdsprpc.so: of a device's driver, and of ExecuTorch's allocator, whose functions are empty on
+// x86_64. It allocates ordinary memory, which the QNN backend accepts.
 #include <cstdio>
 #include <cstdlib>
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import shlex
 import shutil
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pytest
+from built_stub import built_stub, executorch_flags
 from native_runner.sanitizers import HERE, put_sanitized_runner, runner_environment
 from waiting import until
 
-from farm.base.publish import published
 from farm.base.resources import data_folder
-from farm.builds.runtime.packages import package_folder, package_version
+from farm.builds.runtime.packages import package_folder
 from farm.builds.runtime.runtime import simulator_runtime
 
 
@@ -42,6 +41,13 @@ class Ran:
         error: dict[str, Any] = self.result["error"]
         return error
 
+    def fails(self, code: int, stage: str, message: str) -> None:
+        """Require this exit code, and a message with these words, in the result and on standard error."""
+        assert self.code == code, self.stderr
+        assert self.error["stage"] == stage
+        assert message in self.error["message"]
+        assert f"farm_runner: {stage}: " in self.stderr
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -49,12 +55,13 @@ class Workspace:
 
     folder: Path
     runtime: Path
+    env: dict[str, str] = field(default_factory=dict)
 
     def run(self, *flags: str, env: dict[str, str] | None = None, result: str = "result.json") -> Ran:
         done = subprocess.run(
             [str(self.runtime / "farm_runner"), *flags],
             cwd=self.folder,
-            env=runner_environment(self.runtime, env or {}),
+            env=runner_environment(self.runtime, {**self.env, **(env or {})}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -70,7 +77,7 @@ class Workspace:
         return Ran(code, stdout, stderr, json.loads(path.read_text()) if path.is_file() else None)
 
     def serve(self, *flags: str, env: dict[str, str] | None = None) -> Session:
-        return Session(self, flags, env or {})
+        return Session(self, flags, {**self.env, **(env or {})})
 
     def list_inputs(self, *lines: str) -> None:
         (self.folder / "input_list.txt").write_text("".join(f"{line}\n" for line in lines))
@@ -176,51 +183,23 @@ def preload(farm_cache: Path) -> Callable[[str], dict[str, str]]:
 
     Compiled once a cache: no sanitizer has a part in it.
     """
-    include = package_folder("executorch", "include", "build") / "include"
 
-    @functools.cache
     def build(name: str) -> dict[str, str]:
-        source = HERE / f"{name}.cpp"
-        argv = [
-            *("c++", "-std=c++17", "-shared", "-fPIC", "-DC10_USING_CUSTOM_GENERATED_MACROS"),
-            *("-DET_EVENT_TRACER_ENABLED", f"-I{include}"),
-            f"-I{include / 'executorch/runtime/core/portable_type/c10'}",
-            str(source),
-        ]
-        texts = (source.read_text(), (HERE / "backend_stub.h").read_text())
-        parts = (*texts, package_version("executorch"), *argv)
-        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        flags = (*executorch_flags(), "-shared", "-fPIC", HERE / f"{name}.cpp")
+        return {"LD_PRELOAD": str(built_stub(farm_cache, f"{name}.so", *flags, headers=[HERE / "backend_stub.h"]))}
 
-        def compile_into(folder: Path) -> None:
-            subprocess.run([*argv, "-o", str(folder / f"{name}.so")], check=True, timeout=120)
-
-        return {"LD_PRELOAD": str(published(farm_cache / "runner-test-stubs" / key, compile_into) / f"{name}.so")}
-
-    return build
+    return functools.cache(build)
 
 
 @pytest.fixture(scope="session")
 def load_options_probe(farm_cache: Path) -> Path:
     """A program that loads with options, built of the runner's own source of them, once a cache."""
-    package = package_folder("executorch", "include", "build")
-    include, sources = package / "include", data_folder("native_runner") / "src"
-    parts = [HERE / "load_options_probe.cpp", sources / "backend_options.cpp", sources / "failure.cpp"]
-    libraries = ("executorch", "executorch_backend_xnnpack", "executorch_kernels_optimized", "executorch_threadpool")
-    argv = [
-        *("c++", "-std=c++17", "-O1", "-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED"),
-        *(f"-I{folder}" for folder in (include, include / "executorch/runtime/core/portable_type/c10", sources)),
-        *map(str, parts),
-        *(f"-L{package / 'lib'}", "-Wl,--no-as-needed", *(f"-l{name}" for name in libraries)),
-        f"-Wl,-rpath,{package / 'lib'}",
-    ]
+    sources, libraries = data_folder("native_runner") / "src", package_folder("executorch", "lib", "build") / "lib"
+    parts = (HERE / "load_options_probe.cpp", sources / "backend_options.cpp", sources / "failure.cpp")
+    names = ("executorch", "executorch_backend_xnnpack", "executorch_kernels_optimized", "executorch_threadpool")
+    linked = (f"-L{libraries}", "-Wl,--no-as-needed", *(f"-l{name}" for name in names), f"-Wl,-rpath,{libraries}")
     headers = [sources / "backend_options.h", sources / "flags.h", sources / "failure.h"]
-    texts = [path.read_text() for path in (*parts, *headers)]
-    key = hashlib.sha256("\0".join((*texts, package_version("executorch"), *argv)).encode()).hexdigest()[:16]
-
-    def compile_into(folder: Path) -> None:
-        subprocess.run([*argv, "-o", str(folder / "probe")], check=True, timeout=300)
-
-    return published(farm_cache / "runner-test-stubs" / key, compile_into) / "probe"
+    return built_stub(farm_cache, "probe", "-O1", *executorch_flags(), f"-I{sources}", *parts, *linked, headers=headers)
 
 
 @pytest.fixture
@@ -232,15 +211,15 @@ def bare(runtime_folder: Path, tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture
-def stub(bare: Workspace, models: Path) -> Workspace:
-    """A workspace with foreign.pte as model.pte, for the backend stub, and an input file per order to it."""
+def stub(bare: Workspace, models: Path, preload: Callable[[str], dict[str, str]]) -> Workspace:
+    """A workspace with the backend stub, foreign.pte for it as model.pte, and an input file per order to it."""
     shutil.copy(models / "foreign.pte", bare.folder / "model.pte")
     for order, name in enumerate(
         ("work", "hang", "crash", "abort", "fail", "print", "third", "fifth", "abort_in_thread", "abort_late")
     ):
         bare.list_inputs(bare.write(f"{name}.raw", [order, 1]))
         (bare.folder / "input_list.txt").rename(bare.folder / f"{name}.txt")
-    return bare
+    return replace(bare, env=preload("backend_stub"))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-// Preloaded in front of the runner: stands in for a backend that crashes.
+// Preloaded stub of a backend that crashes.
 #include <executorch/runtime/backend/interface.h>
 
 #include <csignal>

@@ -1,6 +1,6 @@
-// Preloaded in front of the runner: a mistake that a runner of a static decoder could make, named by DECODER_MUTATION,
-// made between the runner and the QNN backend. The runner's own memory is what it changes: caches of which it has the
-// content stay changed, a mask is restored after the call.
+// Preloaded library that makes a possible mistake of a runner of static decoders, named by DECODER_MUTATION, between
+// the runner and the QNN backend. It changes the runner's memory: changed caches stay, and a mask is restored after the
+// call.
 #include <dlfcn.h>
 #include <executorch/runtime/backend/interface.h>
 
@@ -17,7 +17,7 @@ using namespace executorch::runtime;
 using executorch::aten::ScalarType;
 using executorch::aten::Tensor;
 
-// An element of 8 or 16 bits without a sign, of a tensor that is in order.
+// Unsigned element of 8 or 16 bits of a contiguous tensor.
 class Elements {
  public:
   explicit Elements(const Tensor& tensor)
@@ -42,7 +42,8 @@ class Elements {
   size_t size_;
 };
 
-// The keys [1, heads, dim, positions] or values [1, heads, positions, dim] of a layer: a cache, or what a call adds.
+// Keys [1, heads, dim, positions] or values [1, heads, positions, dim] of a layer: a cache, or the new positions of a
+// call.
 struct Positions {
   Tensor tensor;
   bool is_keys;
@@ -75,14 +76,14 @@ struct Positions {
   }
 };
 
-// What one call of a decoder is given and gives.
+// Inputs and outputs of a call of a decoder.
 struct Call {
   std::vector<Positions> caches, added;
   std::vector<Tensor> masks;
   std::vector<Tensor> logits;
   size_t width = 1;  // positions of the call
   size_t past = 0;   // positions of a cache
-  size_t seen = 0;   // of them, those that the first row attends to
+  size_t seen = 0;   // positions of the cache that the first row attends to
 };
 
 Call describe(Span<EValue*> args) {
@@ -177,7 +178,7 @@ class Mutated final : public BackendInterface {
 
   void after(Call* call) const {
     if (mutation_ == "value_not_written" && call->seen <= 3 && 3 < call->seen + call->width) {
-      // What was there before: nothing has been written since the caches were cleared.
+      // Earlier content: the caches were cleared and not written since.
       const Positions* keys = first_keys(&call->added);
       Elements(keys->tensor).set(keys->index(0, 3, 3 - call->seen), 0);
     }
@@ -198,7 +199,7 @@ class Mutated final : public BackendInterface {
     }
   }
 
-  // Each position does not see the one just before it.
+  // No position attends to the position before it.
   static void hide_the_last(Call* call) {
     for (const Tensor& tensor : call->masks) {
       const Elements mask(tensor);
@@ -225,7 +226,7 @@ class Mutated final : public BackendInterface {
     }
   }
 
-  // The newest keys lie one place further than they are looked for.
+  // The newest keys are one place too far.
   static void misplace(Call* call) {
     if (call->seen == 0 || call->seen >= call->past) return;
     for (const Positions& one : call->caches) {
@@ -233,7 +234,7 @@ class Mutated final : public BackendInterface {
     }
   }
 
-  // From the second text on: what the one before left is still there, and attended to.
+  // From the second text on, positions of the text before are still attended to.
   void show_stale(Call* call) const {
     if (call->seen == 0 && !left_.empty()) {
       stale_ = left_;

@@ -1,5 +1,4 @@
-// A stub: stands in front of dlopen where the runner was built with a sanitizer, whose runtime ends the process that
-// asks for RTLD_DEEPBIND, as the bridge does.
+// Stub of dlopen without RTLD_DEEPBIND, which the bridge uses: the runtime of a sanitizer ends a process that uses it.
 #include <dlfcn.h>
 
 extern "C" void* dlopen(const char* name, int flags) {

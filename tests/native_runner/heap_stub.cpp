@@ -1,13 +1,12 @@
-// A stub of a DSP whose heap can be profiled. It stands in front of the simulator's libQnnHtp.so, keeps a heap that grows
-// and shrinks with the contexts of the process, and reports it as QNN's profile events, from which ExecuTorch writes its
-// file. Everything else is the simulator's.
+// Stub of a DSP with heap profiling, around the simulator's libQnnHtp.so. Its heap grows and shrinks with the contexts
+// of the process, and is reported by QNN's profile events, from which ExecuTorch writes its file.
 //
-// Built by tests/heap_sdk_stub.py with STUB_HTP_LIBRARY (the library that does the work) and STUB_SETTINGS, which the
-// variable HEAP_STUB replaces. Settings are words:
-//   keep=BYTES   every context that is freed keeps so much of the heap
+// tests/heap_sdk_stub.py defines STUB_HTP_LIBRARY (the real library) and STUB_SETTINGS, which the variable HEAP_STUB
+// replaces. Settings are words:
+//   keep=BYTES   every freed context leaves so many bytes allocated
 //   refuse=N     the Nth creation of a context fails
 //   silent       no event, as from a library that measures no heap
-//   swapped      both events under the name of the other
+//   swapped      each event has the other's name
 //   twice        every event twice
 
 #include <dlfcn.h>
@@ -48,17 +47,17 @@ struct EventData {  // QnnProfile_EventData_t
   const char* identifier;
 };
 static_assert(sizeof(EventData) == 24, "the caller has one on its stack");
-constexpr uint32_t kTypeHeap = 0x48454150;  // none of QNN's
+constexpr uint32_t kTypeHeap = 0x48454150;  // no id of QNN
 constexpr uint32_t kUnitBytes = 2;
-constexpr uint64_t kFirstId = uint64_t{kTypeHeap} << 32;  // no address, as QNN's ids are
+constexpr uint64_t kFirstId = uint64_t{kTypeHeap} << 32;  // QNN's ids are addresses, and this is none
 
 std::mutex mutex;
 std::map<void*, uint64_t> contexts;  // bytes of each binary
 uint64_t heap_bytes = kIdleBytes;
 uint64_t creations = 0;
-std::vector<EventData> events;                    // all of the process
+std::vector<EventData> events;                    // all events of the process
 std::map<void*, std::vector<uint64_t>> unread;    // ids by profile
-std::map<void*, std::vector<uint64_t>> answered;  // what a profile was last asked for, which its caller reads
+std::map<void*, std::vector<uint64_t>> answered;  // ids of the last answer of a profile, which its caller reads
 
 const std::string& settings() {
   static const std::string words = [] {
@@ -135,7 +134,7 @@ uint64_t profile_get_event_data(uint64_t id, EventData* data) {
   return original<decltype(&profile_get_event_data)>(kProfileGetEventData)(id, data);
 }
 
-// The version of the simulator, with the name of the stub: it is in every fingerprint.
+// Returns the simulator's version with the name of the stub, which every fingerprint has.
 uint64_t backend_get_build_id(const char** id) {
   static std::string own;
   const auto error = original<decltype(&backend_get_build_id)>(kBackendGetBuildId)(id);

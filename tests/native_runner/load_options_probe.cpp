@@ -1,5 +1,5 @@
-// Loads a program for XNNPACK with options, as the runner does and in ways that it does not use. The stub in front of
-// XNNPACK prints the options that arrive.
+// Loads a program for XNNPACK with options, as the runner does and in other ways. load_options_stub prints the received
+// options.
 #include <executorch/extension/module/module.h>
 #include <executorch/runtime/platform/runtime.h>
 

@@ -1,6 +1,6 @@
-// Preloaded in front of the runner: a stub around XNNPACK that writes to standard error what it gets when it loads.
-// STUB_KNOWS=nothing: it has no options; STUB_KNOWS=numbers: its boolean options are numbers. A file `refuse_init` in
-// the current folder ends one load with an error, after the options were read, and is removed.
+// Preloaded stub around XNNPACK that prints the options of each load to standard error. STUB_KNOWS=nothing: no options;
+// STUB_KNOWS=numbers: boolean options are numbers. A file `refuse_init` in the current folder ends one load with an
+// error, after the options were read, and is removed.
 #include "backend_stub.h"
 
 #include <cstdlib>

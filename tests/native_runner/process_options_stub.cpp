@@ -1,5 +1,4 @@
-// Preloaded in front of the runner: a stub around QNN that writes to standard error which options are set for the
-// process, and hands them on.
+// Preloaded stub around QNN that prints the options of the process to standard error and sets them in QNN.
 #include "backend_stub.h"
 
 namespace {

@@ -1,4 +1,4 @@
-// Base of stubs of a QNN library: the functions of QNN's interface, and the real library that does the work. A stub
+// Base of stubs of a QNN library: the functions of QNN's interface, and the real library. A stub
 // defines `replace_functions`, which changes the table that callers get.
 #pragma once
 

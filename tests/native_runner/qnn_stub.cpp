@@ -1,5 +1,5 @@
-// Stands in for a libQnnHtp.so of any version: CORE_MINOR is its core API. Its device_create returns what it
-// read, (word at byte 8 of the custom config) << 32 | (word at byte 4).
+// Stub of a libQnnHtp.so of any version: CORE_MINOR is its core API. Its device_create returns
+// (word at byte 8 of the custom config) << 32 | (word at byte 4).
 #include <cstdint>
 
 #ifndef BUILD_ID

@@ -1,12 +1,12 @@
-// A stub of the DSP's loader, in front of a QNN library: a backend is created only where the DSP of the device loads the
-// skel that lies in ADSP_LIBRARY_PATH. It reads what a device has:
-//   /vendor/dsp/cdsp/fastrpc_shell_unsigned_3   the compute DSP has unsigned process domains
-//   /vendor/lib/rfsa/adsp/testsig.so            the key with which this device checks signatures
-// and asks the device for its user (id -u). Everything else is done by the library behind it.
+// Stub of the DSP's loader, around a QNN library: a backend is created only if the DSP of the device would load the
+// skel in ADSP_LIBRARY_PATH. It reads two files of a device:
+//   /vendor/dsp/cdsp/fastrpc_shell_unsigned_3   its presence: the compute DSP has unsigned process domains
+//   /vendor/lib/rfsa/adsp/testsig.so            key with which this device checks signatures
+// and runs id -u on the device. The real library does everything else.
 //
-// Built by tests/skel_stub.py with STUB_HTP_LIBRARY (the library behind it), STUB_SKEL (name of the skel) and STUB_DOMAIN
-// (0: a signed process domain of the audio DSP, for root; 3: an unsigned one of the compute DSP). A signature is a keyed
-// checksum of the loaded segment: it proves that this code compares, and no more.
+// tests/skel_stub.py defines STUB_HTP_LIBRARY (the real library), STUB_SKEL (name of the skel) and STUB_DOMAIN (0:
+// signed process domain of the audio DSP, for root; 3: unsigned process domain of the compute DSP). A signature is a
+// keyed checksum of the loaded segment, not a real signature.
 
 #include <dlfcn.h>
 
@@ -66,7 +66,7 @@ uint64_t checksum(const std::string& text) {
   return value;
 }
 
-// Whether the segment of hashes in a skel is the checksum of `key` and the loaded segment.
+// Returns true if the segment of hashes in a skel is the checksum of `key` and the loaded segment.
 bool is_signed_with(const std::string& skel, const std::string& key) {
   Elf32Header header{};
   if (key.empty() || skel.size() < sizeof header) return false;
@@ -98,7 +98,7 @@ void log_on_device(const std::string& line) {
   if (std::system(("log -t adsprpc '" + line + "'").c_str()) != 0) std::fprintf(stderr, "skel stub: no log\n");
 }
 
-// As the transport of QNN reports that the DSP does not open a skel: Qualcomm's page on signed skels has these lines.
+// Lines of QNN's transport for a skel that the DSP does not open, from Qualcomm's page on signed skels.
 uint64_t refused() {
   std::fputs(
       "[ERROR] [Qnn ExecuTorch]:  <E> DspTransport.openSession qnn_open failed, 0x80000406, prio 100\n"
@@ -112,7 +112,7 @@ uint64_t refused() {
 
 uint64_t load_skel() {
   const char* system = std::getenv("ANDROID_ROOT");
-  if (system == nullptr) return 0;  // This machine, which compiles.
+  if (system == nullptr) return 0;  // The process runs on this machine and compiles.
   const std::string android = system;
   const std::string root = android.substr(0, android.rfind("/system"));
   if (STUB_DOMAIN == 3 && !exists(root + "/vendor/dsp/cdsp/fastrpc_shell_unsigned_3")) {

@@ -7,24 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from built_stub import qnn_stub
 from programs import run_program
 
 from farm.builds.runtime.native.build import build_native
 
 HERE = Path(__file__).parent
 SOC_MODEL = 57
-
-
-def _stub(folder: Path, core_minor: int) -> Path:
-    library = folder / f"libstub{core_minor}.so"
-    source = HERE / "qnn_stub.cpp"
-    subprocess.run(
-        ["c++", "-shared", "-fPIC", f"-DCORE_MINOR={core_minor}", str(source), "-o", str(library)],
-        check=True,
-        timeout=120,
-    )
-    return library
 
 
 def _create(
@@ -41,21 +30,18 @@ def _create(
     )
 
 
-@pytest.mark.parametrize(
-    ("core_minor", "words"), [(26, f"{SOC_MODEL} 0"), (35, f"{SOC_MODEL} 0"), (36, f"{SOC_MODEL} {SOC_MODEL}")]
-)
-def test_the_soc_model_is_where_the_library_reads_it(
-    farm_cache: Path, tmp_path: Path, core_minor: int, words: str
-) -> None:
+def test_the_soc_model_is_where_the_library_reads_it_and_other_configs_pass_as_they_are(farm_cache: Path) -> None:
     """From core API 2.36 on both places have it: QNN 2.49, core API 2.38, reads one, older and newer QNN the other."""
-    done = _create(build_native(farm_cache).bridge, _stub(tmp_path, core_minor))
-    assert done.stdout.strip() == f"{words} 0", done.stderr
-
-
-@pytest.mark.parametrize(("option", "custom_option"), [(1, 0), (0, 1)])
-def test_every_other_config_passes_as_it_is(farm_cache: Path, tmp_path: Path, option: int, custom_option: int) -> None:
-    done = _create(build_native(farm_cache).bridge, _stub(tmp_path, 40), option, custom_option)
-    assert done.stdout.strip() == f"{SOC_MODEL} 0 0", done.stderr
+    bridge = build_native(farm_cache).bridge
+    for core_minor, options, words in (
+        (26, (), f"{SOC_MODEL} 0"),
+        (35, (), f"{SOC_MODEL} 0"),
+        (36, (), f"{SOC_MODEL} {SOC_MODEL}"),
+        (36, (1, 0), f"{SOC_MODEL} 0"),
+        (36, (0, 1), f"{SOC_MODEL} 0"),
+    ):
+        done = _create(bridge, qnn_stub(farm_cache, core_minor), *options)
+        assert done.stdout.strip() == f"{words} 0", done.stderr
 
 
 def test_a_library_that_is_not_there_is_named(farm_cache: Path) -> None:

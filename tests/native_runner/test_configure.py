@@ -12,7 +12,7 @@ from farm.base.resources import data_folder
 from farm.builds.runtime.packages import package_folder, packaged_tool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     Configure = Callable[[str], subprocess.CompletedProcess[str]]
@@ -28,11 +28,12 @@ HEADER = "executorch/extension/module/module.h"
 
 
 @pytest.fixture
-def configure(tmp_path: Path) -> Iterator[Configure]:
+def configure(tmp_path: Path) -> Configure:
     """Configure against a stub of ExecuTorch's package whose header is this text."""
 
     def run(header: str) -> subprocess.CompletedProcess[str]:
         package = tmp_path / "executorch_stub"
+        shutil.rmtree(tmp_path, ignore_errors=True)
         (package / "include" / HEADER).parent.mkdir(parents=True)
         (package / "include" / HEADER).write_text(header)
         (package / "executorch-config.cmake").write_text(PACKAGE)
@@ -44,22 +45,13 @@ def configure(tmp_path: Path) -> Iterator[Configure]:
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
 
-    yield run
-    shutil.rmtree(tmp_path / "build", ignore_errors=True)
+    return run
 
 
-@pytest.fixture(scope="module")
-def header() -> str:
-    """The header of the installed ExecuTorch."""
-    return (package_folder("executorch", "include", "build") / "include" / HEADER).read_text()
-
-
-def test_the_loader_of_the_installed_executorch_copies_its_options(configure: Configure, header: str) -> None:
+def test_a_loader_that_does_not_copy_its_options_is_refused(configure: Configure) -> None:
+    header = (package_folder("executorch", "include", "build") / "include" / HEADER).read_text()
     done = configure(header)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_loader_that_does_not_copy_its_options_is_refused(configure: Configure, header: str) -> None:
     older = header.replace("LoadBackendOptionsMap& backend_options() const", "LoadBackendOptionsMap* options() const")
     assert older != header
     done = configure(older)

@@ -13,13 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from built_stub import SOURCES, built_stub
 from native_runner.sanitizers import runner_environment
-
-
-def _expect(ran: Any, code: int, stage: str, message: str) -> None:
-    assert ran.code == code, ran.stderr
-    assert ran.error["stage"] == stage
-    assert message in ran.error["message"]
 
 
 def test_xnnpack_runs_and_takes_a_shape_below_its_bound(bare: Any, models: Path) -> None:
@@ -71,18 +66,13 @@ def test_outputs_have_their_real_size(bare: Any, models: Path, outputs: str | No
     ],
 )
 def test_a_shape_that_does_not_fit(bare: Any, models: Path, inputs: str, message: str) -> None:
-    ran = _dynamic(bare, models, inputs=inputs)
-    _expect(ran, 5, "inputs", message)
+    _dynamic(bare, models, inputs=inputs).fails(5, "inputs", message)
     assert bare.names() == []
 
 
 def test_an_output_that_has_another_shape(bare: Any, models: Path) -> None:
-    _expect(_dynamic(bare, models, inputs="2, 3\n\n", outputs="3, 3\n2,\n"), 7, "outputs", "--output_shape_path says")
-    _expect(_dynamic(bare, models, inputs="2, 3\n\n", outputs="9, 3\n2,\n"), 5, "inputs", "does not fit output 0")
-
-
-def test_a_shape_file_that_is_missing(conv: Any) -> None:
-    _expect(conv.run("--input_shape_path=none.txt"), 5, "inputs", "cannot read 'none.txt'")
+    _dynamic(bare, models, inputs="2, 3\n\n", outputs="3, 3\n2,\n").fails(7, "outputs", "--output_shape_path says")
+    _dynamic(bare, models, inputs="2, 3\n\n", outputs="9, 3\n2,\n").fails(5, "inputs", "does not fit output 0")
 
 
 def test_a_shape_of_a_program_that_has_only_one(conv: Any) -> None:
@@ -103,22 +93,17 @@ def test_each_method_of_a_program(bare: Any, models: Path, index: int, factor: i
     assert bare.output(0, 0).tolist() == [factor, 5 * factor]
 
 
-@pytest.mark.parametrize(("text", "count"), [(None, 1), ("\n", 1), ("\n\r\n\n", 3)])
-def test_a_method_without_inputs_is_executed_for_every_line(
-    bare: Any, models: Path, text: str | None, count: int
-) -> None:
-    if text is not None:
+def test_a_method_without_inputs_is_executed_for_every_line(bare: Any, models: Path) -> None:
+    model = f"--model_path={models / 'nothing.pte'}"
+    assert bare.run(model).code == 0
+    assert bare.names() == ["output_0_0.raw"]
+    (bare.folder / "input_list.txt").write_text("\n\r\n\n")
+    assert bare.run(model).code == 0
+    assert bare.names() == [f"output_{line}_0.raw" for line in range(3)]
+    assert bare.output(2, 0, np.int64).tolist() == [5, 6, 7]
+    for text, message in (("", "has no inference"), ("x\n", "1 files, the method has 0 inputs")):
         (bare.folder / "input_list.txt").write_text(text)
-    ran = bare.run(f"--model_path={models / 'nothing.pte'}")
-    assert ran.code == 0, ran.stderr
-    assert bare.names() == [f"output_{line}_0.raw" for line in range(count)]
-    assert bare.output(count - 1, 0, np.int64).tolist() == [5, 6, 7]
-
-
-@pytest.mark.parametrize(("text", "message"), [("", "has no inference"), ("x\n", "1 files, the method has 0 inputs")])
-def test_a_wrong_list_for_a_method_without_inputs(bare: Any, models: Path, text: str, message: str) -> None:
-    (bare.folder / "input_list.txt").write_text(text)
-    _expect(bare.run(f"--model_path={models / 'nothing.pte'}"), 5, "inputs", message)
+        bare.run(model).fails(5, "inputs", message)
 
 
 def test_a_program_that_leaves_the_memory_to_its_caller(bare: Any, models: Path) -> None:
@@ -141,7 +126,7 @@ def test_intermediate_outputs_come_with_an_etdump(conv: Any, models: Path) -> No
     assert conv.run(model, "--dump_intermediate_outputs", f"--debug_buffer_size={len(values)}").code == 0
     (conv.folder / "debug_output.bin").unlink()
     ran = conv.run(model, "--dump_intermediate_outputs", f"--debug_buffer_size={len(values) - 1}")
-    _expect(ran, 8, "etdump", f"--debug_buffer_size: {len(values) - 1} bytes are too few")
+    ran.fails(8, "etdump", f"--debug_buffer_size: {len(values) - 1} bytes are too few")
     assert f"have {len(values)}" in ran.error["message"]
     assert not (conv.folder / "debug_output.bin").exists()
 
@@ -155,24 +140,19 @@ def test_intermediate_outputs_go_where_they_are_sent(conv: Any, models: Path) ->
     assert sorted(path.name for path in conv.folder.glob("d.*")) == ["d.bin", "d.etdp"]
     assert not (conv.folder / "etdump.etdp").exists()
     ran = conv.run("--dump_intermediate_outputs", "--debug_output_path=none/d.bin")
-    _expect(ran, 8, "etdump", "cannot write 'none/d.bin'")
+    ran.fails(8, "etdump", "cannot write 'none/d.bin'")
 
 
 def test_a_shared_buffer_needs_a_device(conv: Any, models: Path) -> None:
     model = f"--model_path={models / 'conv_shared.pte'}"
-    _expect(conv.run(model, "--shared_buffer"), 3, "options", "no memory can be shared with a DSP here: libcdsprpc.so")
+    conv.run(model, "--shared_buffer").fails(3, "options", "no memory can be shared with a DSP here: libcdsprpc.so")
     assert conv.run(model).code == 0
-    _expect(conv.run("--shared_buffer"), 4, "load", "the program brings the memory of input 0")
+    conv.run("--shared_buffer").fails(4, "load", "the program brings the memory of input 0")
 
 
-def test_a_shared_buffer_is_what_the_program_executes_on(conv: Any, models: Path, tmp_path: Path) -> None:
-    library = tmp_path / "libcdsprpc.so"
-    source = Path(__file__).with_name("cdsprpc_stub.cpp")
-    subprocess.run(
-        ["c++", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", str(source), "-o", str(library)],
-        check=True,
-        timeout=120,
-    )
+def test_a_shared_buffer_is_what_the_program_executes_on(conv: Any, models: Path, farm_cache: Path) -> None:
+    flags = ("-shared", "-fPIC", "-Wl,-soname,libcdsprpc.so", SOURCES / "cdsprpc_stub.cpp")
+    library = built_stub(farm_cache, "libcdsprpc.so", *flags)
     model = f"--model_path={models / 'conv_shared.pte'}"
     ran = conv.run(model, "--shared_buffer", env={"LD_PRELOAD": str(library)})
     assert ran.code == 0, ran.stderr
@@ -196,51 +176,23 @@ def test_runtime_options_of_lpai_reach_the_backend(conv: Any, preload: Callable[
     assert re.findall(r"^stub: (.*)$", conv.run(env=stub).stderr, re.MULTILINE) == ["loads"]
 
 
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--lpai_fps=0", "at least 1"),
-        ("--lpai_ftrt_ratio=0", "at least 1"),
-        ("--lpai_client_perf_type=3", "from 1 to 2"),
-        ("--lpai_affinity=0", "from 1 to 2"),
-        ("--lpai_core_selection=-1", "at least 0"),
-        ("--debug_buffer_size=0", "at least 1"),
-        ("--timeout_ms=-1", "at least 0"),
-    ],
-)
-def test_values_out_of_range(bare: Any, flag: str, message: str) -> None:
-    _expect(bare.run(flag), 2, "flags", message)
-
-
-def test_called_by_the_name_of_the_original_it_always_writes_an_etdump(conv: Any, tmp_path: Path) -> None:
+def test_called_by_the_name_of_the_original_it_writes_an_etdump_and_requires_no_list(conv: Any, tmp_path: Path) -> None:
     folder = tmp_path / "runtime"
     shutil.copytree(conv.runtime, folder, copy_function=os.link)
     (folder / "qnn_executor_runner").symlink_to("farm_runner")
-    argv = [str(folder / "qnn_executor_runner")]
-    env = runner_environment(folder, {})
-    subprocess.run(argv, cwd=conv.folder, env=env, check=True, capture_output=True, timeout=120)
+
+    def call(*flags: str) -> str:
+        argv, env = [str(folder / "qnn_executor_runner"), *flags], runner_environment(folder, {})
+        done = subprocess.run(argv, cwd=conv.folder, env=env, check=True, capture_output=True, text=True, timeout=120)
+        return done.stderr
+
+    call()
     assert (conv.folder / "etdump.etdp").stat().st_size > 0
     (conv.folder / "etdump.etdp").unlink()
-    subprocess.run([*argv, "--etdump_path="], cwd=conv.folder, env=env, check=True, capture_output=True, timeout=120)
+    shutil.rmtree(conv.folder / "outputs")
+    (conv.folder / "outputs").mkdir()
+    assert "no 'nowhere.txt': executed with inputs of ones" in call("--etdump_path=", "--input_list_path=nowhere.txt")
     assert not (conv.folder / "etdump.etdp").exists()
-
-
-def test_called_so_it_executes_without_a_list_of_inputs_and_says_it(conv: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "runtime"
-    shutil.copytree(conv.runtime, folder, copy_function=os.link)
-    (folder / "qnn_executor_runner").symlink_to("farm_runner")
-    argv = [str(folder / "qnn_executor_runner"), "--input_list_path=nowhere.txt"]
-    env = runner_environment(folder, {})
-    done = subprocess.run(argv, cwd=conv.folder, env=env, check=True, capture_output=True, text=True, timeout=120)
-    assert "no 'nowhere.txt': executed with inputs of ones" in done.stderr
     assert conv.names() == []
     assert len(json.loads((conv.folder / "result.json").read_text())["inferences"]) == 1
     assert conv.run("--input_list_path=nowhere.txt").code == 5, "by its own name it asks for the list"
-
-
-def test_a_run_in_a_working_folder(conv: Any, tmp_path: Path) -> None:
-    ran = type(conv)(tmp_path, conv.runtime).run(
-        f"--working_folder={conv.folder}", result=str(conv.folder / "result.json")
-    )
-    assert ran.code == 0, ran.stderr
-    assert conv.names() == ["output_0_0.raw", "output_1_0.raw"]

@@ -6,56 +6,39 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from native_runner.sanitizers import runner_environment
 from small_disk import small_disk
 
 
-def _expect(ran: Any, code: int, stage: str, message: str) -> None:
-    assert ran.code == code, ran.stderr
-    assert ran.error["stage"] == stage
-    assert message in ran.error["message"]
-    assert f"farm_runner: {stage}: " in ran.stderr
-
-
-def test_a_missing_model(bare: Any) -> None:
-    _expect(bare.run(), 4, "load", "cannot read 'model.pte': No such file")
-
-
-def test_a_model_that_is_no_file(bare: Any) -> None:
-    os.mkfifo(bare.folder / "model.pte")
-    _expect(bare.run(), 4, "load", "not a regular file")
-
-
-@pytest.mark.parametrize("size", [0, 7, 64, 4096, 54000])
-def test_a_truncated_model(conv: Any, size: int) -> None:
+def test_a_model_that_is_no_program(conv: Any) -> None:
     model = conv.folder / "model.pte"
-    model.write_bytes(model.read_bytes()[:size])
-    _expect(conv.run(), 4, "load", "cannot load 'model.pte'")
-    assert conv.names() == []
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
+    good = model.read_bytes()
+    chance = random.Random(0)
+    for content in (
+        *(good[:size] for size in (0, 7, 64, 4096, 54000)),
         b"\x7fELF" + bytes(100_000),
-        random.Random(0).randbytes(100_000),
-        bytes(4) + b"ET12" + random.Random(1).randbytes(100_000),
-    ],
-    ids=["empty", "elf", "random", "random with the identifier of a program"],
-)
-def test_a_model_that_is_something_else(conv: Any, content: bytes) -> None:
-    (conv.folder / "model.pte").write_bytes(content)
-    _expect(conv.run(), 4, "load", "cannot load 'model.pte'")
+        chance.randbytes(100_000),
+        bytes(4) + b"ET12" + chance.randbytes(100_000),
+    ):
+        model.write_bytes(content)
+        conv.run().fails(4, "load", "cannot load 'model.pte'")
+    model.unlink()
+    conv.run().fails(4, "load", "cannot read 'model.pte': No such file")
+    os.mkfifo(model)
+    conv.run().fails(4, "load", "not a regular file")
     assert conv.names() == []
 
 
-def test_a_model_for_a_backend_that_is_not_in_the_runner(stub: Any) -> None:
-    _expect(stub.run("--input_list_path=work.txt"), 4, "load", "Backend BackendWithCompilerDemo is not registered")
+def test_a_model_for_a_backend_that_is_not_in_the_runner(conv: Any, models: Path) -> None:
+    conv.list_inputs(conv.write("pair.raw", [0, 1]))
+    ran = conv.run(f"--model_path={models / 'foreign.pte'}")
+    ran.fails(4, "load", "Backend BackendWithCompilerDemo is not registered")
 
 
 def test_a_model_for_another_soc_does_not_crash(conv: Any, models: Path) -> None:
@@ -81,59 +64,47 @@ def test_bytes_of_a_program_that_changed_are_no_success_without_outputs(conv: An
         assert len(conv.names()) == (2 if ran.code == 0 else 0)
 
 
-def test_a_method_that_is_not_there(conv: Any) -> None:
-    _expect(conv.run("--method_index=1"), 4, "load", "the program has 1 method(s)")
-
-
-def test_a_missing_backend_library(conv: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", ["libQnnHtp.so", "real"])
+def test_a_runtime_without_qnn_or_without_the_library_behind_the_bridge(
+    conv: Any, tmp_path: Path, missing: str
+) -> None:
     folder = tmp_path / "runtime"
     shutil.copytree(conv.runtime, folder, copy_function=os.link)
-    (folder / "libQnnHtp.so").unlink()
-    _expect(type(conv)(conv.folder, folder).run(), 4, "load", "cannot load method 'forward'")
-
-
-def test_the_bridge_without_the_real_library(conv: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "runtime"
-    shutil.copytree(conv.runtime, folder, copy_function=os.link)
-    shutil.rmtree(folder / "real")
+    (folder / missing).rename(tmp_path / "elsewhere")
     ran = type(conv)(conv.folder, folder).run()
-    _expect(ran, 4, "load", "cannot load method 'forward'")
-    assert "farm qnn bridge: cannot load the real library" in ran.stderr
+    ran.fails(4, "load", "cannot load method 'forward'")
+    assert ("farm qnn bridge: cannot load the real library" in ran.stderr) == (missing == "real")
 
 
-def test_a_missing_input_list(conv: Any) -> None:
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        (None, None, "cannot read 'input_list.txt'"),
+        ("", None, "has no inference"),
+        (" \r\n \n", None, "has no inference"),
+        ("x0.raw\n\nnowhere.raw\n", 1, "input_list.txt:3: cannot read 'nowhere.raw'"),
+        ("x0.raw x1.raw\n", 0, "2 files, the method has 1 inputs"),
+    ],
+)
+def test_a_list_of_inputs_that_cannot_be_executed(conv: Any, text: str | None, line: int | None, message: str) -> None:
     (conv.folder / "input_list.txt").unlink()
-    _expect(conv.run(), 5, "inputs", "cannot read 'input_list.txt'")
+    if text is not None:
+        (conv.folder / "input_list.txt").write_text(text)
+    ran = conv.run()
+    ran.fails(5, "inputs", message)
+    assert ran.error["line"] == line
     assert conv.names() == []
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", " \r\n \n"])
-def test_an_input_list_without_an_inference(conv: Any, text: str) -> None:
-    (conv.folder / "input_list.txt").write_text(text)
-    _expect(conv.run(), 5, "inputs", "has no inference")
-
-
-@pytest.mark.parametrize("size", [0, 3071, 3073, 1 << 20])
+@pytest.mark.parametrize("size", [0, 3073])
 def test_an_input_of_the_wrong_size(conv: Any, size: int) -> None:
     (conv.folder / "x1.raw").write_bytes(bytes(size))
     ran = conv.run()
-    _expect(ran, 5, "inputs", f"input_list.txt:2: 'x1.raw' has {size} bytes, input 0 is float32[1,3,16,16]")
+    ran.fails(5, "inputs", f"input_list.txt:2: 'x1.raw' has {size} bytes, input 0 is float32[1,3,16,16]")
     assert ran.error["line"] == 1
     # Known before the first inference: nothing ran.
     assert ran.result["inferences"] == []
     assert conv.names() == []
-
-
-def test_a_missing_input(conv: Any) -> None:
-    conv.list_inputs("x0.raw", "", "nowhere.raw")
-    ran = conv.run()
-    _expect(ran, 5, "inputs", "input_list.txt:3: cannot read 'nowhere.raw'")
-    assert ran.error["line"] == 1
-
-
-def test_too_many_inputs(conv: Any) -> None:
-    conv.list_inputs("x0.raw x1.raw")
-    _expect(conv.run(), 5, "inputs", "2 files, the method has 1 inputs")
 
 
 def test_a_failing_execution_keeps_what_went_before(bare: Any, models: Path) -> None:
@@ -142,16 +113,16 @@ def test_a_failing_execution_keeps_what_went_before(bare: Any, models: Path) -> 
     np.array([0, 1, 99], np.int64).tofile(bare.folder / "bad.raw")
     bare.list_inputs("table.raw good.raw", "table.raw bad.raw", "table.raw good.raw")
     ran = bare.run(f"--model_path={models / 'select.pte'}", "--iteration=2", "--etdump_path=e.etdp")
-    _expect(ran, 6, "execute", "index[2] = 99 is out of range")
+    ran.fails(6, "execute", "index[2] = 99 is out of range")
     assert ran.error["line"] == 1
     assert ran.error["code"] == 0x12
     assert [len(inference["iterations_ns"]) for inference in ran.result["inferences"]] == [2, 0]
     assert bare.names() == ["output_0_0.raw", "output_0_1.raw"]
 
 
-def test_a_failing_middle_iteration(stub: Any, preload: Any) -> None:
-    ran = stub.run("--input_list_path=third.txt", "--iteration=5", "--warm_up=1", env=preload("backend_stub"))
-    _expect(ran, 6, "execute", "(execution 2 of inference 0, both from 0)")
+def test_a_failing_middle_iteration(stub: Any) -> None:
+    ran = stub.run("--input_list_path=third.txt", "--iteration=5", "--warm_up=1")
+    ran.fails(6, "execute", "(execution 2 of inference 0, both from 0)")
     assert len(ran.result["inferences"][0]["iterations_ns"]) == 1
     assert stub.names() == []
 
@@ -159,53 +130,48 @@ def test_a_failing_middle_iteration(stub: Any, preload: Any) -> None:
 def test_a_full_disk(conv: Any, tmp_path: Path) -> None:
     with small_disk(tmp_path / "full", "12k") as full:
         ran = conv.run(f"--output_folder_path={full}")
-        _expect(ran, 7, "outputs", "output_1_0.raw: cannot write")
+        ran.fails(7, "outputs", "output_1_0.raw: cannot write")
         assert "No space left" in ran.error["message"]
         # Whole or not at all.
         assert [(path.name, path.stat().st_size) for path in full.iterdir()] == [("output_0_0.raw", 8192)]
 
 
-@pytest.mark.parametrize("folder", ["nowhere", "input_list.txt"])
-def test_an_output_folder_that_is_none(conv: Any, folder: str) -> None:
-    ran = conv.run(f"--output_folder_path={folder}")
-    _expect(ran, 7, "outputs", f"cannot write into folder '{folder}'")
-    assert ran.result["inferences"] == []
+@pytest.mark.parametrize(
+    ("flag", "code", "stage", "message"),
+    [
+        ("--method_index=1", 4, "load", "the program has 1 method(s)"),
+        ("--output_folder_path=nowhere", 7, "outputs", "cannot write into folder 'nowhere'"),
+        ("--output_folder_path=input_list.txt", 7, "outputs", "cannot write into folder 'input_list.txt'"),
+        ("--performance_output_path=nowhere/speed.txt", 7, "outputs", "nowhere/speed.txt"),
+        ("--etdump_path=nowhere/e.etdp", 8, "etdump", "cannot write 'nowhere/e.etdp'"),
+        (f"--heap_profiling_path={'x' * 256}", 3, "options", "has a text of 256 bytes, ExecuTorch takes 255"),
+    ],
+)
+def test_a_flag_that_cannot_be_followed(conv: Any, flag: str, code: int, stage: str, message: str) -> None:
+    conv.run(flag).fails(code, stage, message)
 
 
 def test_an_output_that_cannot_be_written(conv: Any) -> None:
     (conv.folder / "outputs" / "output_1_0.raw").mkdir()
     ran = conv.run()
-    _expect(ran, 7, "outputs", "output_1_0.raw: cannot write")
+    ran.fails(7, "outputs", "output_1_0.raw: cannot write")
     assert ran.error["line"] == 1
     assert conv.names() == ["output_0_0.raw", "output_1_0.raw"]
 
 
-def test_a_performance_file_that_cannot_be_written(conv: Any) -> None:
-    _expect(conv.run("--performance_output_path=nowhere/speed.txt"), 7, "outputs", "nowhere/speed.txt")
-
-
-def test_an_etdump_that_cannot_be_written(conv: Any) -> None:
-    _expect(conv.run("--etdump_path=nowhere/e.etdp"), 8, "etdump", "cannot write 'nowhere/e.etdp'")
-
-
-def test_a_run_that_takes_too_long(stub: Any, preload: Any) -> None:
-    ran = stub.run("--input_list_path=hang.txt", "--timeout_ms=200", env=preload("backend_stub"))
-    _expect(ran, 9, "execute", "not finished after 200 ms")
-
-
-def test_a_limit_that_is_over_as_soon_as_it_begins(stub: Any, preload: Any) -> None:
-    """The thread that runs the job gets no processor between its start and its first step."""
-    env = {**preload("backend_stub"), "STUB_PREEMPTED": "1"}
-    ran = stub.run("--input_list_path=hang.txt", "--timeout_ms=50", env=env)
-    _expect(ran, 9, "flags", "not finished after 50 ms")
-
-
-@pytest.mark.parametrize("slow", ["STUB_PREEMPTED", "STUB_SLOW_CHDIR"])
-def test_a_limit_that_is_over_before_the_working_folder_is_entered(stub: Any, preload: Any, slow: str) -> None:
-    flags = (f"--working_folder={stub.folder}", "--input_list_path=hang.txt", "--timeout_ms=50")
-    ran = stub.run(*flags, env={**preload("backend_stub"), slow: "1"})
-    assert ran.code == 9, ran.stderr
-    assert ran.error["message"] == "not finished after 50 ms"
+@pytest.mark.parametrize(
+    ("flags", "env", "stage"),
+    [
+        ([], {}, "execute"),
+        # The thread that runs the job gets no processor between its start and its first step.
+        ([], {"STUB_PREEMPTED": "1"}, "flags"),
+        (["--working_folder=."], {"STUB_PREEMPTED": "1"}, ""),
+        (["--working_folder=."], {"STUB_SLOW_CHDIR": "1"}, ""),
+    ],
+)
+def test_a_run_that_takes_too_long(stub: Any, flags: list[str], env: dict[str, str], stage: str) -> None:
+    ran = stub.run("--input_list_path=hang.txt", "--timeout_ms=50", *flags, env=env)
+    ran.fails(9, stage or ran.error["stage"], "not finished after 50 ms")
 
 
 def test_a_working_folder_that_is_none(conv: Any) -> None:
@@ -216,12 +182,6 @@ def test_a_working_folder_that_is_none(conv: Any) -> None:
     assert ran.result is None
 
 
-def test_a_text_that_executorch_would_cut(conv: Any) -> None:
-    _expect(
-        conv.run(f"--heap_profiling_path={'x' * 256}"), 3, "options", "has a text of 256 bytes, ExecuTorch takes 255"
-    )
-
-
 def test_a_result_that_cannot_be_written_is_no_success(conv: Any) -> None:
     ran = conv.run("--result_path=nowhere/result.json")
     assert ran.code == 7
@@ -230,7 +190,7 @@ def test_a_result_that_cannot_be_written_is_no_success(conv: Any) -> None:
 
 def test_an_old_result_does_not_survive_a_new_run(conv: Any, preload: Any) -> None:
     assert conv.run().code == 0
-    _expect(conv.run("--model_path=none.pte"), 4, "load", "none.pte")
+    conv.run("--model_path=none.pte").fails(4, "load", "none.pte")
     # An old result does not survive a crash either, which writes none.
     assert conv.run().code == 0
     crashed = conv.run("--log_level=1", env=preload("crash_stub"))
@@ -240,4 +200,71 @@ def test_an_old_result_does_not_survive_a_new_run(conv: Any, preload: Any) -> No
 
 def test_an_abort_inside_executorch_still_gives_a_result(conv: Any, preload: Any) -> None:
     ran = conv.run("--log_level=1", env=preload("abort_stub"))
-    _expect(ran, 3, "options", "ExecuTorch aborted: an internal check failed")
+    ran.fails(3, "options", "ExecuTorch aborted: an internal check failed")
+
+
+@pytest.mark.parametrize(
+    ("failing", "reason"),
+    [("thread", "a thread: Resource temporarily unavailable"), ("eventfd", "eventfd: Too many open files")],
+)
+def test_a_machine_without_resources_for_the_watchdog(bare: Any, preload: Any, failing: str, reason: str) -> None:
+    env = {**preload("watchdog_stub"), "STUB_FAILS": failing}
+    ran = bare.run("--timeout_ms=1000", env=env)
+    ran.fails(2, "flags", f"cannot start what watches the run: {reason}")
+    session = bare.run("--serve", env=env, result="none")
+    assert (session.code, session.stdout) == (2, "")
+    assert reason in session.stderr
+
+
+def _hanging(stub: Any) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [str(stub.runtime / "farm_runner"), "--input_list_path=hang.txt"],
+        cwd=stub.folder,
+        env=runner_environment(stub.runtime, stub.env),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert any("backend stub hangs" in line for line in process.stderr)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_asks_for_the_end_leaves_a_result(stub: Any, number: signal.Signals) -> None:
+    with _hanging(stub) as process:
+        process.send_signal(number)
+        assert process.wait(60) == 11
+    ran = stub.ended(process.returncode)
+    assert (ran.error["stage"], ran.error["message"]) == ("execute", f"ended by {number.name}")
+    assert ran.result["inferences"] == [{"line": 0, "warm_up_ns": [], "iterations_ns": []}]
+    assert ran.result["load_ns"] > 0
+
+
+def test_a_signal_that_was_ignored_stays_ignored(stub: Any) -> None:
+    # As `nohup` starts a program.
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        hanging = _hanging(stub)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with hanging as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 11
+    assert stub.ended(process.returncode).error["message"] == "ended by SIGTERM"
+
+
+def test_a_backends_thread_that_aborts_ends_the_run_with_a_result(stub: Any) -> None:
+    ran = stub.run("--input_list_path=abort_in_thread.txt")
+    assert ran.code == 6, ran.stderr
+    assert ran.error["message"] == "ExecuTorch aborted: the stub gives up"
+
+
+def test_a_backends_thread_that_aborts_while_the_result_is_written(stub: Any) -> None:
+    """The abort waits for the result of the ended run, and ends the process after it."""
+    ran = stub.run("--input_list_path=abort_late.txt", env={"STUB_SLOW_RENAME": "result.json"})
+    assert ran.code in (0, -signal.SIGABRT), ran.stderr
+    assert ran.result is not None, ran.stderr
+    assert ran.result["ok"] is True
+    assert stub.names() == ["output_0_0.raw"]

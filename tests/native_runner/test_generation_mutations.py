@@ -12,15 +12,15 @@ from pathlib import Path, PurePosixPath
 import msgspec
 import numpy as np
 import pytest
+from built_stub import SOURCES, built_stub, executorch_flags
 
 from farm.base.hashes import sha256_of
 from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle
-from farm.builds.runtime.packages import package_folder
 from farm.builds.runtime.runtime import Runtime, simulator_runtime
-from farm.devices.execution.flags import options_for, program_and_profile, session_flags
 from farm.devices.execution.raw import RESULT_FILE, RawResult, RunnerOptions
+from farm.devices.execution.session import options_for, program_and_profile, session_flags
 from farm.devices.execution.workspace import Workspace, job_layout
-from farm.devices.transport import Link
+from farm.devices.process import Link
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.judge import judge
 from farm.suites.generate import Generate
@@ -36,7 +36,6 @@ MUTATIONS = (
     "wrong_logits_scale",
     "wrong_place",
 )
-_SOURCE = Path(__file__).with_name("decoder_mutations.cpp")
 _PROMPT, _NEW = 5, 6
 
 
@@ -81,22 +80,6 @@ def shortened(bundle: Bundle, folder: Path) -> Bundle:
     )
     (folder / MANIFEST).write_bytes(msgspec.json.encode(cut))
     return Bundle(folder, cut)
-
-
-def build_library(folder: Path) -> Path:
-    """Compile decoder_mutations.cpp and return the library."""
-    include, library = package_folder("executorch", "include", "build") / "include", folder / "decoder_mutations.so"
-    subprocess.run(
-        [
-            *("c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-DC10_USING_CUSTOM_GENERATED_MACROS"),
-            *("-DET_EVENT_TRACER_ENABLED", f"-I{include}"),
-            f"-I{include / 'executorch/runtime/core/portable_type/c10'}",
-            *(str(_SOURCE), "-o", str(library)),
-        ],
-        check=True,
-        timeout=120,
-    )
-    return library
 
 
 def run_mutated(bundle: Bundle, runtime: Runtime, folder: Path, library: Path, mutation: str = "") -> Attempt:
@@ -152,7 +135,9 @@ def run_mutated(bundle: Bundle, runtime: Runtime, folder: Path, library: Path, m
 def test_the_judge_refuses_every_mutation_for_its_numbers(
     generated_bundle: Bundle, farm_cache: Path, tmp_path: Path
 ) -> None:
-    runtime, library = simulator_runtime(farm_cache), build_library(tmp_path)
+    runtime = simulator_runtime(farm_cache)
+    flags = (*executorch_flags(), "-O1", "-shared", "-fPIC", SOURCES / "decoder_mutations.cpp")
+    library = built_stub(farm_cache, "decoder_mutations.so", *flags)
     short = shortened(generated_bundle, tmp_path / "bundle")
     plain = run_mutated(short, runtime, tmp_path / "plain", library)
     assert plain.verdict is Verdict.PASSED, f"without a mutation: {plain.stage}: {plain.reason}"

@@ -164,18 +164,15 @@ def test_xnnpack_keeps_packed_weights_in_the_file_of_each_job(linear: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "message"),
+    ("flags", "message"),
     [
-        (["--workspace_sharing_mode=3"], 2, "--workspace_sharing_mode: '3' is not a whole number from 0 to 2"),
-        (["--weight_cache_enabled=maybe"], 2, "--weight_cache_enabled: 'maybe' is not true or false"),
-        (["--packed_cache_path=w"], 3, "--packed_cache_path has no effect without --weight_cache_enabled"),
-        (["--packed_cache_path=w", "--noweight_cache_enabled"], 3, "has no effect without"),
-        (["--weight_cache_enabled", f"--packed_cache_path={'x' * 256}"], 3, "bytes, ExecuTorch takes 255"),
+        (["--packed_cache_path=w"], "--packed_cache_path has no effect without --weight_cache_enabled"),
+        (["--packed_cache_path=w", "--noweight_cache_enabled"], "has no effect without"),
     ],
 )
-def test_a_load_option_that_cannot_be(linear: Any, flags: list[str], code: int, message: str) -> None:
+def test_a_load_option_that_cannot_be(linear: Any, flags: list[str], message: str) -> None:
     ran = linear.run("--input_shape_path=shapes.txt", *flags)
-    assert ran.code == code, ran.stderr
+    assert ran.code == 3, ran.stderr
     assert message in ran.error["message"]
 
 

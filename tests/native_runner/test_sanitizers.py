@@ -18,8 +18,8 @@ from native_runner.sanitizers import HERE, SYMBOLS
 # The test requires an empty environment, and a sanitizer has its options there.
 _LEFT_OUT = "test_it_runs_from_its_own_folder_with_nothing_else_in_the_environment"
 # TSan reports races with the watchdog, the only other thread, which ends programs in the tests of these files.
-_OF_WATCHDOG = ("test_endings.py", "test_failures.py", "test_serve.py")
-_LEAST_TESTS = {"address,undefined": 170, "thread": 70}
+_OF_WATCHDOG = ("test_failures.py", "test_serve.py")
+_LEAST_TESTS = {"address,undefined": 160, "thread": 60}
 
 
 @pytest.mark.whole

@@ -1,4 +1,4 @@
-// Preloaded in front of the runner: stands in for a machine without resources for what STUB_FAILS names.
+// Preloaded stub of a machine without resources for the function that STUB_FAILS names.
 #include <pthread.h>
 #include <sys/eventfd.h>
 

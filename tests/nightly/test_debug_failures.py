@@ -12,8 +12,8 @@ import pytest
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import FarmError, InfraError, NoDeviceError
 from farm.builds.program.layers import Gap, Layer, LayerStep
-from farm.cli.running import debug_failures as module
-from farm.cli.running.debug_failures import debug_failures
+from farm.cli.running import cell_steps as module
+from farm.cli.running.cell_steps import debug_failures
 from farm.devices.device import AdbAddress, Device
 from farm.dispatch.nightly.record import CellResult, DebuggedJob
 from farm.dispatch.request.choose import jobs_of
@@ -107,9 +107,8 @@ def test_what_is_beyond_the_number_or_the_time_has_one_line(bench: Bench) -> Non
     bench.run(add=Cause.NUMERICS, gelu=Cause.NUMERICS, conv2d=Cause.NUMERICS)
     one, rest = bench.debug(most=1)
     assert (len(bench.asked), one.layer) == (1, "two")
-    assert (rest.job_id, rest.reason) == (
-        "2 jobs", "not debugged: at most 1 of a run ([nightly] debug); farm debug JOB"
-    )  # fmt: skip
+    assert rest.job_id == "2 jobs"
+    assert rest.reason == "not debugged: at most 1 of a run ([nightly] debug); farm debug JOB"
     [rest] = bench.debug(left_s=0.0)
     assert (rest.job_id, rest.reason) == ("3 jobs", "not debugged: the budget left no time; farm debug JOB")
 
@@ -128,9 +127,7 @@ def test_a_debug_session_that_fails_has_one_line_with_the_next_step(bench: Bench
     assert late.report, "its page has the log"
 
 
-def test_without_a_device_at_this_machine_the_simulator_alone_is_asked_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_device_the_simulator_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, RunRequest(socs=("SM8650",), suites=("smoke",), precisions=("8a8w",)))
     monkeypatch.setattr(module, "_debug", bench.stub)
     bench.run(add=Cause.NUMERICS)

@@ -8,69 +8,57 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from receivers import web_server
 
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import InfraError, MissingToolError, NoDeviceError
-from farm.dispatch.nightly.nightly_run import SUSPECTED_SHARE, CellWork, run_nightly
-from farm.dispatch.nightly.plan import read_plan
+from farm.dispatch.nightly import nightly_run as module
+from farm.dispatch.nightly.nightly_run import SUSPECTED_SHARE, run_nightly
+from farm.dispatch.nightly.plan import Plan, read_plan
 from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, NightlyRun
 from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.store.view import RunView
 
-FILE = """
-[nightly]
-name = "n"
-budget = "1h"
-[[run]]
-name = "first"
-socs = ["SM8650"]
-suites = ["smoke"]
-[[run]]
-name = "second"
-socs = ["SM8650"]
-suites = ["smoke"]
-share = 3
-[[run]]
-name = "third"
-socs = ["SM8650"]
-suites = ["smoke"]
-"""
+RUN = '[[run]]\nname = "{}"\nsocs = ["SM8650"]\nsuites = ["smoke"]\n'
+FILE = (
+    '[nightly]\nname = "n"\nbudget = "1h"\n'
+    + RUN.format("first")
+    + RUN.format("second")
+    + "share = 3\n"
+    + RUN.format("third")
+)
 
 Ending = int | BaseException
 
 
-class Stage(CellWork):
+class Stage:
     """Stand-in for runs, with given ends."""
 
-    def __init__(self, config: Config, file: Path) -> None:
-        self.config, self.file = config, file
+    def __init__(self, config: Config, plan: Plan) -> None:
+        self.config, self.plan = config, plan
         self.endings: list[Ending] = []
         self.findings: list[Findings] = []
         self.asked: list[RunRequest] = []
         self.resumed: list[str] = []
         self.now_s = 1000.0
         self.takes_s = 0.0
-        self.clock = lambda: self.now_s  # type: ignore[method-assign]
         self.collect: Callable[[CellResult], CellResult] = lambda cell: cell
         self.debug: Callable[[CellResult, float | None], tuple[DebuggedJob, ...]] = lambda _cell, _left_s: ()
         self.suspected_s: list[float | None] = []
 
-    def nightly_run(self, *endings: Ending, resume: bool = False, more: str = "") -> NightlyRun:
+    def nightly_run(self, *endings: Ending, resume: bool = False) -> NightlyRun:
         self.endings = list(endings)
-        self.file.write_text(FILE + more)
-        plan, _ = read_plan(self.file, self.config)
         front: Callable[[], Any] = contextlib.nullcontext
-        return run_nightly(self.config, plan, front, self, resume=resume)
+        return run_nightly(self.config, self.plan, front, self.confirm, self.debug_failures, resume=resume)
 
-    def run(self, request: RunRequest, _front: object, interrupts: Any, begun: Any) -> RunOutcome:
+    def run(self, _config: Config, request: RunRequest, _front: object, *, interrupts: Any, begun: Any) -> RunOutcome:
         self.asked.append(request)
         begun(f"run-{len(self.asked)}")
         return self._end(interrupts)
 
-    def resume(self, run_id: str, _front: object, interrupts: Any, _budget_s: float | None) -> RunOutcome:
+    def resume(
+        self, _config: Config, run_id: str, _front: object, _budget_s: float | None, *, interrupts: Any
+    ) -> RunOutcome:
         self.resumed.append(run_id)
         return self._end(interrupts)
 
@@ -84,22 +72,36 @@ class Stage(CellWork):
                 signal.raise_signal(signal.SIGTERM)
         view = RunView(id="r", command="", started_ms=1, finished_ms=2, exit_code=ending, user="", host="",
                        fingerprint={}, devices=(), jobs=())  # fmt: skip
-        return RunOutcome(ending, view, self.file)
+        return RunOutcome(ending, view, self.plan.path)
 
-    def debug_failures(self, cell: CellResult, _folder: Path, budget_s: float | None) -> tuple[DebuggedJob, ...]:
-        return self.debug(cell, budget_s)
+    def debug_failures(
+        self, _config: Config, _request: RunRequest, _most: int, _folder: Path, cell: CellResult, end_s: float | None
+    ) -> tuple[DebuggedJob, ...]:
+        return self.debug(cell, None if end_s is None else end_s - self.now_s)
 
-    def confirm_suspected(self, _run_id: str, budget_s: float | None) -> Findings:
+    def confirm(self, _config: Config, _run_id: str, budget_s: float | None) -> Findings:
         self.suspected_s.append(budget_s)
         return self.findings.pop(0) if self.findings else Findings()
 
-    def collect_results(self, cell: CellResult, _folder: Path) -> CellResult:
+    def collect_results(self, _config: Config, _plan: Plan, _folder: Path, cell: CellResult) -> CellResult:
         return self.collect(cell)
 
 
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    file = tmp_path_factory.mktemp("plan") / "nightly.toml"
+    file.write_text(FILE)
+    return read_plan(file, load_config(folder=file.parent))[0]
+
+
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(load_config(folder=tmp_path), tmp_path / "nightly.toml")
+def stage(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage = Stage(load_config(folder=tmp_path), plan)
+    monkeypatch.setattr(module.anywhere, "run", stage.run)
+    monkeypatch.setattr(module.anywhere, "resume", stage.resume)
+    monkeypatch.setattr(module, "collect_results", stage.collect_results)
+    monkeypatch.setattr(module, "monotonic", lambda: stage.now_s)
+    return stage
 
 
 def codes(nightly_run: NightlyRun) -> list[int | None]:
@@ -186,19 +188,3 @@ def test_a_run_that_cannot_be_read_is_trouble_of_the_farm(stage: Stage) -> None:
     nightly_run = stage.nightly_run(0, 0, 0)
     assert (nightly_run.code, codes(nightly_run)) == (4, [0, 4, 0])
     assert nightly_run.cells[1].problem == "the store does not answer"
-
-
-def test_who_wants_to_know_of_changes_is_told_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def collect(cell: CellResult) -> CellResult:
-        return msgspec.structs.replace(cell, new_failures=failing.get(cell.name, ()))
-
-    failing: dict[str, tuple[JobNote, ...]] = {}
-    stage.collect = collect
-    monkeypatch.setenv("no_proxy", "*")
-    with web_server() as hook:
-        for endings in ((0, 0, 0), (1, 0, 0), (1, 0, 0), (0, 0, 0)):
-            monkeypatch.setenv("HOOK_URL", hook.url())
-            failing = {"first": (JobNote("smoke/add", "wrong"),)} if endings[0] else {}
-            stage.nightly_run(*endings, more='[[notify.webhook]]\nurl_env = "HOOK_URL"\n')
-    verdicts = [msgspec.json.decode(body)["verdict"] for body in hook.bodies]
-    assert verdicts == ["failed", "passed"]

@@ -1,109 +1,88 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from made_environments import make_source_tree
 
-from farm.base.config.settings import Config, load_config
+from farm.base.config.settings import load_config
 from farm.base.errors import ConfigError, UsageError
 from farm.dispatch.nightly.plan import Plan, read_plan
 from farm.dispatch.request.profiling import Profile
 
 HEAD = '[nightly]\nname = "n"\n'
 RUN = '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\n'
+MAIL = '[notify.mail]\nhost = "h"\nfrom = "a@b"\nto = ["c@d"]\n'
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return load_config(folder=tmp_path)
+def plan_of(tmp_path: Path) -> Callable[[str], Plan]:
+    def plan_of(text: str) -> Plan:
+        file = tmp_path / "nightly.toml"
+        file.write_text(text)
+        return read_plan(file, load_config(folder=tmp_path))[0]
+
+    return plan_of
 
 
-def plan_of(text: str, tmp_path: Path, config: Config) -> Plan:
-    file = tmp_path / "nightly.toml"
-    file.write_text(text)
-    return read_plan(file, config)[0]
+@pytest.fixture
+def refused(plan_of: Callable[[str], Plan]) -> Callable[[str], str]:
+    def refused(text: str) -> str:
+        with pytest.raises(UsageError) as caught:
+            plan_of(text)
+        return str(caught.value)
+
+    return refused
 
 
-def refused(text: str, tmp_path: Path, config: Config) -> str:
-    with pytest.raises(UsageError) as caught:
-        plan_of(text, tmp_path, config)
-    return str(caught.value)
-
-
-def test_a_run_is_a_cell_for_each_backend(tmp_path: Path, config: Config) -> None:
+def test_a_run_is_a_cell_for_each_backend(plan_of: Callable[[str], Plan]) -> None:
     plan = plan_of(
         HEAD + 'budget = "1h30m"\nwait = "0s"\n'
         '[[run]]\nname = "both"\nsocs = ["sm8650", "SM8750"]\nsuites = ["smoke"]\nbackends = ["htp", "xnnpack"]\n'
         '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\nvirtual = 2\niterations = 7\nkeyword = "add"\nshare = 2\n'
-        'profile = "detailed"\nfailed_first = true\n[run.options]\nhtp_performance_mode = ["burst", "balanced"]\n',
-        tmp_path,
-        config,
+        'profile = "detailed"\nfailed_first = true\ntimeout_s = 60\n'
+        '[run.options]\nhtp_performance_mode = ["burst", "balanced"]\n'
     )
     assert [cell.name for cell in plan.cells] == ["both-htp", "both-xnnpack", "smoke-SM8650-htp"]
-    assert plan.budget_s == 5400
+    assert (plan.budget_s, plan.cells[2].share) == (5400, 2)
     both, on_cpu, virtual = (cell.request for cell in plan.cells)
     assert (both.socs, both.backend, on_cpu.backend) == (("SM8650", "SM8750"), "htp", "xnnpack")
     assert all(cell.request.purpose == "nightly" for cell in plan.cells)
     assert (both.wait_s, virtual.wait_s) == (0, None), "nobody has to wait for virtual devices"
-    assert virtual.options == ("htp_performance_mode=burst,balanced",)
     assert (virtual.iterations, virtual.profile, virtual.failed_first) == (7, Profile.DETAILED, True)
     assert virtual.command == (
         "farm run --soc SM8650 --suite smoke --option htp_performance_mode=burst,balanced --virtual 2 "
-        "--iterations 7 --warm-up 1 --profile detailed -k add --ff"
+        "--iterations 7 --warm-up 1 --timeout 60 --profile detailed -k add --ff"
     )
-    assert plan.cells[2].share == 2
 
 
-def test_toolchains_are_an_axis_and_those_of_a_path_are_beside_the_file(tmp_path: Path) -> None:
+def test_toolchains_are_an_axis(tmp_path: Path, plan_of: Callable[[str], Plan], refused: Callable[[str], str]) -> None:
     (tmp_path / "farm.toml").write_text('[toolchain.main]\npython = "env/bin/python"\n')
-    for mark in ("exir", "backends"):
-        (tmp_path / "et" / mark).mkdir(parents=True)
-    (tmp_path / "et" / "exir" / "__init__.py").touch()
-    (tmp_path / ".et").symlink_to("et")
-    config = load_config(folder=tmp_path)
-    text = 'toolchains = [".et"]\n'
-    assert [cell.request.toolchain for cell in plan_of(HEAD + RUN + text, tmp_path, config).cells] == [
-        f"{tmp_path}/.et"
-    ]
+    make_source_tree(tmp_path / "et", "1.5.0", built=True)
     text = 'backends = ["htp", "xnnpack"]\ntoolchains = ["default", "main", "1.4.1", "./et"]\n'
-    cells = plan_of(HEAD + RUN + text, tmp_path, config).cells
-    assert [cell.name for cell in cells] == [
-        f"smoke-SM8650-{backend}-{name}"
-        for name in ("default", "main", "1.4.1", "et")
-        for backend in ("htp", "xnnpack")
+    cells = plan_of(HEAD + RUN + text).cells
+    assert [cell.name for cell in cells[::2]] == [
+        f"smoke-SM8650-htp-{name}" for name in ("default", "main", "1.4.1", "et")
     ]
-    assert [cell.request.toolchain for cell in cells[::2]] == ["default", "main", "1.4.1", f"{tmp_path}/et"]
+    assert [cell.request.toolchain for cell in cells[1::2]] == ["default", "main", "1.4.1", f"{tmp_path}/et"]
     assert "--toolchain 1.4.1 " in cells[4].request.command
-    output = refused(HEAD + RUN + 'toolchains = ["man", "1.2.0", "./gone"]\n', tmp_path, config)
+    output = refused(HEAD + RUN + 'toolchains = ["man", "1.2.0", "./gone"]\n')
     assert "toolchains: unknown toolchain 'man': did you mean 'main'?" in output
     assert "ExecuTorch 1.2.0 is too old" in output
     assert f"{tmp_path}/gone is not there" in output
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        HEAD + RUN + 'toolchains = ["~no-such-user/et"]\n',
-        HEAD + 'report_dir = "~no-such-user/et"\n' + RUN,
-        HEAD + RUN + '[export]\nformats = ["junit"]\nfolder = "~no-such-user/et"\n',
-    ],
-)
-def test_the_home_of_an_unknown_user_is_refused_in_one_line(text: str, tmp_path: Path, config: Config) -> None:
-    assert "~no-such-user/et: there is no such home" in refused(text, tmp_path, config)
-
-
-def test_every_problem_is_named_at_once_with_its_table(tmp_path: Path, config: Config) -> None:
+def test_every_problem_is_named_at_once_with_its_table(refused: Callable[[str], str]) -> None:
     output = refused(
         '[nightly]\nname = "a/b"\nbudget = "10 parsecs"\nkeep = 0\nreport_url = "https://u:hunter2@host/"\n'
         '[[run]]\nsocs = ["SM8651"]\nsuites = ["smok"]\nbackends = ["htpx"]\nprecisions = ["8a9w"]\nshare = 0\n'
-        '[[run]]\nname = "second"\nsocs = ["SM8650"]\nsuites = ["smoke"]\nbackend = "htp"\n'
-        '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\nvirtual = 1\ndevices = ["desk"]\n'
+        f'{RUN}name = "second"\nbackend = "htp"\n'
+        f'{RUN}virtual = 1\ndevices = ["desk"]\n'
         '[[run]]\nsocs = "SM8650"\nsuites = ["smoke"]\n'
-        '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\noptions = { htp_performance_mod = "burst" }\n'
-        '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\nkeyword = "add and ("\n'
-        '[export]\nfolder = "x"\nformats = ["xml"]\n[notify.post]\n[extra]\n',
-        tmp_path,
-        config,
+        f'{RUN}options = {{ htp_performance_mod = "burst" }}\n'
+        f'{RUN}keyword = "add and ("\n'
+        '[export]\nfolder = "x"\nformats = ["xml"]\n[notify.post]\n[extra]\n'
     )
     for problem in (
         "[nightly]: name 'a/b'",
@@ -135,56 +114,45 @@ def test_every_problem_is_named_at_once_with_its_table(tmp_path: Path, config: C
         (HEAD, "[[run]] is missing"),
         (HEAD + "[run]\nsocs = []\n", "expected tables [[run]]"),
         (HEAD + RUN + RUN, "another [[run]] is called smoke-SM8650-htp as well: give it a name"),
-        (HEAD + '[[run]]\nname = "../x"\nsocs = ["SM8650"]\nsuites = ["smoke"]\n', "name '../x'"),
+        (HEAD + RUN + 'name = "../x"\n', "name '../x'"),
         (HEAD + RUN.replace("smoke", "./gone"), "No such file"),
         (HEAD + RUN + "heap = true\nwarm_up = 1\n", "heap times nothing: leave warm_up out"),
         (HEAD + RUN.replace("SM8650", "SM8450") + 'backends = ["lpai"]\n', "has no lpai backend"),
+        (HEAD + RUN + 'toolchains = ["~no-such-user/et"]\n', "~no-such-user/et: there is no such home"),
+        (HEAD + 'report_dir = "~no-such-user/et"\n' + RUN, "~no-such-user/et: there is no such home"),
         (HEAD + RUN + "[[notify.webhook]]\n", "expected url_env or url_file"),
-        (HEAD + RUN + '[[notify.webhook]]\nurl_env = "A"\nurl_file = "b"\n', "expected url_env or url_file"),
         (HEAD + RUN + '[[notify.webhook]]\nurl_env = "https://x/SECRET"\n', "no name of an environment variable"),
         (HEAD + RUN + '[[notify.webhook]]\nurl = "https://x/SECRET"\n', "unknown key 'url': did you mean 'url_env'?"),
         (HEAD + RUN + '[[notify.webhook]]\nurl_env = "A"\ntemplate = "gone.j2"\n', "farm has json and slack"),
-        (HEAD + RUN + '[notify.mail]\nhost = "h"\nfrom = "a@b"\nto = ["c@d\\nBcc: e@f"]\n', "is no address"),
-        (HEAD + RUN + '[notify.mail]\nhost = "h"\nfrom = "a@b"\nto = ["c@d"]\nuser_env = "U"\n', "go together"),
-        (
-            HEAD + RUN + '[notify.mail]\nhost = "h"\nfrom = "a@b"\nto = ["c@d"]\nuser_env = "U"\npassword_env = "P"\n'
-            "starttls = false\n",
-            "would be sent in the clear",
-        ),
+        (HEAD + RUN + MAIL.replace("c@d", "c@d\\nBcc: e@f"), "is no address"),
+        (HEAD + RUN + MAIL + 'user_env = "U"\n', "go together"),
+        (HEAD + RUN + MAIL + 'user_env = "U"\npassword_env = "P"\nstarttls = false\n', "would be sent in the clear"),
     ],
 )
-def test_what_cannot_be_is_said(tmp_path: Path, config: Config, text: str, problem: str) -> None:
-    output = refused(text, tmp_path, config)
+def test_what_cannot_be_is_said(refused: Callable[[str], str], text: str, problem: str) -> None:
+    output = refused(text)
     assert problem in output
     assert "SECRET" not in output
 
 
-def test_broken_toml_is_named_with_its_line(tmp_path: Path, config: Config) -> None:
+def test_broken_toml_is_named_with_its_line(tmp_path: Path, plan_of: Callable[[str], Plan]) -> None:
     with pytest.raises(ConfigError, match="line 3"):
-        plan_of(HEAD + 'budget = "1h\n', tmp_path, config)
+        plan_of(HEAD + 'budget = "1h\n')
     with pytest.raises(UsageError, match="no such file"):
-        read_plan(tmp_path / "gone.toml", config)
+        read_plan(tmp_path / "gone.toml", load_config(folder=tmp_path))
 
 
-def test_paths_are_beside_the_file(tmp_path: Path, config: Config) -> None:
+def test_paths_are_beside_the_file(tmp_path: Path, plan_of: Callable[[str], Plan]) -> None:
     (tmp_path / "hook.j2").write_text('{"said": {{ nightly_run.verdict | tojson }} }')
     plan = plan_of(
         HEAD + 'report_dir = "pages"\n' + RUN + '[export]\nfolder = "out"\nformats = ["junit"]\n'
-        '[[notify.webhook]]\nurl_file = "url"\ntemplate = "hook.j2"\n',
-        tmp_path,
-        config,
+        '[[notify.webhook]]\nurl_file = "url"\ntemplate = "hook.j2"\n'
     )
     assert (plan.report_dir, plan.export_dir) == (tmp_path / "pages", tmp_path / "out")
-    assert plan.webhooks[0].url_file == str(tmp_path / "url")
-    assert plan.webhooks[0].template == str(tmp_path / "hook.j2")
+    assert (plan.webhooks[0].url_file, plan.webhooks[0].template) == (f"{tmp_path}/url", f"{tmp_path}/hook.j2")
 
 
-def test_a_nightly_run_is_the_same_as_long_as_what_it_runs_is(tmp_path: Path, config: Config) -> None:
-    first = plan_of(HEAD + RUN, tmp_path, config)
-    assert plan_of(HEAD + 'budget = "1h"\n' + RUN, tmp_path, config).digest == first.digest
-    assert plan_of(HEAD + RUN + "iterations = 4\n", tmp_path, config).digest != first.digest
-
-
-def test_the_command_of_a_cell_has_its_time_limit(tmp_path: Path, config: Config) -> None:
-    [cell] = plan_of(HEAD + RUN + "timeout_s = 60\n", tmp_path, config).cells
-    assert cell.request.command.endswith("--warm-up 1 --timeout 60")
+def test_a_nightly_run_is_the_same_as_long_as_what_it_runs_is(plan_of: Callable[[str], Plan]) -> None:
+    first = plan_of(HEAD + RUN)
+    assert plan_of(HEAD + 'budget = "1h"\n' + RUN).digest == first.digest
+    assert plan_of(HEAD + RUN + "iterations = 4\n").digest != first.digest

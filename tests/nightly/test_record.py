@@ -1,12 +1,25 @@
+"""Records of nightly runs: exit codes, files and texts."""
+
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from farm.dispatch.nightly.check import CellForecast, matrix_lines
-from farm.dispatch.nightly.record import CellResult, Findings, JobNote, cell_code, has_changed, nightly_code
+from farm.base.errors import InfraError, UsageError
+from farm.dispatch.nightly.record import (
+    CellResult,
+    Findings,
+    JobNote,
+    NightlyRuns,
+    cell_code,
+    has_changed,
+    new_id,
+    nightly_code,
+    write_whole,
+)
 from farm.dispatch.nightly.render import nightly_lines
 from farm.dispatch.nightly.templates import SAMPLE
 
@@ -70,11 +83,45 @@ def test_the_summary_is_as_wide_as_the_terminal_and_no_line_is_a_command_of_gith
     assert "  and 2 more: the report has them" in lines
 
 
-def test_the_matrix_says_how_long_and_what_is_missing() -> None:
-    row = CellForecast(name="c", socs=("SM8650",), suites=("smoke",), backend="htp", jobs=8, virtual=0, expected_s=90.0,
-              command="farm run", problem="no SDK")  # fmt: skip
-    text = "\n".join(matrix_lines("n", [row, msgspec.structs.replace(row, virtual=2, expected_s=None)], 3600.0))
-    assert "nightly run n: runs: 2, jobs: 16, within 1 h 00 min" in text
-    assert "8 jobs on attached devices; about 1 min 30 s on one device a SoC" in text
-    assert "8 jobs on virtual devices, 2 of each SoC; no past to tell how long" in text
-    assert "CANNOT RUN HERE: no SDK" in text
+def test_only_an_unfinished_nightly_run_with_the_same_runs_is_resumed(tmp_path: Path) -> None:
+    nightly_runs = NightlyRuns(tmp_path / "n")
+    nightly_runs.folder.mkdir()
+    with pytest.raises(UsageError, match="there is none yet called 'n'"):
+        nightly_runs.unfinished("d")
+    killed = msgspec.structs.replace(SAMPLE, code=None, digest="d", finished_ms=None)
+    nightly_runs.save(killed)
+    assert nightly_runs.unfinished("d") == killed
+    with pytest.raises(UsageError, match="the file has changed since"):
+        nightly_runs.unfinished("e")
+    nightly_runs.save(msgspec.structs.replace(killed, code=130))
+    assert nightly_runs.unfinished("d").code == 130
+    nightly_runs.save(msgspec.structs.replace(killed, code=1))
+    with pytest.raises(UsageError, match="is finished"):
+        nightly_runs.unfinished("d")
+
+
+def test_old_nightly_runs_and_their_pages_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    nightly_runs, reports = NightlyRuns(tmp_path / "n"), tmp_path / "reports"
+    ids = [f"2026030{day}-020000-00000{day}" for day in range(1, 6)]
+    for number, one in enumerate(ids):
+        write_whole(reports / one / "index.html", b"")
+        nightly_runs.save(msgspec.structs.replace(SAMPLE, id=one, started_ms=number))
+    (reports / "mine").mkdir()
+    nightly_runs.forget(2, reports)
+    assert [nightly_run.id for nightly_run in nightly_runs.all()] == ids[3:]
+    assert sorted(path.name for path in reports.iterdir()) == [*ids[3:], "mine"]
+    (nightly_runs.folder / f"{new_id()}.json").write_text("half of a ni")
+    assert len(nightly_runs.all()) == 2
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    (tmp_path / "n").mkdir()
+    (tmp_path / "n" / "lock").symlink_to("/dev/full")
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(InfraError, match="cannot write .*File exists"):
+        write_whole(blocked / "x.json", b"{}")
+    with pytest.raises(InfraError, match="cannot write .*/n: "), NightlyRuns(tmp_path / "n").alone():
+        pass

@@ -1,8 +1,11 @@
+"""Texts of nightly runs: notices, pages, the summary and the annotations of GitHub."""
+
 from __future__ import annotations
 
+import html
 import json
+import re
 from email import message_from_bytes
-from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
@@ -11,9 +14,12 @@ import pytest
 from farm.base.errors import UsageError
 from farm.dispatch.nightly.plan import MailTable
 from farm.dispatch.nightly.record import JobNote
-from farm.dispatch.nightly.render import render_nightly_run
+from farm.dispatch.nightly.render import nightly_annotations, nightly_markdown, render_nightly_run
 from farm.dispatch.nightly.templates import SAMPLE, check_template, context, render, subject
 from farm.dispatch.notify.mail import message
+from farm.report.formats.github import add_summary, escaped, run_markdown
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.view import JobView, RunView
 
 HOSTILE = "<script>alert(1)</script>\"'\\ {{ 7 * 7 }} <!channel> \x1b[31m\u202e\r\nBcc: all@example.com"
 NIGHT = msgspec.structs.replace(
@@ -24,17 +30,6 @@ NIGHT = msgspec.structs.replace(
         for cell in SAMPLE.cells
     ),
 )
-
-
-class Tags(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        del attrs
-        self.seen.add(tag)
 
 
 def test_the_generic_template_is_all_of_the_nightly_run_as_json() -> None:
@@ -60,7 +55,7 @@ def test_mail_has_text_and_html_in_which_nothing_of_a_device_is_markup() -> None
     text, html = render("", "text", NIGHT), render("", "html", NIGHT)
     assert "NEW FAILURES: 2" in text
     assert "\x1b" not in text
-    assert "script" not in Tags(html).seen
+    assert "<script" not in html.lower()
     assert "&lt;script&gt;" in html
     table = MailTable(host="h", sender="farm@example.com", to=("a@example.com", "b@example.com"))
     made = message(table, f"night\r\nBcc: all@example.com {HOSTILE}", text, html)
@@ -100,3 +95,69 @@ def test_a_template_of_ones_own_is_tried_before_anything_runs(tmp_path: Path) ->
     assert "UTF-8" in check_template(str(tmp_path / "t.j2"), "text")[0]
     with pytest.raises(UsageError, match="No such file"):
         render(str(tmp_path / "gone.j2"), "text", SAMPLE)
+
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize("text", ["@lab/team", "#1", "lab/net#1", "GH-1", "!1", "~bug", "%release", "$1", "&3"])
+def test_no_text_of_a_device_mentions_people_or_issues_on_a_forge(text: str) -> None:
+    # GitHub and GitLab replace entities before they look for mentions: github/cmark-gfm#181.
+    shown = html.unescape(escaped(text))
+    assert not re.search(r"[@#!~%$&][\w/]|GH-\d", shown)
+    assert shown.replace("\u200b", "") == text
+
+
+def test_the_summary_tells_every_run_and_what_is_new() -> None:
+    text = nightly_markdown(SAMPLE)
+    assert "#### New failures: 1" in text
+    assert "#### Regressions: 1" in text
+    assert text.count("| run | verdict | jobs | trouble |") == 1
+    assert all(line.count("|") in (0, 3, 5) for line in text.splitlines())
+
+
+def test_the_summary_is_appended_and_cut_below_a_mebibyte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "summary.md"
+    add_summary(lambda: "nowhere")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(file))
+    file.write_text("before\n")
+    add_summary(lambda: "first\n")
+    add_summary(lambda: "line of text\n" * 200_000)
+    data = file.read_bytes()
+    assert data.startswith(b"before\nfirst\nline of text\n")
+    assert MIB - 100 < len(data) < MIB
+    assert data.endswith(b"the report has all of it.*\n")
+    add_summary(lambda: "no room for this\n" * 100)
+    assert len(file.read_bytes()) < MIB
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "gone" / "summary.md"))
+    add_summary(lambda: "nowhere")
+
+
+def test_a_single_run_is_summed_up_and_what_a_device_says_is_no_markdown() -> None:
+    hostile = "a|b `x` <img src=x> [a](http://b) @all **b** \n# h\n| b | c |"
+    job = JobView("s/c[SM8650-htp-8a8w]", "s", "c", "SM8650", "htp", "8a8w",
+                  (Attempt("j", Verdict.FAILED, Stage.NUMERICS, hostile),), decisive_attempt=1)  # fmt: skip
+    view = RunView(id="r", command="farm run", started_ms=1, finished_ms=2, exit_code=1, user="u", host="h",
+                   fingerprint={}, devices=(), jobs=(job,))  # fmt: skip
+    text = run_markdown(view)
+    assert text.startswith("### farm run: failed\n")
+    [row] = [line for line in text.splitlines() if "s/c" in line]
+    assert row.startswith("| s/c&#91;SM8650&#45;htp&#45;8a8w&#93; | a&#124;b &#96;x&#96; &#60;img")
+    assert row.count("|") == 3
+    assert not set("`<>[]()@*\n").intersection(row)
+
+
+def test_annotations_are_escaped_few_and_only_for_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = JobNote("smoke/a,b::c[SM8650-htp-8a8w]", "100% wrong\n::error::injected")
+    twelve = msgspec.structs.replace(
+        SAMPLE, cells=(msgspec.structs.replace(SAMPLE.cells[0], new_failures=(answer,) * 12),)
+    )
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    assert nightly_annotations(twelve) == []
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    lines = nightly_annotations(twelve)
+    assert [line.partition(" ")[0] for line in lines] == ["::error"] * 10 + ["::warning"]
+    assert lines[0] == (
+        "::error title=new failure%3A smoke/a%2Cb%3A%3Ac[SM8650-htp-8a8w]::100%25 wrong ::error::injected"
+    )
+    assert not any("\n" in line or "\r" in line for line in lines)

@@ -17,10 +17,10 @@ from farm.base.config.settings import Config, load_config
 from farm.base.errors import ConfigError
 from farm.devices.health import HealthEvent
 from farm.dispatch.notify import delivery
+from farm.dispatch.notify import quarantine as announce
 from farm.dispatch.notify.credentials import NotifyError
+from farm.dispatch.notify.quarantine import announcing
 from farm.dispatch.notify.webhook import post
-from farm.dispatch.pool import announce
-from farm.dispatch.pool.announce import announcing
 from farm.store.store import Store
 
 REASON = 'its health check fails: "no\x1b[31m answer" <!channel>\nfor 10 s'
@@ -139,23 +139,27 @@ def test_plain_http_is_for_an_address_that_is_no_secret() -> None:
         post("http://hub.lab.invalid/hook", "{}", secret=False)
         assert [path for path, _, _ in proxy.requests] == ["http://hub.lab.invalid/hook"]
         for token, secret in (("", True), ("token", False)):
-            with pytest.raises(NotifyError, match="which http shows to everybody: use https"):
+            with pytest.raises(NotifyError, match="which http would send unencrypted: use https"):
                 post("http://hub.lab.invalid/hook", "{}", token, secret=secret)
         assert len(proxy.requests) == 1
+
+
+HOOK = "[[notify.webhook]]\n"
+MAIL = '[notify.mail]\nhost = "h"\nfrom = "a@b"\n'
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[notify.webhook]]\n", "notify.webhook[0]: expected url or url_env or url_file, one of them"),
-        ('[[notify.webhook]]\nurl = "http://h"\nurl_env = "U"\n', "one of them"),
-        ('[[notify.webhook]]\nurl_env = "https://h/SECRET"\n', "url_env is no name of an environment variable"),
-        ('[[notify.webhook]]\nurl = "http://h"\ntemplate = "teams"\n', "template"),
-        ('[[notify.webhook]]\nurl = "SECRET.lab/x"\n', "notify.webhook[0]: url: expected http://HOST/PATH"),
-        ('[[notify.webhook]]\nurl = "https://me:SECRET@h/x"\n', "without a user"),
-        ('[[notify.webhook]]\nurl = "http://h"\ntoken_env = "T"\n', "a token over http is shown to everybody"),
-        ('[notify.mail]\nhost = "h"\nfrom = "a@b"\nto = ["nobody"]\n', "notify.mail: to: 'nobody' is no address"),
-        ('[notify.mail]\nhost = "h"\nfrom = "a@b"\nto = ["c@d"]\npassword_env = "P"\n', "go together"),
+        (HOOK, "notify.webhook[0]: expected url or url_env or url_file, one of them"),
+        (f'{HOOK}url = "http://h"\nurl_env = "U"\n', "one of them"),
+        (f'{HOOK}url_env = "https://h/SECRET"\n', "url_env is no name of an environment variable"),
+        (f'{HOOK}url = "http://h"\ntemplate = "teams"\n', "template"),
+        (f'{HOOK}url = "SECRET.lab/x"\n', "notify.webhook[0]: url: expected http://HOST/PATH"),
+        (f'{HOOK}url = "https://me:SECRET@h/x"\n', "without a user"),
+        (f'{HOOK}url = "http://h"\ntoken_env = "T"\n', "http would send the token unencrypted"),
+        (f'{MAIL}to = ["nobody"]\n', "notify.mail: to: 'nobody' is no address"),
+        (f'{MAIL}to = ["c@d"]\npassword_env = "P"\n', "go together"),
     ],
 )
 def test_what_cannot_be_is_refused_without_showing_it(tmp_path: Path, text: str, message: str) -> None:
@@ -166,20 +170,17 @@ def test_what_cannot_be_is_refused_without_showing_it(tmp_path: Path, text: str,
 
 
 def test_farm_notify_shows_and_tries_receivers(home: FarmHome) -> None:
-    config = home.cwd / "farm.toml"
     assert "notify: no receiver" in home.farm("lab", "notify", code=2).stderr
+    (home.cwd / "farm.toml").write_text('[[notify.webhook]]\nurl_env = "LAB_HOOK"\n')
     with web_server() as hook:
         env = {"LAB_HOOK": hook.url("/T0/SECRET")}
-        config.write_text('[[notify.webhook]]\nurl_env = "LAB_HOOK"\n')
-        shown = home.farm("lab", "notify", env=env)
-        assert (shown.returncode, shown.stdout) == (0, "webhook 1: address in $LAB_HOOK, json\n")
-        assert hook.requests == []
-        tried = home.farm("lab", "notify", "--test", env=env)
-        assert (tried.returncode, tried.stdout) == (0, f"sent: webhook 1 (http://{LOOPBACK}:{hook.port})\n")
+        shown = home.farm("lab", "notify", env=env, code=0)
+        assert (shown.stdout, hook.requests) == ("webhook 1: address in $LAB_HOOK, json\n", [])
+        tried = home.farm("lab", "notify", "--test", env=env, code=0)
+        assert tried.stdout == f"sent: webhook 1 (http://{LOOPBACK}:{hook.port})\n"
         answer: dict[str, Any] = json.loads(hook.bodies[0])
         assert (answer["test"], answer["device"]["id"]) == (True, "no-device")
-    assert (
-        "MISSING: [[notify.webhook]] 1: the environment variable LAB_HOOK" in home.farm("lab", "notify", code=2).stdout
-    )
+    missing = home.farm("lab", "notify", code=2).stdout
+    assert "MISSING: [[notify.webhook]] 1: the environment variable LAB_HOOK" in missing
     failed = home.farm("lab", "notify", "--test", "--json", code=4)
     assert json.loads(failed.stdout)["deliveries"][0]["ok"] is False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ REVIEW = Review(
     name="farm run gate", state="failed", sentence="1 of 3 jobs failed", sections={NEW: [("ops/add", "no")]}
 )
 ADDRESSES = {"github": "/lab/net/pull/3", "gitlab": "/lab/net/-/merge_requests/3"}
+STATES = {"github": "failure success error", "gitlab": "failed success canceled"}
 
 
 @pytest.fixture(autouse=True)
@@ -40,50 +42,39 @@ def pull(forge: ForgeServer, request: pytest.FixtureRequest) -> PullRequest:
     return PullRequest(place_of(forge.address + ADDRESSES[request.param], {}), TOKEN)
 
 
-def test_a_review_is_a_status_of_the_head_and_one_comment(forge: ForgeServer, pull: PullRequest) -> None:
+def test_a_review_is_a_status_and_one_comment_that_the_next_review_replaces(
+    forge: ForgeServer, pull: PullRequest
+) -> None:
+    # A comment of a deleted account is in the way of no review.
+    ghost = forge.add("<!-- farm run gate -->", "ghost")
+    ghost["user"] = ghost["author"] = None
     pull.post(REVIEW)
     [(commit, status)] = forge.statuses
-    assert commit == HEAD
-    assert status["description"] == "1 of 3 jobs failed"
-    assert status["state"] == ("failure" if pull.place.kind == "github" else "failed")
+    assert (commit, status["description"]) == (HEAD, "1 of 3 jobs failed")
     assert "farm run gate" in (status.get("context"), status.get("name"))
-    [body] = forge.bodies()
-    assert "| ops/add | no |" in body
+    assert "| ops/add | no |" in forge.bodies()[1]
 
-
-def test_the_next_review_replaces_the_comment_and_no_other(forge: ForgeServer, pull: PullRequest) -> None:
-    pull.post(REVIEW)
     forge.add("<!-- farm run gate -->\nof somebody else with the same beginning", "mallory")
     forge.add("of me, about something else", forge.me)
     pull.post(Review(name=REVIEW.name, state="passed", sentence="all 3 jobs passed"))
     pull.post(Review(name="farm run other", state="infra", sentence="no device"))
-    first, foreign, mine, other = forge.bodies()
+    _, first, foreign, mine, other = forge.bodies()
     assert "all 3 jobs passed" in first
     assert "ops/add" not in first
     assert "somebody else" in foreign
     assert "something else" in mine
     assert "no device" in other
-    states = {"github": "failure success error", "gitlab": "failed success canceled"}[pull.place.kind]
-    assert [status["state"] for _, status in forge.statuses] == states.split()
+    assert [status["state"] for _, status in forge.statuses] == STATES[pull.place.kind].split()
 
 
-def test_a_comment_of_a_deleted_account_does_not_hinder_a_review(forge: ForgeServer, pull: PullRequest) -> None:
-    ghost = forge.add("<!-- farm run gate -->", "ghost")
-    ghost["user"] = ghost["author"] = None
-    pull.post(REVIEW)
-    assert len(forge.comments) == 2
-
-
-@pytest.mark.parametrize(
-    "answer", [{"body": 5}, {"body": None}, {"user": "x", "author": "x"}, {"user": 5, "author": 5}]
-)
 def test_an_unexpected_answer_loses_no_exit_code_of_a_run(
-    forge: ForgeServer, pull: PullRequest, answer: dict[str, object], capsys: pytest.CaptureFixture[str]
+    forge: ForgeServer, pull: PullRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    forge.add("of me", forge.me).update(answer)
-    post_review(pull, lambda: REVIEW)
-    assert f"posted to {pull.place}" in (output := capsys.readouterr().err) or "an unexpected answer" in output
-    assert TOKEN not in output
+    for answer in ({"body": 5}, {"body": None}, {"user": "x", "author": "x"}, {"user": 5, "author": 5}):
+        forge.add("of me", forge.me).update(answer)
+        post_review(pull, lambda: REVIEW)
+        assert f"posted to {pull.place}" in (output := capsys.readouterr().err) or "an unexpected answer" in output
+        assert TOKEN not in output
 
 
 def test_every_name_of_a_run_has_its_own_comment(forge: ForgeServer, pull: PullRequest) -> None:
@@ -94,10 +85,20 @@ def test_every_name_of_a_run_has_its_own_comment(forge: ForgeServer, pull: PullR
     assert all(body.splitlines()[0].count("--") == 2 for body in forge.bodies())
 
 
-def test_a_status_is_one_short_line_under_a_name_that_the_servers_take(forge: ForgeServer, pull: PullRequest) -> None:
-    pull.post(Review(name="farm run " + "n" * 300, state="passed", sentence="s\nt\x1b[31m"))
+def test_names_statuses_and_comments_are_cut_below_the_limits_of_the_servers(
+    forge: ForgeServer, pull: PullRequest
+) -> None:
+    findings = [(f"ops/{n}", "x" * 300 + "|") for n in range(50)]
+    sections = {f"{n}": findings for n in range(9)}
+    pull.post(
+        Review(name="farm run " + "n" * 300, state="failed", sentence="s\nt\x1b[31m" + "u" * 300, sections=sections)
+    )
+    [body] = forge.bodies()
+    assert 50_000 < len(body) <= 60_000
+    assert body.endswith("the report has all of it.*\n")
     [(_, status)] = forge.statuses
-    assert status["description"] == "s t"
+    assert status["description"].startswith("s tu")
+    assert len(status["description"]) == 140
     assert len(status.get("context") or status.get("name") or "") <= 255
 
 
@@ -109,27 +110,12 @@ def test_the_token_of_a_workflow_knows_its_own_comment(forge: ForgeServer) -> No
     assert len(forge.comments) == 1
 
 
-def test_a_comment_is_cut_below_the_limit_of_the_servers(forge: ForgeServer, pull: PullRequest) -> None:
-    findings = [(f"ops/{n}", "x" * 300 + "|") for n in range(50)]
-    pull.post(
-        Review(name="farm run", state="failed", sentence="s" * 300, sections={f"{n}": findings for n in range(9)})
-    )
-    [body] = forge.bodies()
-    assert 50_000 < len(body) <= 60_000
-    assert body.endswith("the report has all of it.*\n")
-    assert len(forge.statuses[0][1]["description"]) == 140
-
-
-@pytest.mark.parametrize(
-    ("code", "words"), [(401, "is not accepted"), (403, "needs to write"), (404, "no such"), (422, "answers 422")]
-)
-def test_a_refusal_names_the_next_step_and_no_text_of_the_server(
-    forge: ForgeServer, pull: PullRequest, code: int, words: str
-) -> None:
-    forge.refuse["statuses"] = code
-    with pytest.raises(ReviewError, match=words) as error:
-        pull.post(REVIEW)
-    assert TOKEN not in str(error.value)
+def test_a_refusal_names_the_next_step_and_no_text_of_the_server(forge: ForgeServer, pull: PullRequest) -> None:
+    for code, words in ((401, "is not accepted"), (403, "needs to write"), (404, "no such"), (422, "answers 422")):
+        forge.refuse["statuses"] = code
+        with pytest.raises(ReviewError, match=words) as error:
+            pull.post(REVIEW)
+        assert TOKEN not in str(error.value)
 
 
 def test_a_wrong_number_or_server_is_found_before_the_work(forge: ForgeServer) -> None:
@@ -152,13 +138,11 @@ def test_an_address_that_is_no_pull_request_is_refused(text: str) -> None:
 
 def test_ci_names_its_own_pull_request(tmp_path: Path) -> None:
     event = tmp_path / "event.json"
-    event.write_text(json.dumps({"pull_request": {"number": 7}}))
     actions = {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "lab/net", "GITHUB_SHA": "merge"}
-    api = "https://api.github.com"
-    assert place_of("ci", actions | {"GITHUB_EVENT_PATH": str(event)}) == Place("github", api, "lab/net", 7)
-    event.write_text('{"pull_request": {"number": "7; rm"}}')
-    on_push = place_of("ci", actions | {"GITHUB_EVENT_PATH": str(event)})
-    assert on_push == Place("github", api, "lab/net", None, "merge")
+    on_push = Place("github", "https://api.github.com", "lab/net", None, "merge")
+    for number, place in ((7, Place("github", "https://api.github.com", "lab/net", 7)), ("7; rm", on_push)):
+        event.write_text(json.dumps({"pull_request": {"number": number}}))
+        assert place_of("ci", actions | {"GITHUB_EVENT_PATH": str(event)}) == place
     lab = {"GITLAB_CI": "true", "CI_SERVER_URL": "https://git.lab", "CI_PROJECT_ID": "12", "CI_COMMIT_SHA": "abc"}
     assert place_of("ci", lab | {"CI_MERGE_REQUEST_IID": "5"}) == Place("gitlab", "https://git.lab", "12", 5, "abc")
     assert place_of("ci", lab).number is None
@@ -173,8 +157,6 @@ def test_a_commit_without_a_pull_request_gets_a_status_alone(forge: ForgeServer)
 
 
 def test_no_child_process_inherits_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
     assert take_token("github") == TOKEN
     assert "GITHUB_TOKEN" not in os.environ

@@ -2,66 +2,51 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from farm.policy.retries import after_rerun
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 
-CRASHED = Attempt("s/c[SM8650-htp-8a8w]", Verdict.FAILED, Stage.EXECUTE, "the runner ended with signal 11 (SIGSEGV)")
+CRASHED = Attempt("job", Verdict.FAILED, Stage.EXECUTE, "the runner ended with signal 11 (SIGSEGV)")
+REFUSED = Attempt("job", Verdict.FAILED, Stage.LOAD, "load: Error 0x12 loading forward", cause=Cause.REFUSED)
+LOST = Attempt("job", Verdict.INFRA, Stage.EXECUTE, "the DSP was restarted (SSR)", cause=Cause.SESSION)
+PASSED = Attempt("job", Verdict.PASSED, Stage.DONE, "")
+GONE = Attempt("job", Verdict.INFRA, Stage.EXECUTE, "device offline")
+WRONG = Attempt("job", Verdict.FAILED, Stage.NUMERICS, "sqnr 3 dB < 20 dB")
 
 
-def test_what_crashes_again_alone_is_at_fault() -> None:
-    first, alone = after_rerun(CRASHED, CRASHED, ended_again=True)
-    assert [first.verdict, alone.verdict] == [Verdict.INFRA, Verdict.FAILED]
-    assert "and again in a process of its own" in first.reason
-    assert alone.notes == ("ended the runner in a session and again in a process of its own",)
-    assert alone.reason == CRASHED.reason
+@pytest.mark.parametrize(
+    ("first", "second", "refused", "reason", "note"),
+    [
+        (
+            CRASHED,
+            CRASHED,
+            False,
+            "and again in a process of its own",
+            "in a session and again in a process of its own",
+        ),
+        (CRASHED, PASSED, False, "not in a process of its own", "SIGSEGV"),
+        (CRASHED, GONE, False, "and could not be tried in a process of its own", ""),
+        (CRASHED, WRONG, False, "SIGSEGV", ""),
+        (REFUSED, PASSED, True, "was refused in a session, not in a process", "after it was refused in a session"),
+        (REFUSED, REFUSED, True, "", "was refused in a session and again in a process of its own"),
+        (LOST, PASSED, True, "", ""),
+    ],
+)
+def test_the_run_alone_decides_and_the_first_run_is_trouble(
+    first: Attempt, second: Attempt, refused: bool, reason: str, note: str
+) -> None:
+    known = msgspec.structs.replace(first, known_issue="it crashes")
+    before, alone = after_rerun(known, second, ended_again=first is second, refused=refused)
+    assert (before.verdict, before.known_issue) == (Verdict.INFRA, "")
+    assert reason in before.reason
+    assert (alone.verdict, alone.stage, alone.cause, alone.reason) == (
+        second.verdict, second.stage, second.cause, second.reason,
+    )  # fmt: skip
+    assert note in "".join(alone.notes)
 
 
-def test_what_runs_alone_is_no_failure_of_the_job_but_not_forgotten() -> None:
-    passed = Attempt(CRASHED.job_id, Verdict.PASSED, Stage.DONE, "")
-    first, alone = after_rerun(CRASHED, passed, ended_again=False)
-    assert first.verdict is Verdict.INFRA
-    assert "SIGSEGV" in first.reason
-    assert "not in a process of its own" in first.reason
-    assert alone.verdict is Verdict.PASSED
-    assert "SIGSEGV" in alone.notes[0]
-
-
-def test_what_could_not_be_tried_alone_is_said_so() -> None:
-    gone = Attempt(CRASHED.job_id, Verdict.INFRA, Stage.EXECUTE, "device offline")
-    first, alone = after_rerun(CRASHED, gone, ended_again=False)
-    assert "and could not be tried in a process of its own" in first.reason
-    assert (first.verdict, alone.verdict) == (Verdict.INFRA, Verdict.INFRA)
-
-
-def test_a_known_issue_does_not_cover_what_only_happens_in_company() -> None:
-    known = Attempt(CRASHED.job_id, Verdict.FAILED, Stage.EXECUTE, CRASHED.reason, known_issue="it crashes")
-    wrong = Attempt(CRASHED.job_id, Verdict.FAILED, Stage.NUMERICS, "sqnr 3 dB < 20 dB")
-    first, alone = after_rerun(known, wrong, ended_again=False)
-    assert first.known_issue == ""
-    assert (alone.verdict, alone.stage) == (Verdict.FAILED, Stage.NUMERICS)
-
-
-REFUSED = Attempt(CRASHED.job_id, Verdict.FAILED, Stage.LOAD, "load: Error 0x12 loading forward", cause=Cause.REFUSED)
-
-
-def test_a_refusal_that_a_new_session_does_not_meet_is_no_failure_of_the_job() -> None:
-    passed = Attempt(CRASHED.job_id, Verdict.PASSED, Stage.DONE, "")
-    first, alone = after_rerun(REFUSED, passed, ended_again=False, refused=True)
-    assert first.verdict is Verdict.INFRA
-    assert first.reason.startswith("was refused in a session, not in a process of its own: load: Error 0x12")
-    assert alone.verdict is Verdict.PASSED
-    assert "after it was refused in a session" in alone.notes[0]
-
-
-def test_a_refusal_in_a_new_session_as_well_decides() -> None:
-    first, alone = after_rerun(REFUSED, REFUSED, ended_again=True, refused=True)
-    assert [first.verdict, alone.verdict, alone.cause] == [Verdict.INFRA, Verdict.FAILED, Cause.REFUSED]
-    assert alone.notes == ("was refused in a session and again in a process of its own",)
-
-
-def test_a_job_that_restarts_the_dsp_each_time_is_one_that_crashes() -> None:
-    lost = Attempt(CRASHED.job_id, Verdict.INFRA, Stage.EXECUTE, "the DSP was restarted (SSR)", cause=Cause.SESSION)
-    _, alone = after_rerun(lost, lost, ended_again=True, refused=True)
+def test_a_job_that_restarts_the_dsp_each_time_counts_as_a_crash() -> None:
+    _, alone = after_rerun(LOST, LOST, ended_again=True, refused=True)
     assert (alone.verdict, alone.cause) == (Verdict.FAILED, Cause.CRASH)
-    passed = Attempt(CRASHED.job_id, Verdict.PASSED, Stage.DONE, "")
-    assert after_rerun(lost, passed, ended_again=False, refused=True)[1].verdict is Verdict.PASSED

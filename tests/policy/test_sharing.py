@@ -1,17 +1,16 @@
-"""Assignment of devices to submitted runs: equal to the slow rules, and properties that always hold with quotas."""
+"""Assignment of devices to runs and processes: equal to rules spelled out, and properties that always hold."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_rules import grant, to_yield
 
 from farm.policy.reasons import why_waiting
 from farm.policy.sharing import hand_over, share_out
@@ -30,7 +29,8 @@ from farm.policy.situation import (
 NOW = 1_000_000
 NIGHTLY, PERSON = Priority.NIGHTLY, Priority.PERSON
 # The rules spelled out try every way to give devices away: FARM_TEST_EXAMPLES=3000 takes some minutes.
-EXAMPLES = int(os.environ.get("FARM_TEST_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("FARM_TEST_EXAMPLES", "80"))
+change = msgspec.structs.replace
 
 
 def held(device: str, user: str, priority: Priority = PERSON, *, expires_ms: int = NOW + 1) -> Lease:
@@ -39,7 +39,7 @@ def held(device: str, user: str, priority: Priority = PERSON, *, expires_ms: int
 
 def reserved(device: str, user: str, lease: Lease | None = None) -> Lease:
     lease = lease or Lease(device, 0, "", "", "", 0, "", NIGHTLY, 0, 0)
-    return msgspec.structs.replace(lease, reserved_for=user, reserved_until_ms=NOW + 1)
+    return change(lease, reserved_for=user, reserved_until_ms=NOW + 1)
 
 
 def devices(count: int, **labels: tuple[str, ...]) -> list[LivingDevice]:
@@ -76,13 +76,9 @@ def line_of(world: Situation, share: Share) -> str:
     return f"{share.run_id} {[retry.shard for retry in retries].index(share.shard):02}"
 
 
-def more(counts: Mapping[str, int], where: str) -> list[Lease]:
-    return [held(f"{where} {user} {n}", user) for user, count in counts.items() for n in range(count)]
-
-
 def leases_of(world: Situation) -> list[Lease]:
-    """All that count among equals: of this SoC."""
-    return [*world.leases, *more(world.here, "here")]
+    """Return all leases that count among equals: of this SoC."""
+    return [*world.leases, *(held(f"{user} {n}", user) for user, count in world.here.items() for n in range(count))]
 
 
 def reference_fill(world: Situation) -> Counter[str]:
@@ -156,7 +152,7 @@ def worlds(draw: st.DrawFn, *, bounded: bool) -> Situation:
     ]
     requests = [
         Request(f"w{n}", draw(subset), draw(st.integers(0, 2)), draw(users), draw(some), 0)
-        for n in range(draw(st.integers(0, 2)))
+        for n in range(draw(st.integers(0, 3)))
     ]
     leases = []
     for name in [*names, "other"]:
@@ -176,10 +172,6 @@ def worlds(draw: st.DrawFn, *, bounded: bool) -> Situation:
     )
 
 
-def served_of(world: Situation, shares: Mapping[str, Share]) -> Counter[str]:
-    return Counter(line_of(world, share) for share in shares.values())
-
-
 def check_allowed(world: Situation, shares: Mapping[str, Share]) -> None:
     lines = {line.id: line for line in lines_of(world)}
     leases = {lease.device: lease for lease in world.leases}
@@ -194,42 +186,52 @@ def check_allowed(world: Situation, shares: Mapping[str, Share]) -> None:
 
 @settings(deadline=None, max_examples=EXAMPLES)
 @given(worlds(bounded=False))
-def test_devices_go_to_those_that_the_rules_of_processes_name(world: Situation) -> None:
-    shares = share_out(world)
-    ids = [device.id for device in world.devices]
-    leases = leases_of(world)
-    check_allowed(world, shares)
-    expected = Counter(one.request for one in grant(lines_of(world), ids, leases, NOW))
-    assert served_of(world, shares) == expected
+def test_devices_are_handed_over_to_lines_of_higher_priority_or_with_fewer_devices(world: Situation) -> None:
+    leases, served = leases_of(world), reference_fill(world)
+    live = {lease.device: lease for lease in leases if lease.is_held(NOW)}
+    owners = {lease.device: lease.reserved_by(NOW) for lease in leases if lease.reserved_by(NOW)}
+    unserved = {line.id: line for line in lines_of(world) if served[line.id] < line.count}
+    holdings = Counter([lease.user for lease in live.values()])
+    holdings += Counter(owner for device, owner in owners.items() if device not in live)
+    holdings += Counter(line.user for line in lines_of(world) for _ in range(served[line.id]))
+    claims = set()
+    for line, (device, lease) in itertools.product(unserved.values(), live.items()):
+        lower = lease.priority < line.priority
+        richer = lease.priority == line.priority and holdings[lease.user] >= holdings[line.user] + 2
+        if device in line.devices and owners.get(device, line.user) == line.user and (lower or richer):
+            claims.add(device)
+    handed = hand_over(world)
+    assert handed.keys() <= claims
+    assert len(handed) <= sum(line.count - served[line.id] for line in unserved.values())
+    # A line with a claim does not wait for ever.
+    assert bool(handed) == bool(claims)
 
 
 @settings(deadline=None, max_examples=EXAMPLES)
-@given(worlds(bounded=False))
-def test_the_same_devices_are_handed_over_that_the_rules_of_processes_name(world: Situation) -> None:
-    ids = [device.id for device in world.devices]
-    leases = leases_of(world)
-    assert set(hand_over(world)) == to_yield(lines_of(world), ids, leases, NOW)
-
-
-@settings(deadline=None, max_examples=EXAMPLES)
-@given(worlds(bounded=True))
-def test_with_quotas_and_bounds_as_the_rules_spelled_out_say(world: Situation) -> None:
+@given(worlds(bounded=True), st.randoms())
+def test_devices_go_to_the_lines_that_the_spelled_out_rules_name(world: Situation, random: object) -> None:
     shares = share_out(world)
     check_allowed(world, shares)
-    assert served_of(world, shares) == reference_fill(world)
+    assert Counter(line_of(world, share) for share in shares.values()) == reference_fill(world)
     # No user is promised more devices than the quota allows.
     wanted = Counter(hand_over(world).values()) + Counter(share.user for share in shares.values())
     used = Counter(lease.user for lease in leases_of(world) if lease.is_held(NOW)) + Counter(world.elsewhere)
     for subject, most in world.quotas.items():
         user = subject.removeprefix("user:")
         assert wanted[user] <= max(0, most - used[user])
+    # The order of rows does not matter.
+    rows = {name: list(getattr(world, name)) for name in ("devices", "leases", "orders", "requests", "asking")}
+    for each in rows.values():
+        random.shuffle(each)  # type: ignore[attr-defined]
+    assert share_out(change(world, **rows)) == shares
+    assert hand_over(change(world, **rows)) == hand_over(world)
 
 
 @settings(deadline=None, max_examples=EXAMPLES)
 @given(worlds(bounded=True), st.integers(0, 2), st.booleans())
 def test_nobody_has_more_devices_of_a_label_than_its_quota(world: Situation, most: int, also_far: bool) -> None:
     far = {("a", "camera"): 1} if also_far else {}
-    world = msgspec.structs.replace(world, quotas={"label:camera": most}, elsewhere_labelled=far)
+    world = change(world, quotas={"label:camera": most}, elsewhere_labelled=far)
     camera = {device.id for device in world.devices if "camera" in device.labels}
     shares = share_out(world)
     check_allowed(world, shares)
@@ -241,128 +243,141 @@ def test_nobody_has_more_devices_of_a_label_than_its_quota(world: Situation, mos
         assert gets[user] + asks[user] <= max(0, most - had[user])
 
 
-@settings(deadline=None, max_examples=EXAMPLES)
-@given(worlds(bounded=True), st.randoms())
-def test_the_order_of_rows_does_not_matter(world: Situation, random: object) -> None:
-    def shuffled(rows: Sequence[object]) -> list[object]:
-        again = list(rows)
-        random.shuffle(again)  # type: ignore[attr-defined]
-        return again
-
-    rows = {name: shuffled(getattr(world, name)) for name in ("devices", "leases", "orders", "requests", "asking")}
-    again = msgspec.structs.replace(world, **rows)
-    assert share_out(again) == share_out(world)
-    assert hand_over(again) == hand_over(world)
-
-
-def all_waiting_get(world: Situation) -> Iterator[str]:
-    for share in share_out(world).values():
-        yield share.run_id
+def take(world: Situation, shares: Mapping[str, Share]) -> Situation:
+    """Return the world in which requests have taken devices."""
+    leases = {lease.device: lease for lease in world.leases}
+    counts = Counter({one.id: one.count for one in world.requests})
+    priorities = {one.id: one.priority for one in world.requests}
+    for device, share in shares.items():
+        owner = leases[device].reserved_by(NOW) if device in leases else ""
+        lease = held(device, share.user, priorities[share.request])
+        leases[device] = reserved(device, owner, lease) if owner else lease
+        counts[share.request] -= 1
+    requests = [change(one, count=counts[one.id]) for one in world.requests]
+    return change(world, leases=list(leases.values()), requests=requests)
 
 
-def test_a_device_whose_agent_asks_is_given_away_first() -> None:
-    world = situation(devices(8), [order(1, "ada")], asking=["d5"])
-    assert share_out(world) == {"d5": Share("ada", "run1")}
+def after_hand_over(world: Situation) -> tuple[Situation, Situation]:
+    """Return the world after holders handed over and wait again, and the same without their new requests."""
+    leases, back = [], list[Request]()
+    for lease in world.leases:
+        if lease.device in hand_over(world):
+            name = f"{lease.token} again {len(world.requests)}"
+            back.append(Request(name, (lease.device,), 1, lease.user, lease.priority, NOW))
+            leases += [reserved(lease.device, owner)] if (owner := lease.reserved_by(NOW)) else []
+        else:
+            leases.append(lease)
+    after = take(change(world, leases=leases, requests=[*world.requests, *back]), share_out(world))
+    shares = share_out(after)
+    assert not {share.request for share in shares.values()} & {one.id for one in back}
+    after = take(after, shares)
+    return after, change(after, requests=after.requests[: len(world.requests)])
 
 
-def test_users_share_at_each_moment_whoever_came_first() -> None:
-    world = situation(devices(8), [order(1, "ada", 2000), order(2, "bob", 1), order(3, "eve", 9)])
-    assert Counter(all_waiting_get(world)) == {"run1": 4, "run2": 1, "run3": 3}
+@settings(deadline=None, max_examples=3 * EXAMPLES)
+@given(worlds(bounded=False))
+def test_no_process_claims_back_a_device_that_it_handed_over(world: Situation) -> None:
+    world = change(world, orders=[], here={}, elsewhere={}, running=(), asking=())
+    for _ in range(len(world.devices) + 1):
+        if not hand_over(world):
+            return
+        after, without = after_hand_over(world)
+        assert hand_over(after).keys() & hand_over(world).keys() <= hand_over(without).keys()
+        world = after
+    assert not hand_over(world)
 
 
-def test_what_users_have_of_this_soc_counts_and_what_they_have_of_others_does_not() -> None:
-    world = situation(devices(2), [order(1, "ada", 9), order(2, "bob", 9)], here={"ada": 3})
-    assert Counter(all_waiting_get(world)) == {"run2": 2}
-    world = msgspec.structs.replace(world, here={}, elsewhere={"ada": 3})
-    assert Counter(all_waiting_get(world)) == {"run1": 1, "run2": 1}
+def test_device_of_a_run_or_a_process() -> None:
+    asks = situation(devices(8), [order(1, "ada")], asking=["d5"])
+    assert share_out(asks) == {"d5": Share("ada", "run1")}, "a device whose agent asks goes first"
+    again = order(1, "ada", 5, retries=(Retry(7, ("d1",)),))
+    assert share_out(situation(devices(2), [again])) == {"d1": Share("ada", "run1"), "d2": Share("ada", "run1", 7)}
+    busy = situation(devices(2), [change(again, ready=0)], leases=[held("d2", "bob")])
+    assert share_out(busy) == {}, "a device that tried a shard does not try it again"
+    # The best device first, unless that leaves another request without one.
+    one, two = Request("r1", ("d2", "d1"), 1, "a", PERSON, NOW), Request("r2", ("d2",), 1, "b", PERSON, NOW)
+    for requests, found in (([one], {"d2": "r1"}), ([one, two], {"d1": "r1", "d2": "r2"})):
+        shares = share_out(situation(devices(2), [], requests=requests))
+        assert {device: share.request for device, share in shares.items()} == found
 
 
-def test_a_shard_to_be_tried_again_goes_first_and_not_to_a_device_that_tried_it() -> None:
-    world = situation(devices(2), [order(1, "ada", 5, retries=(Retry(7, ("d1",)),))])
-    assert share_out(world) == {"d1": Share("ada", "run1"), "d2": Share("ada", "run1", 7)}
-    busy = situation(devices(2), [order(1, "ada", 0, retries=(Retry(7, ("d1",)),))], leases=[held("d2", "bob")])
-    assert share_out(busy) == {}
+NIGHT = [held(f"d{n}", "ci", NIGHTLY) for n in range(1, 5)]
+ADAS = [held("d1", "ada"), held("d2", "ada")]
 
 
-def test_a_run_has_no_more_devices_at_once_than_it_was_given() -> None:
-    two = order(1, "ada", 9, most_devices=3, held=1, retries=(Retry(7, ("d1",)),))
-    assert sorted(all_waiting_get(situation(devices(8), [two]))) == ["run1", "run1"]
+@pytest.mark.parametrize(
+    ("orders", "leases", "handed"),
+    [
+        ([order(1, "ada")], NIGHT[:2], {"d2": "ada"}),
+        ([order(1, "bob")], ADAS, {"d1": "bob"}),
+        ([order(1, "bob")], ADAS[:1], {}),
+        ([order(1, "ada")], [held("d1", "ada", NIGHTLY)], {"d1": "ada"}),
+        ([order(1, "ada", 9, most_devices=2, held=1)], NIGHT, {"d2": "ada"}),
+    ],
+)
+def test_devices_to_hand_over(orders: list[OpenOrder], leases: list[Lease], handed: dict[str, str]) -> None:
+    there = devices(len(leases))
+    # Devices that run shards are handed over before devices of processes, which may not look.
+    running = ["d2"] if leases[0].priority is NIGHTLY else ["d1", "d2"]
+    world = situation(there, orders, leases=leases, running=running)
+    assert hand_over(world) == handed
+    assert hand_over(change(world, quotas={f"user:{orders[0].user}": 0})) == {}
+    if len(leases) > 1:
+        assert hand_over(change(world, leases=leases[1:])) == {}, "something free suits"
 
 
-def test_quotas_count_what_a_user_has_anywhere_but_not_what_is_only_reserved() -> None:
-    world = situation(devices(8), [order(1, "ada", 9)], quotas={"user:ada": 4}, elsewhere={"ada": 1})
-    leases = [held("d1", "ada"), reserved("d2", "ada")]
-    assert len(share_out(msgspec.structs.replace(world, leases=leases))) == 2
+EIGHT = devices(8, d1=("camera",), d2=("camera",))
+BUSY = [held(f"d{n}", "bob") for n in range(1, 9)]
+ONE = order(1, "ada", 3)
+CAMERA = change(ONE, labels=("camera",))
+SILENT = [held(f"d{n}", "bob", expires_ms=NOW - 9) for n in (1, 2)]
+AGAIN = change(ONE, ready=0, retries=(Retry(1, ("d1",)),))
+ADA_HAS_ONE = [held("d1", "ada"), *BUSY[1:]]
 
 
-def test_a_nightly_run_hands_over_to_a_person_what_runs_shards_before_a_process_that_may_not_look() -> None:
-    leases = [held("d1", "ci", NIGHTLY), held("d2", "ci", NIGHTLY)]
-    world = situation(devices(2), [order(1, "ada")], leases=leases, running=["d2"])
-    assert hand_over(world) == {"d2": "ada"}
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (situation(EIGHT, [ONE], leases=BUSY), "all 8 SM8650 are busy"),
+        (situation(EIGHT, [ONE]), "begins now"),
+        (situation(EIGHT, [order(2, "eve"), CAMERA], leases=BUSY), "all 2 SM8650 with camera are busy"),
+        (situation(EIGHT, [change(ONE, devices=("d3",))], leases=BUSY), "d3 is busy"),
+        (situation(EIGHT, [change(ONE, devices=("left",))]), "no living host has left"),
+        (situation(EIGHT, [change(ONE, labels=("lidar",))]), "no living host has SM8650 with lidar"),
+        (situation([], [ONE]), "no living host has SM8650"),
+        (situation(EIGHT, [change(ONE, ready=0, lacking=12)]), "bundles are being compiled: 12 left"),
+        (situation(EIGHT, [change(ONE, most_devices=2, held=2)]), "has its 2 devices"),
+        (situation(EIGHT, [ONE], quotas={"user:ada": 4}, elsewhere={"ada": 4}), "quota of ada: 4 devices"),
+        (situation(EIGHT, [CAMERA], quotas={"label:camera": 0}), "quota of camera: 0 devices a user"),
+        (
+            situation(EIGHT, [CAMERA], leases=ADA_HAS_ONE, quotas={"label:camera": 2, "user:ada": 9}),
+            "all 2 SM8650 with camera are busy",
+        ),
+        (
+            situation(EIGHT, [CAMERA], leases=ADA_HAS_ONE, quotas={"label:camera": 1, "user:ada": 9}),
+            "quota of camera: 1 device a user",
+        ),
+        (situation(devices(1), [ONE], leases=[reserved("d1", "bob")]), "reserved for bob until "),
+        (situation(devices(1), [AGAIN]), "no device is left that has not tried it"),
+        (situation(devices(2), [AGAIN], leases=[held("d2", "bob")]), "all 2 SM8650 are busy"),
+        (
+            situation(devices(1), [ONE], leases=SILENT[:1]),
+            "d1: its holder is silent, and counts as dead after one lease duration",
+        ),
+        (
+            situation(devices(2), [order(1, "ada", 2)], leases=SILENT),
+            "2 devices: their holders are silent, and count as dead after one lease duration",
+        ),
+        (situation(devices(2), [ONE], leases=SILENT[1:]), "begins now"),
+        (situation(devices(1), [ONE], leases=[change(SILENT[0], token="", expires_ms=0)]), "begins now"),
+    ],
+)
+def test_reason_why_a_run_waits(world: Situation, reason: str) -> None:
+    assert why_waiting(world)["run1"].startswith(reason)
 
 
-@pytest.mark.parametrize(("has", "wanted"), [(2, {"d1": "bob"}), (1, {})])
-def test_the_second_user_gets_a_device_of_the_first_who_has_two_more(has: int, wanted: dict[str, str]) -> None:
-    leases = [held(f"d{n}", "ada") for n in range(1, has + 1)]
-    world = situation(devices(has), [order(1, "bob")], leases=leases, running=["d1", "d2"])
-    assert hand_over(world) == wanted
-
-
-def test_nobody_hands_over_to_a_run_that_may_have_no_more() -> None:
-    leases = [held(f"d{n}", "ci", NIGHTLY) for n in range(1, 5)]
-    bounded = situation(devices(4), [order(1, "ada", 9, most_devices=2, held=1)], leases=leases)
-    assert len(hand_over(bounded)) == 1
-    assert hand_over(msgspec.structs.replace(bounded, quotas={"user:ada": 0})) == {}
-
-
-def why(world: Situation) -> str:
-    return why_waiting(world)["run1"]
-
-
-def test_a_run_says_why_it_waits() -> None:
-    eight = devices(8, d1=("camera",), d2=("camera",))
-    busy = [held(f"d{n}", "bob") for n in range(1, 9)]
-    one = order(1, "ada", 3)
-    change = msgspec.structs.replace
-    assert why(situation(eight, [one], leases=busy)) == "all 8 SM8650 are busy"
-    assert why(situation(eight, [one])) == "begins now"
-    assert why(situation(eight, [order(2, "eve"), change(one, labels=("camera",))], leases=busy)) == (
-        "all 2 SM8650 with camera are busy"
-    )
-    assert why(situation(eight, [change(one, devices=("d3",))], leases=busy)) == "d3 is busy"
-    assert why(situation(eight, [change(one, devices=("left",))])) == "no living host has left"
-    assert why(situation(eight, [change(one, labels=("lidar",))])) == "no living host has SM8650 with lidar"
-    assert why(situation([], [one])) == "no living host has SM8650"
-    assert why(situation(eight, [change(one, ready=0, lacking=12)])) == "bundles are being compiled: 12 left"
-    assert why(situation(eight, [change(one, most_devices=2, held=2)])) == "has its 2 devices"
-    assert why(situation(eight, [one], quotas={"user:ada": 4}, elsewhere={"ada": 4})) == "quota of ada: 4 devices"
-    assert why(situation(eight, [change(one, labels=("camera",))], quotas={"label:camera": 0})) == (
-        "quota of camera: 0 devices a user"
-    )
-    assert why(situation(devices(1), [one], leases=[reserved("d1", "bob")])).startswith("reserved for bob until ")
-    again = change(one, ready=0, retries=(Retry(1, ("d1",)),))
-    assert why(situation(devices(1), [again])) == "no device is left that has not tried it"
-    assert why(situation(devices(2), [again], leases=[held("d2", "bob")])) == "all 2 SM8650 are busy"
-    assert why_waiting(situation(eight, [change(one, ready=0, held=3)])) == {}
-
-
-def test_a_device_of_a_silent_holder_is_waited_for() -> None:
-    silent = [held(f"d{n}", "bob", expires_ms=NOW - 9) for n in (1, 2)]
-    one, process = order(1, "ada"), Request("r1", ("d1",), 1, "ada", PERSON, NOW - 1)
-    reason = "d1: its holder is silent, and counts as dead after one lease duration"
-    assert why(situation(devices(1), [one], leases=silent[:1])) == reason
-    assert why_waiting(situation(devices(1), [], leases=silent[:1], requests=[process]))["r1"] == reason
-    several = situation(devices(2), [order(1, "ada", 2)], leases=silent)
-    assert why(several) == "2 devices: their holders are silent, and count as dead after one lease duration"
-    assert why(situation(devices(2), [one], leases=silent[1:])) == "begins now"
-    given_back = msgspec.structs.replace(silent[0], token="", expires_ms=0)
-    assert why(situation(devices(1), [one], leases=[given_back])) == "begins now"
-
-
-def test_a_quota_of_a_label_that_is_not_used_up_keeps_no_run_waiting() -> None:
-    eight = devices(8, d1=("camera",), d2=("camera",))
-    busy = [held(f"d{n}", "bob") for n in range(2, 9)] + [held("d1", "ada")]
-    wants = order(1, "ada", 3, labels=("camera",))
-    for most, reason in ((2, "all 2 SM8650 with camera are busy"), (1, "quota of camera: 1 device a user")):
-        world = situation(eight, [wants], leases=busy, quotas={"label:camera": most, "user:ada": 9})
-        assert why(world) == reason
+def test_runs_without_work_wait_for_nothing_and_processes_have_the_same_reasons() -> None:
+    assert why_waiting(situation(EIGHT, [change(ONE, ready=0, held=3)])) == {}
+    process = Request("r1", ("d1",), 1, "ada", PERSON, NOW - 1)
+    why = why_waiting(situation(devices(1), [], leases=SILENT[:1], requests=[process]))
+    assert why["r1"].startswith("d1: its holder is silent")

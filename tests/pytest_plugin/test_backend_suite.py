@@ -59,25 +59,22 @@ def test_flows_of_other_backends_are_told_from_ours() -> None:
     assert is_of_backend(SimpleNamespace(), "htp")  # type: ignore[arg-type]
 
 
-def test_a_failure_has_upstreams_kind_and_the_error_behind_it() -> None:
-    error = RuntimeError("\n  op is not supported\nmore")
-    answer = result_of(item_of(StubFlow("qualcomm"), [record(StubResult.LOWER_FAIL, error)]))
-    assert answer is not None
-    assert answer.reason == "kind 4: RuntimeError: op is not supported"
-    assert (answer.stage, answer.cause) == (Stage.BUILD, Cause.COMPILE)
-    assert answer.notes == ("on the CPU: aten::median 1",)
+def test_results_of_upstream_become_answers_with_their_kind_and_error() -> None:
+    flow = StubFlow("qualcomm")
 
+    def answer(*records: object, flow: object = flow) -> Any:
+        return result_of(item_of(flow, records))
 
-def test_wrong_numbers_have_their_sqnr_and_an_undelegated_program_says_so() -> None:
-    wrong = result_of(item_of(StubFlow("qualcomm"), [record(StubResult.OUTPUT_MISMATCH_FAIL, sqnr=3.25)]))
-    assert wrong is not None
-    assert (wrong.stage, wrong.cause) == (Stage.NUMERICS, Cause.NUMERICS)
-    assert wrong.notes[-1] == "output 0: SQNR 3.2 dB"
-    alone = result_of(item_of(StubFlow("qualcomm"), [record(StubResult.SUCCESS_UNDELEGATED)]))
-    assert alone is not None
-    assert alone.notes[-1] == "nothing was delegated: the program was not executed"
-    assert result_of(item_of("another suite", [record(StubResult.SUCCESS)])) is None
-    assert result_of(item_of(StubFlow("qualcomm"))) is None, "a test that failed in its set-up has no record"
+    failed = answer(record(StubResult.LOWER_FAIL, RuntimeError("\n  op is not supported\nmore")))
+    assert failed.reason == "kind 4: RuntimeError: op is not supported"
+    assert (failed.stage, failed.cause, failed.notes) == (Stage.BUILD, Cause.COMPILE, ("on the CPU: aten::median 1",))
+    wrong = answer(record(StubResult.OUTPUT_MISMATCH_FAIL, sqnr=3.25))
+    assert (wrong.stage, wrong.cause, wrong.notes[-1]) == (Stage.NUMERICS, Cause.NUMERICS, "output 0: SQNR 3.2 dB")
+    assert not wrong.unexecuted
+    alone = answer(record(StubResult.SUCCESS_UNDELEGATED))
+    assert alone.unexecuted == "nothing was delegated: the program was not executed"
+    assert answer(record(StubResult.SUCCESS), flow="another suite") is None
+    assert answer() is None, "a test that failed in its set-up has no record"
 
 
 @pytest.mark.parametrize("named", ["operators/test_add.py", "operators", "."])

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from farm_home import FarmHome, wait_for_no_process
+from pytest_sessions import ALONE, jobs_of, latest, pytest_words, run_tests
 from waiting import until
 
 from farm.results.attempt import Cause, Stage, Verdict
 from farm.store.store import open_store
-from farm.store.view import JobView, RunView
-
-# Other plugins of this environment take pytest longer to import than it takes to run these tests.
-ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 # Module and shape of farm's health check, which other tests compile as well.
 SUITE = """
@@ -28,7 +24,7 @@ import numpy as np
 import pytest
 
 
-@pytest.mark.parametrize("n", range(4))
+@pytest.mark.parametrize("n", range(2))
 def test_device(device, beside, n, tmp_path):
     assert Path("here").read_text() == "the user's folder"
     assert device.run(["getprop", "ro.soc.model"]).stdout.strip() == b"SM8650"
@@ -100,66 +96,73 @@ def test_worker_dies():
 
 
 def test_own_tests_on_two_devices(home: FarmHome, models: Path) -> None:
-    lay_out(home.cwd, SUITE.replace("MODELS", str(models)))
+    # A project with an ini file and a conftest of its own.
+    tests = home.cwd / "tests"
+    tests.mkdir()
+    (home.cwd / "here").write_text("the user's folder")
+    (home.cwd / "pytest.ini").write_text("[pytest]\naddopts = -n 7 -p no:cacheprovider\n")
+    (tests / "conftest.py").write_text("import pytest\n\n@pytest.fixture\ndef beside(): return 1\n")
+    (tests / "test_own.py").write_text(SUITE.replace("MODELS", str(models)))
 
-    words = ["pytest", "--soc", "SM8650", "--virtual", "2", "--json", "--", "tests", "-q"]
-    done = home.farm(*words, timeout_s=600, env=ALONE)
+    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "2", "--", "tests", timeout_s=600, env=ALONE, code=1)
 
-    view = json.loads(done.stdout)
-    assert done.returncode == 1, done.stderr
-    jobs = {job["id"]: job for job in view["jobs"]}
-    outcomes = {name: job["attempts"][-1] for name, job in jobs.items()}
-
-    def of(name: str) -> dict[str, Any]:
-        return outcomes[f"pytest/tests/test_own.py::{name}[SM8650-htp]"]
-
-    passed = [*(f"test_device[{n}]" for n in range(4)), "test_program", "test_own_inputs"]
-    assert {name: (of(name)["verdict"], of(name)["reason"]) for name in passed} == dict.fromkeys(passed, ("passed", ""))
-    assert {one["device"] for one in outcomes.values()} == {"virtual-SM8650-0", "virtual-SM8650-1"}
-    assert {"latency", "htp_cycles", "pte_size"} <= {m["metric"] for m in of("test_program")["measurements"]}
-    assert of("test_program")["operators"]
-    assert not of("test_own_inputs")["measurements"], "numbers of two programs are no series"
-
-    assert (of("test_fails")["verdict"], of("test_fails")["known_issue"]) == ("failed", "")
-    assert of("test_fails")["reason"] == "assert [1, 2] == [1, 3]"
-    assert "what it printed" in of("test_fails")["log"]
-    assert (of("test_skipped")["verdict"], of("test_skipped")["reason"]) == ("skipped", "not today")
-    assert of("test_needs_device")["verdict"] == "skipped"
+    jobs = jobs_of(home)
+    assert len(jobs) == 10
+    last = {name: job.attempts[-1] for name, job in jobs.items()}
+    expected: dict[str, tuple[Any, ...]] = {
+        "test_fails": (Verdict.FAILED, "assert [1, 2] == [1, 3]", ""),
+        "test_skipped": (Verdict.SKIPPED, "not today", ""),
+        "test_expected": (Verdict.FAILED, "ValueError: as ever", "xfail: ticket 7"),
+        **dict.fromkeys(
+            ("test_device[0]", "test_device[1]", "test_program", "test_own_inputs"), (Verdict.PASSED, "", "")
+        ),
+    }
+    assert {name: (last[name].verdict, last[name].reason, last[name].known_issue) for name in expected} == expected
+    assert "what it printed" in last["test_fails"].log
+    assert last["test_needs_device"].verdict is Verdict.SKIPPED
     reason = "no virtual device runs it: contexts that share weights are not simulated"
-    assert reason in of("test_needs_device")["reason"]
-    assert (of("test_expected")["verdict"], of("test_expected")["known_issue"]) == ("failed", "xfail: ticket 7")
-    assert of("test_expected")["reason"] == "ValueError: as ever"
-    assert of("test_device_goes_away")["verdict"] == "infra"
-    assert (of("test_worker_dies")["verdict"], of("test_worker_dies")["cause"]) == ("failed", "crash")
+    assert reason in last["test_needs_device"].reason
+    assert last["test_device_goes_away"].verdict is Verdict.INFRA
+    assert (last["test_worker_dies"].verdict, last["test_worker_dies"].cause) == (Verdict.FAILED, Cause.CRASH)
+    assert {one.device for one in last.values()} == {"virtual-SM8650-0", "virtual-SM8650-1"}
+    assert {"latency", "htp_cycles", "pte_size"} <= {one.metric for one in last["test_program"].measurements}
+    assert last["test_program"].operators
+    assert not last["test_own_inputs"].measurements, "numbers of two programs are no series"
+    assert {path.name for path in tests.iterdir()} == {"conftest.py", "test_own.py"}
+    assert "the farm or the device is at fault" in done.stdout
 
-    assert len(outcomes) == 12
-    assert {path.name for path in (home.cwd / "tests").iterdir()} == {"conftest.py", "test_own.py"}
-    assert "the farm or the device is at fault" in done.stderr, "pytest's own words are not in the JSON"
-
-    report = home.farm("report", "latest")
-    assert "pytest/tests/test_own.py::test_fails[SM8650-htp]" in report.stdout
-    assert "-k 'test_own.py and test_fails'" in report.stdout
-    history = home.farm("history", "pytest/tests/test_own.py::test_program", "--soc", "SM8650")
-    assert "pte_size" in history.stdout, history.stderr
+    report = home.farm("report", "latest").stdout
+    assert "pytest/tests/test_own.py::test_fails[SM8650-htp]" in report
+    assert "-k 'test_own.py and test_fails'" in report
+    assert "pte_size" in home.farm("history", "pytest/tests/test_own.py::test_program", "--soc", "SM8650").stdout
     assert not wait_for_no_process(home)
 
 
 @pytest.mark.whole
-def test_what_does_not_compile_failed(home: FarmHome) -> None:
-    lay_out(home.cwd, 'def test_one(bundle): bundle.module("torch.nn:NoSuchModule", [(1,)], precision="8a8w")\n')
-
-    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "1", "--", timeout_s=300, env=ALONE)
-
-    assert done.returncode == 1, done.stderr
-    (attempt,) = latest(home).jobs[0].attempts
-    assert (attempt.verdict, attempt.stage, attempt.cause) == (Verdict.FAILED, Stage.BUILD, Cause.COMPILE)
-    assert "has no NoSuchModule" in attempt.reason
+@pytest.mark.parametrize(
+    ("suite", "stage", "reason"),
+    [
+        (
+            'def test_one(bundle): bundle.module("torch.nn:NoSuchModule", [(1,)], precision="8a8w")\n',
+            Stage.BUILD, "has no NoSuchModule",
+        ),
+        ("import no_such_module\n", None, "ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_compile_or_cannot_be_imported_failed(
+    home: FarmHome, suite: str, stage: Stage | None, reason: str
+) -> None:
+    run_tests(home, suite, code=1)
+    (job,) = latest(home).jobs
+    assert job.id.startswith("pytest/test_own.py")
+    (attempt,) = job.attempts
+    assert attempt.verdict is Verdict.FAILED
+    assert stage in (None, attempt.stage)
+    assert reason in attempt.reason
 
 
 def test_ctrl_c_keeps_what_has_ended(home: FarmHome) -> None:
-    lay_out(
-        home.cwd,
-        """
+    (home.cwd / "test_own.py").write_text("""
 import signal
 
 def test_first(): pass
@@ -169,37 +172,29 @@ def test_second(request):
     signal.pause()
 
 def test_third(): pass
-""",
-    )
-    with home.running("pytest", "--soc", "SM8650", "--virtual", "1", "--", env=ALONE) as process:
+""")
+    with home.running(*pytest_words(), env=ALONE) as process:
         until(lambda: (home.cwd / "reached").exists() or process.poll() is not None, "the second test")
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=120)
-
     assert process.returncode == 130, output
-    run = latest(home)
-    assert run.exit_code == 130
-    assert [len(job.attempts) for job in run.jobs] == [1, 0, 0]
-    assert job(run, "test_first").attempts[0].verdict is Verdict.PASSED
+    assert latest(home).exit_code == 130
+    verdicts = [[one.verdict for one in job.attempts] for job in jobs_of(home).values()]
+    assert verdicts == [[Verdict.PASSED], [], []]
     assert not wait_for_no_process(home)
 
 
 @pytest.mark.whole
 def test_a_killed_worker_leaves_its_tests_and_its_device_to_the_next(home: FarmHome) -> None:
-    lay_out(home.cwd, "import os\n\ndef test_dies(device): os.kill(os.getpid(), 9)\n\ndef test_after(device): pass\n")
-    (home.cwd / "tests/test_more.py").write_text("def test_more(device): pass\n")
-
-    words = ["pytest", "--soc", "SM8650", "--virtual", "2", "--", "--dist", "each"]
-    done = home.farm(*words, timeout_s=300, env=ALONE)
-
-    assert done.returncode == 1, done.stdout + done.stderr
+    (home.cwd / "pytest.ini").write_text("[pytest]\naddopts = -n 7\n")
+    (home.cwd / "test_more.py").write_text("def test_more(device): pass\n")
+    dies = "import os\n\ndef test_dies(device): os.kill(os.getpid(), 9)\n\ndef test_after(device): pass\n"
+    done = run_tests(home, dies, "--dist", "each", devices=2, code=1)
     assert "2 workers [3 items]" in done.stdout, "one for each device, whatever the ini file has"
-    run = latest(home)
-    attempts = {name: job(run, name).attempts for name in ("test_dies", "test_after", "test_more")}
-    causes = {name: [(one.verdict, one.cause) for one in found] for name, found in attempts.items()}
     passed = [(Verdict.PASSED, Cause.NONE)] * 2
-    assert causes == {
+    found = {name: [(one.verdict, one.cause) for one in job.attempts] for name, job in jobs_of(home).items()}
+    assert found == {
         "test_dies": [(Verdict.FAILED, Cause.CRASH)] * 2, "test_after": passed, "test_more": passed,
     }  # fmt: skip
     assert not wait_for_no_process(home)
@@ -216,89 +211,42 @@ if "exec(eval(sys.stdin.readline()))" in " ".join(sys.orig_argv):
 
 @pytest.mark.whole
 def test_workers_that_do_not_start_end_the_session(home: FarmHome, tmp_path: Path) -> None:
-    lay_out(home.cwd, "def test_one(device): pass\n")
     (tmp_path / "sitecustomize.py").write_text(DIES_WHILE_IT_STARTS)
-
     environment = ALONE | {"PYTHONPATH": str(tmp_path)}
-    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "2", "--", timeout_s=300, env=environment)
-
-    assert done.returncode == 4, done.stdout + done.stderr
-    assert "pytest ended and no test is recorded" in done.stderr
+    done = run_tests(home, "def test_one(device): pass\n", devices=2, env=environment, code=4)
+    assert "pytest ended without a recorded test" in done.stderr
     assert not wait_for_no_process(home)
-
-
-@pytest.mark.whole
-def test_what_a_module_cannot_import_failed(home: FarmHome) -> None:
-    lay_out(home.cwd, "import no_such_module\n")
-
-    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "1", "--", timeout_s=300, env=ALONE)
-
-    assert done.returncode == 1, done.stderr
-    (only,) = latest(home).jobs
-    assert only.id == "pytest/tests/test_own.py[SM8650-htp]"
-    assert only.attempts[0].reason == "ModuleNotFoundError: No module named 'no_such_module'"
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["-k", "nothing"], 5, "pytest collected no test"),
-        pytest.param(["--no-such-option"], 2, "pytest could not begin", marks=pytest.mark.whole),
+        pytest.param(["--no-such-option"], 2, "pytest could not start", marks=pytest.mark.whole),
     ],
 )
 def test_nothing_is_recorded_without_a_test(home: FarmHome, arguments: list[str], code: int, message: str) -> None:
-    lay_out(home.cwd, "def test_one(): pass\n")
-
-    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "1", "--", *arguments, timeout_s=300, env=ALONE)
-
-    assert (done.returncode, done.stderr.splitlines()[-1][: len(f"farm: {message}")]) == (code, f"farm: {message}")
+    done = run_tests(home, "def test_one(): pass\n", *arguments, code=code)
+    assert done.stderr.splitlines()[-1].startswith(f"farm: {message}")
     with open_store(home.state / "farm.db") as store:
         assert store.runs.latest_id() is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--soc", "SM8650", "--virtual", "2", "--", "--tx=ssh=a"], "--tx=ssh=a: workers run on this machine"),
-        (["--soc", "SM8650", "--virtual", "2", "--", "--pdb"], "needs a terminal"),
-        (["--soc", "SM8650", "--virtual", "2", "--device", "a"], "--device is for attached devices"),
-        (["--virtual", "2"], "--soc must be given with --virtual"),
-        (["--toolchain", "1.5.0", "--", "--collect-only"], "leave --toolchain out"),
-    ],
-)
-def test_refusals(home: FarmHome, arguments: list[str], message: str) -> None:
-    done = home.farm("pytest", *arguments)
-
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert not home.state.exists()
+def test_refusals(home: FarmHome) -> None:
+    virtual = ("--soc", "SM8650", "--virtual", "2")
+    for arguments, message in (
+        ((*virtual, "--", "--tx=ssh=a"), "--tx=ssh=a: workers run on this machine"),
+        ((*virtual, "--", "--pdb"), "needs a terminal"),
+        ((*virtual, "--device", "a"), "--device is for attached devices"),
+        (("--virtual", "2"), "--soc must be given with --virtual"),
+        (("--toolchain", "1.5.0", "--", "--collect-only"), "leave --toolchain out"),
+    ):
+        assert message in home.farm("pytest", *arguments, code=2).stderr
+        assert not home.state.exists()
 
 
 def test_listing_needs_no_device(home: FarmHome) -> None:
-    lay_out(home.cwd, "def test_one(device): pass\n")
-
-    done = home.farm("pytest", "--", "--collect-only", "-q", env=ALONE)
-
-    assert done.returncode == 0, done.stderr
-    assert "tests/test_own.py::test_one" in done.stdout
+    (home.cwd / "test_own.py").write_text("def test_one(device): pass\n")
+    done = home.farm("pytest", "--", "--collect-only", "-q", "-p", "no:cacheprovider", env=ALONE, code=0)
+    assert "test_own.py::test_one" in done.stdout
     assert not home.state.exists()
-
-
-def lay_out(folder: Path, suite: str) -> None:
-    """Make a user's project, with ini file and conftest of its own."""
-    (folder / "tests").mkdir()
-    (folder / "here").write_text("the user's folder")
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -n 7 -p no:cacheprovider\n")
-    (folder / "tests/conftest.py").write_text("import pytest\n\n@pytest.fixture\ndef beside(): return 1\n")
-    (folder / "tests/test_own.py").write_text(suite)
-
-
-def latest(home: FarmHome) -> RunView:
-    with open_store(home.state / "farm.db") as store:
-        run_id = store.runs.latest_id()
-        assert run_id is not None
-        return store.runs.view(run_id)
-
-
-def job(run: RunView, name: str) -> JobView:
-    return next(one for one in run.jobs if one.case.endswith(f"::{name}"))

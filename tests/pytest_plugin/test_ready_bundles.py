@@ -12,7 +12,7 @@ import pytest
 from farm.builds.bundles import ready
 from farm.builds.program.pte import Program, read_pte
 from farm.devices.execution.workspace import program_flags
-from farm.dispatch.pytest_plugin.bundles import Bundles
+from farm.dispatch.pytest_plugin.runner import Bundles
 
 
 @pytest.fixture

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from typing import Any, cast
 
 import pytest
 
@@ -27,18 +30,30 @@ def test_names_that_the_store_cannot_hold_stay_apart() -> None:
     assert all(len(column) <= 64 for column in columns)
 
 
-def test_every_failure_but_one_of_the_farm_is_the_test_s() -> None:
-    failure = report("call", "failed", "AssertionError: no\nmore of it")
-    assert judged(report("setup"), failure, report("teardown")).verdict is Verdict.FAILED
-
-    infra = DeviceFacts("SM-1", 3, infra="SM-1: it is gone", cause=Cause.GONE)
-    attempt = judged(report("setup"), failure, report("teardown"), told=infra)
-    assert (attempt.verdict, attempt.reason, attempt.cause) == (Verdict.INFRA, "SM-1: it is gone", Cause.GONE)
+INFRA = DeviceFacts("SM-1", 3, infra="SM-1: it is gone", cause=Cause.GONE)
+UNEXECUTED = DeviceFacts("SM-1", 3, unexecuted="nothing was delegated")
 
 
-def test_what_broke_and_was_caught_is_no_failure() -> None:
-    answer = DeviceFacts("SM-1", 3, infra="SM-1: it was gone for a moment")
-    assert judged(report("setup"), report("call"), report("teardown"), told=answer).verdict is Verdict.PASSED
+@pytest.mark.parametrize(
+    ("outcome", "told", "verdict", "reason"),
+    [
+        ("failed", None, Verdict.FAILED, "AssertionError: no"),
+        ("failed", INFRA, Verdict.INFRA, "SM-1: it is gone"),
+        # The test caught the error.
+        ("passed", INFRA, Verdict.PASSED, ""),
+        # Upstream did not execute its program.
+        ("passed", UNEXECUTED, Verdict.SKIPPED, "nothing was delegated"),
+        ("failed", UNEXECUTED, Verdict.FAILED, "AssertionError: no"),
+        (None, None, Verdict.SKIPPED, "set up, and not called"),
+    ],
+)
+def test_a_test_fails_unless_the_farm_is_at_fault_and_passes_only_if_it_was_called(
+    outcome: str | None, told: DeviceFacts | None, verdict: Verdict, reason: str
+) -> None:
+    calls = [] if outcome is None else [report("call", outcome, "AssertionError: no" if outcome == "failed" else None)]
+    attempt = judged(report("setup"), *calls, report("teardown"), told=told)
+    assert (attempt.verdict, attempt.reason) == (verdict, reason)
+    assert (attempt.cause is Cause.GONE) == (verdict is Verdict.INFRA)
 
 
 def test_a_failure_while_putting_away_counts() -> None:
@@ -51,6 +66,14 @@ def test_every_subtest_counts() -> None:
     attempt = judged(report("setup"), *failures, report("teardown"))
     assert (attempt.verdict, attempt.reason) == (Verdict.FAILED, "E 0 (and 2 more)")
     assert [f"E {n}" in attempt.log for n in range(3)] == [True] * 3
+
+
+def test_the_traceback_stays_in_the_log_of_a_test_that_prints_much() -> None:
+    failure = report("call", "failed", "E AssertionError: 0.3 dB")
+    failure.sections = [("Captured log call", "INFO Visiting: aten.linear.default\n" * 10_000)]
+    log = judged(report("setup"), failure, report("teardown")).log
+    assert "E AssertionError: 0.3 dB" in log
+    assert "---- Captured log call ----" not in log, "its beginning is cut"
 
 
 def test_a_test_that_should_fail_and_does_not() -> None:
@@ -80,13 +103,12 @@ def judged(*reports: pytest.TestReport, told: DeviceFacts | None = None) -> Atte
 
 
 def report(when: str, outcome: str = "passed", text: str | None = None) -> pytest.TestReport:
+    any_when, any_outcome = cast("Any", when), cast("Any", outcome)
     return pytest.TestReport(
-        "a.py::test",
-        ("a.py", 1, "test"),
-        {},
-        outcome,  # type: ignore[arg-type]
-        text,
-        when,  # type: ignore[arg-type]
-        duration=0.25,
-        start=1_000_000.5,
+        "a.py::test", ("a.py", 1, "test"), {}, any_outcome, text, any_when, duration=0.25, start=1.5
     )
+
+
+def test_the_plugin_loads_no_database_driver() -> None:
+    code = "import sys\nimport farm.dispatch.pytest_plugin.plugin\nsys.exit('sqlalchemy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import Any
 
 import pytest
 from farm_home import FarmHome
+from pytest_sessions import ALONE, jobs_of, latest, pytest_words
 
 from farm.base.errors import UsageError
 from farm.builds.toolchains.toolchain import Compiler
 from farm.dispatch.pytest_plugin.launch import require_tree, rooted_arguments
-from farm.dispatch.pytest_plugin.rework import count_report, follow_workspaces
-
-# Other plugins of this environment take pytest longer to import than it takes to run these tests.
-ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+from farm.dispatch.pytest_plugin.upstream import count_report, follow_workspaces
 
 CONFTEST = """
 from collections import defaultdict
@@ -86,59 +83,44 @@ def test_both_ways(subtests, specs):
 """
 
 
-def lay_out(folder: Path) -> Path:
-    """Write the miniature into a source tree, as upstream has its own, and return its folder."""
-    framework = folder / "executorch/backends/qualcomm/tests/rework"
+@pytest.fixture
+def framework(tmp_path: Path) -> Path:
+    """Folder of the miniature in a source tree, where upstream has its own."""
+    folder = tmp_path / "executorch/backends/qualcomm/tests/rework"
+    specs = 'import pytest\n@pytest.fixture\ndef specs(): return ["compile_time_option", "runtime_option"]\n'
     files = {
-        "conftest.py": CONFTEST,
-        "htp/conftest.py": 'import pytest\n\n\n@pytest.fixture(scope="session")\ndef specs():\n'
-        '    return ["compile_time_option", "runtime_option"]\n',
-        "htp/op/v68/test.py": ON_THE_DEVICE,
+        "conftest.py": CONFTEST, "htp/conftest.py": specs, "htp/op/v68/test.py": ON_THE_DEVICE,
         "htp/feature/v68/test.py": FEATURES,
-    }
+    }  # fmt: skip
     for name, text in files.items():
-        (framework / name).parent.mkdir(parents=True, exist_ok=True)
-        (framework / name).write_text(text)
-    return framework
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
 
 
-def test_tests_rooted_in_a_tree_are_sharded_over_devices(home: FarmHome, tmp_path: Path) -> None:
-    framework = lay_out(tmp_path)
+def test_tests_rooted_in_a_tree_are_sharded_over_devices(home: FarmHome, framework: Path, tmp_path: Path) -> None:
     # Settings of a project around the tree do not apply to the tree's tests.
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
-
-    done = home.farm(
-        *("pytest", "--soc", "SM8650", "--virtual", "2", "--json", "--"),
-        *("-p", "no:cacheprovider", str(framework)),
-        env=ALONE,
-        timeout_s=600,
-    )
-
-    assert done.returncode == 1, done.stderr[-4000:]
-    attempts = {job["id"]: job["attempts"][-1] for job in json.loads(done.stdout)["jobs"]}
-    assert {name: (one["verdict"], one["reason"]) for name, one in attempts.items()} == {
-        "pytest/rework/htp/feature/v68/test.py::test_both_ways[SM8650-htp]": (
-            "failed",
-            "AssertionError: assert 'runtime_option' == 'compile_time_option' (and 1 more)",
-        ),
-        "pytest/rework/htp/op/v68/test.py::test_runner[8a][SM8650-htp]": ("passed", ""),
-        "pytest/rework/htp/op/v68/test.py::test_runner[16a][SM8650-htp]": ("passed", ""),
-    }
-    assert {one["device"] for one in attempts.values()} == {"virtual-SM8650-0", "virtual-SM8650-1"}
+    done = home.farm(*pytest_words(str(framework), devices=2), env=ALONE, timeout_s=600, code=1)
+    last = {name: job.attempts[-1] for name, job in jobs_of(home).items()}
+    failed = "AssertionError: assert 'runtime_option' == 'compile_time_option' (and 1 more)"
+    assert {name: (one.verdict, one.reason) for name, one in last.items()} == {
+        "test_both_ways": ("failed", failed), "test_runner[8a]": ("passed", ""), "test_runner[16a]": ("passed", ""),
+    }  # fmt: skip
+    assert latest(home).jobs[0].id.startswith("pytest/rework/htp/")
+    assert {one.device for one in last.values()} == {"virtual-SM8650-0", "virtual-SM8650-1"}
     # Two tests, and a test with two subtests, which pytest reports as a whole as well.
-    assert "MINIATURE [1, 1, 3] failed: ['runtime_option']" in done.stderr
+    assert "MINIATURE [1, 1, 3] failed: ['runtime_option']" in done.stdout
 
 
 @pytest.mark.parametrize("named", ["--soc_model=SM8550", "--device"])
-def test_what_farm_fills_in_is_not_for_the_user_to_say(tmp_path: Path, named: str) -> None:
-    framework = lay_out(tmp_path)
+def test_what_farm_fills_in_is_not_for_the_user_to_say(framework: Path, tmp_path: Path, named: str) -> None:
     with pytest.raises(UsageError, match=f"{named.partition('=')[0]} is filled in for each device"):
         rooted_arguments([str(framework / "htp/op/v68/test.py"), named, "x"], tmp_path)
     assert rooted_arguments([named, "x"], tmp_path) == [], "of tests that are not upstream's, nothing is known"
 
 
-def test_what_the_user_roots_stays_so(tmp_path: Path) -> None:
-    framework = lay_out(tmp_path)
+def test_what_the_user_roots_stays_so(framework: Path, tmp_path: Path) -> None:
     relative = "executorch/backends/qualcomm/tests/rework/htp/op/v68/test.py::test_runner"
     answer = rooted_arguments([relative, "--rootdir", "/x", "--import-mode=append"], tmp_path)
     assert "--rootdir" not in answer
@@ -146,12 +128,11 @@ def test_what_the_user_roots_stays_so(tmp_path: Path) -> None:
     assert answer[answer.index("--confcutdir") + 1] == str(framework)
 
 
-def test_tests_of_one_tree_are_not_run_with_the_code_of_another(tmp_path: Path) -> None:
-    framework = lay_out(tmp_path)
+def test_tests_of_one_tree_are_not_run_with_the_code_of_another(framework: Path, tmp_path: Path) -> None:
     compiler = Compiler(sys.executable, {})
     require_tree([str(framework)], tmp_path, compiler)
     (framework / "htp/op/v68/test.py").write_text("from executorch.backends.qualcomm.tests.rework.src.op import *\n")
-    with pytest.raises(UsageError, match="which is another tree: say --toolchain"):
+    with pytest.raises(UsageError, match="which is another tree: give --toolchain"):
         require_tree([str(framework)], tmp_path, compiler)
 
 

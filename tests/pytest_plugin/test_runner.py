@@ -7,15 +7,16 @@ from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, cast
 
+import made
 import numpy as np
 import pytest
 
-from farm.builds.bundles.bundle import Bundle, Manifest, TensorSpec
+from farm.builds.bundles.bundle import Bundle, TensorSpec
 from farm.devices.execution.raw import RESULT_FILE, RawResult
 from farm.dispatch.pytest_plugin.runner import DeviceProgram, Runner
 from farm.dispatch.pytest_plugin.worker import WrongNumbersError
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.suites.suite import InputSpec, Job
 
 SPEC = TensorSpec((2,), "float32")
 REPORT = {
@@ -53,12 +54,8 @@ def test_a_wrong_number_stays_one_after_later_executions(tmp_path: Path) -> None
         scratch=tmp_path, info=SimpleNamespace(soc="SM8650", serial="s"), run=StubRun(),
         plan=SimpleNamespace(soc="SM8650", backend="htp"), executed=lambda *_: None, checked=lambda attempt, _: attempt,
     )  # fmt: skip
-    manifest = Manifest(
-        key="k", job_id="s/c", soc="SM8650", backend="htp", precision="8a8w", samples=1, inputs=(SPEC,),
-        outputs=(SPEC,), pte_bytes=1, delegates={}, delegated_ops=0, fallback_ops={}, seconds={}, versions={}, files={},
-    )  # fmt: skip
-    job = Job(Case("s", "c", ".module:Module", (InputSpec((2,)),)), Target("SM8650", "htp", "8a8w"))
-    runner, program = Runner(cast("Any", worker)), DeviceProgram(Bundle(tmp_path, manifest), job)
+    bundle = Bundle(tmp_path, made.manifest(inputs=(SPEC,), outputs=(SPEC,)))
+    runner, program = Runner(cast("Any", worker)), DeviceProgram(bundle, made.job(inputs=(InputSpec((2,)),)))
     first, _ = runner(program), runner(program)
     with pytest.raises(WrongNumbersError, match="wrong"):
         first.check()

@@ -14,7 +14,6 @@ import pytest
 
 from farm.dispatch.pytest_plugin.scheduling import GroupScheduling
 
-MODES = ["load", "loadscope", "loadfile", "loadgroup", "worksteal", "each"]
 SUITE = """
 import os
 import signal
@@ -42,7 +41,7 @@ def pytest_xdist_make_scheduler(config):
 
 
 @pytest.mark.parametrize(
-    "mode", [pytest.param(one, marks=[] if one in ("load", "loadfile") else [pytest.mark.whole]) for one in MODES]
+    "mode", ["loadfile", *(pytest.param(one, marks=pytest.mark.whole) for one in ("loadgroup", "worksteal", "each"))]
 )
 def test_every_mode_ends_when_workers_are_killed(mode: str, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
@@ -61,7 +60,7 @@ def test_every_mode_ends_when_workers_are_killed(mode: str, tmp_path: Path) -> N
 
 
 class NodeStub:
-    """A worker for a scheduler: it begins a test once it has the next one, or the word that none follows."""
+    """Worker of pytest-xdist for a scheduler: it starts a test only when it has the next one or has to shut down."""
 
     def __init__(self) -> None:
         self.shutting_down = False
@@ -82,13 +81,14 @@ class NodeStub:
 TESTS = [f"test_{name}.py::test_{n}" for name in "abcd" for n in range(5)]
 
 
-def started(mode: str, count: int = 2) -> tuple[GroupScheduling, list[NodeStub]]:
-    config: Any = SimpleNamespace(getoption={"dist": mode, "tx": ["popen"] * count}.get)
-    sched = GroupScheduling(config)
-    nodes = [NodeStub() for _ in range(count)]
-    for node in nodes:
+def started(mode: str, *tests: Sequence[str], hook: object = None) -> tuple[GroupScheduling, list[NodeStub]]:
+    """Return a scheduler and its workers, each with `tests` of its own."""
+    tests = tests or (TESTS, TESTS)
+    config: Any = SimpleNamespace(getoption={"dist": mode, "tx": ["popen"] * len(tests)}.get, hook=hook)
+    sched, nodes = GroupScheduling(config), [NodeStub() for _ in tests]
+    for node, collected in zip(nodes, tests, strict=True):
         sched.add_node(node)
-        sched.add_node_collection(node, TESTS)
+        sched.add_node_collection(node, collected)
     assert sched.collection_is_completed
     sched.schedule()
     return sched, nodes
@@ -114,11 +114,7 @@ def test_the_files_of_a_group_stay_together() -> None:
 
 
 def test_a_group_is_in_the_name_behind_the_parameters() -> None:
-    config: Any = SimpleNamespace(getoption={"dist": "loadgroup", "tx": ["popen"]}.get)
-    sched, node = GroupScheduling(config), NodeStub()
-    sched.add_node(node)
-    sched.add_node_collection(node, ["t.py::a@one", "t.py::b[x@y]", "t.py::c[x]@one"])
-    sched.schedule()
+    sched, [node] = started("loadgroup", ["t.py::a@one", "t.py::b[x@y]", "t.py::c[x]@one"])
     assert node.given == [0, 2]
     assert run_all(sched, node) == [0, 2, 1]
 
@@ -162,13 +158,7 @@ def test_a_worker_that_lost_its_device_leaves_its_tests_to_the_others(mode: str)
     assert broken.shutting_down
     assert len(run_all(sched, broken)) <= 2
     sched.remove_node(broken)
-    run_all(sched, well)
-    assert sched.tests_finished
-
-
-def test_what_is_given_back_after_a_worker_has_ended_is_nothing() -> None:
-    sched, (broken, well) = started("load")
-    sched.remove_node(broken)
+    # The broken worker has ended, and gives nothing back.
     sched.remove_pending_tests_from_node(broken, [])
     run_all(sched, well)
     assert sched.tests_finished
@@ -187,12 +177,7 @@ def test_tests_end_where_no_device_is_left() -> None:
 def test_a_worker_with_other_tests_gets_none() -> None:
     output: list[pytest.CollectReport] = []
     hook = SimpleNamespace(pytest_collectreport=lambda report: output.append(report))
-    config: Any = SimpleNamespace(getoption={"dist": "load", "tx": ["popen"] * 2}.get, hook=hook)
-    sched, nodes = GroupScheduling(config), [NodeStub(), NodeStub()]
-    for node, tests in zip(nodes, (TESTS, TESTS[1:]), strict=True):
-        sched.add_node(node)
-        sched.add_node_collection(node, tests)
-    sched.schedule()
+    sched, nodes = started("load", TESTS, TESTS[1:], hook=hook)
     assert [one.failed for one in output] == [True]
     assert nodes[1].shutting_down
     assert run_all(sched, nodes[0]) == list(range(len(TESTS)))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 from farm_home import FarmHome
+from pytest_sessions import jobs_of, run_tests
 
 from farm.results.attempt import Cause, Verdict
-from farm.store.store import open_store
 
-# Other plugins of this environment take pytest longer to import than it takes to run these tests.
-ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 SUITE = """
 from pathlib import Path
 
@@ -40,30 +38,42 @@ def test_refused_and_caught(device):
 """
 
 
-def attempts(home: FarmHome, case: str) -> list[tuple[Verdict, Cause]]:
-    with open_store(f"sqlite:///{home.state}/farm.db") as store:
-        [job] = [job for job in store.runs.view(store.runs.resolve("latest")).jobs if job.case.endswith(case)]
-    assert len({attempt.device for attempt in job.attempts}) == len(job.attempts), "no device tries it twice"
-    return [(attempt.verdict, attempt.cause) for attempt in job.attempts]
+def attempts(home: FarmHome) -> dict[str, list[tuple[Verdict, Cause]]]:
+    """Return verdicts and causes by the names of the tests, which no device tried twice."""
+    jobs = jobs_of(home)
+    for job in jobs.values():
+        assert len({attempt.device for attempt in job.attempts}) == len(job.attempts), job.id
+    return {name: [(attempt.verdict, attempt.cause) for attempt in job.attempts] for name, job in jobs.items()}
 
 
 @pytest.mark.whole
 def test_another_device_decides_whether_a_refusal_is_the_code(home: FarmHome) -> None:
-    (home.cwd / "test_two.py").write_text(SUITE)
-    asked = ("pytest", "--soc", "SM8650", "--virtual", "2", "--", "-p", "no:cacheprovider", "test_two.py")
-    done = home.farm(*asked, timeout_s=300, env=ALONE, code=1)
-    for number in range(3):
-        assert attempts(home, f"test_refused_by_one[{number}]") == [
-            (Verdict.INFRA, Cause.REFUSED), (Verdict.PASSED, Cause.NONE),
-        ]  # fmt: skip
-    assert attempts(home, "test_refused_by_all") == [(Verdict.INFRA, Cause.REFUSED), (Verdict.FAILED, Cause.REFUSED)]
-    assert attempts(home, "test_refused_and_caught") == [(Verdict.PASSED, Cause.NONE)]
+    done = run_tests(home, SUITE, devices=2, code=1)
+    refused, passed = (Verdict.INFRA, Cause.REFUSED), (Verdict.PASSED, Cause.NONE)
+    assert attempts(home) == {
+        **{f"test_refused_by_one[{number}]": [refused, passed] for number in range(3)},
+        "test_refused_by_all": [refused, (Verdict.FAILED, Cause.REFUSED)],
+        "test_refused_and_caught": [passed],
+    }
     assert "1 failed, 4 passed, 4 rerun" in done.stdout, done.stdout[-3000:]
 
 
 MOVES = """
 import subprocess
 from pathlib import Path
+
+import pytest
+
+from farm.base.errors import DeviceGoneError
+
+
+@pytest.mark.xfail(reason="ticket 7")
+def test_expected(device):
+    first = Path("expected")
+    if not first.exists():
+        first.write_text(device.serial)
+        raise DeviceGoneError(device.serial, "its cable is loose")
+    assert device.serial == first.read_text(), "as expected"
 
 
 def test_moves(device):
@@ -84,29 +94,10 @@ def test_after(device):
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("1", marks=pytest.mark.whole)])
 def test_a_test_that_lost_its_device_runs_again_on_the_next(home: FarmHome, workers: str) -> None:
-    (home.cwd / "test_two.py").write_text(MOVES)
-    words = ("-n", workers, "-p", "no:cacheprovider", "test_two.py")
-    done = home.farm("pytest", "--soc", "SM8650", "--virtual", "2", "--", *words, timeout_s=300, env=ALONE, code=0)
-    lost, passed = attempts(home, "test_moves")
-    assert (lost[0], passed) == (Verdict.INFRA, (Verdict.PASSED, Cause.NONE))
-    assert attempts(home, "test_after") == [(Verdict.PASSED, Cause.NONE)]
-    assert "2 passed, 1 rerun" in done.stdout, done.stdout[-3000:]
-
-
-@pytest.mark.whole
-def test_what_another_device_passed_is_no_failure(home: FarmHome) -> None:
-    (home.cwd / "test_two.py").write_text(SUITE)
-    asked = (
-        "pytest",
-        "--soc",
-        "SM8650",
-        "--virtual",
-        "2",
-        "--",
-        "-k",
-        "by_one",
-        "-p",
-        "no:cacheprovider",
-        "test_two.py",
-    )
-    home.farm(*asked, timeout_s=300, env=ALONE, code=0)
+    done = run_tests(home, MOVES, "-n", workers, devices=2, code=0)
+    found = attempts(home)
+    assert [verdict for verdict, _ in found["test_expected"]] == [Verdict.INFRA, Verdict.FAILED]
+    assert found["test_expected"][1][1] is Cause.NONE, "a lost device is expected by no test"
+    assert [verdict for verdict, _ in found["test_moves"]] == [Verdict.INFRA, Verdict.PASSED]
+    assert found["test_after"] == [(Verdict.PASSED, Cause.NONE)]
+    assert "2 passed, 1 xfailed, 2 rerun" in done.stdout, done.stdout[-3000:]

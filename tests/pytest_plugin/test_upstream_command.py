@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from executorch_checkout import installed
 from farm_home import FarmHome
 
 from farm.base.errors import UsageError
@@ -81,10 +81,7 @@ def test_a_contradiction_with_farms_own_option_is_one_line(home: FarmHome) -> No
 
 
 def test_every_flag_of_the_installed_release_is_known(tmp_path: Path) -> None:
-    spec = importlib.util.find_spec("executorch")
-    if spec is None:
-        pytest.skip("executorch is not installed")
-    backend = Path((spec.submodule_search_locations or [])[0], "backends/qualcomm")
+    backend = installed() / "backends/qualcomm"
     common = (backend / "export_utils.py").read_text().partition("def setup_common_args_and_variables")[2]
     own = (backend / "tests" / SCRIPT).read_text().partition("def setup_environment")[2]
     calls = [call.partition(")")[0] for text in (common, own) for call in text.split("add_argument(")[1:]]

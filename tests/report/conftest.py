@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -30,6 +29,7 @@ OPERATORS = (
 PRECISIONS = ("8a8w", "16a8w")
 SOCS = ("SM8650", "SM8750")
 START_MS = 1_767_261_600_000
+GROUP_NORM = "output 0 against fp32: sqnr 11.8 dB < 20 dB"
 BUILD_LOG = """[INFO] [Qnn ExecuTorch]: create QNN Logger with log_level 1
 [WARNING] [Qnn ExecuTorch]: unexpected GraphHtpSettings option 66
 Traceback (most recent call last):
@@ -87,7 +87,7 @@ def job_id(case: str, soc: str, precision: str, suite: str = "quantized_ops") ->
     return f"{suite}/{case}[{soc}-htp-{precision}]"
 
 
-def make_run(jobs: tuple[JobView, ...], devices: tuple[DeviceView, ...], **more: Any) -> RunView:
+def make_run(jobs: tuple[JobView, ...], devices: tuple[DeviceView, ...] = (), **more: Any) -> RunView:
     fields: dict[str, Any] = {
         "id": "example-7f3a",
         "command": "farm run --soc SM8650 --soc SM8750 --suite quantized_ops --suite models --virtual 2",
@@ -101,7 +101,7 @@ def make_run(jobs: tuple[JobView, ...], devices: tuple[DeviceView, ...], **more:
             "device kind": "virtual", "governor": "host", "farm": "0.1.0",
         },
     }  # fmt: skip
-    return RunView(devices=devices, jobs=jobs, **{**fields, **more})
+    return RunView(jobs=jobs, **{**fields, "devices": devices, **more})
 
 
 def virtual_devices() -> tuple[DeviceView, ...]:
@@ -119,68 +119,60 @@ def group_norm_elsewhere() -> tuple[CaseResult, ...]:
         ("SM8450", "8a8w", Verdict.FAILED, "older-01"), ("SM8750", "8a8w", Verdict.PASSED, "example-7f3a"),
         ("SM8650", "16a8w", Verdict.PASSED, "example-7f3a"), ("SM8650", "fp16a8w", Verdict.INFRA, "older-01"),
     ):  # fmt: skip
-        name = job_id("group_norm", soc, precision)
-        attempt = msgspec.structs.replace(passed(rng, name, f"virtual-{soc}-0"), measurements=(), verdict=verdict)
-        if verdict is not Verdict.PASSED:
-            attempt = msgspec.structs.replace(
-                attempt, reason="output 0 against fp32: sqnr 12.1 dB < 20 dB", stage=Stage.NUMERICS,
-                started_ms=START_MS - 3 * 86_400_000,
-            )  # fmt: skip
-        version = "1" if run_id == "older-01" else "2"
+        name, older = job_id("group_norm", soc, precision), verdict is not Verdict.PASSED
+        changes: dict[str, Any] = {"measurements": (), "verdict": verdict}
+        if older:
+            changes |= {"reason": GROUP_NORM, "stage": Stage.NUMERICS, "started_ms": START_MS - 3 * 86_400_000}
+        attempt = msgspec.structs.replace(passed(rng, name, f"virtual-{soc}-0"), **changes)
+        version = "1" if older else "2"
         found.append(CaseResult(name, soc, "htp", precision, run_id, START_MS, "virtual", attempt, version))
     return tuple(found)
 
 
-def special(  # noqa: PLR0911 - a table of cases
-    rng: random.Random, case: str, soc: str, precision: str, device: str
-) -> JobView | None:
+def special(rng: random.Random, case: str, soc: str, precision: str, device: str) -> JobView | None:
     """Return the jobs of the example that did not simply pass."""
-    name = job_id(case, soc, precision)
-    make = (case, soc, precision)
-    if make == ("group_norm", "SM8650", "8a8w"):
-        limits = ("sqnr 11.8 dB < 20 dB", "cosine 0.966965 < 0.99")
-        attempt = Attempt(
-            name, Verdict.FAILED, Stage.NUMERICS, "output 0 against fp32: sqnr 11.8 dB < 20 dB, cosine 0.966965 < 0.99",
-            device, START_MS + 61_000, 0.31, "4be0c2a19d55e3f0", "", comparisons(rng, 11.8, limits), numbers(rng),
-            "[INFO] [Qnn ExecuTorch]: Running level=1 optimization.\n" * 4 + "I executor: 1 inference in 7.31 ms\n",
-            ("2 operators ran on the CPU",),
-        )  # fmt: skip
-        fallback = {"aten::native_group_norm": 1, "aten::view_copy": 1}
-        return make_job(
-            "quantized_ops", *make, attempt, build_seconds=2.6, fallback_ops=fallback, case_version="2",
-            elsewhere=group_norm_elsewhere(),
-        )  # fmt: skip
-    if make == ("index_select", "SM8750", "16a8w"):
-        attempt = Attempt(
-            name, Verdict.FAILED, Stage.BUILD, "RuntimeError: Failed to finalize Qnn Graph with error: 1002",
-            log=BUILD_LOG, started_ms=START_MS + 44_000,
-        )  # fmt: skip
-        return make_job("quantized_ops", *make, attempt, build_seconds=1.9)
-    if case == "linear_shared_weights" and precision == "8a8w":
-        attempt = Attempt(
-            name, Verdict.FAILED, Stage.NUMERICS, "output 0 against quantized: sqnr 3.1 dB < 30 dB", device,
-            START_MS + 70_000, 0.2, "77aa0012", "shared weights are quantized once per use: outputs drift apart",
-            comparisons(rng, 3.1, ("sqnr 3.1 dB < 20 dB",)), numbers(rng), "I executor: done\n",
-        )  # fmt: skip
-        return make_job("quantized_ops", *make, attempt, build_seconds=2.2)
-    if make == ("sdpa", "SM8750", "8a8w"):
-        lost = Attempt(
-            name, Verdict.INFRA, Stage.EXECUTE, "virtual-SM8750-0: the device went offline during the run", device,
-            START_MS + 90_000, 4.0, log="adb: device offline\n",
-        )  # fmt: skip
-        again = msgspec.structs.replace(lost, started_ms=lost.started_ms + 6000, seconds=2.5)
-        return make_job("quantized_ops", *make, lost, again, build_seconds=3.4)
-    if make == ("softmax", "SM8650", "16a8w"):
-        lost = Attempt(
-            name, Verdict.INFRA, Stage.PUSH, "virtual-SM8650-0: push timed out after 10 s", device, START_MS + 95_000,
-            10.0, log="adb: error: failed to copy: timeout\n",
-        )  # fmt: skip
-        return make_job("quantized_ops", *make, lost, passed(rng, name, device), build_seconds=2.0)
-    if make == ("embedding", "SM8650", "8a8w"):
-        note = "the known issue 'wrong scale of the table' no longer shows: remove it from the suite"
-        attempt = msgspec.structs.replace(passed(rng, name, device), notes=(note,))
-        return make_job("quantized_ops", *make, attempt, build_seconds=2.0)
-    return None
+    name, make = job_id(case, soc, precision), (case, soc, precision)
+
+    def bad(stage: Stage, reason: str, second: int, verdict: Verdict = Verdict.FAILED, **more: Any) -> Attempt:
+        facts = {"device": device, "started_ms": START_MS + second * 1000, **more}
+        return Attempt(name, verdict, stage, reason, **facts)
+
+    more: dict[str, Any] = {"build_seconds": 2.0}
+    match make:
+        case ("group_norm", "SM8650", "8a8w"):
+            limits = ("sqnr 11.8 dB < 20 dB", "cosine 0.966965 < 0.99")
+            attempts = [bad(
+                Stage.NUMERICS, f"{GROUP_NORM}, cosine 0.966965 < 0.99", 61, seconds=0.31,
+                bundle_key="4be0c2a19d55e3f0", comparisons=comparisons(rng, 11.8, limits), measurements=numbers(rng),
+                log="[INFO] [Qnn ExecuTorch]: Running level=1 optimization.\n" * 4,
+                notes=("2 operators ran on the CPU",),
+            )]  # fmt: skip
+            fallback = {"aten::native_group_norm": 1, "aten::view_copy": 1}
+            more |= {"fallback_ops": fallback, "case_version": "2", "elsewhere": group_norm_elsewhere()}
+        case ("index_select", "SM8750", "16a8w"):
+            reason = "RuntimeError: Failed to finalize Qnn Graph with error: 1002"
+            attempts = [bad(Stage.BUILD, reason, 44, device="", log=BUILD_LOG)]
+        case ("linear_shared_weights", _, "8a8w"):
+            attempts = [bad(
+                Stage.NUMERICS, "output 0 against quantized: sqnr 3.1 dB < 30 dB", 70, seconds=0.2,
+                bundle_key="77aa0012", known_issue="shared weights are quantized once per use: outputs drift apart",
+                comparisons=comparisons(rng, 3.1, ("sqnr 3.1 dB < 20 dB",)), measurements=numbers(rng),
+            )]  # fmt: skip
+        case ("sdpa", "SM8750", "8a8w"):
+            reason = "virtual-SM8750-0: the device went offline during the run"
+            attempts = [bad(Stage.EXECUTE, reason, second, Verdict.INFRA, seconds=4.0) for second in (90, 96)]
+        case ("softmax", "SM8650", "16a8w"):
+            lost = bad(
+                Stage.PUSH, "virtual-SM8650-0: push timed out after 10 s", 95, Verdict.INFRA, seconds=10.0,
+                log="adb: error: failed to copy: timeout\n",
+            )  # fmt: skip
+            attempts = [lost, passed(rng, name, device)]
+        case ("embedding", "SM8650", "8a8w"):
+            note = "the known issue 'wrong scale of the table' no longer shows: remove it from the suite"
+            attempts = [msgspec.structs.replace(passed(rng, name, device), notes=(note,))]
+        case _:
+            return None
+    return make_job("quantized_ops", *make, *attempts, **more)
 
 
 def example() -> RunView:
@@ -341,27 +333,12 @@ def hostile_run() -> RunView:
     return hostile()
 
 
-@pytest.fixture(scope="session")
-def large_run() -> RunView:
-    return large()
+def make_attempts(*verdicts: Verdict) -> tuple[Attempt, ...]:
+    """Return attempts of one job."""
+    return tuple(Attempt("s/c[x]", verdict, Stage.DONE, verdict.value) for verdict in verdicts)
 
 
-@pytest.fixture(scope="session")
-def make_attempts() -> Callable[..., tuple[Attempt, ...]]:
-    """Return a function that makes attempts of one job from verdicts."""
-
-    def make(*verdicts: Verdict) -> tuple[Attempt, ...]:
-        return tuple(Attempt("s/c[x]", verdict, Stage.DONE, verdict.value) for verdict in verdicts)
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def run_of() -> Callable[..., RunView]:
-    """Return a function that makes a run of one suite, a job for each tuple of attempts."""
-
-    def make(*attempts: tuple[Attempt, ...], **more: Any) -> RunView:
-        jobs = tuple(make_job("s", f"case{i}", "SM8650", "8a8w", *tries) for i, tries in enumerate(attempts))
-        return make_run(jobs, virtual_devices(), **more)
-
-    return make
+def run_of(*attempts: tuple[Attempt, ...], **more: Any) -> RunView:
+    """Return a run of one suite, a job for each tuple of attempts."""
+    jobs = tuple(make_job("s", f"case{i}", "SM8650", "8a8w", *tries) for i, tries in enumerate(attempts))
+    return make_run(jobs, virtual_devices(), **more)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -13,6 +15,8 @@ from farm.report.terminal.diff import diff_lines
 from farm.report.terminal.run import render_summary
 from farm.store.view import RunCommit, RunToolchain, RunView
 
+from .conftest import make_run
+
 OLD, NEW = "a" * 40, "b" * 40
 URL = "https://github.com/pytorch/executorch/commit/{commit}"
 MAIN = RunToolchain(
@@ -21,49 +25,25 @@ MAIN = RunToolchain(
 )  # fmt: skip
 
 
-def run_view() -> RunView:
-    """A run without jobs."""
-    return RunView(
-        "20261121-014501-4f7a12", "farm run", 1_790_000_000_000, 1_790_000_060_000, 0, "ada", "bench",
-        {"executorch": "1.5.1", "device_kind": "virtual"}, (), (),
-    )  # fmt: skip
+def run_view(**toolchain: Any) -> RunView:
+    """Return a run without jobs, with changes of its toolchain."""
+    return make_run((), (), toolchain=msgspec.structs.replace(MAIN, **toolchain))
 
 
 @pytest.mark.parametrize(
     "template",
     [
-        "",
-        "https://example.org/",
-        "javascript:alert('{commit}')",
-        "JAVASCRIPT://x/%0aalert('{commit}')",
-        "data:text/html,{commit}",
-        "file:///etc/{commit}",
-        "//example.org/{commit}",
-        "https:///{commit}",
-        "https://exa mple.org/{commit}",
-        "https://[bad/{commit}",
-        "https://ada:secret@example.org/{commit}",
-        "https://example.org\\@evil.example/{commit}",
-        "https://example.org/\u202e{commit}",
+        "", "https://example.org/", "javascript:alert('{commit}')", "JAVASCRIPT://x/%0aalert('{commit}')",
+        "data:text/html,{commit}", "file:///etc/{commit}", "//example.org/{commit}", "https:///{commit}",
+        "https://exa mple.org/{commit}", "https://[bad/{commit}", "https://ada:secret@example.org/{commit}",
+        "https://example.org\\@evil.example/{commit}", "https://example.org/\u202e{commit}",
     ],
-)
+)  # fmt: skip
 def test_only_a_web_address_is_a_link(template: str) -> None:
     assert commit_link(template, NEW) == ""
-    page = render_html(
-        msgspec.structs.replace(run_view(), toolchain=msgspec.structs.replace(MAIN, commit_url=template))
-    )
+    page = render_html(run_view(commit_url=template))
     assert 'rel="noreferrer"' not in page
     assert NEW[:10] in page
-
-
-def test_a_page_names_both_the_branch_and_the_branch_of_git() -> None:
-    page = render_html(
-        msgspec.structs.replace(
-            run_view(), toolchain=msgspec.structs.replace(MAIN, branch="release", git_branch="fix/pad")
-        )
-    )
-    assert "(branch release)" in page
-    assert "on fix/pad" in page
 
 
 def test_a_commit_is_a_hash() -> None:
@@ -76,36 +56,36 @@ def test_a_commit_is_a_hash() -> None:
 
 
 def test_the_page_of_a_run_names_its_commit_and_those_since_the_line_s_run_before() -> None:
-    page = render_html(msgspec.structs.replace(run_view(), toolchain=MAIN))
-    assert f'<a href="https://github.com/pytorch/executorch/commit/{NEW}"' in page
-    assert f'<a href="https://github.com/pytorch/executorch/compare/{OLD}...{NEW}"' in page
-    assert "5 new commits since the previous run of its branch" in page
-    assert "Fix &lt;b&gt;pad&lt;/b&gt;" in page
-    assert "<b>pad" not in page
-    assert "\x1b" not in page
-    assert "PRIVATE" not in page
-    mine = msgspec.structs.replace(MAIN, private=True, dirty=True)
-    page = render_html(msgspec.structs.replace(run_view(), toolchain=mine))
-    assert "PRIVATE" in page
-    assert "Compared with branch main and not part of its history" in page
-    assert "<strong>dirty</strong>" in page
+    page = render_html(run_view())
+    for text in (
+        f'<a href="https://github.com/pytorch/executorch/commit/{NEW}"',
+        f'<a href="https://github.com/pytorch/executorch/compare/{OLD}...{NEW}"',
+        "5 new commits since the previous run of its branch", "Fix &lt;b&gt;pad&lt;/b&gt;",
+    ):  # fmt: skip
+        assert text in page
+    for text in ("<b>pad", "\x1b", "PRIVATE"):
+        assert text not in page
+    page = render_html(run_view(private=True, dirty=True, branch="release", git_branch="fix/pad"))
+    for text in (
+        "PRIVATE", "Compared with branch release and not part of its history", "<strong>dirty</strong>", "on fix/pad",
+    ):  # fmt: skip
+        assert text in page
 
 
-def test_the_terminal_and_json_say_it_and_a_run_of_which_nothing_is_known_is_as_ever() -> None:
-    view = msgspec.structs.replace(run_view(), toolchain=MAIN)
+def test_the_terminal_and_json_say_it_and_a_run_without_a_known_toolchain_says_nothing() -> None:
+    view = run_view()
     shown = " ".join(render_summary(view, 100).split())
     assert "main, commit bbbbbbbbbb on branch main: Fix <b>pad</b>" in shown
     assert "5 new commits since the previous run of its branch" in shown
     assert parse_json(render_json(view)).toolchain == MAIN
-    plain = run_view()
+    plain = msgspec.structs.replace(view, toolchain=msgspec.UNSET)
     assert "toolchain" not in msgspec.json.decode(render_json(plain))
     assert "Toolchain" not in render_html(plain)
     assert toolchain_text(plain.toolchain) == ""
 
 
 def test_two_runs_lead_to_the_commits_between_them() -> None:
-    before = msgspec.structs.replace(run_view(), toolchain=msgspec.structs.replace(MAIN, commit=OLD))
-    after = msgspec.structs.replace(run_view(), toolchain=MAIN)
+    before, after = run_view(commit=OLD), run_view()
     diff = diff_runs(before, after)
     assert diff.commits_url == f"https://github.com/pytorch/executorch/compare/{OLD}...{NEW}"
     assert diff_lines(diff, 5, 60)[-1] == f"commits: {diff.commits_url}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 from farm.numbers.compare.pairing import figures_of
 from farm.numbers.regressions import bisect
 from farm.replay.repro import rows
-from farm.report.formats.hud import render_hud
 from farm.report.html.page_of_run import render_html
 from farm.report.model.diff import diff_runs
 from farm.report.model.history import tables
@@ -25,9 +22,8 @@ from farm.results.analysis.confirmation import Answer
 from farm.results.analysis.scale import Series
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.records import HistoryPoint
-from farm.store.view import RunView
 
-RunOf = Callable[..., RunView]
+from .conftest import run_of
 
 
 def attempt(*sqnr: float, top1: tuple[float, ...] = (), verdict: Verdict = Verdict.PASSED) -> Attempt:
@@ -48,22 +44,21 @@ def test_one_place_names_the_value_that_decides() -> None:
     assert [one.value for one in (sqnr, mean, latency)] == [38.35, 0.4, 2e6]
     spreads = [spread_of(one) for one in (sqnr, mean, latency)]
     assert [(one.value, one.p50) for one in spreads if one] == [(38.35, 38.65), (0.4, 0.0), (2e6, 2e6)]
+    past: Any = SimpleNamespace(attempt=attempt(38.65, 38.70, 38.35))
+    assert bisect._value(past, Series("", "sqnr_fp32[0]", "dB", Direction.HIGHER)) == 38.35
 
 
-def test_show_and_page_have_the_value_that_decides(run_of: RunOf) -> None:
+def test_show_and_page_have_the_value_that_decides() -> None:
     view = run_of((attempt(38.65, 38.70, 38.35, top1=(1.0, 1.0, 0.0, 0.0, 0.0), verdict=Verdict.FAILED),))
     lines = job_lines(summarize(view), summarize(view).jobs[0], (), {})
-    [head, latency, sqnr, top1] = [
-        line.split() for line in lines if re.match(r"  (metric|latency|sqnr_fp32|top1)\b", line)
-    ]
-    assert head[:2] == ["metric", "value"]
-    assert (latency[1], sqnr[1], top1[1]) == ("2.000", "38.4", "0.4")
+    words = [line.split() for line in lines if re.match(r"  (latency|sqnr_fp32|top1)\b", line)]
+    assert [line[1] for line in words] == ["2.000", "38.4", "0.4"]
     page = render_html(view)
     cells = re.findall(r'<tr><th scope="row">(latency|sqnr_fp32\[0\]|top1\[0\]).*?</th><td>(.*?)</td>', page)
     assert dict(cells) == {"latency": "2.000 ms", "sqnr_fp32[0]": "38.4 dB", "top1[0]": "0.4"}
 
 
-def test_two_runs_differ_by_the_value_that_decides(run_of: RunOf) -> None:
+def test_two_runs_differ_by_the_value_that_decides() -> None:
     before, after = run_of((attempt(38.65, 38.70, 38.35),)), run_of((attempt(38.65, 38.70, 30.0),))
     [change] = diff_runs(before, after).jobs[0].changes
     assert (change.metric, change.before, change.after, change.worse) == ("sqnr_fp32[0]", 38.35, 30.0, True)
@@ -74,14 +69,6 @@ def test_two_runs_differ_by_the_value_that_decides(run_of: RunOf) -> None:
     assert diff_runs(before, same).jobs[0].changes == ()
 
 
-def test_a_dashboard_record_has_the_value_that_decides(run_of: RunOf) -> None:
-    found = json.loads(render_hud(run_of((attempt(38.65, 38.70, 38.35),))))
-    records = {one["metric"]["name"]: one["metric"] for one in found}
-    assert records["sqnr_fp32[0](dB)"]["benchmark_values"] == [38.35]
-    # Dashboards know a latency as the mean.
-    assert records["avg_inference_latency(ms)"]["benchmark_values"] == [4.0]
-
-
 def test_a_result_run_again_is_compared_by_the_value_that_decides() -> None:
     then, now = attempt(30.0, top1=(1.0, 1.0, 1.0, 0.0)), attempt(30.0, top1=(1.0, 1.0, 0.0, 0.0, 0.0))
     found = {one.name: (one.then, one.now) for one in rows(then, now)}
@@ -90,34 +77,23 @@ def test_a_result_run_again_is_compared_by_the_value_that_decides() -> None:
 
 
 def test_two_sides_are_compared_by_the_value_that_decides() -> None:
-    before, after = attempt(38.65, 38.70, 38.35), attempt(38.65, 38.70, 30.0)
-    [sqnr] = figures_of(before, after)
+    [sqnr] = figures_of(attempt(38.65, 38.70, 38.35), attempt(38.65, 38.70, 30.0))
     assert sqnr.pairs == (((38.35,), (30.0,)),)
     assert sqnr.worse.change == pytest.approx(-8.35)
-
-
-def test_a_figure_without_a_number_is_not_the_same() -> None:
     number, none = attempt(38.65), attempt(math.nan)
     for sides in ((number, none), (none, number)):
         [sqnr] = figures_of(*sides)
-        assert sqnr.worse.answer is sqnr.better.answer is Answer.UNKNOWN
+        assert sqnr.worse.answer is sqnr.better.answer is Answer.UNKNOWN, "no number is not the same"
     [same] = figures_of(number, number)
     assert same.worse.answer is Answer.REFUTED
-
-
-def test_a_search_looks_at_the_value_that_decides() -> None:
-    series = Series("", "sqnr_fp32[0]", "dB", Direction.HIGHER)
-    past: Any = SimpleNamespace(attempt=attempt(38.65, 38.70, 38.35))
-    assert bisect._value(past, series) == 38.35
 
 
 def test_a_history_shows_the_digits_that_decide() -> None:
     # With two decimals, a cosine that passes 0.9995 and a cosine that fails would both be 1.00.
     points = [
         HistoryPoint(
-            job_id="s/c[SM8650-htp-8a8w]", run_id=f"run-{number}", time_ms=number, fingerprint="f", case_version="v",
-            device="d", device_kind="hardware", verdict="passed", known_issue="", metric="cosine_fp32[0]", unit="1",
-            direction="higher", exact=False, value=value, n=3,
+            "s/c[x]", f"run-{number}", number, "f", "v", "d", "hardware", "passed", "", "cosine_fp32[0]", "1",
+            "higher", exact=False, value=value, n=3,
         )
         for number, value in enumerate((0.99961, 0.99912))
     ]  # fmt: skip

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from html import unescape
 from pathlib import Path
 
 import msgspec
 import pytest
 from chromium import flaws, keep_screenshot, look
-from report_pages import in_full, unpacked
+from report_pages import in_full
 from selenium.webdriver.chrome.webdriver import WebDriver
 
 from farm.builds.bundles.bundle import Generation
 from farm.report.html.page_of_run import render_html, write_html
-from farm.report.model.chart import ChartPoint, chart, distributions
 from farm.report.model.generation import generation_charts, generation_of
 from farm.report.model.summary import summarize
 from farm.report.terminal.job import job_lines
@@ -85,40 +85,45 @@ def simulated() -> RunView:
     return run_of(story("llama_kv", "R5CT-1"), plain, kind="virtual")
 
 
+def shown(view: RunView) -> str:
+    """Return the lines of 'farm show' about the first job."""
+    return "\n".join(job_lines(summarize(view), summarize(view).jobs[0], (), {}))
+
+
+def with_figures(*figures: Measurement, alone: bool = False) -> RunView:
+    """Return a run with more figures of its job, or with these alone."""
+    job = story("llama", "R5CT-1")
+    [attempt] = job.attempts
+    attempt = msgspec.structs.replace(attempt, measurements=figures if alone else (*attempt.measurements, *figures))
+    return run_of(msgspec.structs.replace(job, attempts=(attempt,)))
+
+
+def require_all(words: Iterable[str], text: str) -> None:
+    assert [one for one in words if one not in text] == []
+
+
 def test_a_run_says_in_its_last_lines_what_generating_took(phone: RunView, simulated: RunView) -> None:
     text = " ".join(render_summary(phone, 100).split())
     rates = "decode 71.6 tokens/s; prefill 1,869 tokens/s"
     assert f"generated: llm_tiny/llama_hybrid[SM8650-htp-16a8w]: {rates}" in text
-    text = " ".join(job_lines(summarize(phone), summarize(phone).jobs[0], (), {}))
-    for words in (
-        "first token 10.55 ms after 5 tokens, 21.40 ms after 40, 38.76 ms after 96",
-        "step p50 13.96, p90 15.17, p99 15.25 ms",
-        "rate -15.2 % after 60 s",
-        "31.0 to 38.2 C",
-        "512 MiB of memory at most",
-    ):
-        assert words in text, words
     lines = render_summary(simulated, 60).splitlines()
     assert max(map(len, lines)) <= 60
     assert "generated, simulated: llm_tiny/llama_kv[SM8650-htp-16a8w]:" in lines
     assert "conv2d" not in "".join(lines)
-    assert "rate -" not in "".join(lines)
 
 
 def test_a_job_is_shown_with_its_curves(phone: RunView, simulated: RunView) -> None:
-    text = "\n".join(job_lines(summarize(phone), summarize(phone).jobs[0], (), {}))
-    for words in (
-        "  generation\n",
-        "first token ▁▄█ 10.55 to 38.76 ms, prompts of 5, 40, 96 tokens",
-        "ms, positions 0 to 111",
-        "decode rate █",
-        "tokens/s, over 60 s",
-        "temperature ▁",
-        "kv_forward loaded in 21.30 ms",
+    text = shown(phone)
+    require_all((
+        "  generation\n", "first token ▁▄█ 10.55 to 38.76 ms, prompts of 5, 40, 96 tokens", "ms, positions 0 to 111",
+        "decode rate █", "tokens/s, over 60 s", "temperature ▁", "kv_forward loaded in 21.30 ms", "31.0 to 38.2 C",
         "run it again:\n  farm run --soc SM8650 --suite llm_tiny --seconds 60 -k",
-    ):
-        assert words in text, words
-    text = "\n".join(job_lines(summarize(simulated), summarize(simulated).jobs[0], (), {}))
+    ), text)  # fmt: skip
+    require_all((
+        "first token 10.55 ms after 5 tokens, 21.40 ms after 40, 38.76 ms after 96", "512 MiB of memory at most",
+        "step p50 13.96, p90 15.17, p99 15.25 ms", "rate -15.2 % after 60 s",
+    ), " ".join(text.split()))  # fmt: skip
+    text = shown(simulated)
     assert "  generation, simulated: host time of a simulator\n" in text
     assert "--seconds" not in text
     assert "over" not in text.partition("generation")[2].partition("loaded")[0]
@@ -126,38 +131,23 @@ def test_a_job_is_shown_with_its_curves(phone: RunView, simulated: RunView) -> N
 
 def test_a_page_has_rates_and_curves_of_what_generates_alone(phone: RunView, simulated: RunView) -> None:
     html = unescape(render_html(phone))
-    assert '<a href="#generation">Generation <b>1</b></a>' in html
-    assert "-15.2 % after 60 s" in html
-    labels = ("time to first token, by tokens of the prompt", "decode step, by position", "decode rate, over time")
-    for label in (*labels, "temperature, over time"):
-        assert f"<figcaption>{label}" in html, label
-    assert "<span>0 s</span><span>60 s</span>" in html
-    assert '<a class="tag" href="#g0">rates</a>' in html
+    require_all((
+        '<a href="#generation">Generation <b>1</b></a>', "-15.2 % after 60 s", "<span>0 s</span><span>60 s</span>",
+        '<a class="tag" href="#g0">rates</a>', "<figcaption>time to first token, by tokens of the prompt",
+        "<figcaption>decode rate, over time", "<figcaption>temperature, over time",
+    ), html)  # fmt: skip
     assert "simulated" not in html
     html = unescape(in_full(render_html(simulated)))
     assert html.count('<span class="tag virtual">simulated</span>') == 2, "in the table, and at its curves"
     assert "simulated: host time of a simulator, not comparable with hardware" in html
     assert "temperature, over time" not in html
     assert 'id="g1"' not in html
-    nothing = msgspec.structs.replace(simulated, jobs=simulated.jobs[1:])
-    assert "generation-h" not in render_html(nothing)
-
-
-def test_times_that_are_a_curve_are_no_drawings_of_their_own(phone: RunView) -> None:
-    attempt = phone.jobs[0].attempts[0]
-    assert [one.metric for one in distributions(attempt)] == ["latency"]
-    assert "step_time[96-111]" in unpacked(render_html(phone))[0], "but in the table of measurements"
-
-
-def test_a_rate_that_hardly_changes_looks_like_it() -> None:
-    points = [ChartPoint(0, 100.0, "a"), ChartPoint(1, 99.0, "b")]
-    steep, flat = (chart("rate", points, str, from_zero=zero).marks for zero in (False, True))
-    assert [abs(float(a.y) - float(b.y)) for a, b in (steep, flat)] == pytest.approx([104.0, 1.0], abs=0.1)
+    assert "generation-h" not in render_html(msgspec.structs.replace(simulated, jobs=simulated.jobs[1:]))
 
 
 def test_how_near_it_came_is_that_of_the_worst_prompt_and_output() -> None:
     higher = Direction.HIGHER
-    figures = (
+    view = with_figures(
         Measurement("sqnr_quantized[0]", "dB", higher, (73.3, 74.6)),
         Measurement("sqnr_quantized[1]", "dB", higher, (74.0, 60.25)),
         Measurement("worst_position_quantized[0]", "dB", higher, (68.7, 69.3)),
@@ -168,25 +158,17 @@ def test_how_near_it_came_is_that_of_the_worst_prompt_and_output() -> None:
         Measurement("same_tokens_fp32", "1", higher, (0.125, 1.0)),
         Measurement("margin_fp32[0]", "1", higher, (1.0, 0.99679)),
     )
-    job = story("llama", "R5CT-1")
-    [attempt] = job.attempts
-    attempt = msgspec.structs.replace(attempt, measurements=(*attempt.measurements, *figures))
-    view = run_of(msgspec.structs.replace(job, attempts=(attempt,)))
-    text = " ".join(" ".join(job_lines(summarize(view), summarize(view).jobs[0], (), {})).split())
-    for words in (
+    require_all((
         "60.2 dB to the quantized module, 68.7 dB at the worst position 47.4 dB to FP32 prefill equal to decode",
         "tokens 100.0 % as the quantized module, 56.2 % as FP32 least margin 0.997",
-    ):
-        assert words in text, words
-    page = unescape(render_html(view))
-    for words in ('<td class="n">60.2</td><td class="n">68.7</td><td class="n">47.4</td>', "1.004040", "0.996790", "∞"):
-        assert words in page, words
-    assert "Agreement of logits" not in render_html(run_of(job)), "without references"
+    ), " ".join(shown(view).split()))  # fmt: skip
+    numbers = '<td class="n">60.2</td><td class="n">68.7</td><td class="n">47.4</td>'
+    require_all((numbers, "1.004040", "0.996790", "∞"), unescape(render_html(view)))
 
 
 def test_a_text_and_a_task_that_were_told_stand_beside_those_of_references() -> None:
     lower, higher = Direction.LOWER, Direction.HIGHER
-    answer = (
+    view = with_figures(
         Measurement("perplexity[0]", "tokens", lower, (261.4,)),
         Measurement("perplexity_quantized[0]", "tokens", lower, (261.5,)),
         Measurement("greedy_share[0]", "1", higher, (0.01,)),
@@ -199,65 +181,46 @@ def test_a_text_and_a_task_that_were_told_stand_beside_those_of_references() -> 
         Measurement("prefill_rate", "tokens/s", higher, (100.0,)),
         # A single token after a prompt has no step.
         Measurement("latency", "ns", lower, (1e6, 2e6)),
+        alone=True,
     )
-    job = story("llama", "R5CT-1")
-    [attempt] = job.attempts
-    view = run_of(msgspec.structs.replace(job, attempts=(msgspec.structs.replace(attempt, measurements=answer),)))
     text = " ".join(render_summary(view, 100).split())
     expected = "perplexity 261.4 (the quantized module 261.5); acc 3 (the quantized module 4, FP32 2) of 8 right"
     assert expected in text
     assert "step p50" not in text
-    page = unescape(render_html(view))
-    assert all(words in page for words in expected.split("; "))
+    require_all(expected.split("; "), unescape(render_html(view)))
 
 
 def test_numbers_that_cannot_be_are_left_out() -> None:
-    odd = (
-        Measurement("decode_rate", "tokens/s", Direction.HIGHER, (math.nan,)),
-        Measurement("first_token_time[x]", "ns", Direction.LOWER, (1.0,)),
-        Measurement("first_token_time[²]", "ns", Direction.LOWER, (1.0,)),
-        Measurement("step_time[1-]", "ns", Direction.LOWER, (1.0,)),
-        Measurement("latency", "ns", Direction.LOWER, (math.inf,)),
-    )
-    found = generation_of(Attempt("j", Verdict.PASSED, Stage.DONE, "", measurements=odd), {"seconds": "9" * 99})
+    odd = [
+        Measurement(metric, "", Direction.NONE, (value,))
+        for metric, value in (("decode_rate", math.nan), ("first_token_time[x]", 1.0), ("first_token_time[²]", 1.0),
+                              ("step_time[1-]", 1.0), ("latency", math.inf))
+    ]  # fmt: skip
+    attempt = Attempt("j", Verdict.PASSED, Stage.DONE, "", measurements=tuple(odd))
+    found = generation_of(attempt, {"seconds": "9" * 99})
     assert found is not None
     assert (found.decode, found.prompts, found.positions, found.steps, found.seconds) == (None, (), (), None, None)
     assert generation_charts(found) == ()
-    assert generation_of(None, {}) is None
     assert generation_of(Attempt("j", Verdict.PASSED, Stage.DONE, ""), {}) is None
 
 
 def test_what_a_device_calls_its_methods_is_text() -> None:
     evil = "<img src=x onerror=alert(1)>"
     report = RunnerReport(1, True, 0, generated=(generated(0, 9_000),), method_loads_ns={evil: 5, "m" * 65: 5})
-    measured = rate_measurements(Generation("kv", 128, 0, 1, 2, 256, 16, 17, prompt_tokens=(5,)), report)
-    assert [one.metric for one in measured if "load" in one.metric] == [f"method_load_time[{evil}]"]
-    job = msgspec.structs.replace(story("llama", "R5CT-1"), attempts=(), id=f"llm/{evil}[SM8650-htp-16a8w]")
-    attempt = Attempt(job.id, Verdict.PASSED, Stage.DONE, "", "R5CT-1", 1, measurements=measured)
-    view = run_of(msgspec.structs.replace(job, attempts=(attempt,)))
+    what = Generation("kv", 128, 0, 1, 2, 256, 16, 17, prompt_tokens=(5,))
+    figures = rate_measurements(what, report)
+    assert [one.metric for one in figures if "load" in one.metric] == [f"method_load_time[{evil}]"]
+    view = with_figures(*figures, alone=True)
     page = in_full(render_html(view))
     assert "&lt;img src=x" in page
     assert "<img" not in page
-    assert f"{evil} loaded in" in "\n".join(job_lines(summarize(view), summarize(view).jobs[0], (), {}))
+    assert f"{evil} loaded in" in shown(view)
     many = msgspec.structs.replace(report, method_loads_ns={f"method {n}": 5 for n in range(1000)})
-    what = Generation("kv", 128, 0, 1, 2, 256, 16, 17, prompt_tokens=(5,))
     assert sum("load" in one.metric for one in rate_measurements(what, many)) == 16
 
 
-def test_a_temperature_that_stays_is_one_number_and_no_curve() -> None:
-    warm = Measurement("temperature", "C", Direction.NONE, (25.0, 25.0, 25.0))
-    job = story("llama", "R5CT-1")
-    [attempt] = job.attempts
-    attempt = msgspec.structs.replace(attempt, measurements=(*attempt.measurements, warm))
-    view = run_of(msgspec.structs.replace(job, attempts=(attempt,)))
-    text = "\n".join(job_lines(summarize(view), summarize(view).jobs[0], (), {}))
-    assert "    25.0 C\n" in text
-    assert "temperature \N{LOWER ONE EIGHTH BLOCK}" not in text
-
-
 @pytest.mark.whole
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1366])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1366)])
 def test_the_section_fits_a_phone_and_a_screen(
     browser: WebDriver, phone: RunView, simulated: RunView, tmp_path: Path, scheme: str, width: int
 ) -> None:

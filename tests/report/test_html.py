@@ -4,7 +4,6 @@ import base64
 import hashlib
 import re
 import stat
-from collections.abc import Callable
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +16,8 @@ from farm.report.html.page_of_run import render_html, write_html
 from farm.report.terminal.run import render_summary
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import DeviceView, RunView
+
+from .conftest import run_of
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
 
@@ -85,12 +86,8 @@ def test_the_policy_allows_exactly_the_inlined_style_and_scripts(example_html: s
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
     inlined = page.texts["style"] + [page.texts["script"][0], page.texts["script"][-1]]
-    assert [script.get("type") for script in page.all("script")] == [
-        None,
-        "application/octet-stream",
-        "application/octet-stream",
-        None,
-    ]
+    data = "application/octet-stream"
+    assert [script.get("type") for script in page.all("script")] == [None, data, data, None]
     hashes = {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inlined}
     assert hashes == set(re.findall(r"'sha256-([^']+)'", policy))
 
@@ -98,28 +95,25 @@ def test_the_policy_allows_exactly_the_inlined_style_and_scripts(example_html: s
 def test_the_page_says_what_a_reader_needs_first(example_html: str) -> None:
     page = Page(example_html)
     assert page.texts["h1"] == ["96 passed, 2 failed, 2 known issues, 1 infra - 3 of 101 jobs need attention"]
-    headings = [text.strip() for text in page.texts["h2"]]
     assert page.texts["p"][1] == "2 failures, 1 job could not be judged and 1 job needed another attempt."
-    assert headings == [
+    assert [text.strip() for text in page.texts["h2"]] == [
         "Failures", "Known issues", "Infra trouble", "Notes", "Matrix", "Jobs", "Devices", "Fingerprint", "Keys",
     ]  # fmt: skip
-    assert "a job failed" in example_html
-    assert "2 min 23 s" in example_html
-    assert "VIRTUAL DEVICES" in example_html
-    assert "not comparable with hardware" in example_html
+    for text in (
+        "a job failed", "2 min 23 s", "VIRTUAL DEVICES", "not comparable with hardware",
+        # Every attempt of a job that was tried again.
+        "push timed out after 10 s", "adb: error: failed to copy: timeout",
+    ):  # fmt: skip
+        assert text in example_html
 
 
 def test_tables_are_accessible(example_html: str) -> None:
     page = Page(example_html)
     assert len(page.all("caption")) == len(page.all("table"))
     assert all(th.get("scope") in {"col", "row", "colgroup", "rowgroup"} for th in page.all("th"))
-    assert [th["data-k"] for th in page.all("th") if "data-k" in th] == [
-        "job", "verdict", "sqnr_fp32", "sqnr_quantized", "cosine", "max_abs", "latency", "load", "htp_cycles", "pte",
-        "partitions", "fallback", "build", "device",
-    ]  # fmt: skip
 
 
-def test_hardware_is_not_labelled_virtual(run_of: Callable[..., RunView]) -> None:
+def test_hardware_is_not_labelled_virtual() -> None:
     attempt = Attempt("j", Verdict.PASSED, Stage.DONE, "", device="R5CT1")
     view = msgspec.structs.replace(run_of((attempt,)), devices=(DeviceView("R5CT1", "SM8650", "hardware", "b"),))
     html = render_html(view)
@@ -127,7 +121,7 @@ def test_hardware_is_not_labelled_virtual(run_of: Callable[..., RunView]) -> Non
     assert 'class="tag virtual"' not in html
 
 
-def test_a_baseline_on_the_cpu_is_not_told_to_come_from_a_simulator(run_of: Callable[..., RunView]) -> None:
+def test_a_baseline_on_the_cpu_is_not_told_to_come_from_a_simulator() -> None:
     attempt = Attempt("j", Verdict.PASSED, Stage.DONE, "", device="virtual-SM8650-0")
     view = run_of((attempt,))
     jobs = tuple(
@@ -144,14 +138,10 @@ def test_a_baseline_on_the_cpu_is_not_told_to_come_from_a_simulator(run_of: Call
     assert "latency is time of the host's processor" in render_summary(msgspec.structs.replace(view, jobs=jobs), 120)
 
 
-def test_an_unfinished_run_says_so(run_of: Callable[..., RunView]) -> None:
+def test_unfinished_and_empty_runs_are_pages_too() -> None:
     html = render_html(run_of((), finished_ms=None, exit_code=None))
-    assert "<strong>Unfinished.</strong>" in html
-    assert "the run has not finished" in html
-    assert "1 not run yet" in html
-
-
-def test_an_empty_run_is_a_page_too(run_of: Callable[..., RunView]) -> None:
+    for text in ("<strong>Unfinished.</strong>", "the run has not finished", "1 not run yet"):
+        assert text in html
     html = render_html(msgspec.structs.replace(run_of(exit_code=5), devices=(), fingerprint={}))
     assert Page(html).texts["h1"] == ["no job was selected"]
     assert "nothing was selected" in html
@@ -175,18 +165,7 @@ def test_hostile_text_is_text(hostile_run: RunView) -> None:
     assert "\\u202eevil" in html
 
 
-def test_a_long_log_is_cut_and_says_so(large_run: RunView) -> None:
-    html = render_html(large_run)
-    assert "characters cut here" in html
-    assert len(html.encode()) < 6_000_000
-
-
-def test_every_attempt_of_a_retried_job_is_shown(example_html: str) -> None:
-    assert "push timed out after 10 s" in example_html
-    assert "adb: error: failed to copy: timeout" in example_html
-
-
-def test_writing_replaces_the_file_and_leaves_nothing_else(example_run: RunView, tmp_path: Path) -> None:
+def test_writing_replaces_the_file_or_leaves_the_old_one(example_run: RunView, tmp_path: Path) -> None:
     path = tmp_path / "runs" / "report.html"
     write_html(example_run, path)
     path.write_text("old", encoding="utf-8")
@@ -194,12 +173,8 @@ def test_writing_replaces_the_file_and_leaves_nothing_else(example_run: RunView,
     assert path.read_text(encoding="utf-8") == render_html(example_run)
     assert [one.name for one in path.parent.iterdir()] == ["report.html"]
     assert stat.S_IMODE(path.stat().st_mode) & 0o400
-
-
-def test_a_failed_write_leaves_the_old_page(example_run: RunView, tmp_path: Path) -> None:
-    taken = tmp_path / "report.html"
-    taken.mkdir()
-    (taken / "kept").touch()
+    taken = tmp_path / "taken" / "report.html"
+    (taken / "kept").mkdir(parents=True)
     with pytest.raises(OSError, match="directory"):
         write_html(example_run, taken)
-    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+    assert [one.name for one in taken.parent.iterdir()] == ["report.html"]

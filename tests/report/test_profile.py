@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import msgspec
 import pytest
 
-from farm.report.terminal.profile import NodeChange, change_lines, changes, job_changes, profile_lines
+from farm.report.terminal.profile import change_lines, changes, job_changes, profile_lines
 from farm.results.attempt import OperatorProfile
 from farm.store.records import ProfileRecord
 
@@ -15,37 +12,34 @@ def node(name: str, p50: float, unit: str = "cycles", *, call: int = 0, spread: 
     return OperatorProfile(name, delegate, unit, 6, p50, p50 * (1 - spread), p50 * (1 + spread), 0.25)
 
 
-def sides(found: Sequence[NodeChange]) -> list[tuple[str, float | None, float | None]]:
-    return [(one.node, one.before and one.before.p50, one.after and one.after.p50) for one in found]
-
-
-def test_nodes_are_paired_by_name_and_the_nth_with_the_nth() -> None:
-    before = [node("a", 1), node("a", 2), node("b", 3), node("a", 4, call=1), node("a", 5, "us")]
-    after = [node("b", 30), node("a", 10), node("a", 20), node("a", 40, call=1), node("a", 50, "us")]
-    assert sides(changes(before, after)) == [("b", 3, 30), ("a", 1, 10), ("a", 2, 20), ("a", 4, 40), ("a", 5, 50)]
-
-
-def test_a_node_with_another_number_of_qnn_is_the_same_node() -> None:
-    before = [node("aten_relu_default:OpId_29", 10), node("Input OpId_2", 1), node("kept:OpId_7", 5)]
-    after = [node("aten_relu_default:OpId_31", 20), node("Input OpId_4", 2), node("kept:OpId_7", 6)]
-    assert sides(changes(before, after)) == [
-        ("aten_relu_default:OpId_31", 10, 20), ("Input OpId_4", 1, 2), ("kept:OpId_7", 5, 6),
-    ]  # fmt: skip
-
-
-def test_nodes_that_came_and_went_are_told() -> None:
-    gone, same, new = changes([node("x", 1), node("y", 2)], [node("y", 2), node("z", 3)])[::-1]
-    assert sides([new, same, gone]) == [("y", 2, 2), ("z", None, 3), ("x", 1, None)]
-    assert (gone.ratio, gone.difference) == (None, -1)
+@pytest.mark.parametrize(
+    ("before", "after", "paired"),
+    [
+        (
+            [node("a", 1), node("a", 2), node("b", 3), node("a", 4, call=1), node("a", 5, "us")],
+            [node("b", 30), node("a", 10), node("a", 20), node("a", 40, call=1), node("a", 50, "us")],
+            [("b", 3, 30), ("a", 1, 10), ("a", 2, 20), ("a", 4, 40), ("a", 5, 50)],
+        ),
+        # A node with another number of QNN is the same node.
+        (
+            [node("aten_relu_default:OpId_29", 10), node("Input OpId_2", 1), node("kept:OpId_7", 5)],
+            [node("aten_relu_default:OpId_31", 20), node("Input OpId_4", 2), node("kept:OpId_7", 6)],
+            [("aten_relu_default:OpId_31", 10, 20), ("Input OpId_4", 1, 2), ("kept:OpId_7", 5, 6)],
+        ),
+        ([node("x", 1), node("y", 2)], [node("y", 2), node("z", 3)], [("y", 2, 2), ("z", None, 3), ("x", 1, None)]),
+    ],
+)
+def test_nodes_are_paired_by_name_and_the_nth_with_the_nth(
+    before: list[OperatorProfile], after: list[OperatorProfile], paired: list[tuple[str, float | None, float | None]]
+) -> None:
+    found = changes(before, after)
+    assert [(one.node, one.before and one.before.p50, one.after and one.after.p50) for one in found] == paired
 
 
 def test_ranges_that_overlap_are_not_told_apart() -> None:
-    (near,) = changes([node("a", 100)], [node("a", 115)])
-    (far,) = changes([node("a", 100)], [node("a", 150)])
-    (zero,) = changes([node("a", 0)], [node("a", 7)])
-    assert (near.is_distinct, near.ratio) == (False, 1.15)
-    assert (far.is_distinct, far.ratio) == (True, 1.5)
-    assert (zero.is_distinct, zero.ratio) == (True, None)
+    for before, after, distinct, ratio in ((100, 115, False, 1.15), (100, 150, True, 1.5), (0, 7, True, None)):
+        (change,) = changes([node("a", before)], [node("a", after)])
+        assert (change.is_distinct, change.ratio) == (distinct, ratio)
 
 
 LONG = node("quantized_decomposed_quantize_per_tensor_default:OpId_" + "1" * 60, 9e12)
@@ -64,40 +58,25 @@ def test_a_table_is_sorted_by_share_and_says_what_it_leaves_out() -> None:
     assert [line.split()[0] for line in lines] == ["node", "n6", "n5", "4", "all"]
     assert lines[3].split() == ["4", "more", "10", "47.6%"]
     assert lines[-1].split() == ["all", "6", "21"]
-
-
-def test_what_is_said_of_whole_calls_is_in_no_sum() -> None:
-    lines = profile_lines(ROWS, 20)
-    assert "  totals of whole calls, from the delegate" in lines[-2]
+    lines = profile_lines([*ROWS, node("\x1b[31mred\u202e", 1)], 20)
+    assert "  totals of whole calls, from the delegate" in lines[-2], "which are in no sum"
     assert lines[-1].split() == ["QNN", "(execute)", "time", "QnnBackend[0]", "12", "us"]
-    assert not any(line.split()[:2] == ["all", "1"] and "12" in line for line in lines)
-
-
-def test_terminal_escapes_in_names_are_not_passed_on() -> None:
-    assert "\x1b" not in "".join(profile_lines([node("\x1b[31mred\u202e", 1)], 20))
+    assert "\x1b" not in "".join(lines)
 
 
 def record(**changes: object) -> ProfileRecord:
     facts: dict[str, object] = {
-        "job_id": "s/c[x]",
-        "backend": "htp",
-        "run_id": "before",
-        "time_ms": 1,
-        "facts": {"qnn": "2.50", "farm": "1"},
-        "case_version": "v",
-        "device": "phone-1",
-        "device_kind": "hardware",
-        "verdict": "passed",
-        "operators": (node("a", 1),),
-        "artifacts": (),
-    }
+        "job_id": "s/c[x]", "backend": "htp", "run_id": "before", "time_ms": 1, "facts": {"qnn": "2.50", "farm": "1"},
+        "case_version": "v", "device": "phone-1", "device_kind": "hardware", "verdict": "passed",
+        "operators": (node("a", 1),), "artifacts": (),
+    }  # fmt: skip
     return ProfileRecord(**{**facts, **changes})  # type: ignore[arg-type]
 
 
 def test_what_else_is_different_is_told() -> None:
     after = record(run_id="after", facts={"qnn": "2.51", "torch": "2"}, case_version="w", device="phone-2")
     (one,) = job_changes([record(), record(job_id="other")], [after, record(job_id="new")])
-    assert one.comparable
+    assert not one.refused
     assert one.differences == (
         "farm: 1 -> –",  # noqa: RUF001
         "qnn: 2.50 -> 2.51",
@@ -113,7 +92,7 @@ BURST, BALANCED = (f"s/c[SM8650-htp-8a8w-htp_performance_mode={mode}-use_dlbc=tr
 
 def test_the_only_job_of_a_case_and_target_is_compared_whatever_its_options() -> None:
     (one,) = job_changes([record(job_id=BURST)], [record(job_id=BALANCED)])
-    assert (one.before_job, one.job_id, one.comparable) == (BURST, BALANCED, True)
+    assert (one.before_job, one.job_id, one.refused) == (BURST, BALANCED, "")
     (one,) = job_changes([record(job_id="s/c[SM8650-htp-8a8w]")], [record(job_id=BURST)])
     assert (one.before_job, one.job_id) == ("s/c[SM8650-htp-8a8w]", BURST)
 
@@ -129,16 +108,13 @@ def test_jobs_with_other_options_are_not_paired_where_it_could_be_another() -> N
     assert job_changes([plain], [record(job_id="s/d[SM8650-htp-8a8w-use_dlbc=true]")]) == []
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
+def test_what_cannot_be_compared_is_refused() -> None:
+    for changed, reason in (
         ({"device_kind": "virtual"}, "before on hardware device, after on virtual device"),
         ({"operators": ()}, "kept files of it, but no rows"),
         ({"operators": (node("a", 1, "us"),)}, "no unit in common"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(changed: dict[str, object], reason: str) -> None:
-    (one,) = job_changes([record()], [msgspec.structs.replace(record(), **changed)])
-    assert not one.comparable
-    assert reason in one.refused
-    assert one.nodes == ()
+    ):
+        (one,) = job_changes([record()], [record(**changed)])
+        assert one.refused
+        assert reason in one.refused
+        assert one.nodes == ()

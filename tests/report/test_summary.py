@@ -3,29 +3,19 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable
 
 import msgspec
 import pytest
 from _pytest.mark.expression import Expression
 
 from farm.report.formats.ctrf import render_ctrf
-from farm.report.html.matrix import matrices
-from farm.report.model.status import exit_meaning
-from farm.report.model.summary import (
-    Outcome,
-    Tone,
-    beyond_comparisons,
-    broken_limits,
-    key_numbers,
-    outcome_of,
-    spread_of,
-    summarize,
-)
+from farm.report.html.page_of_run import matrices
+from farm.report.model.summary import Outcome, Tone, key_numbers, outcome_of, spread_of, summarize
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunToolchain, RunView
 
-Attempts = Callable[..., tuple[Attempt, ...]]
+from .conftest import make_attempts, run_of
+
 P, F, I, S = Verdict.PASSED, Verdict.FAILED, Verdict.INFRA, Verdict.SKIPPED  # noqa: E741 - read as a table
 
 
@@ -37,60 +27,40 @@ def job(**more: object) -> JobView:
     return JobView("s/c[SM8650-htp-8a8w]", "s", "c", "SM8650", "htp", "8a8w", (), **more)
 
 
-def test_no_attempt_is_not_run() -> None:
+def test_a_known_issue_needs_a_failure() -> None:
     assert outcome_of(None) is Outcome.NOT_RUN
-
-
-def test_a_known_issue_needs_a_failure(make_attempts: Attempts) -> None:
     for verdict, expected in ((F, Outcome.KNOWN), (P, Outcome.PASSED), (I, Outcome.INFRA), (S, Outcome.SKIPPED)):
         (attempt,) = make_attempts(verdict)
         assert outcome_of(msgspec.structs.replace(attempt, known_issue="why")) is expected
 
 
-def test_the_verdict_line(run_of: Callable[..., RunView], make_attempts: Attempts) -> None:
-    fine, bad, lost = make_attempts(P), make_attempts(F), make_attempts(I)
+def test_the_verdict_line_and_the_tone_follow_the_worst() -> None:
+    fine, bad, lost, skipped = map(make_attempts, (P, F, I, S))
     known = (msgspec.structs.replace(bad[0], known_issue="why"),)
-
-    def line(*attempts: tuple[Attempt, ...], **more: object) -> str:
-        return summarize(run_of(*attempts, **more)).verdict_line
-
-    assert line(*[fine] * 98, bad, known, known) == (
-        "98 passed, 1 failed, 2 known issues, 0 infra - 1 of 101 jobs needs attention"
-    )
-    assert line(fine, known) == "1 passed, 0 failed, 1 known issue, 0 infra - none of 2 jobs needs attention"
-    assert line(fine, lost, ()) == (
-        "1 passed, 0 failed, 0 known issues, 1 infra, 1 not run - 2 of 3 jobs need attention"
-    )
-    assert line(fine, (), finished_ms=None) == (
-        "unfinished: 1 passed, 0 failed, 0 known issues, 0 infra, 1 not run yet - none of 2 jobs needs attention"
-    )
-    assert line(make_attempts(S)) == (
-        "0 passed, 0 failed, 0 known issues, 0 infra, 1 skipped - none of 1 job needs attention"
-    )
-    assert line() == "no job was selected"
-
-
-def test_the_tone_follows_the_worst(run_of: Callable[..., RunView], make_attempts: Attempts) -> None:
-    fine, bad, lost = make_attempts(P), make_attempts(F), make_attempts(I)
-    assert summarize(run_of(fine)).tone is Tone.PASSED
-    assert summarize(run_of(fine, lost)).tone is Tone.INFRA
-    assert summarize(run_of(fine, lost, bad)).tone is Tone.FAILED
-    assert summarize(run_of(fine, finished_ms=None)).tone is Tone.UNFINISHED
-    assert summarize(run_of(fine, bad, finished_ms=None)).tone is Tone.FAILED
-    assert summarize(run_of()).tone is Tone.EMPTY
+    for attempts, finished, tone, line in (
+        ([fine], True, Tone.PASSED, "1 passed, 0 failed, 0 known issues, 0 infra - none of 1 job needs"),
+        ([fine] * 98 + [bad, known, known], True, Tone.FAILED,
+         "98 passed, 1 failed, 2 known issues, 0 infra - 1 of 101 jobs needs"),
+        ([fine, known], True, Tone.PASSED, "1 passed, 0 failed, 1 known issue, 0 infra - none of 2 jobs needs"),
+        ([fine, lost, ()], True, Tone.INFRA,
+         "1 passed, 0 failed, 0 known issues, 1 infra, 1 not run - 2 of 3 jobs need"),
+        ([fine, lost, bad], True, Tone.FAILED, "1 passed, 1 failed, 0 known issues, 1 infra - 2 of 3 jobs need"),
+        ([fine, ()], False, Tone.UNFINISHED,
+         "unfinished: 1 passed, 0 failed, 0 known issues, 0 infra, 1 not run yet - none of 2 jobs needs"),
+        ([fine, bad], False, Tone.FAILED,
+         "unfinished: 1 passed, 1 failed, 0 known issues, 0 infra - 1 of 2 jobs needs"),
+        ([fine, skipped], True, Tone.PASSED,
+         "1 passed, 0 failed, 0 known issues, 0 infra, 1 skipped - none of 2 jobs needs"),
+        # Nothing has passed.
+        ([skipped], True, Tone.EMPTY, "0 passed, 0 failed, 0 known issues, 0 infra, 1 skipped - none of 1 job needs"),
+    ):  # fmt: skip
+        summary = summarize(run_of(*attempts, **({} if finished else {"finished_ms": None})))
+        assert (summary.verdict_line, summary.tone) == (f"{line} attention", tone)
+    nothing = summarize(run_of())
+    assert (nothing.verdict_line, nothing.tone) == ("no job was selected", Tone.EMPTY)
 
 
-def test_every_job_is_counted_once(example_run: RunView) -> None:
-    summary = summarize(example_run)
-    assert sum(summary.counts.values()) == len(example_run.jobs) == 101
-    assert [job.job for job in summary.jobs] == list(example_run.jobs)
-    assert summary.counts[Outcome.FAILED] == 2
-    assert [job.job.case for job in summary.recovered] == ["softmax"]
-
-
-def test_what_was_skipped_on_a_virtual_device_is_no_attempt_that_was_tried_again(
-    run_of: Callable[..., RunView], make_attempts: Attempts
-) -> None:
+def test_what_was_skipped_on_a_virtual_device_is_no_attempt_that_was_tried_again() -> None:
     view = run_of(make_attempts(S, P), make_attempts(S, I, P), make_attempts(I, S), make_attempts(S))
     assert [one.retried for one in summarize(view).jobs] == [False, True, True, False]
     tests = json.loads(render_ctrf(view))["results"]["tests"]
@@ -116,17 +86,11 @@ def test_key_numbers_are_the_worst_output_and_the_median() -> None:
     assert (numbers.sqnr_fp32, numbers.cosine, numbers.max_abs) == (20.0, 0.99, 0.3)
     assert (numbers.sqnr_quantized, numbers.mismatch) == (math.inf, 0.25)
     assert (numbers.latency_ms, numbers.load_ms, numbers.htp_cycles) == (2.0, 3.0, 1234.0)
-    assert numbers.fallback_ops == 0
-    assert numbers.pte_bytes is None
-
-
-def test_fallback_ops_of_the_build_stand_in_where_none_were_measured() -> None:
-    assert key_numbers(job(fallback_ops={"aten::add": 2, "aten::mul": 1}), None).fallback_ops == 3
-
-
-def test_nan_is_the_worst_of_all() -> None:
+    assert (numbers.fallback_ops, numbers.pte_bytes) == (0, None)
+    without = key_numbers(job(fallback_ops={"aten::add": 2, "aten::mul": 1}), None)
+    assert without.fallback_ops == 3, "of the build, where none were measured"
     comparisons = (Comparison(0, "fp32", 40.0, 1.0, 0.0, None), Comparison(1, "fp32", math.nan, 1.0, 0.0, None))
-    assert math.isnan(key_numbers(job(), measured(comparisons=comparisons)).sqnr_fp32 or 0)
+    assert math.isnan(key_numbers(job(), measured(comparisons=comparisons)).sqnr_fp32 or 0), "NaN is the worst"
 
 
 def test_spread_leaves_out_what_is_no_number() -> None:
@@ -134,22 +98,6 @@ def test_spread_leaves_out_what_is_no_number() -> None:
     assert spread is not None
     assert (spread.n, spread.least, spread.p50, spread.p90, spread.most) == (2, 1.0, 2.0, 3.0, 3.0)
     assert spread_of(Measurement("m", "ns", Direction.LOWER, (math.nan,))) is None
-
-
-def test_numerics_are_not_told_twice() -> None:
-    one = Measurement("sqnr_fp32[0]", "dB", Direction.HIGHER, (30.0,))
-    several = Measurement("cosine_fp32[12]", "1", Direction.HIGHER, (0.9, 1.0))
-    latency = Measurement("latency", "ns", Direction.LOWER, (1.0,))
-    compared = measured(one, several, latency, comparisons=(Comparison(0, "fp32", 30.0, 1.0, 0.0, None),))
-    assert beyond_comparisons(compared, samples=True) == (several, latency)
-    assert beyond_comparisons(compared, samples=False) == (latency,)
-    assert beyond_comparisons(measured(one), samples=False) == (one,)
-
-
-def test_violations_name_the_number_they_are_about() -> None:
-    violations = ("sqnr 12.3 dB < 20 dB", "max_abs 3 > 1", "mismatch 0.5 > 0", "something else")
-    comparison = Comparison(0, "fp32", 12.3, 1.0, 3.0, 0.5, violations)
-    assert broken_limits(comparison) == {"sqnr_db", "max_abs", "mismatch"}
 
 
 def test_the_rerun_command_selects_the_job_and_no_other(example_run: RunView) -> None:
@@ -176,55 +124,38 @@ def test_the_rerun_command_stays_a_k_expression_with_options_and_hostile_names(h
 
 
 @pytest.mark.parametrize(
-    ("command", "carried"),
+    ("given", "again", "without"),
     [
-        ("farm run --profile detailed --soc SM8650", ["--profile", "detailed"]),
-        ("farm run --profile=basic", ["--profile", "basic"]),
-        ("farm run --profile detailed --profile basic", ["--profile", "basic"]),
-        ("farm run --profile off", []),
-        ("farm run --profile 'rm -rf'", []),
-        ("farm run", []),
+        ("--suite ./", "--suite ./", ""),
+        ("--suite=suite.toml", "--suite suite.toml", ""),
+        ("--suite smoke --suite ../", "--suite ../", ""),
+        ("--suite my/quantized_ops --suite ./", "--suite my/quantized_ops", ""),
+        ("--suite ./ --suite ../", "--suite quantized_ops", ""),
+        ("--profile detailed --soc SM8650", "--profile detailed", ""),
+        ("--profile=basic", "--profile basic", ""),
+        ("--profile detailed --profile basic", "--profile basic", "detailed"),
+        ("--profile off", "", "--profile"),
+        ("--profile 'rm -rf'", "", "--profile"),
+        # An attached virtual device: no other is started.
+        ("--soc SM8650 --device mid --label=bench", "--device mid --label bench", "--virtual"),
     ],
 )
-def test_the_rerun_command_looks_as_closely_as_the_run(example_run: RunView, command: str, carried: list[str]) -> None:
-    (one, *_) = summarize(msgspec.structs.replace(example_run, command=command)).jobs
-    argv = shlex.split(one.rerun)
-    where = argv.index("--profile") if "--profile" in argv else len(argv)
-    assert argv[where : where + 2] == carried
-
-
-@pytest.mark.parametrize(
-    ("given", "again"),
-    [
-        ("--suite ./", "./"),
-        ("--suite=suite.toml", "suite.toml"),
-        ("--suite smoke --suite ../", "../"),
-        ("--suite my/quantized_ops --suite ./", "my/quantized_ops"),
-        ("--suite ./ --suite ../", "quantized_ops"),
-    ],
-)
-def test_the_rerun_command_has_the_path_of_a_suite(example_run: RunView, given: str, again: str) -> None:
-    jobs = summarize(msgspec.structs.replace(example_run, command=f"farm run {given}")).jobs
-    argv = shlex.split(next(one.rerun for one in jobs if one.job.suite == "quantized_ops"))
-    assert argv[argv.index("--suite") + 1] == again
-
-
-def test_the_rerun_command_is_for_the_devices_that_the_run_asked_for(example_run: RunView) -> None:
-    command = "farm run --soc SM8650 --suite quantized_ops --device mid --label=bench"
-    (one, *_) = summarize(msgspec.structs.replace(example_run, command=command)).jobs
-    assert one.kind == "virtual"  # an attached virtual device: no other is started
-    assert "--device mid --label bench" in one.rerun
-    assert "--virtual" not in one.rerun
+def test_the_rerun_command_has_the_options_of_the_run(
+    example_run: RunView, given: str, again: str, without: str
+) -> None:
+    (one, *_) = summarize(msgspec.structs.replace(example_run, command=f"farm run {given}")).jobs
+    assert one.kind == "virtual"
+    assert not again or f" {again} " in f"{one.rerun} "
+    assert not without or without not in one.rerun
 
 
 def test_the_rerun_command_compiles_with_the_toolchain_of_the_run(example_run: RunView) -> None:
     selected = msgspec.structs.replace(example_run, toolchain=RunToolchain(name="/home/ada/my tree", private=True))
-    argv = shlex.split(summarize(selected).jobs[0].rerun)
-    assert argv[argv.index("--toolchain") + 1] == "/home/ada/my tree"
+    assert "--toolchain '/home/ada/my tree'" in summarize(selected).jobs[0].rerun
     assert "--toolchain" not in summarize(example_run).jobs[0].rerun
 
 
-def test_virtual_devices_are_told_from_hardware(run_of: Callable[..., RunView], make_attempts: Attempts) -> None:
+def test_virtual_devices_are_told_from_hardware() -> None:
     (attempt,) = make_attempts(P)
     on = [(msgspec.structs.replace(attempt, device=serial),) for serial in ("virtual-SM8650-0", "R5CT1", "gone")]
     view = run_of(*on)
@@ -246,16 +177,10 @@ def test_a_matrix_has_every_job_once_and_only_the_targets_of_its_suite(example_r
     assert sorted(one.index for one in inside) == list(range(101))
 
 
-def test_backend_options_are_targets_of_their_own(run_of: Callable[..., RunView]) -> None:
+def test_backend_options_are_targets_of_their_own() -> None:
     jobs = tuple(
         JobView(f"s/c[SM8650-htp-8a8w{named}]", "s", "c", "SM8650", "htp", "8a8w", (), options=options)
         for named, options in (("", {}), ("-htp_performance_mode=2", {"htp_performance_mode": "2"}))
     )
     (matrix,) = matrices(summarize(msgspec.structs.replace(run_of(), jobs=jobs)))
     assert [column.options for column in matrix.columns] == ["", "htp_performance_mode=2"]
-
-
-def test_every_exit_code_has_a_meaning() -> None:
-    assert exit_meaning(0) == "all passed"
-    assert exit_meaning(None).startswith("none yet")
-    assert exit_meaning(77) == "unknown"

@@ -9,12 +9,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import flatbuffers
+import made
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from farm.builds.bundles.bundle import Bundle, Manifest, TensorSpec
+from farm.builds.bundles.bundle import Bundle, TensorSpec
 from farm.devices.execution.raw import RawResult
 from farm.results.attempt import Attempt
 from farm.suites.suite import Case, Expectation, InputSpec, Job, KnownIssue, Limits, Metric, Target, Tolerance
@@ -24,6 +25,10 @@ PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, H
 
 DECIBELS = Tolerance(fp32=Limits(sqnr_db=20.0), quantized=Limits(sqnr_db=30.0))
 SHAPE = (2, 3, 4)
+
+
+def measured(attempt: Attempt) -> dict[str, tuple[float, ...]]:
+    return {measurement.metric: measurement.samples for measurement in attempt.measurements}
 
 
 class Execution:
@@ -38,51 +43,25 @@ class Execution:
         self.folder, self.bundle_folder = root / "raw", root / "bundle"
         self.folder.mkdir()
         specs = tuple(TensorSpec(SHAPE, dtype) for dtype in dtypes)
-        self.manifest = Manifest(
-            key="0123456789abcdef",
-            job_id="suite/case[SM8650-htp-8a8w]",
-            soc="SM8650",
-            backend="htp",
-            precision="8a8w",
-            samples=samples,
-            inputs=(TensorSpec((1,), "float32"),),
-            outputs=specs,
-            pte_bytes=62976,
-            delegates={"QnnBackend": 1},
-            delegated_ops=7,
-            fallback_ops={},
-            seconds={"total": 2.0},
-            versions={},
-            files={},
-        )
+        self.manifest = made.manifest(
+            key="0123456789abcdef", job_id="suite/case[SM8650-htp-8a8w]", samples=samples, outputs=specs,
+            inputs=(TensorSpec((1,), "float32"),), pte_bytes=62976, delegated_ops=7, seconds={"total": 2.0},
+        )  # fmt: skip
         self.raw: dict[str, Any] = {"exit_code": 0, "run_seconds": 0.5, "push_seconds": 0.25, "pull_seconds": 0.25}
         self.report: dict[str, Any] = {
-            "schema": 1,
-            "ok": True,
-            "exit_code": 0,
-            "error": None,
-            "method": "forward",
-            "verification_ns": 60_000,
-            "load_ns": 3_500_000,
-            "inputs": [],
+            "schema": 1, "ok": True, "exit_code": 0, "error": None, "method": "forward", "verification_ns": 60_000,
+            "load_ns": 3_500_000, "inputs": [], "versions": {"executorch": "1.5.1"},
             "outputs": [{"shape": list(SHAPE), "dtype": spec.dtype, "nbytes": spec.nbytes} for spec in specs],
             "inferences": [
-                {
-                    "line": n,
-                    "warm_up_ns": [9_000_000],
-                    "iterations_ns": [3_000_000 + n, 4_000_000],
-                    "differing": {"count": 0, "executions": []},
-                }
+                {"line": n, "warm_up_ns": [9_000_000], "iterations_ns": [3_000_000 + n, 4_000_000],
+                 "differing": {"count": 0, "executions": []}}
                 for n in range(samples)
             ],
-            "versions": {"executorch": "1.5.1"},
-        }
+        }  # fmt: skip
         random = np.random.default_rng(0)
         for sample in range(samples):
             for index, spec in enumerate(specs):
-                values = (random.standard_normal(SHAPE) * 5).astype(spec.dtype)
-                self.set_reference(sample, index, values)
-                self.set_output(sample, index, values)
+                self.set_both(sample, index, (random.standard_normal(SHAPE) * 5).astype(spec.dtype))
 
     def set_reference(self, sample: int, index: int, values: np.ndarray, kind: str = "") -> None:
         for name in (kind,) if kind else ("fp32", "quantized"):
@@ -97,6 +76,15 @@ class Execution:
         spec = self.manifest.outputs[index]
         return np.fromfile(self.folder / f"output_{sample}_{index}.raw", spec.dtype).reshape(SHAPE)
 
+    def set_both(self, sample: int, index: int, values: np.ndarray, kind: str = "") -> None:
+        """Set an output to what its reference has."""
+        self.set_reference(sample, index, values, kind)
+        self.set_output(sample, index, values)
+
+    def scale_output(self, factor: float, sample: int = 0, index: int = 0) -> None:
+        values = self.output(sample, index)
+        self.set_output(sample, index, values * values.dtype.type(factor))
+
     def fail(
         self, stage: str, message: str, code: int | None = None, line: int | None = None, exit_code: int = 4
     ) -> None:
@@ -108,17 +96,10 @@ class Execution:
     @property
     def job(self) -> Job:
         case = Case(
-            "suite",
-            "case",
-            ".module:Module",
-            (InputSpec((1,)),),
-            samples=self.samples,
-            tolerances=dict.fromkeys(("8a8w", "fp16a8w"), self.tolerance),
-            known_issues=self.known_issues,
-            expect=self.expect,
-            metrics=self.metrics,
-            deterministic=self.deterministic,
-        )
+            "suite", "case", ".module:Module", (InputSpec((1,)),), samples=self.samples,
+            tolerances=dict.fromkeys(("8a8w", "fp16a8w"), self.tolerance), known_issues=self.known_issues,
+            expect=self.expect, metrics=self.metrics, deterministic=self.deterministic,
+        )  # fmt: skip
         return Job(case, Target("SM8650", self.manifest.backend, self.manifest.precision))
 
     def judge(self, *, write_report: bool = True, any_runner: bool = False) -> Attempt:
@@ -126,16 +107,11 @@ class Execution:
 
         if write_report:
             (self.folder / "result.json").write_text(json.dumps(self.report))
-        bundle = Bundle(self.bundle_folder, self.manifest)
         raw = RawResult(
-            job_id=self.job.id,
-            serial="emulator-5554",
-            workspace=PurePosixPath("/device"),
-            folder=self.folder,
-            started_ms=1,
-            **self.raw,
-        )
-        return judge(self.job, bundle, raw, any_runner=any_runner)
+            job_id=self.job.id, serial="emulator-5554", workspace=PurePosixPath("/device"), folder=self.folder,
+            started_ms=1, **self.raw,
+        )  # fmt: skip
+        return judge(self.job, Bundle(self.bundle_folder, self.manifest), raw, any_runner=any_runner)
 
     def on_the_cpu(self) -> None:
         """Make it a baseline of which XNNPACK took nothing."""
@@ -162,51 +138,40 @@ def make_execution(tmp_path: Path) -> Callable[..., Execution]:
 def write_etdump(blocks: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> bytes:
     """Return an ETDump as the event tracer writes it: size-prefixed, its slots as in etdump_schema_flatcc.fbs."""
     builder = flatbuffers.Builder(1024)
+
+    def table(*slots: tuple[str, int, int]) -> int:
+        builder.StartObject(8)
+        for kind, slot, value in slots:
+            getattr(builder, f"Prepend{kind}Slot")(slot, value, -1 if kind == "Int32" else 0)
+        return int(builder.EndObject())
+
+    def vector(offsets: Sequence[int]) -> int:
+        builder.StartVector(4, len(offsets), 4)
+        for offset in reversed(offsets):
+            builder.PrependUOffsetTRelative(offset)
+        return int(builder.EndVector())
+
+    def event_table(event: dict[str, Any]) -> int:
+        slots = [
+            (_OFFSET, slot, builder.CreateString(event[key]))
+            for slot, key in ((0, "name"), (4, "delegate"))
+            if key in event
+        ]
+        slots.append(("Int32", 3, event.get("debug_id", -1)))
+        if "debug" in event:  # etdump.DebugEvent
+            return table((_OFFSET, 2, table(*slots)))
+        slots += [("Int32", 2, event.get("instruction", -1)), ("Uint64", 6, event.get("start", 0))]
+        return table((_OFFSET, 0, table(*slots, ("Uint64", 7, event["end"]))))
+
     runs = []
     for name, events in blocks:
-        offsets = []
-        for event in events:
-            texts = {
-                slot: builder.CreateString(event[key]) for slot, key in ((0, "name"), (4, "delegate")) if key in event
-            }
-            builder.StartObject(8)
-            if "debug" in event:  # etdump.DebugEvent
-                if "delegate" in event:
-                    builder.PrependUOffsetTRelativeSlot(4, texts[4], 0)
-                builder.PrependInt32Slot(3, event.get("debug_id", -1), -1)
-                tensor = builder.EndObject()
-                builder.StartObject(3)
-                builder.PrependUOffsetTRelativeSlot(2, tensor, 0)
-                offsets.append(builder.EndObject())
-                continue
-            for slot, text in texts.items():
-                builder.PrependUOffsetTRelativeSlot(slot, text, 0)
-            builder.PrependInt32Slot(2, event.get("instruction", -1), -1)
-            builder.PrependInt32Slot(3, event.get("debug_id", -1), -1)
-            builder.PrependUint64Slot(6, event.get("start", 0), 0)
-            builder.PrependUint64Slot(7, event["end"], 0)
-            profile = builder.EndObject()
-            builder.StartObject(3)
-            builder.PrependUOffsetTRelativeSlot(0, profile, 0)
-            offsets.append(builder.EndObject())
-        events_vector = _vector(builder, offsets)
-        text = builder.CreateString(name)
-        builder.StartObject(4)
-        builder.PrependUOffsetTRelativeSlot(0, text, 0)
-        builder.PrependUOffsetTRelativeSlot(3, events_vector, 0)
-        runs.append(builder.EndObject())
-    runs_vector = _vector(builder, runs)
-    builder.StartObject(2)
-    builder.PrependUOffsetTRelativeSlot(1, runs_vector, 0)
-    builder.FinishSizePrefixed(builder.EndObject(), b"ED00")
+        all_of_it = vector([event_table(event) for event in events])
+        runs.append(table((_OFFSET, 0, builder.CreateString(name)), (_OFFSET, 3, all_of_it)))
+    builder.FinishSizePrefixed(table((_OFFSET, 1, vector(runs))), b"ED00")
     return bytes(builder.Output())
 
 
-def _vector(builder: flatbuffers.Builder, offsets: Sequence[int]) -> int:
-    builder.StartVector(4, len(offsets), 4)
-    for offset in reversed(offsets):
-        builder.PrependUOffsetTRelative(offset)
-    return int(builder.EndVector())
+_OFFSET = "UOffsetTRelative"
 
 
 def inference_block(*cycles: int) -> tuple[str, list[dict[str, Any]]]:

@@ -71,7 +71,7 @@ def execute(runtime: Path, folder: Path, program, sample) -> None:
     (folder / "model.pte").write_bytes(program.buffer)
     sample[0].numpy().tofile(folder / "x.raw")
     (folder / "input_list.txt").write_text("x.raw\nx.raw\n")
-    # Not the environment of this process: ExecuTorch's compiler is in it.
+    # A separate environment: the environment of this process has ExecuTorch's compiler.
     environment = {"LD_LIBRARY_PATH": str(runtime)}
     subprocess.run([runtime / "farm_runner", *RUNS], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     scale = TimeScale.CYCLES

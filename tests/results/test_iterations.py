@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from .conftest import Execution
 
 
-def differ(execution: Execution, sample: int, count: int, *first: int, iterations: int = 2, warm_up: int = 1) -> None:
+def differ(
+    execution: Execution, sample: int, count: int, first: tuple[int, ...] = (), iterations: int = 2, warm_up: int = 1
+) -> None:
     """Make `count` of the executions of a sample differ."""
     execution.report["inferences"][sample] |= {
         "warm_up_ns": [9_000] * warm_up,
@@ -38,13 +40,33 @@ def alone(make_execution: Callable[..., Execution]) -> Execution:
 
 
 def test_one_execution_that_differs_fails_the_job_although_the_last_is_right(alone: Execution) -> None:
-    differ(alone, 0, 1, 7, iterations=20)
+    differ(alone, 0, 1, (7,), iterations=20)
     attempt = alone.judge()
     assert ending(attempt) == WRONG
     assert attempt.reason == "execution 8 of 21 (the first is warm-up) gave other outputs than the last"
     # The measurements are recorded all the same.
     assert {"latency", "sqnr_fp32[0]"} <= {one.metric for one in attempt.measurements}
     assert attempt.comparisons[0].violations == ()
+    alone.known_issues = (KnownIssue(reason="reads uninitialized memory"),)
+    assert alone.judge().known_issue == "reads uninitialized memory"
+    # Outputs that break a limit are the reason, and the executions a note.
+    alone.scale_output(-1)
+    broken = alone.judge()
+    assert (ending(broken), "sqnr" in broken.reason, broken.notes) == (WRONG, True, (attempt.reason,))
+
+
+def test_the_reason_names_the_first_sample_and_is_bounded(make_execution: Callable[..., Execution]) -> None:
+    execution = make_execution(samples=4)
+    for sample in (1, 3):
+        differ(execution, sample, 1, (1,), iterations=4)
+    for how, reason in (
+        ({"count": 1, "first": (1,), "iterations": 4}, "execution 2 of 5 (the first is warm-up)"),
+        ({"count": 2, "iterations": 3, "warm_up": 0}, "executions 1, 2 of 3"),
+        ({"count": 40, "warm_up": 50},
+         "executions 1, 2, 3, 4, 5, 6, 7, 8 and 32 more of 52 (the first 50 are warm-up)"),
+    ):  # fmt: skip
+        differ(execution, 1, **how)
+        assert execution.judge().reason == f"sample 1: {reason} gave other outputs than the last; so in 2 of 4 samples"
 
 
 def test_fewer_executions_than_asked_for_are_no_result(make_execution: Callable[..., Execution]) -> None:
@@ -59,72 +81,25 @@ def test_fewer_executions_than_asked_for_are_no_result(make_execution: Callable[
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"),
+    ("manifest", "deterministic", "why"),
     [
-        ({"count": 2, "iterations": 3, "warm_up": 0}, "executions 1, 2 of 3"),
-        (
-            {"count": 40, "warm_up": 50},
-            "executions 1, 2, 3, 4, 5, 6, 7, 8 and 32 more of 52 (the first 50 are warm-up)",
-        ),
+        ({}, False, "the case is declared as not deterministic"),
+        ({"stateful": True}, None, "the module changes buffers of its own"),
+        ({"references": ()}, None, "there is no reference for them"),
     ],
 )
-def test_the_reason_is_bounded(alone: Execution, how: dict[str, int], reason: str) -> None:
-    differ(alone, 0, **how)
-    assert alone.judge().reason.removesuffix(" gave other outputs than the last") == reason
-
-
-def test_of_several_samples_the_first_is_named(make_execution: Callable[..., Execution]) -> None:
-    execution = make_execution(samples=4)
-    for sample in (1, 3):
-        differ(execution, sample, 1, 1, iterations=4)
-    assert execution.judge().reason == (
-        "sample 1: execution 2 of 5 (the first is warm-up) gave other outputs than the last; so in 2 of 4 samples"
-    )
-
-
-def test_a_case_may_say_that_it_is_not_deterministic(alone: Execution) -> None:
+def test_executions_may_differ_unless_the_case_is_deterministic(
+    alone: Execution, manifest: dict[str, Any], deterministic: bool | None, why: str
+) -> None:
     differ(alone, 0, 1)
-    alone.deterministic = False
+    alone.replace_manifest(**manifest)
+    alone.deterministic = deterministic
     attempt = alone.judge()
     assert ending(attempt) == PASSED
-    [note] = attempt.notes
-    assert note.startswith("execution 1 of 3 (the first is warm-up) gave other outputs than the last: ")
-    assert note.endswith("the case says that it is not deterministic")
-
-
-def test_a_module_with_a_state_may_differ_unless_its_case_says_that_it_does_not(alone: Execution) -> None:
-    differ(alone, 0, 2)
-    alone.replace_manifest(stateful=True)
-    attempt = alone.judge()
-    assert ending(attempt) == PASSED
-    assert attempt.notes[0].endswith("gave other outputs than the last: the module changes buffers of its own")
+    note = f"execution 1 of 3 (the first is warm-up) gave other outputs than the last: {why}"
+    assert note in attempt.notes
     alone.deterministic = True
     assert ending(alone.judge()) == WRONG
-
-
-def test_a_program_without_a_reference_may_differ_unless_its_case_says_that_it_does_not(alone: Execution) -> None:
-    differ(alone, 0, 2)
-    alone.replace_manifest(references=())
-    attempt = alone.judge()
-    assert ending(attempt) == PASSED
-    assert any(note.endswith("than the last: nothing says what they should be") for note in attempt.notes)
-    alone.deterministic = True
-    assert ending(alone.judge()) == WRONG
-
-
-def test_outputs_that_break_a_limit_are_the_reason_and_the_executions_a_note(alone: Execution) -> None:
-    differ(alone, 0, 2)
-    alone.set_output(0, 0, -alone.output(0, 0))
-    attempt = alone.judge()
-    assert ending(attempt) == WRONG
-    assert "sqnr" in attempt.reason
-    assert attempt.notes == ("executions 1, 2 of 3 (the first is warm-up) gave other outputs than the last",)
-
-
-def test_a_known_issue_covers_differing_executions(alone: Execution) -> None:
-    differ(alone, 0, 2)
-    alone.known_issues = (KnownIssue(reason="reads uninitialized memory"),)
-    assert alone.judge().known_issue == "reads uninitialized memory"
 
 
 def test_results_of_a_runner_without_the_comparison_are_infra(execution: Execution) -> None:
@@ -132,7 +107,7 @@ def test_results_of_a_runner_without_the_comparison_are_infra(execution: Executi
     del inferences[1]["differing"]
     attempt = execution.judge()
     assert ending(attempt) == ("infra", "execute", "")
-    assert "older than this farm: build it again from native_runner/" in attempt.reason
+    assert "does not compare the outputs of all executions: build it again from native_runner/" in attempt.reason
     # An older runner that takes part on purpose is measured.
     assert ending(execution.judge(any_runner=True)) == PASSED
     assert execution.judge(any_runner=True).notes == ()

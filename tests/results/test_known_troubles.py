@@ -10,147 +10,115 @@ import pytest
 
 from farm.base.text import REASON_LIMIT
 from farm.policy.retries import classify, tried
-from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed
-from farm.results.dsp_trouble import explain_ending, known_trouble
+from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
+from farm.results.dsp_trouble import explain_by_logs, explain_ending, known_trouble
 from farm.results.judge import build_failure
 from farm.results.known_troubles import TROUBLES, Party, Retry
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 REFUSED = failed(Stage.LOAD, "load: Loading of method forward failed", Cause.REFUSED)
-ROWS = [(row, line) for row in TROUBLES for line in row.lines]
 PAGE = Path(__file__).parents[2] / "docs/reference/troubles.md"
 
 # Logs from public issues: the deciding line among its consequences.
 NO_STUB = """\
 <W> Failed in loading stub: dlopen failed: library "libQnnHtpV79Stub.so" not found
-<W> Failed to create transport instance: 4000
-<E> Failed to create transport for device, error: 4000
-<E> Failed to load skel, error: 4000
-<E> Transport layer setup failed: 14001
-"""
-OLD_SDK = """\
-<W> No Snapdragon SOC detected
 <E> Failed to create transport for device, error: 4000
 <E> Failed to load skel, error: 4000
 """
 NOT_VISIBLE = """\
 <E> DspTransport.openSession qnn_open failed, {code}, prio 100
-<E> IDspTransport: Unable to load lib {code}
 <E> DspTransport failed,cannot open session, error 0x00000009
 <E> Unable to load Skel Library. transportStatus: 9
 <E> Failed to load skel, error: 1008
-"""
-NO_UNSIGNED = """\
-<E> DspTransport.createUnsignedPD unsigned PD or DSPRPC_GET_DSP_INFO not supported by HTP
-<E> Unable to load Skel Library. transportStatus: -1
-<E> Failed to load skel, error: 1008
-"""
-NO_BINARY = """\
-<E> Skel failed to process context binary.
-<E> Context create from binary failed for deviceId 0 coreId 0 pdId 0 err 1002
 """
 OPEN_SHELL = """\
 fastrpc_apps_user.c:3040: Error 0xd: open_shell failed for domain 3 search paths are /dsp/ (errno Permission denied)
 fastrpc_apps_user.c:3252: Error 0x80000580: apps_dev_init failed for domain 3, errno Success, ioErr -2147482240
 <E> DspTransport.openSession qnn_open failed, 0x80000406, prio 100
 """
-OLD_SHELL = "fastrpc_apps_user.c:1830: Error 0x8000054f: remote_handle64_open failed for file:///libQnnHtpV73Skel.so\n"
-NO_SHELL = "apps_std_fopen_fd failed to open /vendor/dsp/fastrpc_shell_unsigned_3 (errno No such file or directory)\n"
-OTHER_SKEL = """\
-dlerror RX VA 0xFFF00000 outside ELF segment
-<E> DspTransport.openSession qnn_open failed, 0x80000406, prio 100
-"""
-RESTARTED = "SSR Detected - You must free and recreate affected QNN API handles associated with deviceId 0 coreId 0\n"
-NEWER_ARCH = "[ERROR] <E> Unsupported HTP arch 73 from device custom config\n"
-NEWER_OPERATOR = "<E> hexagonArch[0] has incorrect Value 68, expected >= 73.\n"
-TOO_LARGE = """\
-A single op, "q::ForceFormat_Crouton" (Op ID: 1165b600001430), requires 0x2400000 bytes of TCM, which is greater than \
-the TCM size of 0x800000!
-<E> Failed to finalize graph (id: 1) with err 1002
-"""
-NO_KERNEL = "graph_prepare.cc:204:ERROR:could not create op: q::flat_from_vtcm\n"
-NO_CONTEXT = (
-    "Failed to interpret QNN context binary. Error code 30010. Try verifying binary with online-prepare format.\n"
+OTHER_SKEL = "dlerror RX VA 0xFFF00000 outside ELF segment\n<E> DspTransport.openSession qnn_open failed, 0x80000406\n"
+NEWER_OPERATOR = "<E> hexagonArch[0] has incorrect Value 68, expected >= 73."
+TOO_LARGE = (
+    'A single op, "q::ForceFormat_Crouton" (Op ID: 1165b600001430), requires 0x2400000 bytes of TCM, which is greater '
+    "than the TCM size of 0x800000!\n<E> Failed to finalize graph (id: 1) with err 1002"
 )
+RESTARTED = "SSR Detected - You must free and recreate affected QNN API handles associated with deviceId 0 coreId 0"
+RUNTIME, DEVICE, SESSION, PROGRAM = Cause.RUNTIME, Cause.DEVICE, Cause.SESSION, Cause.UNSUPPORTED
+
+# Logs from public issues: the deciding line among its consequences.
 
 
 def ended(log: str, ending: Ending = REFUSED) -> Ending:
-    return explain_ending(ending, f"I executorch: Model file is loaded.\n{log}Fail to initialize Qnn Manager\n")
+    return explain_ending(ending, f"I executorch: Model file is loaded.\n{log}\nFail to initialize Qnn Manager\n")
 
 
 @pytest.mark.parametrize(
-    ("log", "verdict", "cause", "words"),
+    ("log", "cause", "words"),
     [
-        (NO_STUB, Verdict.INFRA, Cause.RUNTIME, "the stub library libQnnHtpV79Stub.so is missing"),
-        (NO_BINARY, Verdict.INFRA, Cause.RUNTIME, "its size is not the reason"),
-        (OLD_SDK, Verdict.INFRA, Cause.RUNTIME, "the SDK is older than the SoC"),
-        (NO_UNSIGNED, Verdict.INFRA, Cause.DEVICE, "no unsigned process domain"),
-        ("transportStatus = -1\n", Verdict.INFRA, Cause.DEVICE, "no unsigned process domain"),
-        (NOT_VISIBLE.format(code="0x80000416"), Verdict.INFRA, Cause.RUNTIME, "not visible to the DSP (0x80000416)"),
-        (NOT_VISIBLE.format(code="0x80000406"), Verdict.INFRA, Cause.RUNTIME, "not visible to the DSP (0x80000406)"),
-        (NOT_VISIBLE.format(code="0x80000600"), Verdict.INFRA, Cause.RUNTIME, "not visible to the DSP (0x80000600)"),
-        (RESTARTED, Verdict.INFRA, Cause.SESSION, "the DSP was restarted (SSR)"),
-        (OLD_SHELL, Verdict.INFRA, Cause.DEVICE, "0x8000054f"),
-        (NO_SHELL, Verdict.INFRA, Cause.DEVICE, "fastrpc_shell_unsigned_3"),
-        (OPEN_SHELL, Verdict.INFRA, Cause.DEVICE, "0x80000580"),
-        (OTHER_SKEL, Verdict.INFRA, Cause.RUNTIME, "does not accept the skel"),
-        (NEWER_ARCH, Verdict.FAILED, Cause.UNSUPPORTED, "built for Hexagon V73"),
-        (NEWER_OPERATOR, Verdict.FAILED, Cause.UNSUPPORTED, "built for Hexagon V73 with these data types, and the SoC"),
-        (TOO_LARGE, Verdict.FAILED, Cause.UNSUPPORTED, "needs 0x2400000 bytes"),
-        (NO_KERNEL, Verdict.FAILED, Cause.UNSUPPORTED, "no kernel for q::flat_from_vtcm"),
-        (NO_CONTEXT, Verdict.FAILED, Cause.REFUSED, "the program has no context binary for this runtime"),
+        (NO_STUB, RUNTIME, "the stub library libQnnHtpV79Stub.so is missing"),
+        ("<E> Skel failed to process context binary.\n<E> Context create from binary failed for deviceId 0 err 1002",
+         RUNTIME, "its size is not the reason"),
+        ("<W> No Snapdragon SOC detected\n<E> Failed to load skel, error: 4000", RUNTIME, "SDK is older than the SoC"),
+        ("<E> DspTransport.createUnsignedPD unsigned PD or DSPRPC_GET_DSP_INFO not supported by HTP\n", DEVICE,
+         "no unsigned process domain"),
+        ("transportStatus = -1", DEVICE, "no unsigned process domain"),
+        *((NOT_VISIBLE.format(code=code), RUNTIME, f"not visible to the DSP ({code})")
+          for code in ("0x80000416", "0x80000406", "0x80000600")),
+        (RESTARTED, SESSION, "the DSP was restarted (SSR)"),
+        ("fastrpc_apps_user.c:1830: Error 0x8000054f: remote_handle64_open failed for file:///libQnnHtpV73Skel.so",
+         DEVICE, "0x8000054f"),
+        ("apps_std_fopen_fd failed to open /vendor/dsp/fastrpc_shell_unsigned_3 (errno No such file or directory)",
+         DEVICE, "fastrpc_shell_unsigned_3"),
+        (OPEN_SHELL, DEVICE, "0x80000580"),
+        (OTHER_SKEL, RUNTIME, "does not accept the skel"),
+        ("[ERROR] <E> Unsupported HTP arch 73 from device custom config", PROGRAM, "built for Hexagon V73"),
+        (NEWER_OPERATOR, PROGRAM, "built for Hexagon V73 with these data types, and the SoC"),
+        (TOO_LARGE, PROGRAM, "needs 0x2400000 bytes"),
+        ("prepare.cc:204:ERROR:could not create op: q::flat_from_vtcm", PROGRAM, "no kernel for q::flat_from_vtcm"),
+        ("Failed to interpret QNN context binary. Error code 30010. Try verifying binary with online-prepare format.",
+         Cause.REFUSED, "the program has no context binary for this runtime"),
         # Not in the issue: the same kinds of trouble in other words.
-        ("qnn_graph_execute failed. Error 1007\n", Verdict.INFRA, Cause.SESSION, "the connection to the DSP broke"),
-        ("<W> SSR detected on device config {0,0,0}.\n", Verdict.INFRA, Cause.SESSION, "the DSP was restarted"),
-        ("Failed to open /dev/fastrpc-cdsp: Permission denied\n", Verdict.INFRA, Cause.DEVICE, "cannot be opened"),
-        ("libQnnHtpV75Stub.so: cannot open shared object file\n", Verdict.INFRA, Cause.RUNTIME, "libQnnHtpV75Stub"),
-        ("<E> Using newer context binary on old SDK\n", Verdict.FAILED, Cause.UNSUPPORTED, "--toolchain"),
+        ("qnn_graph_execute failed. Error 1007", SESSION, "the connection to the DSP broke"),
+        ("<W> SSR detected on device config {0,0,0}.", SESSION, "the DSP was restarted"),
+        ("Failed to open /dev/fastrpc-cdsp: Permission denied", DEVICE, "cannot be opened"),
+        ("libQnnHtpV75Stub.so: cannot open shared object file", RUNTIME, "libQnnHtpV75Stub"),
+        ("<E> Using newer context binary on old SDK", PROGRAM, "--toolchain"),
     ],
 )  # fmt: skip
-def test_a_refusal_with_a_known_line_names_its_party(log: str, verdict: Verdict, cause: Cause, words: str) -> None:
+def test_a_refusal_with_a_known_line_names_its_party(log: str, cause: Cause, words: str) -> None:
     ending = ended(log)
+    verdict = Verdict.FAILED if cause in (PROGRAM, Cause.REFUSED) else Verdict.INFRA
     assert (ending.verdict, ending.cause) == (verdict, cause), ending.reason
     assert ending.reason.startswith(f"{REFUSED.reason}; ")
     assert words in ending.reason
     attempt = Attempt("s/c", ending.verdict, ending.stage, ending.reason, device="a", cause=ending.cause)
-    asks_another = classify([tried(attempt)], others=1).repeat
-    assert asks_another == (cause is not Cause.UNSUPPORTED)
+    assert classify([tried(attempt)], others=1).repeat == (cause is not PROGRAM)
 
 
-@pytest.mark.parametrize(("row", "line"), ROWS, ids=[line[:50] for _, line in ROWS])
-def test_a_row_is_found_by_each_of_its_lines_with_the_next_step(row: object, line: str) -> None:
-    found = known_trouble(f"before\n{line}\nafter\n")
-    assert found is not None
-    own = next(one for one in TROUBLES if one is row)
-    assert found == known_trouble(line)
-    assert (found.party, found.retry) == (own.party, own.retry)
-    assert own.pattern.search(line)
-    assert "{" not in found.text
-    # The whole of it is in the reason.
-    assert ended(f"{line}\n").reason.endswith(found.text), len(found.text)
-    assert len(ended(f"{line}\n").reason) <= REASON_LIMIT
+def _rows_of_docs() -> list[tuple[list[str], str]]:
+    """Return the rows of the page: lines, and the other columns."""
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    columns = [re.split(r" (?<!\\)\| ", row.removeprefix("| ").removesuffix(" |"), maxsplit=1) for row in rows]
+    return [(lines.strip("`").replace("\\|", "|").split("`<br>`"), rest) for lines, rest in columns]
 
 
-def test_what_no_device_can_run_is_the_programs_and_all_else_is_tried_again() -> None:
-    for row in TROUBLES:
+def test_a_row_is_found_by_each_line_of_docs_troubles_with_the_next_step() -> None:
+    for row, (lines, rest) in zip(TROUBLES, _rows_of_docs(), strict=True):
+        text = re.sub(r"\{(\w+)(?::,)?\}", r"*\1*", f"{row.text} | {row.next_step}")
+        assert rest == f"{row.party} | {text} | {row.retry}"
+        # Only a trouble of the program is not tried again, as no device can run the program.
         assert row.retry is Retry.SESSION or row.party is Party.PROGRAM, row.text
-        assert row.text[0].islower() or row.text.startswith("HTP"), row.text
-
-
-def test_docs_troubles_has_every_line_with_party_next_step_and_retry() -> None:
-    page = PAGE.read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
-    assert len(rows) == len(TROUBLES)
-    for row, shown in zip(TROUBLES, rows, strict=True):
-        assert shown == shown_row(row)
-
-
-def shown_row(row: object) -> str:
-    """Return the row of docs/reference/troubles.md; the page is written from this by hand or by WRITE_TROUBLES."""
-    own = next(one for one in TROUBLES if one is row)
-    lines = "<br>".join(f"`{line}`".replace("|", "\\|") for line in own.lines)
-    text = re.sub(r"\{(\w+)(?::,)?\}", r"*\1*", f"{own.text} | {own.next_step}")
-    return f"| {lines} | {own.party} | {text} | {own.retry} |"
+        for line in lines:
+            found = known_trouble(f"before\n{line}\nafter\n")
+            assert found is not None, line
+            assert found == known_trouble(line)
+            assert (found.party, found.retry) == (row.party, row.retry), line
+            assert re.search(row.pattern, line)
+            assert "{" not in found.text
+            # The whole of it is in the reason.
+            reason = ended(f"{line}\n").reason
+            assert reason.endswith(found.text)
+            assert len(reason) <= REASON_LIMIT
 
 
 def test_a_crash_with_a_known_line_of_the_farm_is_no_fault_of_the_program_either() -> None:
@@ -162,12 +130,7 @@ def test_a_crash_with_a_known_line_of_the_farm_is_no_fault_of_the_program_either
     assert ended(TOO_LARGE, crash).cause is Cause.CRASH
 
 
-def test_the_simulators_own_words_are_no_trouble() -> None:
-    assert known_trouble("<V> No Snapdragon SOC detected, defaulting to SM8350\n") is None
-    assert known_trouble("<E> axis[0] has incorrect Value 4, expected >= 0.\n") is None
-
-
-def test_no_row_takes_long_over_a_hostile_log() -> None:
+def test_no_row_takes_long_over_a_hostile_log_and_the_simulators_own_words_are_no_trouble() -> None:
     pieces = (
         'library "libQnn', "fastrpc_shell_unsigned_3 ", "cannot ", "/dev/fastrpc-a ", "No such file ", "err 1002 ",
         "createUnsignedPD ", "Context create from binary failed ", "could not create op: q::a",
@@ -176,6 +139,8 @@ def test_no_row_takes_long_over_a_hostile_log() -> None:
     for piece in pieces:
         known_trouble(piece * (65_536 // len(piece)))
     assert time.process_time() - started < 5.0
+    assert known_trouble("<V> No Snapdragon SOC detected, defaulting to SM8350\n") is None
+    assert known_trouble("<E> axis[0] has incorrect Value 4, expected >= 0.\n") is None
 
 
 def test_an_operator_that_the_cpu_runs_explains_no_build_that_failed_otherwise() -> None:
@@ -186,3 +151,82 @@ def test_an_operator_that_the_cpu_runs_explains_no_build_that_failed_otherwise()
     assert "HTP has no Conv3d" in build_failure(job, f"QNN: {types}", types).reason
     large = "graph requires estimated allocation of 4861664 KB, limit is 3670016 KB"
     assert "a context of 4,861,664 KB" in build_failure(job, "the compiler crashed (SIGABRT)", large).reason
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("[ERROR] [Qnn ExecuTorch]:  <E> fastrpc memory map for fd: 33 with length: 817889280 failed with error: 0x1",
+         ("SMMU", "1002", "more contexts")),
+        ("[ERROR] SMMU fastrpc mmap error (err 1002)", ("SMMU", "1002", "executorch #18862")),
+        ("fa_alloc.cc:2737::ERROR:graph requires estimated allocation of 4861664 KB, limit is 3670016 KB",
+         ("a context of 4,861,664 KB", "3,670,016 KB", "4 GB", "more contexts")),
+        ("<E> This META does not support far mapping. Cannot map larger than 4GB", ("4 GB", "more contexts")),
+        ("<E> Failed to find available PD for contextId 7 on deviceId 0 coreId 0with context size estimate 9",
+         ("process domain", "executorch #14985")),
+        ("<E> Stub lib id mismatch: expected (v2.28.2.241116104011_103376), detected (v2.25.17.241017130936_18858)",
+         ("of two QNN SDKs", "v2.28.2.241116104011_103376", "v2.25.17.241017130936_18858", "executorch #8762")),
+        ("<E> Skel lib id mismatch: devKey={deviceId=0 coreId=0 pdId=0} expected (v2.51.0.26), detected (v2.47.0.25)",
+         ("of two QNN SDKs", "v2.51.0.26", "v2.47.0.25")),
+    ],
+)  # fmt: skip
+def test_what_qnn_says_of_a_known_trouble_is_told_in_the_reason_with_what_to_do(
+    line: str, words: tuple[str, ...]
+) -> None:
+    log = f"I 00:00:00.000852 executorch: model is loaded\n{line}\nand more\n"
+    reason = explain_ending(REFUSED, log).reason
+    assert reason.startswith(f"{REFUSED.reason}; ")
+    assert [word for word in words if word not in reason] == []
+
+
+def test_a_runtime_that_does_not_fit_together_is_no_fault_of_the_program() -> None:
+    mismatch = (
+        "<E> Stub lib id mismatch: expected (v2.28.2), detected (v2.25.17)\n<E> Unable to load Remote symbols 1008"
+    )
+    ending = explain_ending(REFUSED, mismatch)
+    assert (ending.verdict, ending.stage, ending.cause) == (Verdict.INFRA, Stage.LOAD, Cause.RUNTIME)
+    assert "of two QNN SDKs" in ending.reason, "the first cause, not what follows from it"
+    too_large = explain_ending(REFUSED, "<E> Failed to map weights buffer to device!")
+    assert (too_large.verdict, too_large.cause) == (Verdict.FAILED, Cause.REFUSED)
+    gone = infra(Stage.EXECUTE, "the device is gone", Cause.GONE)
+    assert explain_ending(gone, "nothing that is known") == gone
+
+
+def test_device_logs_add_to_the_reason_of_a_crash_what_the_runner_did_not_say() -> None:
+    crash = Attempt("s/c", Verdict.FAILED, Stage.EXECUTE, "the runner ended with signal 6 (SIGABRT)", cause=Cause.CRASH)
+    logs = ["11-23 06:00 I adsprpc: fine\n", "11-23 06:00 E QnnDsp: SMMU fastrpc mmap error (err 1002)\n"]
+    explained = explain_by_logs(crash, logs)
+    assert explained.reason.startswith(f"{crash.reason}; by the device's logs ")
+    assert "SMMU" in explained.reason
+    # A log of the whole device decides no verdict, and its explanation is added once.
+    assert (explained.verdict, explained.cause) == (crash.verdict, crash.cause)
+    assert explain_by_logs(explained, logs) == explained
+    assert explain_by_logs(crash, ["Stub lib id mismatch"]) == crash
+
+
+def test_a_cause_in_the_devices_logs_takes_the_place_of_what_follows_from_it() -> None:
+    opening = "<E> DspTransport.openSession qnn_open failed, 0x80000406"
+    log = f"{opening}\n<E> Unable to load Skel Library. transportStatus: 9\n"
+    refused = explain_ending(REFUSED, log)
+    attempt = Attempt("s/c", refused.verdict, refused.stage, refused.reason, cause=refused.cause, log=log)
+    cause = "adsprpc: dynamic loading failed (dlerror signature verify start failed for libQnnLpaiSkel.so)"
+    explained = explain_by_logs(attempt, [cause])
+    assert explained.reason == f"{REFUSED.reason}; by the device's logs {known(cause)}"
+    assert (explained.verdict, explained.cause) == (Verdict.INFRA, Cause.RUNTIME)
+    assert explain_by_logs(attempt, ["<E> Unable to load Skel Library. transportStatus: 9"]) == attempt
+
+
+def known(log: str) -> str:
+    trouble = known_trouble(log)
+    assert trouble is not None
+    return trouble.text
+
+
+def test_a_hostile_log_costs_no_time_and_no_control_characters_come_through() -> None:
+    started = time.process_time()
+    assert known_trouble("SMMU mapping of " * 20_000) is None
+    assert known_trouble("expected (" * 30_000 + "lib id mismatch: expected (" * 10_000) is None
+    assert known_trouble("9" * 300_000) is None
+    assert time.process_time() - started < 1.0
+    trouble = known_trouble("Stub lib id mismatch: expected (\033[31mred), detected (v2)")
+    assert trouble is None or "\033" not in trouble.text

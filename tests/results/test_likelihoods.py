@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from farm.builds.bundles.bundle import LIKELIHOOD_COLUMNS, Bundle, Generation, Manifest, TensorSpec
-from farm.devices.execution.raw import RawResult
-from farm.results.attempt import Attempt, Direction, Measurement
-from farm.results.expected_text import expectation_problem, slow_problem
-from farm.results.judge import judge
+from farm.builds.bundles.bundle import LIKELIHOOD_COLUMNS, Generation
+from farm.results.attempt import Direction, Measurement
+from farm.results.judge import expectation_problem, slow_problem
 from farm.results.likelihoods import answers, logarithms_of, perplexity, word_perplexity
 from farm.suites.accuracy.asked import Likelihoods, TaskQuestion
 from farm.suites.generate import Generate
-from farm.suites.suite import Case, Expectation, Job, Limits, Target, Tolerance
+from farm.suites.suite import Expectation, Limits, Tolerance
 
-VOCABULARY, POSITIONS, MS = 5, 6, 1_000_000
+from .conftest import measured
+from .generated_text import GeneratedText
+
+VOCABULARY, POSITIONS = 5, 6
 # A window of a text, then a question with two choices, of two tokens and of one.
 SEQUENCES = ((0, 1, 2, 3), (4, 0, 1, 2), (4, 0, 3))
-TOLD_FROM = (1, 2, 2)
+FIRST_COUNTED = (1, 2, 2)
 LIKELIHOODS = Likelihoods(
-    told=TOLD_FROM, windows=1, questions=(TaskQuestion(right=(1,), lengths=(8, 3)),), metrics=("acc", "acc_norm"),
-    words=2,
+    first_counted=FIRST_COUNTED, windows=1, questions=(TaskQuestion(right=(1,), lengths=(8, 3)),),
+    metrics=("acc", "acc_norm"), words=2,
 )  # fmt: skip
 GENERATION = Generation(
     mode="kv", context=8, prefill=0, decode=1, layers=1, vocabulary=VOCABULARY, cache_bits=16, new=1,
@@ -78,74 +77,19 @@ def test_the_first_of_equal_choices_is_chosen_and_what_is_no_number_never() -> N
     assert perplexity(LIKELIHOODS, logarithms_of(GENERATION, rows)) is None
 
 
-class Ran:
-    """Files of a device for a given text, equal to the references; tests change them."""
-
-    def __init__(self, root: Path) -> None:
-        self.folder, self.bundle_folder = root / "raw", root / "bundle"
-        self.folder.mkdir()
-        for name in ("inputs", "reference_fp32", "reference_quantized"):
-            (self.bundle_folder / name).mkdir(parents=True)
-        self.tolerance = Limits(sqnr_db=20.0)
-        self.expect: tuple[Expectation, ...] = ()
-        self.simulated = True
-        self.backend = "htp"
-        for sample, rows in enumerate(made()):
-            for folder in (self.bundle_folder / "reference_fp32", self.bundle_folder / "reference_quantized"):
-                rows.tofile(folder / f"output_{sample}_0.raw")
-            self.set(sample, rows)
-
-    def set(self, sample: int, rows: np.ndarray) -> None:
-        rows.astype(np.float32).tofile(self.folder / f"output_{sample}_0.raw")
-
-    def judge(self, *, references: tuple[str, ...] = ("fp32", "quantized")) -> Attempt:
-        spec = TensorSpec((POSITIONS, LIKELIHOOD_COLUMNS), "float32")
-        manifest = Manifest(
-            key="0123456789abcdef", job_id="told", soc="SM8650", backend="htp", precision="16a8w", samples=3,
-            inputs=(TensorSpec((4,), "int32"), TensorSpec((POSITIONS,), "int32")), outputs=(spec,), pte_bytes=1000,
-            delegates={"QnnBackend": 1}, delegated_ops=7, fallback_ops={}, seconds={}, versions={}, files={},
-            generation=GENERATION, references=references,
-        )  # fmt: skip
-        generated = [
-            {
-                "line": line, "prompt_tokens": prompt, "tokens": [0], "prefill_ns": [MS] * prompt, "steps_ns": [],
-                "first_token_ns": prompt * MS, "total_ns": prompt * MS, "ended": "new",
-            }
-            for line, prompt in enumerate(GENERATION.prompt_tokens)
-        ]  # fmt: skip
-        report: dict[str, Any] = {
-            "schema": 1, "ok": True, "exit_code": 0, "error": None, "method": "kv_forward", "load_ns": 9 * MS,
-            "verification_ns": MS, "inputs": [],
-            "outputs": [{"shape": list(spec.shape), "dtype": spec.dtype, "nbytes": spec.nbytes}],
-            "inferences": [{"line": one["line"], "iterations_ns": [one["total_ns"]]} for one in generated],
-            "generated": generated, "method_loads_ns": {"kv_forward": 8 * MS},
-        }  # fmt: skip
-        (self.folder / "result.json").write_text(json.dumps(report))
-        case = Case(
-            "llm", "told", "", (), tolerances={"16a8w": Tolerance(quantized=self.tolerance)}, expect=self.expect,
-            generate=Generate(tokenizer="bytes", task="task.yaml", score_text="text.txt"),
-        )  # fmt: skip
-        job = Job(case, Target("SM8650", self.backend, "16a8w"))
-        raw = RawResult(
-            job_id=job.id, serial="x", workspace=PurePosixPath("/device"), folder=self.folder, started_ms=1,
-            exit_code=0, run_seconds=1.0, simulated=self.simulated,
-        )  # fmt: skip
-        return judge(job, Bundle(self.bundle_folder, manifest), raw)
-
-
 @pytest.fixture
-def ran(tmp_path: Path) -> Ran:
-    return Ran(tmp_path)
+def ran(tmp_path: Path) -> GeneratedText:
+    """Given text on a virtual device, equal to the references."""
+    generate = Generate(tokenizer="bytes", task="task.yaml", score_text="text.txt")
+    ran = GeneratedText(tmp_path, GENERATION, made(), [(0,)] * len(SEQUENCES), generate=generate)
+    ran.tolerance, ran.simulated = Tolerance(quantized=Limits(sqnr_db=20.0)), True
+    return ran
 
 
-def numbers(attempt: Attempt) -> dict[str, tuple[float, ...]]:
-    return {measurement.metric: measurement.samples for measurement in attempt.measurements}
-
-
-def test_perplexity_and_accuracy_are_measured_of_the_device_and_of_both_references(ran: Ran) -> None:
+def test_perplexity_and_accuracy_are_measured_of_the_device_and_of_both_references(ran: GeneratedText) -> None:
     attempt = ran.judge()
     assert (attempt.verdict, attempt.reason) == ("passed", "")
-    found = numbers(attempt)
+    found = measured(attempt)
     answer = logarithms_of(GENERATION, made())
     assert found["perplexity[0]"] == found["perplexity_fp32[0]"] == (perplexity(LIKELIHOODS, answer),)
     assert found["perplexity_ratio_quantized[0]"] == (1.0,)
@@ -162,79 +106,70 @@ def test_perplexity_and_accuracy_are_measured_of_the_device_and_of_both_referenc
     assert "the same choice as the quantized module in 1 of 1 questions" in attempt.notes
 
 
-def test_another_choice_than_the_quantized_modules_breaks_its_limit(ran: Ran) -> None:
-    ran.tolerance = Limits(sqnr_db=-60.0, other_choices=0)
+def test_another_choice_than_the_quantized_modules_breaks_its_limit(ran: GeneratedText) -> None:
+    ran.tolerance = Tolerance(quantized=Limits(sqnr_db=-60.0, other_choices=0))
     chosen = answers(LIKELIHOODS, logarithms_of(GENERATION, made())).chosen["acc"][0]
     rows = made()[1 + chosen]
     rows[1, 0] -= 50
-    ran.set(1 + chosen, rows)
+    ran.set_output(1 + chosen, rows)
     attempt = ran.judge()
     assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
     assert "other_choices 1 > 0" in attempt.reason
-    assert numbers(attempt)["other_choices_quantized[0]"] == (1.0,)
-    ran.tolerance = Limits(sqnr_db=-60.0, other_choices=1)
+    assert measured(attempt)["other_choices_quantized[0]"] == (1.0,)
+    ran.tolerance = Tolerance(quantized=Limits(sqnr_db=-60.0, other_choices=1))
     assert ran.judge().verdict == "passed"
 
 
-def test_a_text_that_is_less_likely_breaks_the_limit_of_the_ratio(ran: Ran) -> None:
-    ran.tolerance = Limits(sqnr_db=-20.0, perplexity_ratio=1.05)
-    ran.set(0, made()[0] * 1.1)
+def test_a_text_that_is_less_likely_breaks_the_limit_of_the_ratio(ran: GeneratedText) -> None:
+    ran.tolerance = Tolerance(quantized=Limits(sqnr_db=-20.0, perplexity_ratio=1.05))
+    ran.set_output(0, made()[0] * 1.1)
     assert "perplexity_ratio 1." in ran.judge().reason
 
 
-def test_a_case_says_how_likely_and_how_right_it_has_to_be(ran: Ran) -> None:
-    for expected, metric in ((Expectation(most_perplexity=1.5), "perplexity"),
-                             (Expectation(most_word_perplexity=1.5), "word_perplexity")):  # fmt: skip
-        ran.expect = (expected,)
+def test_a_case_says_how_likely_and_how_right_it_has_to_be(ran: GeneratedText) -> None:
+    for metric in ("perplexity", "word_perplexity"):
+        ran.expect = (Expectation(**{f"most_{metric}": 1.5}),)
         attempt = ran.judge()
         assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
         assert attempt.reason.startswith(f"{metric} is ")
         assert attempt.reason.endswith(", expected 1.5 or less")
-    right = answers(LIKELIHOODS, logarithms_of(GENERATION, made())).right
-    wrong = next((metric for metric, count in right.items() if not count), None)
-    measured = [Measurement("accuracy[acc]", "1", Direction.HIGHER, (0.5,)),
-                Measurement("questions", "count", Direction.NONE, (8.0,))]  # fmt: skip
-    assert wrong in {None, "acc", "acc_norm"}
-    assert expectation_problem(Expectation(least_accuracy={"acc": 0.5}), measured) == ""
-    assert (
-        expectation_problem(Expectation(least_accuracy={"acc": 0.6}), measured)
-        == "acc is 0.5 (4 of 8), expected 0.6 or more"
-    )
-    assert expectation_problem(Expectation(least_accuracy={"acc_norm": 0.5}), measured).startswith(
-        "acc_norm was not measured"
-    )
+    numbers = [Measurement("accuracy[acc]", "1", Direction.HIGHER, (0.5,)),
+               Measurement("questions", "count", Direction.NONE, (8.0,))]  # fmt: skip
+    for least, problem in (
+        ({"acc": 0.5}, ""), ({"acc": 0.6}, "acc is 0.5 (4 of 8), expected 0.6 or more"),
+        ({"acc_norm": 0.5}, "acc_norm was not measured, expected 0.5 or more"),
+    ):  # fmt: skip
+        assert expectation_problem(Expectation(least_accuracy=least), numbers) == problem
 
 
-def test_answers_of_a_ready_program_are_not_right_by_the_order_of_its_nan(ran: Ran) -> None:
+@pytest.mark.parametrize("backend", ["htp", "xnnpack"])
+def test_accuracy_is_expected_of_every_backend_and_nan_is_never_right(ran: GeneratedText, backend: str) -> None:
+    ran.without_references()
+    ran.backend = backend
     ran.expect = (Expectation(least_accuracy={"acc": 0.0}),)
-    assert ran.judge(references=()).verdict == "passed"
+    assert ran.judge().verdict == "passed"
+    ran.expect = (Expectation(most_perplexity=1.0),)
+    attempt = ran.judge()
+    assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
+    ran.expect = (Expectation(least_accuracy={"acc": 0.0}),)
     for sample, rows in enumerate(made()):
-        ran.set(sample, rows * math.nan)
-    attempt = ran.judge(references=())
+        ran.set_output(sample, rows * math.nan)
+    attempt = ran.judge()
     assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
     assert attempt.reason == "output 0 of prompt 0 has NaN or infinity among its numbers"
 
 
-@pytest.mark.parametrize("backend", ["htp", "xnnpack"])
-def test_accuracy_is_expected_of_every_backend(ran: Ran, backend: str) -> None:
-    ran.backend = backend
-    right = answers(LIKELIHOODS, logarithms_of(GENERATION, made())).right["acc"]
-    expected = Expectation(most_perplexity=1.0) if right else Expectation(least_accuracy={"acc": 1.0})
-    ran.expect = (expected,)
-    attempt = ran.judge(references=())
-    assert (attempt.verdict, attempt.stage) == ("failed", "numerics")
-
-
-def test_rates_are_expected_of_attached_devices_alone(ran: Ran) -> None:
+def test_rates_are_expected_of_attached_devices_alone(ran: GeneratedText) -> None:
     ran.expect = (Expectation(least_prefill_rate=1e6),)
     assert ran.judge().verdict == "passed"
     ran.simulated = False
     attempt = ran.judge()
     assert (attempt.verdict, attempt.stage) == ("failed", "execute")
     assert attempt.reason == "prefill_rate is 1000 tokens/s, expected 1e+06 or more"
-    measured = [Measurement("decode_rate", "tokens/s", Direction.HIGHER, (10.0, 30.0, 20.0))]
-    assert slow_problem(Expectation(least_decode_rate=20.0), measured) == ""
-    assert slow_problem(Expectation(least_decode_rate=21.0), measured).startswith("decode_rate is 20 tokens/s")
-    assert slow_problem(msgspec.structs.replace(Expectation(), least_prefill_rate=1.0), measured).startswith(
-        "prefill_rate was not measured"
-    )
+    numbers = [Measurement("decode_rate", "tokens/s", Direction.HIGHER, (10.0, 30.0, 20.0))]
+    for expected, problem in (
+        (Expectation(least_decode_rate=20.0), ""),
+        (Expectation(least_decode_rate=21.0), "decode_rate is 20 tokens/s, expected 21 or more"),
+        (Expectation(least_prefill_rate=1.0), "prefill_rate was not measured, expected 1 tokens/s or more"),
+    ):
+        assert slow_problem(expected, numbers) == problem

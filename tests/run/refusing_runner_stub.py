@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python3 -IS
 """Stands in for `farm_runner --serve` of a device whose DSP session dies, as the file `dies.txt` beside it sets.
 
 The first line of the file is:

@@ -10,26 +10,22 @@ from farm.store.view import JobView, RunView, SkipReason
 
 PASSED = Attempt("j", Verdict.PASSED, Stage.DONE, "")
 FAILED = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong")
+SKIPPED = Attempt("j", Verdict.SKIPPED, Stage.EXECUTE, "the device cannot run it")
 KNOWN = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong", known_issue="understood")
 INFRA = Attempt("j", Verdict.INFRA, Stage.PUSH, "cable")
 NO_TIME = SkipReason("no time")
 
 
 def view(*jobs: tuple[Attempt, ...] | SkipReason) -> RunView:
+    def job(number: int, found: tuple[Attempt, ...] | SkipReason) -> JobView:
+        names = (f"s/c{number}[SM8650-htp-8a8w]", "s", f"c{number}", "SM8650", "htp", "8a8w")
+        if isinstance(found, SkipReason):
+            return JobView(*names, (), skipped=found)
+        return JobView(*names, found, decisive_attempt=1 if found == (FAILED, INFRA) else len(found))
+
     # Judged before the run is recorded as finished.
-    return RunView(
-        id="r", command="farm run", started_ms=1, finished_ms=None, exit_code=None, user="u", host="h", fingerprint={},
-        devices=(),
-        jobs=tuple(
-            JobView(f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", (), skipped=found)
-            if isinstance(found, SkipReason)
-            else JobView(
-                f"s/c{n}[SM8650-htp-8a8w]", "s", f"c{n}", "SM8650", "htp", "8a8w", found,
-                decisive_attempt=1 if found == (FAILED, INFRA) else len(found),
-            )
-            for n, found in enumerate(jobs)
-        ),
-    )  # fmt: skip
+    views = tuple(job(number, found) for number, found in enumerate(jobs))
+    return RunView("r", "farm run", 1, None, None, "u", "h", {}, (), views)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +39,13 @@ def view(*jobs: tuple[Attempt, ...] | SkipReason) -> RunView:
         ([(INFRA,), (FAILED,), (KNOWN,)], 1),
         ([(INFRA, PASSED), (PASSED,)], 0),
         ([(FAILED, INFRA)], 1),
-        # Jobs skipped for the budget are no failures; but a run that executed no job is no success.
+        # Skipped jobs are no failures; but a run that executed no job is no success.
         ([(PASSED,), NO_TIME], 0),
         ([(FAILED,), NO_TIME], 1),
         ([(), NO_TIME], 4),
         ([NO_TIME, NO_TIME], 5),
+        ([(PASSED,), (SKIPPED,)], 0),
+        ([NO_TIME, (SKIPPED,)], 5),
         ([], 0),
     ],
 )

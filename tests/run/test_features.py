@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from farm_home import FarmHome
 
 pytestmark = pytest.mark.whole
 
-MAIN = ("run", "--soc", "SM8650", "--suite", "features", "--virtual", "1", "--json")
+MAIN = ("run", "--soc", "SM8650", "--suite", "features", "--virtual", "1")
 # Quickest case of each kind.
 CHEAP = (
     "methods_part or weight_sharing or online_prepare or shared_buffer or state_cell or tensor_dump or saver "
@@ -22,9 +21,7 @@ CHEAP = (
 @pytest.fixture(scope="module")
 def ran(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("features"))
-    done = home.farm(*MAIN, "-k", CHEAP, timeout_s=500, code=0)
-    view: dict[str, Any] = json.loads(done.stdout)
-    return {job["case"]: job["attempts"][-1] for job in view["jobs"]}
+    return {job["case"]: job["attempts"][-1] for job in home.json(*MAIN, "-k", CHEAP, timeout_s=500)["jobs"]}
 
 
 def test_what_the_simulator_has_passes(ran: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from attached import attach
 from farm_home import FarmHome
 from forked_command import call
-from hardware_stub import farm_with_hardware
+from hardware_stub import WITH_HARDWARE
 from heap_sdk_stub import IDLE_BYTES, make_heap_sdk
 from programs import require_code
 
@@ -25,8 +25,8 @@ LEAK = 9 << 20
 def test_devices_without_a_heap_skip_every_job_after_one_probe_and_stay_healthy(home: FarmHome, tmp_path: Path) -> None:
     with attach(home, tmp_path, ["SM8650", "SM8650"]) as attached:
         env = {**home.env, **attached.env}
-        done = call([*SMOKE, "--json"], env=env, cwd=home.cwd, stdin="", timeout_s=300, program=farm_with_hardware)
-        require_code(done, 0)
+        done = call([*WITH_HARDWARE, *SMOKE, "--json"], env=env, cwd=home.cwd, timeout_s=300)
+        require_code(done, 5)
         view = json.loads(done.stdout)
         attempts = [attempt for job in view["jobs"] for attempt in job["attempts"]]
         reason = "no DSP heap: ExecuTorch wrote no profile of it; it does on Android and QNX"
@@ -57,14 +57,10 @@ def page_env(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 @pytest.fixture(scope="module")
 def measured(stub_home: FarmHome, page_env: dict[str, str]) -> dict[str, Any]:
     """The JSON of a run over the stub, in two processes a job."""
-    arguments = ("--heap", "--iterations", "2", "--confirm", "--json")
-    done = stub_home.farm(*CASES, *arguments, env=page_env, timeout_s=580, code=0)
-    view: dict[str, Any] = json.loads(done.stdout)
+    view: dict[str, Any] = stub_home.json(
+        *CASES, "--heap", "--iterations", "2", "--confirm", env=page_env, timeout_s=580
+    )
     return view
-
-
-def attempts_of(view: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {job["case"]: job["attempts"][-1] for job in view["jobs"]}
 
 
 def samples_of(attempt: dict[str, Any]) -> dict[str, list[float]]:
@@ -72,45 +68,41 @@ def samples_of(attempt: dict[str, Any]) -> dict[str, list[float]]:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(("case", "contexts"), [("one", 1), ("two", 2), ("four", 4)])
-def test_the_first_context_and_the_last_are_around_all_of_them(
-    measured: dict[str, Any], case: str, contexts: int
-) -> None:
-    attempt = attempts_of(measured)[case]
-    kept = contexts * PAGE
-    assert samples_of(attempt) == {
-        "dsp_heap_before": [IDLE_BYTES] * 2,
-        "dsp_heap_after": [IDLE_BYTES + kept] * 2,
-        "dsp_heap_difference": [kept] * 2,
-        "partitions": [contexts],
-    }
-    told = [line.removeprefix("heap stub: ") for line in attempt["log"].splitlines() if line.startswith("heap stub: ")]
-    assert told[0] == "1 contexts, creation profiled"
-    assert told[-1] == "0 contexts, free profiled"
-    assert len(told) == 2 * contexts
-    assert not any("profiled" in line for line in told[1:-1])
+def test_the_first_context_and_the_last_are_around_all_of_them(measured: dict[str, Any]) -> None:
+    attempts = {job["case"]: job["attempts"][-1] for job in measured["jobs"]}
+    for case, contexts in (("one", 1), ("two", 2), ("four", 4)):
+        kept = contexts * PAGE
+        assert samples_of(attempts[case]) == {
+            "dsp_heap_before": [IDLE_BYTES] * 2,
+            "dsp_heap_after": [IDLE_BYTES + kept] * 2,
+            "dsp_heap_difference": [kept] * 2,
+            "partitions": [contexts],
+        }
+        lines = attempts[case]["log"].splitlines()
+        told = [line.removeprefix("heap stub: ") for line in lines if line.startswith("heap stub: ")]
+        assert (told[0], told[-1]) == ("1 contexts, creation profiled", "0 contexts, free profiled")
+        assert len(told) == 2 * contexts
+        assert not any("profiled" in line for line in told[1:-1])
 
 
 @pytest.mark.whole
-def test_the_numbers_go_from_the_file_to_history_and_report_as_those_of_a_stub(
-    stub_home: FarmHome, measured: dict[str, Any]
-) -> None:
-    history = json.loads(
-        stub_home.farm("history", "heap_cases/four", "--metric", "dsp_heap_difference", "--json").stdout
-    )
+def test_history_and_report_have_the_numbers(stub_home: FarmHome, measured: dict[str, Any]) -> None:
+    history = stub_home.json("history", "heap_cases/four", "--metric", "dsp_heap_difference")
     assert [point["value"] for point in history["points"]] == [4 * PAGE]
     shown = " ".join(stub_home.farm("report", measured["id"], "--html", "report.html").stdout.split())
     assert "DSP heap: 4,096 to 16,384 bytes kept, of 3 jobs" in shown
-    page = (stub_home.cwd / "report.html").read_text()
-    section = page[page.index('<section id="heap"') :].partition("</section>")[0]
+    section = heap_section(stub_home, "report.html")
     assert section.count("<tr>") == 1 + 3
     assert "16,384, 16,384" in section
     assert "-heap_stub" in section
-    assert "stub" in shown
+
+
+def heap_section(home: FarmHome, report: str) -> str:
+    return (home.cwd / report).read_text().partition('<section id="heap"')[2].partition("</section>")[0]
 
 
 @pytest.mark.whole
-def test_runs_for_the_heap_are_confirmed_by_runs_for_the_heap(
+def test_the_heap_is_confirmed_by_runs_for_the_heap(
     stub_home: FarmHome, measured: dict[str, Any], page_env: dict[str, str]
 ) -> None:
     [job] = [job["id"] for job in measured["jobs"] if job["case"] == "one"]
@@ -131,34 +123,21 @@ def test_runs_for_the_heap_are_confirmed_by_runs_for_the_heap(
 def test_a_leak_fails_the_job_and_stands_in_history_and_report(
     stub_home: FarmHome, measured: dict[str, Any], farm_cache: Path, tmp_path: Path
 ) -> None:
-    sdk = make_heap_sdk(tmp_path / "leaking", farm_cache, f"keep={LEAK}")
-    done = stub_home.farm(
-        *CASES, "-k", "one", "--heap", "--json", env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=500, code=1
-    )
-    leaking = json.loads(done.stdout)
+    env = {"QNN_SDK_ROOT": str(make_heap_sdk(tmp_path / "leaking", farm_cache, f"keep={LEAK}"))}
+    leaking = stub_home.json(*CASES, "-k", "one", "--heap", env=env, timeout_s=500, code=1)
     [attempt] = leaking["jobs"][0]["attempts"]
-    assert (attempt["verdict"], attempt["reason"]) == (
-        "failed",
-        "DSP heap: 9,437,184 bytes kept, expected 4,096 or less",
-    )
-    samples = samples_of(attempt)
-    assert samples["dsp_heap_before"] == [IDLE_BYTES]
-    assert samples["dsp_heap_after"] == [IDLE_BYTES + LEAK]
-    history = json.loads(
-        stub_home.farm("history", "heap_cases/one", "--metric", "dsp_heap_difference", "--json").stdout
-    )
-    assert measured["id"] in [point["run_id"] for point in history["points"]]
-    assert [point["value"] for point in history["points"]][-1] == LEAK
+    reason = "DSP heap: 9,437,184 bytes kept, expected 4,096 or less"
+    assert (attempt["verdict"], attempt["reason"]) == ("failed", reason)
+    assert samples_of(attempt)["dsp_heap_after"] == [IDLE_BYTES + LEAK]
+    points = stub_home.json("history", "heap_cases/one", "--metric", "dsp_heap_difference")["points"]
+    assert measured["id"] in [point["run_id"] for point in points]
+    assert points[-1]["value"] == LEAK
     stub_home.farm("report", leaking["id"], "--html", "leak.html")
-    page = (stub_home.cwd / "leak.html").read_text()
-    section = page[page.index('<section id="heap"') :].partition("</section>")[0]
-    assert "9,437,184" in section
-    assert "DSP heap: 9,437,184 bytes kept, expected 4,096 or less" in page
+    assert "9,437,184" in heap_section(stub_home, "leak.html")
+    assert reason in (stub_home.cwd / "leak.html").read_text()
 
 
-def test_a_program_by_itself_is_measured_for_the_heap(
-    home: FarmHome, models: Path, farm_cache: Path, tmp_path: Path
-) -> None:
+def test_farm_exec_measures_the_heap(home: FarmHome, models: Path, farm_cache: Path, tmp_path: Path) -> None:
     sdk = make_heap_sdk(tmp_path / "sdk", farm_cache, f"keep={PAGE}")
     command = ("exec", str(models / "conv.pte"), "--inputs", str(models / "conv_input_0.raw"), "--virtual", "--heap")
     attempt = home.json(*command, env={"QNN_SDK_ROOT": str(sdk)}, timeout_s=300)["attempt"]

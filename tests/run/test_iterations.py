@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 from farm_home import FarmHome
 
@@ -37,80 +33,36 @@ class Last(torch.nn.Module):
 SUITE = """
 [suite]
 name = "mine"
-description = "what repeats itself, and what does not"
-[suite.tolerance.fp32.fp32]
-cosine = 0.99
+description = "cases that repeat themselves, and cases that do not"
+tolerance.fp32.fp32.cosine = 0.99
 
-[case.steady]
-module = "torch.nn:ReLU"
-inputs = [{ shape = [8] }]
-
-[case.noise]
-module = ".nets:Noise"
-inputs = [{ shape = [8] }]
-
-[case.noise_on_purpose]
-module = ".nets:Noise"
-inputs = [{ shape = [8] }]
-deterministic = false
-
-[case.counter]
-module = ".nets:Counter"
-inputs = [{ shape = [8] }]
-
-[case.counter_that_must_not]
-module = ".nets:Counter"
-inputs = [{ shape = [8] }]
-deterministic = true
-
-[case.last]
-module = ".nets:Last"
-inputs = [{ shape = [8] }]
-deterministic = true
+[case]
+steady = { module = "torch.nn:ReLU", inputs = [{ shape = [8] }] }
+noise = { module = ".nets:Noise", inputs = [{ shape = [8] }] }
+noise_on_purpose = { module = ".nets:Noise", inputs = [{ shape = [8] }], deterministic = false }
+counter = { module = ".nets:Counter", inputs = [{ shape = [8] }] }
+counter_that_must_not = { module = ".nets:Counter", inputs = [{ shape = [8] }], deterministic = true }
+last = { module = ".nets:Last", inputs = [{ shape = [8] }], deterministic = true }
 """
+GOES_ON = "writes to its buffer total: each sample is executed once, as its state goes on"
 
 
-@pytest.fixture(scope="module")
-def attempts(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The attempt of each case, of one run on the CPU, as that compiles fastest."""
-    folder = tmp_path_factory.mktemp("iterations")
-    home = FarmHome(farm_cache, folder / "state", folder / "cwd")
+def test_outputs_that_differ_between_executions_fail_unless_the_case_says_so(home: FarmHome) -> None:
+    """On the CPU, as that compiles fastest."""
     mine = home.cwd / "mine"
-    mine.mkdir(parents=True)
+    mine.mkdir()
     (mine / "suite.toml").write_text(SUITE)
     (mine / "nets.py").write_text(NETS)
-    done = home.farm(
-        *("run", "--soc", "SM8650", "--backend", "xnnpack", "--suite", "./mine", "--virtual", "1", "--json"),
-        timeout_s=600,
-    )
-    assert done.returncode == 1, done.stderr[-4000:]
-    return {job["case"]: job["attempts"][-1] for job in json.loads(done.stdout)["jobs"]}
-
-
-def test_what_differs_from_time_to_time_fails_although_each_time_is_within_the_limits(
-    attempts: dict[str, Any],
-) -> None:
+    asked = ("run", "--soc", "SM8650", "--backend", "xnnpack", "--suite", "./mine", "--virtual", "1")
+    attempts = {job["case"]: job["attempts"][-1] for job in home.json(*asked, timeout_s=600, code=1)["jobs"]}
     for case in ("noise", "counter_that_must_not"):
-        attempt = attempts[case]
+        attempt = attempts.pop(case)
         assert (attempt["verdict"], attempt["stage"], attempt["cause"]) == ("failed", "numerics", "numerics"), attempt
         assert attempt["reason"] == "executions 1, 2, 3 of 4 (the first is warm-up) gave other outputs than the last"
+        # Each execution is within the limits.
         assert [one["violations"] for one in attempt["comparisons"]] == [[]]
-
-
-def test_what_may_differ_passes_and_says_so(attempts: dict[str, Any]) -> None:
-    assert attempts["noise_on_purpose"]["verdict"] == "passed", attempts["noise_on_purpose"]
-    why = "gave other outputs than the last: the case says that it is not deterministic"
-    assert any(note.endswith(why) for note in attempts["noise_on_purpose"]["notes"])
-
-
-def test_a_state_goes_on_from_sample_to_sample_as_in_the_reference(attempts: dict[str, Any]) -> None:
-    assert attempts["counter"]["verdict"] == "passed", attempts["counter"]
-    assert attempts["counter"]["notes"] == [
-        "writes to its buffer total: each sample is executed once, as its state goes on"
-    ]
-
-
-def test_what_repeats_itself_passes_in_silence(attempts: dict[str, Any]) -> None:
-    for case, notes in (("steady", []), ("last", ["writes to its buffer last"])):
-        assert attempts[case]["verdict"] == "passed", attempts[case]
-        assert attempts[case]["notes"] == notes
+    assert {attempt["verdict"] for attempt in attempts.values()} == {"passed"}, attempts
+    why = "gave other outputs than the last: the case is declared as not deterministic"
+    assert any(note.endswith(why) for note in attempts.pop("noise_on_purpose")["notes"])
+    notes = {case: attempt["notes"] for case, attempt in attempts.items()}
+    assert notes == {"steady": [], "last": ["writes to its buffer last"], "counter": [GOES_ON]}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
-import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,20 +90,7 @@ class Work:
 
 
 def attempts(home: FarmHome) -> list[tuple[int, str]]:
-    try:
-        with sqlite3.connect(f"file:{home.state / 'farm.db'}?mode=ro", uri=True) as connection:
-            return connection.execute("select id, verdict from attempt order by id").fetchall()
-    except sqlite3.Error:
-        return []
-
-
-def has_begun(home: FarmHome) -> bool:
-    """Return whether a run is in the store; the store may not exist yet, or have no tables."""
-    try:
-        with sqlite3.connect(f"file:{home.state / 'farm.db'}?mode=ro", uri=True) as connection:
-            return bool(connection.execute("select count(*) from run").fetchone()[0])
-    except sqlite3.Error:
-        return False
+    return home.rows("select id, verdict from attempt order by id")
 
 
 def results(view: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -125,15 +110,9 @@ def stub_home(tmp_path_factory: pytest.TempPathFactory) -> StubHome:
     return home
 
 
-def undisturbed(home: FarmHome, command: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    done = home.farm(*command, "--json", timeout_s=300)
-    assert done.returncode == 0, done.stderr
-    return results(json.loads(done.stdout))
-
-
 @pytest.fixture(scope="module")
 def stub_results(stub_home: StubHome) -> dict[str, dict[str, Any]]:
-    return undisturbed(stub_home, (*RUN, *MINE))
+    return results(stub_home.json(*RUN, *MINE, timeout_s=300))
 
 
 @pytest.fixture
@@ -147,7 +126,7 @@ def stubbed(stub_home: StubHome, stub_results: dict[str, dict[str, Any]], tmp_pa
 @pytest.fixture(scope="module")
 def simulated_results(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("undisturbed")
-    return undisturbed(FarmHome(farm_cache, folder / "state", folder), (*RUN, *SIMULATED))
+    return results(FarmHome(farm_cache, folder / "state", folder).json(*RUN, *SIMULATED, timeout_s=300))
 
 
 @pytest.fixture
@@ -164,21 +143,14 @@ def find(home: FarmHome, victim: str, seconds: float) -> int | None:
     return poll(is_there, seconds)
 
 
-def stays(home: FarmHome, victim: str, seconds: float) -> bool:
-    """Wait, and return whether a process of that kind was there all the time."""
-    return all_the_time(lambda: find(home, victim, 0.1) is not None, seconds)
-
-
 def kill(home: FarmHome, victim: str) -> bool:
     """Kill a process of that kind, and return whether one was found."""
     pid = find(home, victim, 0.1)
-    if pid is None:
-        return False
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
+    with contextlib.suppress(ProcessLookupError):
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False
 
 
 def reapers(home: FarmHome) -> list[int]:
@@ -192,10 +164,8 @@ def reapers(home: FarmHome) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    "reapers_first", [pytest.param(True, marks=pytest.mark.whole), pytest.param(False, marks=pytest.mark.soak)]
-)
-def test_nothing_is_left_when_nobody_can_clean_up(stubbed: Work, reapers_first: bool) -> None:
+@pytest.mark.whole
+def test_nothing_is_left_when_nobody_can_clean_up(stubbed: Work) -> None:
     """The controller is killed with every reaper: of its workers too, so that only the kernel is left to end things."""
     home = stubbed.home
     with home.running(*stubbed.with_new_case()) as process:
@@ -205,21 +175,17 @@ def test_nothing_is_left_when_nobody_can_clean_up(stubbed: Work, reapers_first: 
         assert guards
         for pid in guards:
             os.kill(pid, signal.SIGSTOP)
-        for pid in [*guards, process.pid] if reapers_first else [process.pid, *guards]:
+        for pid in [*guards, process.pid]:
             os.kill(pid, signal.SIGKILL)
         process.wait()
     assert wait_for_no_process(home, 60) == {}
-    resumed = home.farm("run", "--resume", "latest", "--json", timeout_s=240)
-    assert resumed.returncode == 0, resumed.stderr
-    got = results(json.loads(resumed.stdout))
+    got = results(home.json("run", "--resume", "latest", timeout_s=240))
     assert got.pop("new")["verdict"] == "passed"
     assert got == stubbed.results
 
 
 @pytest.mark.parametrize(("victim", "moment"), MOMENTS)
-def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
-    request: pytest.FixtureRequest, victim: str, moment: int
-) -> None:
+def test_killed_and_resumed_the_results_are_the_same(request: pytest.FixtureRequest, victim: str, moment: int) -> None:
     is_real = (victim, moment) in REAL
     work: Work = request.getfixturevalue("simulated" if is_real else "stubbed")
     home = work.home
@@ -232,7 +198,7 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
         command = work.with_new_case() if victim == "builder" else work.command
         with home.running(*command) as process:
             assert find(home, victim, 60) is not None, "it never was there"
-            was_there = stays(home, victim, delay)
+            was_there = all_the_time(lambda: find(home, victim, 0.1) is not None, delay)
             finished = attempts(home)
             killed = was_there and kill(home, victim)
             output = process.communicate(timeout=240)[0]
@@ -248,10 +214,8 @@ def test_killed_at_any_moment_and_resumed_the_results_are_the_same(
     assert wait_for_no_process(home) == {}
     assert attempts(home)[: len(finished)] == finished
     # A run killed before its beginning cannot be resumed, and its remains do not disturb the next run.
-    again = ("run", "--resume", "latest") if has_begun(home) else command
-    resumed = home.farm(*again, "--json", timeout_s=240)
-    assert resumed.returncode == 0, output + resumed.stderr
-    got = results(json.loads(resumed.stdout))
+    again = ("run", "--resume", "latest") if home.rows("select id from run") else command
+    got = results(home.json(*again, timeout_s=240))
     if victim == "builder":
         assert got.pop("new")["verdict"] == "passed"
     assert got == work.results, output

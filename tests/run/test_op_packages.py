@@ -6,7 +6,6 @@ The stub has no kernel. For right outputs, its entry maps the operator to an ope
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -58,10 +57,7 @@ SUITE = """
 name = "packaged"
 description = "An operator of its own, in a stub of a package"
 precisions = ["8a8w"]
-
-[suite.tolerance.8a8w]
-fp32 = { sqnr_db = 30.0 }
-quantized = { steps = 1.5 }
+tolerance.8a8w = { fp32.sqnr_db = 30.0, quantized.steps = 1.5 }
 
 # First, so that a process of the runner, and one of the compiler, has QNN up without any package.
 [case.before]
@@ -80,12 +76,11 @@ JOB = "packaged/{}[SM8650-htp-8a8w]"
 
 @pytest.fixture(scope="module")
 def home(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FarmHome:
-    folder = tmp_path_factory.mktemp("packaged")
-    suite = folder / "cwd" / "packaged"
-    suite.mkdir(parents=True)
+    home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("packaged"))
+    (suite := home.cwd / "packaged").mkdir()
     (suite / "suite.toml").write_text(SUITE)
     (suite / "modules.py").write_text(MODULES)
-    return FarmHome(farm_cache, folder / "state", folder / "cwd")
+    return home
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +95,10 @@ def build(home: FarmHome) -> Callable[[str], str]:
 
 
 def run(home: FarmHome, *arguments: str) -> dict[str, Any]:
-    """How each case ended."""
-    done = home.farm(
-        "run", "--soc", "SM8650", "--suite", "./packaged", "--virtual", "1", "--json", *arguments, timeout_s=900
-    )
-    assert done.stdout, done.stderr
-    return {job["case"]: job["attempts"][-1] for job in json.loads(done.stdout)["jobs"]}
+    """Return the last attempt of each case."""
+    asked = ("run", "--soc", "SM8650", "--suite", "./packaged", "--virtual", "1", *arguments)
+    jobs = home.json(*asked, timeout_s=900, code=None)["jobs"]
+    return {job["case"]: job["attempts"][-1] for job in jobs}
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +123,7 @@ def test_an_operator_is_computed_after_its_package_came_with_the_job(
     assert f"op_package_stub second: registered from op_packages/x86_64/{again}.so" in shown.stdout
 
 
-def test_an_operator_that_qnn_does_not_take_fails_the_job_and_is_not_left_to_the_cpu(
-    home: FarmHome, first: tuple[str, dict[str, Any]]
-) -> None:
+def test_an_operator_that_qnn_refuses_is_not_left_to_the_cpu(home: FarmHome, first: tuple[str, dict[str, Any]]) -> None:
     _, jobs = first
     refused, kernelless = jobs["unregistered"], jobs["kernelless"]
     assert (refused["verdict"], refused["stage"]) == (kernelless["verdict"], kernelless["stage"]) == ("failed", "build")

@@ -9,40 +9,38 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from run_model import Script, World
+from stub_farm import fill_bundle, stub_case
 
 from farm.base.config.settings import HealthConfig
-from farm.base.errors import DeviceError, ProgramError
+from farm.base.errors import DeviceError
 from farm.base.processes import Supervisor
-from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Manifest, TensorSpec, load_bundle
+from farm.builds.bundles.bundle import load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import start_adb_server
 from farm.devices.device import Device
 from farm.devices.health import Event, HealthEvent
 from farm.devices.virtual.boot import boot
+from farm.dispatch.device_process import Worker
 from farm.dispatch.messages import Grant, JobReturned
 from farm.dispatch.pool.acquire import AcquiredDevice
 from farm.dispatch.pytest_plugin.runner import DeviceProgram, ProgramResult, Runner
 from farm.dispatch.pytest_plugin.worker import SuiteWorker
 from farm.dispatch.request.plan import RunPlan
 from farm.dispatch.request.profiling import Profile
-from farm.dispatch.worker import Worker
 from farm.policy.retries import Tried
-from farm.replay.one_off_request import OneOffRequest
-from farm.replay.one_off_tries import OneOffTries
+from farm.replay.one_off import OneOffRequest, OneOffTries
 from farm.results.attempt import Attempt, Cause, Verdict
 from farm.store.cluster.records import PlannedJob
-from farm.suites.suite import Case, InputSpec, Job, Limits, OptionSet, Target, Tolerance
+from farm.suites.suite import Job, OptionSet, Target
 
 STUB = Path(__file__).with_name("refusing_runner_stub.py")
 NEVER = "process 1000\nnothing"
 NO_WORDS = "Fail to initialize Qnn Manager"
 NO_SKEL = "<E> DspTransport.openSession qnn_open failed, 0x80000406, prio 100"
 RESTARTED = "SSR Detected - You must free and recreate affected QNN API handles"
-FIRMWARE = "Error 0x8000054f: remote_handle64_open failed for file:///libQnnHtpV75Skel.so"
 NOT_FINAL = "process 1000\n[ERROR] [Qnn ExecuTorch]: Failed to finalize Qnn Graph with error: 1000"
 TOO_LARGE = 'A single op, "q::Add" (Op ID: 12), requires 0x2400000 bytes of TCM, which is greater than 0x800000!'
 
@@ -63,63 +61,41 @@ def runtime(folder: Path, dies: str) -> Runtime:
     return Runtime(files, "d" * 64, STUB.name, {}, "simulator", False, hashes)
 
 
-def planned(cache: BundleCache, number: int, model: bytes) -> PlannedJob:
+def planned(cache: BundleCache, number: int, model: str) -> PlannedJob:
     """Return a job with its program in the cache; the program returns its input."""
-    values = np.random.default_rng(number).standard_normal(8).astype("float32").tobytes()
-    key = hashlib.sha256(f"{number} {model!r}".encode()).hexdigest()
-    tolerances = {"8a8w": Tolerance(fp32=Limits(sqnr_db=20.0))}
-    case = Case("mine", f"case{number}", "torch.nn:Identity", (InputSpec((8,)),), tolerances=tolerances)
-    job = Job(case, Target("SM8650", "htp", "8a8w"))
-    folder = cache.folder(key)
-    contents = {MODEL: model, f"{INPUTS}/input_0_0.raw": values}
-    contents |= {f"reference_{kind}/output_0_0.raw": values for kind in ("fp32", "quantized")}
-    for name, data in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    tensor = TensorSpec((8,), "float32")
-    manifest = Manifest(
-        key=key, job_id=job.id, soc="SM8650", backend="htp", precision="8a8w", samples=1, inputs=(tensor,),
-        outputs=(tensor,), pte_bytes=len(model), delegates={"QnnBackend": 1}, delegated_ops=1, fallback_ops={},
-        seconds={}, versions={},
-        files={name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
-    )  # fmt: skip
-    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-    return PlannedJob(job, key, cached=True)
+    key = hashlib.sha256(f"{number} {model}".encode()).hexdigest()
+    cache.folder(key).mkdir(parents=True)
+    fill_bundle(cache.folder(key), key, model)
+    return PlannedJob(Job(stub_case(f"case{number}"), Target("SM8650", "htp", "8a8w")), key, cached=True)
 
 
 class StubFarm:
     """Workers of a run in one process; the controller's part, and the store's, is this class."""
 
-    def __init__(self, folder: Path, devices: Sequence[Device], dies: Sequence[str], models: Sequence[bytes]) -> None:
+    def __init__(self, folder: Path, devices: Sequence[Device], dies: Sequence[str], models: Sequence[str]) -> None:
         cache = BundleCache(folder / "cache")
         self.jobs = tuple(planned(cache, number, model) for number, model in enumerate(models))
         self.plan = RunPlan(
             f"run-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}", folder / "run", cache.root, self.jobs,
             tuple(devices),
             {device.serial: runtime(folder / device.serial, how) for device, how in zip(devices, dies, strict=True)},
-            folder / "artifacts", health_checks=(planned(cache, 99, b"health_check"),),
-            iterations=1, warm_up=0, timeout_s=30.0,
-            leased=True, profile=Profile.OFF,
+            folder / "artifacts", health_checks=(planned(cache, 99, "health_check"),), iterations=1, warm_up=0,
+            timeout_s=30.0, leased=True, profile=Profile.OFF,
         )  # fmt: skip
         self.plan.prepare_folder()
         self.attempts: list[Attempt] = []
         self.events: list[tuple[str, str]] = []
-        self.outvoted: list[tuple[str, str, str]] = []
-        self.workers = []
-        serials = [device.serial for device in devices]
-        for number, serial in enumerate(serials):
-            others = tuple(other for other in serials if other != serial)
-            grant = Grant(go=True, others=others)
-            self.workers.append(
-                Worker(
-                    self.plan, number, lambda grant=grant: grant, record_health=self._record_health,
-                    is_orphan=lambda: False,
-                )
-            )  # fmt: skip
+        self.outvoted: list[str] = []
+        self.workers = [self._worker(number, device.serial) for number, device in enumerate(devices)]
+
+    def _worker(self, number: int, serial: str) -> Worker:
+        others = tuple(device.serial for device in self.plan.devices if device.serial != serial)
+        grant = Grant(go=True, others=others)
+        return Worker(self.plan, number, lambda: grant, record_health=self._record_health, is_orphan=lambda: False)
 
     def _record_health(self, event: HealthEvent) -> None:
         if event.event == Event.OUTVOTED:
-            self.outvoted.append((event.device, event.state, event.reason))
+            self.outvoted.append(event.device)
 
     def run(self) -> dict[str, Verdict]:
         """Run every job on the first device, and on others if another try is due; return the last verdicts."""
@@ -131,8 +107,7 @@ class StubFarm:
                 done = worker.run(again, following if not place else None)
                 if isinstance(done, JobReturned):
                     # The device has to be recovered, or is given up: others do its jobs.
-                    serial = self.plan.devices[place].serial
-                    self.events.append((serial, done.unfit or done.given_up))
+                    self.events.append((self.plan.devices[place].serial, done.unfit or done.given_up))
                     continue
                 self.attempts += done.attempts
                 if not done.repeat:
@@ -156,7 +131,7 @@ class StubFarm:
 def farm(devices: list[Device], tmp_path: Path) -> Iterator[Any]:
     made: list[StubFarm] = []
 
-    def make(*dies: str, models: Sequence[bytes] = (b"good",) * 8) -> StubFarm:
+    def make(*dies: str, models: Sequence[str] = ("good",) * 8) -> StubFarm:
         made.append(StubFarm(tmp_path, devices[: len(dies)], dies, models))
         return made[-1]
 
@@ -165,10 +140,9 @@ def farm(devices: list[Device], tmp_path: Path) -> Iterator[Any]:
         one.close()
 
 
-@pytest.mark.parametrize("words", [NO_WORDS, RESTARTED])
-def test_a_session_that_dies_costs_no_job_its_verdict_even_on_the_only_device(farm: Any, words: str) -> None:
+def test_a_session_that_dies_costs_no_job_its_verdict_even_on_the_only_device(farm: Any) -> None:
     # The health check and the start of a session count as jobs of the process as well.
-    one = farm(f"process 6\n{words}")
+    one = farm(f"process 6\n{NO_WORDS}")
     assert set(one.run().values()) == {Verdict.PASSED}
     lost = [attempt for attempt in one.attempts if attempt.verdict is not Verdict.PASSED]
     assert lost, "one session took fewer than six jobs: the test shows nothing"
@@ -176,9 +150,10 @@ def test_a_session_that_dies_costs_no_job_its_verdict_even_on_the_only_device(fa
     assert all("was refused in a session, not in a process of its own" in attempt.reason for attempt in lost)
 
 
-@pytest.mark.parametrize("words", [NO_SKEL, FIRMWARE])
-def test_a_device_whose_dsp_dies_for_good_costs_no_verdict_while_another_is_free(farm: Any, words: str) -> None:
+@pytest.mark.parametrize(("words", "failed_before"), [(NO_SKEL, False), (NO_WORDS, True)])
+def test_a_dead_dsp_costs_no_verdict_while_another_device_is_free(farm: Any, words: str, failed_before: bool) -> None:
     one = farm(f"device 6\n{words}", NEVER)
+    one.jobs = tuple(msgspec.structs.replace(job, failed_before=failed_before) for job in one.jobs)
     assert set(one.run().values()) == {Verdict.PASSED}
     assert Verdict.FAILED not in {attempt.verdict for attempt in one.attempts}
     dead, free = (device.serial for device in one.plan.devices)
@@ -189,46 +164,39 @@ def test_a_device_whose_dsp_dies_for_good_costs_no_verdict_while_another_is_free
     assert len({attempt.job_id for attempt in tried}) == 1
 
 
-def test_a_program_that_two_healthy_devices_refuse_is_the_codes_fault(farm: Any) -> None:
-    one = farm(NEVER, NEVER, models=(b"good", b"refused", b"good"))
-    assert list(one.run().values()) == [Verdict.PASSED, Verdict.FAILED, Verdict.PASSED]
-    first, second = (device.serial for device in one.plan.devices)
-    attempts = one.of(1)
-    assert [(a.device, a.verdict) for a in attempts] == [
-        (first, Verdict.INFRA), (first, Verdict.INFRA), (second, Verdict.INFRA), (second, Verdict.FAILED),
-    ]  # fmt: skip
-    assert attempts[-1].reason == "load: Loading of method forward failed"
-    assert f"refused on {first} and on {second}" in attempts[-1].notes
+PICKY = f"program\n{NO_WORDS}"
+BY_BOTH, BY_FIRST = "0 infra, 0 infra, 1 infra, 1 failed", "0 infra, 0 infra, 1 passed"
+
+
+def told(attempts: Sequence[Attempt], devices: Sequence[Device]) -> str:
+    """Return the attempts as "NUMBER VERDICT" each, with the number of the device."""
+    numbers = {device.serial: number for number, device in enumerate(devices)}
+    return ", ".join(f"{numbers[one.device]} {one.verdict}" for one in attempts)
+
+
+@pytest.mark.parametrize(
+    ("dies", "model", "failed_before", "expected", "note"),
+    [
+        pytest.param(NEVER, "refused", False, BY_BOTH, "refused on {0} and on {1}", id="both devices are healthy"),
+        pytest.param(PICKY, "picky", False, BY_FIRST, "before, on other devices: refused on {0}", id="one refuses it"),
+        pytest.param(NEVER, "refused", True, "0 infra, 0 failed", "", id="it was red before"),
+    ],
+)
+def test_a_program_that_devices_refuse(
+    farm: Any, dies: str, model: str, failed_before: bool, expected: str, note: str
+) -> None:
+    one = farm(dies, NEVER, models=("good", model, "good"))
+    one.jobs = tuple(msgspec.structs.replace(job, failed_before=failed_before) for job in one.jobs)
+    one.run()
+    serials = [device.serial for device in one.plan.devices]
+    assert [told(one.of(number), one.plan.devices) for number in range(3)] == ["0 passed", expected, "0 passed"]
+    assert (note.format(*serials) in one.of(1)[-1].notes) is bool(note)
     assert one.events == [], "both health checks passed"
-
-
-def test_a_program_that_one_device_refuses_and_another_runs_is_the_devices_fault(farm: Any) -> None:
-    one = farm(f"program\n{NO_WORDS}", NEVER, models=(b"good", b"picky", b"good"))
-    assert set(one.run().values()) == {Verdict.PASSED}
-    first, second = (device.serial for device in one.plan.devices)
-    assert [(a.device, a.verdict) for a in one.of(1)] == [
-        (first, Verdict.INFRA), (first, Verdict.INFRA), (second, Verdict.PASSED),
-    ]  # fmt: skip
-    assert f"before, on other devices: refused on {first}" in one.of(1)[-1].notes
-    assert [device for device, _, _ in one.outvoted] == [first]
-
-
-def test_a_dead_device_is_found_out_by_a_job_that_was_red_before_as_well(farm: Any) -> None:
-    one = farm(f"device 6\n{NO_WORDS}", NEVER)
-    one.jobs = tuple(msgspec.structs.replace(job, failed_before=True) for job in one.jobs)
-    assert set(one.run().values()) == {Verdict.PASSED}
-    assert Verdict.FAILED not in {attempt.verdict for attempt in one.attempts}
-
-
-def test_a_program_that_was_red_before_needs_no_second_device(farm: Any) -> None:
-    one = farm(NEVER, NEVER, models=(b"refused",))
-    one.jobs = tuple(msgspec.structs.replace(job, failed_before=True) for job in one.jobs)
-    assert list(one.run().values()) == [Verdict.FAILED]
-    assert {attempt.device for attempt in one.attempts} == {one.plan.devices[0].serial}
+    assert one.outvoted == (serials[:1] if expected == BY_FIRST else [])
 
 
 def test_a_program_that_no_device_can_run_is_refused_once(farm: Any) -> None:
-    one = farm(f"device 3\n{TOO_LARGE}", NEVER, models=(b"good", b"good"))
+    one = farm(f"device 3\n{TOO_LARGE}", NEVER, models=("good", "good"))
     one.run()
     failed = [attempt for attempt in one.attempts if attempt.verdict is Verdict.FAILED]
     assert {attempt.cause for attempt in failed} == {Cause.UNSUPPORTED}
@@ -244,7 +212,7 @@ def in_settings(farm: StubFarm, *options: OptionSet) -> None:
 
 
 def test_a_program_that_is_refused_for_its_frame_rate_alone_counts_against_neither_code_nor_device(farm: Any) -> None:
-    one = farm(NOT_FINAL, NEVER, models=(b"good", b"late", b"good"))
+    one = farm(NOT_FINAL, NEVER, models=("good", "late", "good"))
     in_settings(one, (), (("fps", "30"), ("lpai_ftrt_ratio", "20")), ())
     assert list(one.run().values()) == [Verdict.PASSED, Verdict.SKIPPED, Verdict.PASSED]
     [attempt] = one.of(1)
@@ -259,15 +227,15 @@ def test_a_program_that_is_refused_for_its_frame_rate_alone_counts_against_neith
     ("model", "log", "options"),
     [
         # The program is refused without the demand for real time as well.
-        (b"refused", NOT_FINAL, (("fps", "30"),)),
+        ("refused", NOT_FINAL, (("fps", "30"),)),
         # Refused for another reason.
-        (b"late", f"process 1000\n{NO_WORDS}", (("fps", "30"),)),
+        ("late", f"process 1000\n{NO_WORDS}", (("fps", "30"),)),
         # No time has to be kept.
-        (b"refused", NOT_FINAL, (("client_perf_type", "non_real_time"),)),
+        ("refused", NOT_FINAL, (("client_perf_type", "non_real_time"),)),
     ],
 )
-def test_a_refusal_that_is_not_for_the_frame_rate_counts(farm: Any, model: bytes, log: str, options: OptionSet) -> None:
-    one = farm(log, models=(b"good", model))
+def test_a_refusal_that_is_not_for_the_frame_rate_counts(farm: Any, model: str, log: str, options: OptionSet) -> None:
+    one = farm(log, models=("good", model))
     in_settings(one, (), options)
     assert list(one.run().values()) == [Verdict.PASSED, Verdict.FAILED]
     assert one.of(1)[-1].cause is Cause.REFUSED
@@ -290,10 +258,8 @@ def test_a_run_ends_with_every_job_decided_whoever_refuses(tmp_path: Path, refus
     assert len(world.verdicts) == len(world.plan.jobs)
 
 
-def test_a_device_whose_libraries_do_not_fit_is_left_out_and_neither_rebooted_nor_quarantined(
-    farm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = farm(f"device 1\n{NO_SKEL}", models=(b"good",))
+def test_a_device_with_unfit_libraries_is_left_out(farm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = farm(f"device 1\n{NO_SKEL}", models=("good",))
     [worker] = one.workers
     returned = worker.run(one.jobs[0])
     assert isinstance(returned, JobReturned)
@@ -308,14 +274,14 @@ class OneOff:
     """Tries of `farm exec` over stubs, with this class in place of the store and the search for devices."""
 
     def __init__(
-        self, folder: Path, devices: Sequence[Device], dies: Sequence[str], model: bytes, **request: Any
+        self, folder: Path, devices: Sequence[Device], dies: Sequence[str], model: str, **request: Any
     ) -> None:
         cache = BundleCache(folder / "cache")
         self.acquired = [
             AcquiredDevice(device, runtime(folder / device.serial, how), (device.id, 1))
             for device, how in zip(devices, dies, strict=True)
         ]
-        job, self._health_check = planned(cache, 0, model), planned(cache, 99, b"health_check")
+        job, self._health_check = planned(cache, 0, model), planned(cache, 99, "health_check")
         self.attempts: list[Attempt] = []
         self.health: list[tuple[str, str, str]] = []
         store: Any = SimpleNamespace(
@@ -330,58 +296,40 @@ class OneOff:
             health_check=lambda: (self._health_check.job, load_bundle(cache.folder(self._health_check.key))),
         )  # fmt: skip
 
-    def run(self) -> list[tuple[str, Verdict, Cause]]:
-        last = self.tries.run(self.acquired[0])
-        assert last == self.attempts[-1]
-        return [(one.device, one.verdict, one.cause) for one in self.attempts]
 
-
-def test_exec_tries_a_refused_program_in_a_new_session(devices: list[Device], tmp_path: Path) -> None:
-    one = OneOff(tmp_path, devices[:1], [f"once 1\n{RESTARTED}"], b"good")
-    assert [verdict for _, verdict, _ in one.run()] == [Verdict.INFRA, Verdict.PASSED]
-    assert "was refused in a session, not in a process of its own" in one.attempts[0].reason
-
-
-def test_exec_asks_another_device_where_the_health_check_fails(devices: list[Device], tmp_path: Path) -> None:
-    one = OneOff(tmp_path, devices, [f"device 1\n{NO_WORDS}", NEVER], b"good")
-    dead, free = (device.serial for device in devices)
-    assert one.run() == [
-        (dead, Verdict.INFRA, Cause.REFUSED), (dead, Verdict.INFRA, Cause.DEVICE), (free, Verdict.PASSED, Cause.NONE),
-    ]  # fmt: skip
-    assert "fails its health check as well" in one.attempts[1].reason
-    assert one.health == [(devices[0].id, "check_failed", "suspect")]
-
-
-def test_exec_counts_a_refusal_of_one_device_as_infra(devices: list[Device], tmp_path: Path) -> None:
-    one = OneOff(tmp_path, devices, [f"program\n{NO_WORDS}", NEVER], b"picky")
-    first, second = (device.serial for device in devices)
-    assert [(device, verdict) for device, verdict, _ in one.run()] == [
-        (first, Verdict.INFRA), (first, Verdict.INFRA), (second, Verdict.PASSED),
-    ]  # fmt: skip
-    assert one.health == [(devices[0].id, "outvoted", "suspect")]
-    assert f"before, on other devices: refused on {first}" in one.attempts[-1].notes
-
-
-def test_exec_counts_refusals_of_two_devices_against_the_program(devices: list[Device], tmp_path: Path) -> None:
-    one = OneOff(tmp_path, devices, [NEVER, NEVER], b"refused")
-    found = one.run()
-    assert found[-1][1:] == (Verdict.FAILED, Cause.REFUSED)
-    assert {device for device, _, _ in found} == {device.serial for device in devices}
-    assert one.health == []
-
-
-def test_repro_of_a_failure_needs_no_second_device(devices: list[Device], tmp_path: Path) -> None:
-    one = OneOff(tmp_path, devices, [NEVER, NEVER], b"refused", failed_before=True)
-    assert {device for device, _, _ in one.run()} == {devices[0].serial}
-    assert one.attempts[-1].verdict is Verdict.FAILED
+@pytest.mark.parametrize(
+    ("dies", "model", "failed_before", "expected", "health"),
+    [
+        pytest.param(f"once 1\n{RESTARTED}", "good", False, "0 infra, 0 passed", [], id="a new session runs it"),
+        pytest.param(
+            f"device 1\n{NO_WORDS}", "good", False, BY_FIRST, [("check_failed", "suspect")], id="the health check fails"
+        ),
+        pytest.param(PICKY, "picky", False, BY_FIRST, [("outvoted", "suspect")], id="one device refuses it"),
+        pytest.param(NEVER, "refused", False, BY_BOTH, [], id="both refuse it"),
+        pytest.param(NEVER, "refused", True, "0 infra, 0 failed", [], id="it failed before"),
+    ],
+)
+def test_a_program_of_farm_exec_that_devices_refuse(
+    devices: list[Device],
+    tmp_path: Path,
+    dies: str,
+    model: str,
+    failed_before: bool,
+    expected: str,
+    health: list[tuple[str, str]],
+) -> None:
+    one = OneOff(tmp_path, devices, [dies, NEVER], model, failed_before=failed_before)
+    assert one.tries.run(one.acquired[0]) == one.attempts[-1]
+    assert told(one.attempts, devices) == expected
+    assert one.health == [(devices[0].id, *event) for event in health]
 
 
 class Suite:
     """The fixture `runner` of `farm pytest` on one device, without pytest."""
 
-    def __init__(self, folder: Path, device: Device, dies: str, model: bytes) -> None:
+    def __init__(self, folder: Path, device: Device, dies: str, model: str) -> None:
         cache = BundleCache(folder / "cache")
-        job, health_check = planned(cache, 0, model), planned(cache, 99, b"health_check")
+        job, health_check = planned(cache, 0, model), planned(cache, 99, "health_check")
         plan: Any = SimpleNamespace(
             devices=(device,), folder=folder, runtimes={device.serial: runtime(folder / device.serial, dies)},
             token=f"suite{folder.name[-6:]}", health=HealthConfig(), soc="SM8650", backend="htp", leased=False,
@@ -403,22 +351,15 @@ class Suite:
 
 @pytest.mark.usefixtures("own_environment")
 def test_a_test_of_farm_pytest_gets_a_new_session(devices: list[Device], tmp_path: Path) -> None:
-    result = Suite(tmp_path, devices[0], f"once 1\n{RESTARTED}", b"good").run()
+    result = Suite(tmp_path, devices[0], f"once 1\n{RESTARTED}", "good").run()
     result.check()
     assert any("was refused in a session, not in a process of its own" in note for note in result.notes)
 
 
 @pytest.mark.usefixtures("own_environment")
 def test_a_test_on_a_device_whose_health_check_fails_is_infra(devices: list[Device], tmp_path: Path) -> None:
-    suite = Suite(tmp_path, devices[0], f"device 1\n{NO_WORDS}\nhealth check {NO_SKEL}", b"good")
+    suite = Suite(tmp_path, devices[0], f"device 1\n{NO_WORDS}\nhealth check {NO_SKEL}", "good")
     with pytest.raises(DeviceError, match="fails its health check as well") as raised:
         suite.run()
     assert suite.worker.classify(raised.value), "the farm or the device, not the test"
     assert suite.worker.facts().cause is Cause.RUNTIME
-
-
-@pytest.mark.usefixtures("own_environment")
-def test_a_program_that_a_fit_device_refuses_fails_the_test(devices: list[Device], tmp_path: Path) -> None:
-    suite = Suite(tmp_path, devices[0], NEVER, b"refused")
-    with pytest.raises(ProgramError, match="Loading of method forward failed"):
-        suite.run()

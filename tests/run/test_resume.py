@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from made import job
 
 from farm.base.errors import UsageError
 from farm.dispatch.request.resume import missing_jobs, require_same_runtimes
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunView
-from farm.suites.suite import Case, InputSpec, Job, Target
 
 PASSED = Attempt("j", Verdict.PASSED, Stage.DONE, "")
 FAILED = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong")
 KNOWN = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong", known_issue="understood")
 INFRA = Attempt("j", Verdict.INFRA, Stage.PUSH, "cable")
-JOB = Job(Case("s", "c0", "torch.nn:ReLU", (InputSpec((1,)),)), Target("SM8650", "htp", "8a8w"))
+JOB = job()
 
 
 def test_a_run_goes_on_with_the_runtimes_that_its_devices_had() -> None:
@@ -43,9 +43,7 @@ def test_a_run_goes_on_with_the_runtimes_that_its_devices_had() -> None:
         ((KNOWN, INFRA, INFRA), 1, False),
     ],
 )
-def test_a_job_is_missing_until_an_attempt_has_judged_it(
-    attempts: tuple[Attempt, ...], decisive: int, missing: bool
-) -> None:
-    job = JobView(JOB.id, "s", "c0", "SM8650", "htp", "8a8w", attempts, decisive_attempt=decisive)
-    view = RunView("r", "farm run", 1, None, None, "u", "h", {}, (), (job,))
+def test_a_job_is_missing_until_it_is_judged(attempts: tuple[Attempt, ...], decisive: int, missing: bool) -> None:
+    seen = JobView(JOB.id, "s", "c", "SM8650", "htp", "8a8w", attempts, decisive_attempt=decisive)
+    view = RunView("r", "farm run", 1, None, None, "u", "h", {}, (), (seen,))
     assert missing_jobs(view, [JOB]) == ((JOB,) if missing else ())

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import threading
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from farm_home import FarmHome
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_process import refusal
+from made import job
 from stub_home import StubHome, make_stub_home, write_stub_suite
 
-from farm.base.errors import UsageError
-from farm.dispatch.request.budget import Budget
+from farm.base.errors import MissingToolError, NothingSelectedError, UsageError
+from farm.builds.bundles.reuse import FoundBundle
+from farm.dispatch.request.choose import narrow
+from farm.dispatch.request.request import RunRequest
 from farm.dispatch.request.selection import (
+    Budget,
     Cost,
     Shard,
     Version,
@@ -26,8 +33,11 @@ from farm.dispatch.request.selection import (
     total_seconds,
 )
 from farm.store.cluster.records import PlannedJob
-from farm.store.records import ExpectedJob, LastVerdict
-from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.store.records import ExpectedJob, LastVerdict, RunRecord
+from farm.store.store import Store
+from farm.store.values import judged_by
+from farm.store.view import DeviceView, JobView, RunView
+from farm.suites.suite import Job
 
 MAIN = ("run", "--soc", "SM8650", "--virtual", "1")
 
@@ -35,24 +45,19 @@ SUITE = """
 [suite]
 name = "mine"
 description = "two jobs of a stub"
-[suite.tolerance.8a8w.fp32]
-sqnr_db = 20.0
+tolerance.8a8w.fp32.sqnr_db = 20.0
 
-[case.good]
-module = "stub:Stub"
-kwargs = { words = "pass 20" }
-inputs = [{ shape = [16] }]
-
+[case]
+good = { module = "stub:Stub", kwargs.words = "pass 20", inputs = [{ shape = [16] }] }
 [case.wrong]
 module = "stub:Stub"
-kwargs = { words = "wrong 20" }
+kwargs.words = "wrong 20"
 inputs = [{ shape = [16] }]
-[case.wrong.tolerance.8a8w.fp32]
-sqnr_db = 60.0
+tolerance.8a8w.fp32.sqnr_db = 60.0
 """
 
 # As long as a machine with much else to do may take.
-drawn = settings(deadline=None, max_examples=50)
+drawn = settings(deadline=None, max_examples=30)
 weights = st.dictionaries(st.text("abcdef", min_size=1), st.floats(0, 1e4), max_size=40)
 
 
@@ -66,48 +71,30 @@ def same(*job_ids: str) -> dict[str, Version]:
 
 
 @drawn
-@given(weights, st.integers(1, 9))
-def test_every_job_is_in_exactly_one_shard(seconds: dict[str, float], count: int) -> None:
-    shards = [in_shard(seconds, Shard(index, count)) for index in range(1, count + 1)]
-    assert sorted(job for shard in shards for job in shard) == sorted(seconds)
-
-
-@drawn
-@given(weights, st.integers(1, 9))
-def test_shards_are_as_long_as_each_other_within_the_longest_job(seconds: dict[str, float], count: int) -> None:
-    loads = [sum(seconds[job] for job in in_shard(seconds, Shard(index, count))) for index in range(1, count + 1)]
-    assert max(loads) - min(loads) <= max(seconds.values(), default=0.0) * (1 + 1e-9)
-
-
-@drawn
 @given(weights, st.integers(1, 9), st.randoms(use_true_random=False))
-def test_the_order_in_which_jobs_are_named_changes_no_shard(
-    seconds: dict[str, float], count: int, random: object
-) -> None:
+def test_every_job_is_in_one_shard_whatever_the_order(seconds: dict[str, float], count: int, random: Random) -> None:
     names = list(seconds)
-    random.shuffle(names)  # type: ignore[attr-defined]
-    assert in_shard({name: seconds[name] for name in names}, Shard(1, count)) == in_shard(seconds, Shard(1, count))
-
-
-def test_jobs_of_which_nothing_is_known_are_shared_out_by_number() -> None:
-    nothing = total_seconds([f"j{n}" for n in range(10)], {})
-    assert [len(in_shard(nothing, Shard(index, 3))) for index in (1, 2, 3)] == [4, 3, 3]
+    random.shuffle(names)
+    shuffled = {name: seconds[name] for name in names}
+    shards = [in_shard(seconds, Shard(index, count)) for index in range(1, count + 1)]
+    assert shards == [in_shard(shuffled, Shard(index, count)) for index in range(1, count + 1)]
+    assert sorted(job for shard in shards for job in shard) == sorted(seconds)
+    loads = [sum(seconds[job] for job in shard) for shard in shards]
+    assert max(loads) - min(loads) <= max(seconds.values(), default=0.0) * (1 + 1e-9)
 
 
 def test_a_job_that_was_never_judged_takes_the_median_of_the_others() -> None:
     known = {"a": past(total_seconds=1.0), "b": past(total_seconds=5.0), "c": past(total_seconds=2.0)}
     assert total_seconds(["a", "b", "c", "new"], known) == {"a": 1.0, "b": 5.0, "c": 2.0, "new": 2.0}
+    nothing = total_seconds([f"j{n}" for n in range(10)], {})
+    assert [len(in_shard(nothing, Shard(index, 3))) for index in (1, 2, 3)] == [4, 3, 3]
 
 
-@pytest.mark.parametrize("text", ["3/2", "0/2", "0/0", "a/b", "1", "1/", "-1/2", "1.0/2", "1/2/3", "", "½/2", "²/2"])
-def test_what_is_no_shard_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="expected I/N"):
-        parse_shard(text)
-
-
-def test_a_shard_is_read_as_it_is_shown() -> None:
-    assert parse_shard(" 2/8 ") == Shard(2, 8)
-    assert str(Shard(2, 8)) == "2/8"
+def test_only_a_shard_as_it_is_shown_is_read() -> None:
+    assert str(parse_shard(" 2/8 ")) == "2/8"
+    for text in ("3/2", "0/2", "0/0", "a/b", "1", "1/", "-1/2", "1.0/2", "1/2/3", "", "½/2", "²/2"):
+        with pytest.raises(UsageError, match="expected I/N"):
+            parse_shard(text)
 
 
 def test_changed_is_another_bundle_other_limits_or_no_verdict() -> None:
@@ -128,11 +115,11 @@ def test_the_most_valuable_are_new_or_changed_then_failed_then_longest_not_run()
 
 
 def test_what_is_not_known_of_a_job_is_the_median_and_a_bundle_that_is_there_costs_nothing() -> None:
-    known = {"a": past(build_seconds=4.0, run_seconds=1.0), "b": past(build_seconds=None, run_seconds=3.0)}
-    jobs = [("a", "S", "ka"), ("b", "S", "kb"), ("new", "S", "kn")]
-    found = costs(jobs, known, {"ka": True, "kb": False, "kn": False})
-    assert [(cost.build, cost.run) for cost in found] == [(0.0, 1.0), (4.0, 3.0), (4.0, 2.0)]
-    assert [(cost.build, cost.run) for cost in costs(jobs, {}, {"ka": False, "kb": False, "kn": False})] == [(0, 0)] * 3
+    jobs = [PlannedJob(job(name), name, cached=name == "a") for name in ("a", "b", "new")]
+    seconds = [past(build_seconds=4.0, run_seconds=1.0), past(build_seconds=None, run_seconds=3.0)]
+    known = {one.job.id: took for one, took in zip(jobs, seconds, strict=False)}
+    assert [(cost.build, cost.run) for cost in costs(jobs, known)] == [(0.0, 1.0), (4.0, 3.0), (4.0, 2.0)]
+    assert [(cost.build, cost.run) for cost in costs(jobs, {})] == [(0, 0)] * 3
 
 
 def cost(job_id: str, build: float, run: float, soc: str = "S", bundle: str = "") -> Cost:
@@ -156,9 +143,7 @@ jobs = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50), st.sampled_from("S
 
 @drawn
 @given(jobs, st.integers(1, 3), st.integers(1, 3))
-def test_every_job_is_scheduled_when_it_is_compiled_and_a_device_is_free(
-    works: list[tuple[float, float, str]], devices: int, builders: int
-) -> None:
+def test_jobs_wait_for_compile_and_device(works: list[tuple[float, float, str]], devices: int, builders: int) -> None:
     ordered = [cost(f"j{n}", build, run, soc) for n, (build, run, soc) in enumerate(works)]
     ends = schedule(ordered, devices={"S": devices, "T": devices}, builders=builders)
     assert ends.keys() == {one.job_id for one in ordered}
@@ -171,15 +156,12 @@ def test_every_job_is_scheduled_when_it_is_compiled_and_a_device_is_free(
 
 
 def planned(name: str) -> PlannedJob:
-    case = Case("s", name, "torch.nn:ReLU", (InputSpec((1,)),))
-    return PlannedJob(Job(case, Target("SM8650", "htp", "8a8w")), name, cached=True)
+    return PlannedJob(job(name), name, cached=True)
 
 
 @drawn
 @given(st.lists(st.floats(1, 100), max_size=20), st.integers(1, 3), st.floats(1, 10), st.floats(1, 10))
-def test_more_time_leaves_nothing_out_that_less_time_had(
-    seconds: list[float], devices: int, less: float, more: float
-) -> None:
+def test_more_time_has_all_that_less_time_had(seconds: list[float], devices: int, less: float, more: float) -> None:
     every = [planned(f"c{n}") for n in range(len(seconds))]
     known = {one.job.id: past(n, run_seconds=took) for n, (one, took) in enumerate(zip(every, seconds, strict=True))}
     # Each job fits into the budget by itself: a job that does not fit would make room for others.
@@ -202,20 +184,49 @@ def test_what_does_not_fit_is_skipped_with_what_was_known_of_it() -> None:
     assert [one.job.case.name for one in fitting] == ["new", "old"]
     reasons = {job_id.partition("/")[2].partition("[")[0]: one for job_id, one in skipped.items()}
     assert reasons["recent"].reason == "did not fit into the budget of 2 h 00 min"
-    assert (reasons["recent"].last_ms, reasons["recent"].last_outcome, reasons["recent"].last_run_id) == (
-        2,
-        "passed",
-        "run",
-    )
-    assert reasons["endless"].reason == "takes about 25 h 00 min, more than what is left of the budget of 2 h 00 min"
+    assert (reasons["recent"].last_ms, reasons["recent"].last_outcome) == (2, "passed")
+    assert reasons["endless"].reason == "takes about 25 h 00 min, more than the rest of the budget of 2 h 00 min"
     none, all_of_them = Budget(0.0).cut(every, known, devices={"SM8650": 1}, builders=1)
     assert none == []
     assert "was over before anything could begin" in all_of_them[every[0].job.id].reason
 
 
-def test_nothing_begins_any_more_when_the_time_is_over() -> None:
-    import threading
+@pytest.mark.parametrize("kind", ["virtual", "hardware"])
+def test_another_runner_or_library_changes_every_job(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict of a run holds for what executed it: the key of a bundle has no file of the device."""
+    one = job()
+    device = DeviceView("a1", "SM8650", kind, "b", runtime={"runner": "r1", "qnn": "2.51", "soc_reported": "SM8650P"})
+    seen = JobView(one.id, "s", "c", "SM8650", "htp", "8a8w", ())
+    had = {"device_kind": kind, "native_runner": "r1"}
+    view = RunView("before", "farm run", 1, 2, 0, "u", "h", had, (device,), (seen,))
+    verdict = LastVerdict("before", 1, "passed", "key", judged_by(one))
+    runs = SimpleNamespace(resolve=lambda ref: ref, view=lambda _: view, verdicts=lambda _: {one.id: verdict})
+    find_bundles = "farm.builds.bundles.reuse.find_bundles_for"
+    monkeypatch.setattr(find_bundles, lambda jobs, *_: {job.id: FoundBundle("key", True) for job in jobs})
+    request = RunRequest(socs=("SM8650",), suites=("s",), changed_since="before")
 
+    def left(runner: str) -> tuple[Job, ...]:
+        def attached(*_: object, linux: bool) -> SimpleNamespace:
+            if linux:
+                raise MissingToolError("no files for Linux")
+            return SimpleNamespace(versions={"runner": runner, "qnn": "2.51"})
+
+        monkeypatch.setattr("farm.builds.runtime.runtime.attached_runtime", attached)
+        # The host's own runner is no part of an attached device.
+        facts = {"native_runner": runner if kind == "virtual" else "another"}
+        tools: Any = SimpleNamespace(versions={}, fingerprint=lambda _: facts)
+        store: Any = SimpleNamespace(runs=runs)
+        config: Any = SimpleNamespace(cache_dir=Path("cache"))
+        monkeypatch.setattr("farm.builds.toolchains.prepare.prepare", lambda *_, **__: tools)
+        monkeypatch.setattr("farm.builds.toolchains.prepare.branch_of", lambda _: "")
+        return narrow(config, request, (one,), store, lambda: kind)
+
+    assert left("r2") == (one,)
+    with pytest.raises(NothingSelectedError, match="no job has changed since run before"):
+        left("r1")
+
+
+def test_nothing_begins_any_more_when_the_time_is_over() -> None:
     stopped = threading.Event()
     budget = Budget(0.0)
     with budget.watched(stopped.set):
@@ -247,12 +258,10 @@ def test_selecting_by_what_was_run_before(stub_home: StubHome) -> None:
         assert done.returncode in (0, 5), done.stderr
         return [job.partition("/")[2].partition("[")[0] for job in done.stdout.splitlines()]
 
-    done = home.farm(*mine, "--budget", "1h30m", "--json", timeout_s=300, code=1)
-    run_id = json.loads(done.stdout)["id"]
+    run_id = home.json(*mine, "--budget", "1h30m", timeout_s=300, code=1)["id"]
     assert listed("--lf") == ["wrong"]
     assert listed("--changed-since", run_id) == []
     assert sorted(listed("--shard", "1/2") + listed("--shard", "2/2")) == ["good", "wrong"]
-    assert sorted(listed("--lf", "--shard", "1/2") + listed("--shard", "2/2", "--last-failed")) == ["wrong"]
 
     # Limits are no part of a bundle, but a change of them selects the job.
     manifest.write_text(SUITE.replace("sqnr_db = 20.0", "sqnr_db = 21.0"))
@@ -260,14 +269,10 @@ def test_selecting_by_what_was_run_before(stub_home: StubHome) -> None:
     manifest.write_text(SUITE)
 
     # A job skipped for lack of time is no failure and no success, and leaves earlier results in place.
-    left_out = home.farm(*mine, "--ff", "--budget", "0.001s", "--json", timeout_s=300)
-    view = json.loads(left_out.stdout)
-    assert left_out.returncode == view["exit_code"] == 5
-    assert view["summary"]["counts"]["skipped"] == 2
-    for job, outcome in zip(view["jobs"], ("passed", "failed"), strict=True):
-        assert job["attempts"] == []
-        assert "budget" in job["skipped"]["reason"]
-        assert (job["skipped"]["last_run_id"], job["skipped"]["last_outcome"]) == (run_id, outcome)
+    view = home.json(*mine, "--ff", "--budget", "0.001s", timeout_s=300, code=5)
+    assert (view["exit_code"], view["summary"]["counts"]["skipped"]) == (5, 2)
+    skipped = [(job["attempts"], job["skipped"]["last_run_id"], job["skipped"]["last_outcome"]) for job in view["jobs"]]
+    assert skipped == [([], run_id, "passed"), ([], run_id, "failed")]
     assert listed("--lf") == ["wrong"]
 
     # The report lists skipped jobs later, and a resumed run executes them, failed ones first.
@@ -285,12 +290,11 @@ def test_what_has_not_begun_when_the_time_is_over_is_skipped(stub_home: StubHome
 
     # The long budget is for a machine that does much else.
     for budget in ("10s", "90s"):
-        done = stub_home.farm(*MAIN, "--suite", "./mine", "--budget", budget, "--json", timeout_s=300)
-        view = json.loads(done.stdout)
+        view = stub_home.json(*MAIN, "--suite", "./mine", "--budget", budget, timeout_s=300, code=None)
         if view["summary"]["outcomes"]["mine/good[SM8650-htp-8a8w]"] == "passed":
             break
 
-    assert done.returncode == view["exit_code"] == 0, done.stderr
+    assert view["exit_code"] == 0
     assert view["summary"]["outcomes"] == {
         "mine/good[SM8650-htp-8a8w]": "passed",
         "mine/slow[SM8650-htp-8a8w]": "skipped",
@@ -302,37 +306,26 @@ def test_what_has_not_begun_when_the_time_is_over_is_skipped(stub_home: StubHome
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("--shard", "3/2"), 2, "--shard 3/2: expected I/N"),
         (("--shard", "a/b"), 2, "--shard a/b: expected I/N"),
         (("--shard", "9/9"), 5, "the 8 jobs are all in other shards"),
         (("--budget", "1h30"), 2, "'1h30': expected a time of at most 30 days, such as 90s"),
         (("--budget", "2h", "--collect-only"), 2, "leave --budget out to list the jobs"),
-        (("--toolchain", "nope", "--collect-only"), 2, "unknown toolchain 'nope'"),
         (("--toolchain", "1.5.0", "--toolchain", "1.5.1", "--collect-only"), 2, "leave a second --toolchain out"),
         (("--changed-since", "latest"), 2, "has no run yet"),
         (("--changed-since", "latest~1", "--shard", "1/2"), 2, "with --shard, name the run by its id"),
     ],
 )
-def test_bad_input_is_one_line(home: FarmHome, arguments: tuple[str, ...], code: int, says: str) -> None:
-    done = home.farm(*MAIN, "--suite", "smoke", *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert says in done.stderr.strip().splitlines()[-1]
-    assert not (home.state / "runs").exists()
+def test_bad_input_is_one_line(arguments: tuple[str, ...], code: int, says: str) -> None:
+    refused_code, said = refusal(*MAIN, "--suite", "smoke", *arguments)
+    assert (refused_code, says in said, "\n" in said) == (code, True, False), said
 
 
-def test_a_run_of_another_soc_is_nothing_to_compare_with(home: FarmHome) -> None:
-    from farm.store.records import RunRecord
-    from farm.store.store import open_store
-
-    with open_store(home.state / "farm.db") as store:
-        kinds = {}
-        for kind in ("virtual", "hardware"):
-            kinds[kind] = store.begin_run(RunRecord("farm run", "ada", "bench", {"device_kind": kind}))
-            case = Case("smoke", "conv2d", "torch.nn:ReLU", (InputSpec((1,)),))
-            store.plan_jobs(kinds[kind], [Job(case, Target("SM8850", "htp", "8a8w"))])
-
-    done = home.farm(*MAIN, "--suite", "smoke", "--changed-since", kinds["virtual"], code=2)
-    assert "nothing to compare: run" in done.stderr
-    assert "was smoke for SM8850 on htp, this one is smoke for SM8650 on htp" in done.stderr
-    done = home.farm(*MAIN, "--suite", "smoke", "--changed-since", kinds["hardware"], code=2)
-    assert "was on hardware, this one is for virtual devices" in done.stderr
+def test_a_run_of_another_soc_is_nothing_to_compare_with(store: Store) -> None:
+    for kind, reason in (
+        ("virtual", "was smoke for SM8850 on htp, this one is smoke for SM8650 on htp"),
+        ("hardware", "was on hardware, this one is for virtual devices"),
+    ):
+        run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {"device_kind": kind}))
+        store.plan_jobs(run_id, [job("conv2d", "SM8850", suite="smoke")])
+        code, said = refusal(*MAIN, "--suite", "smoke", "--changed-since", run_id)
+        assert (code, f"run {run_id} {reason}" in said) == (2, True), said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -41,20 +40,17 @@ SUITE = """
 name = "mine"
 description = "files"
 
+[case]
+program = { program = "net.pt2", inputs = [{ files = ["x.npy"] }] }
+other_checkpoint = { module = ".nets:Net", checkpoint = "other.pt", inputs = [{ shape = [2, 8] }] }
+ready_unjudged = { pte = "ready.pte", inputs = [{ files = ["ready_input.npy"] }] }
+ready_misfit = { pte = "ready.pte", inputs = [{ shape = [1, 2, 3] }] }
+
 [case.checkpoint]
 module = ".nets:Net"
 checkpoint = "net.pt"
 inputs = [{ files = ["x.npy"] }]
 metrics = [{ name = "top1", least = 1.0 }]
-
-[case.program]
-program = "net.pt2"
-inputs = [{ files = ["x.npy"] }]
-
-[case.other_checkpoint]
-module = ".nets:Net"
-checkpoint = "other.pt"
-inputs = [{ shape = [2, 8] }]
 
 [case.smaller]
 module = "..mine.nets:Sum"
@@ -67,15 +63,7 @@ inputs = [
 pte = "ready.pte"
 inputs = [{ files = ["ready_input.npy"] }]
 expected = [["ready_output.npy"]]
-tolerance = { ready = { fp32 = { sqnr_db = 100.0 } } }
-
-[case.ready_unjudged]
-pte = "ready.pte"
-inputs = [{ files = ["ready_input.npy"] }]
-
-[case.ready_misfit]
-pte = "ready.pte"
-inputs = [{ shape = [1, 2, 3] }]
+tolerance.ready.fp32.sqnr_db = 100.0
 """
 
 
@@ -97,10 +85,8 @@ def ran(farm_cache: Path, models: Path, tmp_path_factory: pytest.TempPathFactory
     shutil.copyfile(models / "xnnpack.pte", mine / "ready.pte")
     for name, raw in (("input", "xnnpack_input.raw"), ("output", "xnnpack_fp32.raw")):
         np.save(mine / f"ready_{name}.npy", np.fromfile(models / raw, np.float32).reshape(2, -1))
-    done = home.farm(
-        "run", "--soc", "SM8650", "--backend", "xnnpack", "--suite", "./mine", "--virtual", "1", "--json", timeout_s=600
-    )
-    return home, json.loads(done.stdout)
+    asked = ("run", "--soc", "SM8650", "--backend", "xnnpack", "--suite", "./mine", "--virtual", "1")
+    return home, home.json(*asked, timeout_s=600, code=1)
 
 
 @pytest.mark.whole
@@ -113,7 +99,7 @@ def test_every_source_is_executed_and_judged(ran: tuple[FarmHome, dict[str, Any]
     assert max(outputs.values()) < 1e-4
     assert any(row["metric"] == "top1[0]" for row in ended["checkpoint"]["measurements"])
     assert ended["ready_unjudged"]["comparisons"] == []
-    assert "it ran; nothing says what its outputs should be" in ended["ready_unjudged"]["notes"]
+    assert "it ran; there is no reference for its outputs" in ended["ready_unjudged"]["notes"]
     assert "other.pt does not fit the module" in ended["other_checkpoint"]["reason"]
     assert "ready.pte takes float32[4, 8]" in ended["ready_misfit"]["reason"]
 
@@ -124,18 +110,12 @@ def test_a_program_for_something_else_is_refused_before_anything_runs(
 ) -> None:
     home, _ = ran
     runs = set((home.state / "runs").iterdir())
-    shutil.copyfile(models / "conv.pte", home.cwd / "mine" / "ready.pte")
-    for options, says in (
-        (("--soc", "SM8750"), "ready.pte is compiled for SM8650 (htp), not for SM8750 (htp)"),
-        (
-            ("--soc", "SM8650", "--backend", "xnnpack"),
-            "ready.pte is compiled for SM8650 (htp), not for SM8650 (xnnpack)",
-        ),
-    ):
-        done = home.farm("run", *options, "--suite", "./mine", "-k", "ready_unjudged", "--virtual", "1")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert says in done.stderr
-    (home.cwd / "mine" / "ready.pte").write_text("no program")
-    done = home.farm("run", "--soc", "SM8650", "--suite", "./mine", "-k", "ready_unjudged", "--virtual", "1", code=2)
-    assert "ready.pte: is not an ExecuTorch program" in done.stderr
+    ready = home.cwd / "mine" / "ready.pte"
+    shutil.copyfile(models / "conv.pte", ready)
+    asked = ("run", "--suite", "./mine", "-k", "ready_unjudged", "--virtual", "1")
+    for soc, backend in (("SM8750", "htp"), ("SM8650", "xnnpack")):
+        done = home.farm(*asked, "--soc", soc, "--backend", backend, code=2)
+        assert f"ready.pte is compiled for SM8650 (htp), not for {soc} ({backend})" in done.stderr
+    ready.write_text("no program")
+    assert "ready.pte: is not an ExecuTorch program" in home.farm(*asked, "--soc", "SM8650", code=2).stderr
     assert set((home.state / "runs").iterdir()) == runs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,16 +13,13 @@ from farm_home import FarmHome
 
 from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
-from farm.dispatch.device_run.executor import Executor
-from farm.dispatch.nightly.plan import command_of
+from farm.dispatch.device_run.device_run import DeviceRun
 from farm.dispatch.request.choose import jobs_of, select
 from farm.dispatch.request.plan import RunPlan
-from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.request import RunRequest
 from farm.replay.stored_result import StoredResult
 from farm.results.analysis.history import Point, split
 from farm.results.attempt import Attempt, Stage, Verdict
-from farm.store.cluster.records import PlannedJob
 from farm.store.view import JobView, RunView
 from farm.suites.generate import Generate
 from farm.suites.suite import Job
@@ -65,8 +61,8 @@ def test_what_a_program_is_asked_to_go_on_for_is_no_delay(tmp_path: Path) -> Non
     plan = RunPlan("r", tmp_path, tmp_path, (), (), {}, tmp_path, seconds=60)
     assert plan.most_silence_s == msgspec.structs.replace(plan, seconds=None).most_silence_s + 120
     story, other = jobs(tmp_path)
-    executor: Any = SimpleNamespace(_plan=plan, _device_run=SimpleNamespace(flags=lambda *_: {}))
-    asked = [Executor._options(executor, PlannedJob(job, "key", cached=True)) for job in (story, other)]
+    run: Any = SimpleNamespace(flags=lambda *_: {})
+    asked = [DeviceRun.options(run, job, plan) for job in (story, other)]
     assert [one.seconds for one in asked] == [60, None], "a health check generates nothing"
     assert asked[0].timeout_s == 300, "the time to go on comes to that where the runner is asked"
 
@@ -84,18 +80,13 @@ def test_runs_of_another_length_are_no_history_of_it() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fact", "seconds"), [("60", 60), ("", None), ("-1", None), ("9" * 400, None), ("x", None)])
-def test_it_is_measured_again_for_as_long(fact: str, seconds: int | None) -> None:
+def test_it_is_measured_again_for_as_long() -> None:
     attempt = Attempt("j", Verdict.PASSED, Stage.DONE, "")
     view = JobView("j", "suite", "case", "SM8650", "htp", "16a8w", (attempt,), decisive_attempt=1)
-    facts = {"seconds": fact} if fact else {}
-    run = RunView("run", "farm run", 0, None, None, "", "", facts, (), (view,))
-    assert StoredResult(run, view, attempt, 1, "hardware", {}).seconds == seconds
-
-
-def test_a_night_asks_for_it_as_people_do() -> None:
-    assert "--seconds 60" in command_of(msgspec.structs.replace(SUSTAINED, profile=Profile.AUTO))
-    assert "--seconds" not in command_of(msgspec.structs.replace(SUSTAINED, seconds=None))
+    for fact, seconds in (("60", 60), ("", None), ("-1", None), ("9" * 400, None), ("x", None)):
+        facts = {"seconds": fact} if fact else {}
+        run = RunView("run", "farm run", 0, None, None, "", "", facts, (), (view,))
+        assert StoredResult(run, view, attempt, 1, "hardware", {}).seconds == seconds
 
 
 @pytest.mark.whole
@@ -111,7 +102,7 @@ def test_what_it_measured_is_a_series_like_others(home: FarmHome, decoders: Path
 
     metrics = ("first_token_time[3]", "first_token_time[11]", "sustained_rate", "temperature")
     named = [word for metric in metrics for word in ("--metric", metric)]
-    points = json.loads(home.farm("history", "stories/story", *named, "--json").stdout)["points"]
+    points = home.json("history", "stories/story", *named)["points"]
     assert {one["metric"]: (one["unit"], one["n"]) for one in points} == {
         "first_token_time[3]": ("ns", 1), "first_token_time[11]": ("ns", 1), "sustained_rate": ("tokens/s", 12),
         "temperature": ("C", 2),

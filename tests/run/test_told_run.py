@@ -72,7 +72,7 @@ def test_perplexity_and_accuracy_of_a_program_are_those_of_its_weights(home: Far
     suite = home.cwd / "told"
     text, stub = told(suite, decoders), Stub(decoders, windowed=True)
     on_cpu = ("--soc", "SM8650", "--virtual", "1", "--backend", "xnnpack")
-    ran = home.farm("run", *on_cpu, "--suite", "./told", "--json", timeout_s=300, code=0)
+    [job] = home.json("run", *on_cpu, "--suite", "./told", timeout_s=300)["jobs"]
 
     counted = [logarithms(stub, list(row))[begin - 1 :] for row, begin in rolling_windows(text, (), CONTEXT)]
     assert sum(map(len, counted)) == len(text) - 1
@@ -80,13 +80,11 @@ def test_perplexity_and_accuracy_of_a_program_are_those_of_its_weights(home: Far
     right = 0
     for question in QUESTIONS:
         before = ids(question["text"])
-        choices = [
-            float(np.sum(logarithms(stub, [*before, *ids(choice)])[len(before) - 1 :]))
-            for choice in question["choices"]
-        ]
+        answers = ([*before, *ids(choice)] for choice in question["choices"])
+        choices = [float(np.sum(logarithms(stub, answer)[len(before) - 1 :])) for answer in answers]
         right += int(np.argmax(choices)) == question["right"]
 
-    [attempt] = [one for job in json.loads(ran.stdout)["jobs"] for one in job["attempts"]]
+    [attempt] = job["attempts"]
     [note, counts] = [one for one in attempt["notes"] if one.startswith(("perplexity", "acc"))]
     by_words = float(np.exp(-np.sum(np.concatenate(counted)) / len(text)))
     assert note == f"perplexity of the text {perplexity:.6g}, of 69 tokens; by its {len(text)} words {by_words:.5g}"
@@ -94,9 +92,8 @@ def test_perplexity_and_accuracy_of_a_program_are_those_of_its_weights(home: Far
 
 
 @pytest.mark.soak
-def test_the_suite_that_ships_gives_the_choices_of_the_quantized_module(home: FarmHome) -> None:
-    ran = home.farm("run", "--soc", "SM8650", "--virtual", "1", "--suite", "llm_tasks", "--json", timeout_s=1800)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    [attempt] = [one for job in json.loads(ran.stdout)["jobs"] for one in job["attempts"]]
+def test_the_shipped_suite_gives_the_choices_of_the_quantized_module(home: FarmHome) -> None:
+    asked = ("run", "--soc", "SM8650", "--virtual", "1", "--suite", "llm_tasks")
+    [attempt] = [one for job in home.json(*asked, timeout_s=1800)["jobs"] for one in job["attempts"]]
     assert "the same choice as the quantized module in 8 of 8 questions" in attempt["notes"]
     assert any(note.startswith("perplexity of the text 3") for note in attempt["notes"])

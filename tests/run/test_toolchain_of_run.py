@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from in_process import refusal
 from log_lines import LogLines
 
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import FarmError, UsageError
 from farm.cli.main import cli
-from farm.cli.running.confirm_suspected import confirm_suspected
+from farm.cli.running.cell_steps import confirm_suspected
 from farm.dispatch.request.request import RunRequest
 from farm.dispatch.request.resume import config_of_run, config_to_run_again, leave_intent
 from farm.numbers.regressions.confirm_run import RunFindings
@@ -27,6 +28,9 @@ MAIN = RunToolchain("main", "main")
 FINDINGS = RunFindings(
     run_id="", alerts=(), shifts=(), not_measured=0, problems=(), changed=0, changed_not_measured=0, insufficient=0
 )
+Begin = Callable[..., RunView]
+Measured = list[tuple[str, float | None]]
+"""Toolchain and budget of each measurement."""
 
 
 @pytest.fixture
@@ -42,7 +46,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 @pytest.fixture
-def begin(config: Config) -> Callable[..., RunView]:
+def begin(config: Config) -> Begin:
     def begin(toolchain: RunToolchain = MAIN, request: RunRequest | None = None, ref: str | None = None) -> RunView:
         with open_store(config.store_url) as store:
             run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {}, now_ms(), toolchain=toolchain))
@@ -55,9 +59,9 @@ def begin(config: Config) -> Callable[..., RunView]:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float | None]]:
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
     """Toolchain and budget of each measurement of a run's suspected changes."""
-    found: list[tuple[str, float | None]] = []
+    found: Measured = []
 
     def confirm_run(config: Config, *_: object, budget_s: float | None = None) -> RunFindings:
         found.append((config.toolchain.name, budget_s))
@@ -75,7 +79,7 @@ def selected(config: Config, run: RunView, given: str = "") -> str:
     return config_of_run(config, run, given).toolchain.name
 
 
-def test_a_past_run_is_run_again_with_its_toolchain(config: Config, begin: Callable[..., RunView]) -> None:
+def test_a_past_run_is_run_again_with_its_toolchain(config: Config, begin: Begin) -> None:
     assert selected(config, begin(request=asked("main"))) == "main"
     # A bundle of the run before, and an imported run.
     assert selected(config, begin(ref="other")) == "other"
@@ -85,8 +89,8 @@ def test_a_past_run_is_run_again_with_its_toolchain(config: Config, begin: Calla
     assert selected(config, begin(), "default") == ""
 
 
-def test_a_toolchain_that_is_gone_is_said_and_nobody_elses_program_started(
-    config: Config, begin: Callable[..., RunView], tmp_path: Path
+def test_a_lost_toolchain_is_named_and_no_program_of_others_started(
+    config: Config, begin: Begin, tmp_path: Path
 ) -> None:
     theirs = tmp_path / "env" / "bin" / "python"
     theirs.parent.mkdir(parents=True)
@@ -104,9 +108,7 @@ def test_a_toolchain_that_is_gone_is_said_and_nobody_elses_program_started(
     assert not (tmp_path / "started").exists()
 
 
-def test_a_night_measures_with_the_toolchain_of_its_run_or_not_at_all(
-    config: Config, begin: Callable[..., RunView], measured: list[tuple[str, float | None]]
-) -> None:
+def test_a_night_measures_with_the_toolchain_of_its_run(config: Config, begin: Begin, measured: Measured) -> None:
     output = LogLines()
     confirm_suspected(config, begin(request=asked("main")).id, 60.0)
     confirm_suspected(config, begin(RunToolchain(), request=asked("")).id, None)
@@ -118,28 +120,23 @@ def test_a_night_measures_with_the_toolchain_of_its_run_or_not_at_all(
     assert f"suspected changes of run {run.id} are not measured" in output[0]
 
 
-def test_suspected_changes_of_a_run_are_measured_with_its_toolchain_or_the_one_named(
-    config: Config, begin: Callable[..., RunView], measured: list[tuple[str, float | None]]
-) -> None:
-    del config
-
-    def farm(*arguments: str) -> tuple[int, str]:
-        result = CliRunner().invoke(cli, ["perf", "confirm", "--json", *arguments])
-        error = result.exception
-        return (error.exit_code, str(error)) if isinstance(error, FarmError) else (result.exit_code, result.output)
-
+@pytest.mark.usefixtures("config")
+def test_suspected_changes_are_measured_with_the_toolchain_of_their_run(begin: Begin, measured: Measured) -> None:
     begin(RunToolchain())
-    main, gone = begin(request=asked("main")), begin(RunToolchain("gone", "gone"))
-    assert farm("--run", main.id)[0] == 0
-    assert farm()[0] == 0
-    assert farm("--run", main.id, "--toolchain", "other")[0] == 0
-    assert farm("--toolchain", "main")[0] == 0
-    assert farm("--run", gone.id, "--toolchain", "default")[0] == 0
-    assert [name for name, _ in measured] == ["main", "", "other", "main", ""]
-    code, output = farm("--run", gone.id)
-    assert (code, f"the toolchain of run {gone.id} cannot be used: unknown toolchain" in output) == (2, True)
-    assert "--toolchain measures with another one" in output
-    assert len(measured) == 5
+    main, gone = begin(request=asked("main")).id, begin(RunToolchain("gone", "gone")).id
+    for words, name in (
+        (("--run", main), "main"),
+        ((), ""),
+        (("--run", main, "--toolchain", "other"), "other"),
+        (("--toolchain", "main"), "main"),
+        (("--run", gone, "--toolchain", "default"), ""),
+    ):
+        assert CliRunner().invoke(cli, ["perf", "confirm", "--json", *words]).exit_code == 0
+        assert measured.pop()[0] == name
+    code, said = refusal("perf", "confirm", "--run", gone)
+    assert (code, f"the toolchain of run {gone} cannot be used: unknown toolchain" in said) == (2, True), said
+    assert "--toolchain measures with another one" in said
+    assert measured == []
 
 
 @pytest.mark.parametrize(
@@ -150,8 +147,8 @@ def test_suspected_changes_of_a_run_are_measured_with_its_toolchain_or_the_one_n
         (("jobs", "rerun", "s/c"), "farm.replay.repro", "repro"),
     ],
 )
-def test_bundles_of_a_job_run_with_the_toolchain_of_the_newer_run(
-    begin: Callable[..., RunView], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], module: str, name: str
+def test_commands_use_the_toolchain_of_the_newer_run(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], module: str, name: str
 ) -> None:
     class Past(msgspec.Struct):
         run: RunView
@@ -169,5 +166,4 @@ def test_bundles_of_a_job_run_with_the_toolchain_of_the_newer_run(
         raise UsageError("enough")
 
     monkeypatch.setattr(f"{module}.{name}", work)
-    result = CliRunner().invoke(cli, list(arguments))
-    assert (used, str(result.exception)) == (["main"], "enough")
+    assert (refusal(*arguments), used) == ((2, "enough"), ["main"])

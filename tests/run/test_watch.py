@@ -9,6 +9,7 @@ from typing import IO
 
 import pytest
 from farm_home import FarmHome, wait_for_no_process
+from in_process import refusal
 from waiting import until
 
 RUN = ("run", "--soc", "SM8650", "--backend", "xnnpack", "--virtual", "1", "--suite", "./mine", "--watch")
@@ -74,7 +75,5 @@ def test_an_edit_runs_what_it_concerns_and_ctrl_c_ends_it(home: FarmHome) -> Non
     assert wait_for_no_process(home) == {}
 
 
-def test_what_does_not_go_together_with_it_is_refused(home: FarmHome) -> None:
-    write(home, one=1.25)
-    done = home.farm(*RUN, "--json", code=2)
-    assert "--watch runs changed jobs until Ctrl-C: leave --json out" in done.stderr
+def test_json_is_refused() -> None:
+    assert refusal(*RUN, "--json") == (2, "--watch runs changed jobs until Ctrl-C: leave --json out")

@@ -6,16 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from elf_maker import SIGNED, UNSIGNED, ElfMaker, make_elf
+from elf_maker import SIGNED, UNSIGNED, make_elf
 
 from farm.base.config.settings import Config, load_config
 from farm.builds.runtime.native.wheels import fetch_wheel
 from farm.builds.runtime.signing.sign import adopt
-
-
-@pytest.fixture
-def elf() -> ElfMaker:
-    return make_elf
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -10,8 +10,8 @@ import pytest
 from elf_maker import make_elf
 
 from farm.base.config.settings import Config
-from farm.base.errors import IllegalTargetError, MissingToolError
-from farm.base.socs import find_soc, load_socs
+from farm.base.errors import MissingToolError
+from farm.base.socs import find_soc
 from farm.builds.runtime import doctor as doctor_module
 from farm.builds.runtime.doctor import Ability, Doctor, backends_of, list_tools, runnable
 from farm.builds.runtime.native.build import build_native
@@ -34,10 +34,9 @@ def test_with_pip_alone_the_simulator_compiles_stages_and_runs(built: Config) ->
     bare = msgspec.structs.replace(
         built, sdk_root=None, executorch_build=None, executorch_linux_build=None, android_runner=None
     )
-    for soc in load_socs().values():
+    for soc in map(find_soc, ("QCM6490", "SM8650", "SM8850")):
         for backend in backends_of(soc):
-            ability = Doctor(bare).examine(soc, backend)
-            assert runnable(ability) == (backend in ("htp", "xnnpack"))
+            assert runnable(Doctor(bare).examine(soc, backend)) == (backend in ("htp", "xnnpack"))
     htp = _examine(bare, "SM8650", "htp")
     assert (htp.compile.where, htp.compile.gaps) == (("here",), ())
     assert htp.stage.where == ("simulator",)
@@ -72,7 +71,7 @@ def test_gpu_runs_on_a_phone_only(built: Config, sdk: Path) -> None:
     assert (alone.compile.where, alone.stage.where, alone.run.where) == (("here",), ("android", "oe-linux"), ())
     assert [gap.repair for gap in alone.run.gaps] == ["adb start-server"]
     other = _examine(built, "SM8650", "gpu", {"SM8850": ["PHONE"]})
-    assert [gap.repair for gap in other.run.gaps] == ["attach one; 'adb devices' shows what is attached"]
+    assert [gap.repair for gap in other.run.gaps] == ["attach one; 'adb devices' lists attached devices"]
     assert runnable(_examine(built, "SM8650", "gpu", {"SM8650": ["PHONE"]}))
 
 
@@ -131,13 +130,8 @@ def test_what_pip_would_bring_is_told(built: Config, monkeypatch: pytest.MonkeyP
         raise MissingToolError("a C++ compiler is needed: apt-get install g++")
 
     monkeypatch.undo()
-    monkeypatch.setattr(doctor_module, "planned_native", no_compiler)
+    monkeypatch.setattr(doctor_module, "planned_runner", no_compiler)
     assert [gap.repair for gap in _examine(built, "SM8650", "htp").compile.gaps] == ["apt-get install g++"]
-
-
-def test_a_backend_that_an_soc_does_not_have_is_refused(built: Config) -> None:
-    with pytest.raises(IllegalTargetError):
-        _examine(built, "SM8650", "lpai")
 
 
 def test_the_tools_are_found_with_their_versions_and_what_is_wrong_with_them(built: Config, tmp_path: Path) -> None:

@@ -12,83 +12,51 @@ from hypothesis import strategies as st
 
 from farm.base.errors import ConfigError
 from farm.builds.runtime.native.elf import HEXAGON, read_elf
-from farm.builds.runtime.packages import package_folder
-
-ARCHS = (68, 69, 73, 75, 79, 81)
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_the_header_is_read_in_both_widths(elf: Any, tmp_path: Path, wide: bool) -> None:
+def test_the_header_is_read_in_both_widths(tmp_path: Path, wide: bool) -> None:
     path = tmp_path / "skel.so"
-    path.write_bytes(elf(164, 0x75, wide=wide, segments=((1, 5), (0, 2 << 24))))
+    path.write_bytes(make_elf(164, 0x75, wide=wide, segments=((1, 5), (0, 2 << 24))))
     header = read_elf(path)
     assert (header.machine, header.machine_name, header.hexagon_arch) == (HEXAGON, "Hexagon DSP6", 75)
     assert [segment[:2] for segment in header.segments] == [(1, 5), (0, 2 << 24)]
     assert header.segments[1].offset + header.segments[1].nbytes == header.file_bytes == path.stat().st_size
     assert header.signed
-
-
-@pytest.mark.parametrize("wide", [False, True])
-def test_a_signature_whose_bytes_are_not_there_is_none(elf: Any, tmp_path: Path, wide: bool) -> None:
-    path = tmp_path / "skel.so"
-    path.write_bytes(elf(164, 0x75, wide=wide, segments=((1, 5), (0, 2 << 24)))[:-1])
+    # A signature whose bytes are not there is none.
+    path.write_bytes(path.read_bytes()[:-1])
     assert not read_elf(path).signed
 
 
-@pytest.mark.parametrize(("flags", "arch"), [(0x68, 68), (0x75, 75), (0x81, 81), (0x8073, 73), (0x7A, 0)])
-def test_the_architecture_is_in_the_flags(elf: Any, tmp_path: Path, flags: int, arch: int) -> None:
+def test_the_architecture_is_in_the_flags(tmp_path: Path) -> None:
     path = tmp_path / "skel.so"
-    path.write_bytes(elf(164, flags))
-    assert read_elf(path).hexagon_arch == arch
+    for flags, arch in ((0x68, 68), (0x81, 81), (0x8073, 73), (0x7A, 0)):
+        path.write_bytes(make_elf(164, flags))
+        assert read_elf(path).hexagon_arch == arch
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_real_skel_is_for_its_architecture_and_unsigned_as_another_reader_says(qnn_wheel: Path, arch: int) -> None:
-    path = qnn_wheel / f"libQnnHtpV{arch}Skel.so"
-    header = read_elf(path)
-    assert (header.machine, header.hexagon_arch, header.signed) == (HEXAGON, arch, False)
-    with path.open("rb") as file:
-        theirs = ELFFile(file)
-        assert header.flags == theirs.header.e_flags
-        assert theirs.header.e_machine == "EM_QDSP6"
-        raw = [segment.header for segment in theirs.iter_segments()]
-    assert [one[1:] for one in header.segments] == [
-        (one.p_flags, one.p_offset, one.p_filesz, one.p_align) for one in raw
-    ]
+def test_real_libraries_are_read_as_another_reader_does(qnn_wheel: Path) -> None:
+    skels = {f"libQnnHtpV{arch}Skel.so": arch for arch in (68, 69, 73, 75, 79, 81)}
+    for name, arch in {**skels, "libQnnHtp.so": 0, "libQnnHtpV75Stub.so": 0, "libQnnGpu.so": 0}.items():
+        header = read_elf(qnn_wheel / name)
+        assert (header.machine_name, header.signed) == ("Hexagon DSP6" if arch else "AArch64", False)
+        with (qnn_wheel / name).open("rb") as file:
+            theirs = ELFFile(file)
+            assert not arch or (header.flags, header.hexagon_arch) == (theirs.header.e_flags, arch)
+            raw = [segment.header for segment in theirs.iter_segments()]
+        assert [one[1:] for one in header.segments] == [
+            (one.p_flags, one.p_offset, one.p_filesz, one.p_align) for one in raw
+        ]
 
 
-@pytest.mark.parametrize("name", ["libQnnHtp.so", "libQnnHtpV75Stub.so", "libQnnSystem.so", "libQnnGpu.so"])
-def test_a_real_library_is_for_its_processor(qnn_wheel: Path, name: str) -> None:
-    header = read_elf(qnn_wheel / name)
-    assert (header.machine_name, header.signed) == ("AArch64", False)
-    with (qnn_wheel / name).open("rb") as file:
-        assert len(header.segments) == ELFFile(file).num_segments()
-
-
-def test_a_library_of_this_machine_is_read_and_not_signed() -> None:
-    header = read_elf(package_folder("executorch", "lib/libexecutorch.so", "build") / "lib" / "libexecutorch.so")
-    assert header.machine_name == "x86-64"
-    assert len(header.segments) > 3
-    assert not header.signed
-
-
-def test_what_is_no_elf_file_is_refused(tmp_path: Path, elf: Any) -> None:
-    whole = elf(164, 0x75)
-    broken = [b"", b"\x7fELF", b"MZ" + bytes(100), whole[:60], whole[:42] + b"\xff\xff\xff\xff" + whole[46:], whole[:5]]
-    for content in broken:
+def test_what_is_no_elf_file_is_refused(tmp_path: Path) -> None:
+    whole, wide = make_elf(164, 0x75), make_elf(164, 0x75, wide=True)
+    beyond = (whole[:42] + b"\xff\xff\xff\xff" + whole[46:], wide[:32] + b"\xff" * 8 + wide[40:])
+    for content in (b"", b"\x7fELF", b"MZ" + bytes(100), whole[:60], whole[:5], *beyond):
         path = tmp_path / "broken.so"
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=r"broken\.so: is "):
             read_elf(path)
-
-
-def test_a_table_beyond_the_file_is_refused(tmp_path: Path, elf: Any) -> None:
-    content = bytearray(elf(164, 0x75, wide=True))
-    content[32:40] = b"\xff" * 8
-    path = tmp_path / "broken.so"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError):
-        read_elf(path)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,17 @@
+"""Runtimes: their files and digest, and copies in the cache."""
+
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
 import pytest
 
-from farm.base.errors import IllegalTargetError, MissingToolError
+from farm.base.errors import MissingToolError
 from farm.base.socs import find_soc
 from farm.builds.runtime.device_files import Places
+from farm.builds.runtime.kept import find_kept, keep
 from farm.builds.runtime.parts import library as part
 from farm.builds.runtime.qnn_sdk import android_files
 from farm.builds.runtime.runtime import Runtime, device_runtime, require_backend, simulator_runtime
@@ -60,13 +64,6 @@ def test_every_missing_file_is_named_at_once(sdk: Path, tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_a_backend_that_the_soc_does_not_have_is_refused(sdk: Path, tmp_path: Path) -> None:
-    with pytest.raises(IllegalTargetError):
-        _android(sdk, "SM8650", "lpai", tmp_path / "cache")
-    with pytest.raises(IllegalTargetError):
-        require_backend(find_soc("SM8650"), "lpai", None)
-
-
 @pytest.mark.parametrize(
     ("soc", "backend", "library", "wrong"),
     [
@@ -95,3 +92,41 @@ def test_gpu_and_lpai_say_in_one_line_what_they_need(
     (host / library).unlink()
     assert wrong in refused(sdk)
     assert f"the QNN SDK folder {sdk / 'nowhere'} does not exist" in refused(sdk / "nowhere")
+
+
+VERSIONS = {"qnn": "2.50", "runner": "1"}
+
+
+def runtime(folder: Path, digest: str, **versions: str) -> Runtime:
+    folder.mkdir(exist_ok=True)
+    files = {name: folder / name for name in ("farm_runner", "libQnnHtp.so")}
+    for name, path in files.items():
+        path.write_bytes(f"content of {name}".encode())
+    hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    return Runtime(files, digest * 64, "farm_runner", VERSIONS | versions, "android", False, hashes)
+
+
+@pytest.mark.parametrize("damage", ["record", "changed", "lost"])
+def test_a_damaged_runtime_is_kept_anew(tmp_path: Path, damage: str) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o755)
+    mine, other = runtime(tmp_path / "files", "a"), runtime(tmp_path / "files", "b", qnn="2.51")
+    keep(cache, mine)
+    found = find_kept(cache, mine.versions)
+    assert found is not None
+    file = found.files["libQnnHtp.so"]
+    if damage == "record":
+        (file.parent.parent / "runtime.json").write_text("{")
+    elif damage == "lost":
+        file.unlink()
+    else:
+        file.write_bytes(b"something else")
+    assert find_kept(cache, mine.versions) is None
+    # Equal files are links to one file, unless it is damaged.
+    for one in (other, mine):
+        keep(cache, one)
+        found = find_kept(cache, one.versions)
+        assert found is not None
+        assert {name: path.read_bytes() for name, path in found.files.items()} == {
+            name: path.read_bytes() for name, path in one.files.items()
+        }

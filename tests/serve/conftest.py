@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import uvicorn
@@ -31,6 +33,7 @@ from farm.suites.suite import Case, InputSpec, Job, Target
 
 HOUR = 3_600_000
 EVIL = '<script>window.pwned=1</script><img src=x onerror="window.pwned=2">\'"&amp;\x1b[31m\u202e'
+Start = Callable[..., contextlib.AbstractContextManager["Server"]]
 CASES = ("conv2d", "relu", "softmax", "cat")
 
 
@@ -71,20 +74,11 @@ class Filled:
     jobs: tuple[Job, ...] = tuple(make_job(case, soc) for case in CASES for soc in ("SM8650", "SM8750"))
     device: Device = field(default_factory=lambda: make_device(name="pixel-left"))
 
-    def finish_one(self) -> None:
-        """Record one more attempt of the run that has no end."""
-        done = sum(job.id in self._done for job in self.jobs)
-        job = self.jobs[done]
-        self._done.add(job.id)
-        self.store.record_attempt(self.live, attempt(job, 1e6), self.device)
-
     def record(self, job: Job, device: Device | None = None, artifacts: Sequence[ArtifactRecord] = ()) -> None:
         """Record an attempt of a job of the run that has no end."""
         device = device or self.device
         made = attempt(job, 1e6, device=device.serial)
         self.store.record_attempt(self.live, made, device, artifacts=artifacts)
-
-    _done: set[str] = field(default_factory=set)
 
 
 def fill(store: Store, artifacts: ArtifactStore) -> Filled:
@@ -135,7 +129,7 @@ def fill(store: Store, artifacts: ArtifactStore) -> Filled:
     facts = {"executorch": "1.5.1", "device_kind": "hardware"}
     filled.live = store.begin_run(RunRecord("farm run", "ada", "bench", facts, now_ms() - 60_000))
     store.plan_jobs(filled.live, filled.jobs)
-    filled.finish_one()
+    filled.record(filled.jobs[0])
     return filled
 
 
@@ -177,15 +171,40 @@ class Server:
             cookies = tuple(value for name, value in found.getheaders() if name.lower() == "set-cookie")
             return Answer(found.status, pairs, found.read(), cookies)
 
-    def json_of(self, path: str, **headers: str) -> Any:
-        """Return the answer of a path as JSON, with any status."""
-        return self.get(path, Accept="application/json", **headers).json
+    def send(self, path: str, fields: str | dict[str, str], **headers: str) -> Answer:
+        """Send a form."""
+        body = fields if isinstance(fields, str) else urlencode(fields)
+        form = {"Content_Type": "application/x-www-form-urlencoded"}
+        return self.get(path, method="POST", body=body, **form, **headers)
 
-    def json(self, path: str) -> Any:
+    def log_in(self, token: str, path: str = "/", cookie: str = "") -> Answer:
+        """Log in as a browser does, which has read the form before."""
+        csrf, cookies = proof_of(self.get("/login", Cookie=cookie), cookie)
+        return self.send("/login", {"token": token, "next": path, "_csrf_token": csrf}, Cookie=cookies)
+
+    def session(self, token: str) -> str:
+        """Log in and return the cookie of the session."""
+        return session_of(self.log_in(token))
+
+    def json(self, path: str, **headers: str) -> Any:
         """Return the answer of a path as JSON."""
-        answer = self.get(path, Accept="application/json")
+        answer = self.get(path, Accept="application/json", **headers)
         assert (answer.status, answer.headers["content-type"]) == (200, "application/json"), answer.text
         return answer.json
+
+
+def session_of(answer: Answer) -> str:
+    """Return the session's cookie of an answer."""
+    [cookie] = [one.partition(";")[0] for one in answer.cookies if one.startswith("farm-session")]
+    return cookie
+
+
+def proof_of(page: Answer, cookie: str = "") -> tuple[str, str]:
+    """Return the field of a form against requests of other pages, and the cookies with it."""
+    field = re.search(r'name="_csrf_token" value="([0-9a-f]+)"', page.text)
+    assert field
+    given = "; ".join(one.partition(";")[0] for one in page.cookies if "csrf" in one)
+    return field[1], "; ".join(filter(None, (cookie, given)))
 
 
 @contextlib.contextmanager
@@ -203,6 +222,13 @@ def running(config: Config, host: str = "127.0.0.1", *, demo: bool = False) -> I
             assert not thread.is_alive()
 
 
+@contextlib.contextmanager
+def filled_store(config: Config) -> Iterator[Filled]:
+    config.state_dir.mkdir(parents=True, exist_ok=True)
+    with open_store(config.store_url) as store:
+        yield fill(store, ArtifactStore(config.state_dir / "artifacts"))
+
+
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setenv("FARM_CACHE_DIR", str(tmp_path / "cache"))
@@ -211,9 +237,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 @pytest.fixture
 def filled(config: Config) -> Iterator[Filled]:
-    config.state_dir.mkdir(parents=True)
-    with open_store(config.store_url) as store:
-        yield fill(store, ArtifactStore(config.state_dir / "artifacts"))
+    with filled_store(config) as filled:
+        yield filled
 
 
 @pytest.fixture
@@ -235,9 +260,8 @@ def config_of_unchanged(tmp_path_factory: pytest.TempPathFactory) -> Config:
 @pytest.fixture(scope="module")
 def unchanged(config_of_unchanged: Config) -> Iterator[Filled]:
     """Store for tests that only read: it is filled once for all of a module."""
-    config_of_unchanged.state_dir.mkdir(parents=True)
-    with open_store(config_of_unchanged.store_url) as store:
-        yield fill(store, ArtifactStore(config_of_unchanged.state_dir / "artifacts"))
+    with filled_store(config_of_unchanged) as filled:
+        yield filled
 
 
 @pytest.fixture(scope="module")
@@ -248,8 +272,9 @@ def server_of_unchanged(config_of_unchanged: Config, unchanged: Filled) -> Itera
 
 
 @pytest.fixture
-def start(config: Config) -> Callable[..., contextlib.AbstractContextManager[Server]]:
-    """Return a function that starts a server, which believes to listen on a host."""
+def start(config: Config, filled: Filled) -> Start:
+    """Return a function that starts a server of the filled store, which believes to listen on a host."""
+    assert filled.live
     return lambda host="127.0.0.1", *, demo=False: running(config, host, demo=demo)
 
 

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from farm.base.config.settings import load_config
 from farm.base.errors import InfraError
 from farm.serve import actions
 from farm.serve.client import Server
 from farm.store.accounts import Role
 
-from .conftest import Filled, fill, running
+from .conftest import filled_store, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from conftest import Filled
     from farm_home import FarmHome
 
 _AGE = re.compile(r"[\d.]+ (s|min|h)\b( \d+ (s|min)\b)? *")
 COMMANDS = (
-    ("runs", "list"),
     ("runs", "list", "--user", "grace", "--limit", "1"),
     ("status",),
     ("show", "quantized_ops/conv2d[SM8650-htp-8a8w]"),
-    ("show", "quantized_ops/relu*SM8650*"),
     ("show", "quantized_ops/relu*SM8650*", "--run", "latest"),
     ("history", "quantized_ops/conv2d", "--soc", "SM8650", "--metric", "latency"),
     ("history", "quantized_ops/conv2d", "--soc", "SM8650", "--metric", "latency", "--no-local"),
@@ -41,19 +41,12 @@ OF_A_USER = (("status", "latest"), ("show", "quantized_ops/conv2d[SM8650-htp-8a8
 @pytest.fixture
 def laptop(home: FarmHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[dict[str, str], Filled]]:
     """Environment of a machine without the store, and the store of the server."""
-    from farm.base.config.settings import load_config
-    from farm.store.artifacts import ArtifactStore
-    from farm.store.store import open_store
-
     monkeypatch.setenv("FARM_STATE_DIR", str(home.state))
     config = load_config(folder=tmp_path)
-    config.state_dir.mkdir(parents=True, exist_ok=True)
-    with open_store(config.store_url) as store:
-        filled = fill(store, ArtifactStore(config.state_dir / "artifacts"))
-        token = store.accounts.add("ada", Role.DEVELOPER)
-        with running(config) as server:
-            state = {"FARM_STATE_DIR": str(tmp_path / "elsewhere"), "FARM_SERVER": server.url, "FARM_TOKEN": token}
-            yield state, filled
+    with filled_store(config) as filled, running(config) as server:
+        token = filled.store.accounts.add("ada", Role.DEVELOPER)
+        state = {"FARM_STATE_DIR": str(tmp_path / "elsewhere"), "FARM_SERVER": server.url, "FARM_TOKEN": token}
+        yield state, filled
 
 
 def test_a_command_says_the_same_with_the_server_as_with_the_store(
@@ -64,11 +57,9 @@ def test_a_command_says_the_same_with_the_server_as_with_the_store(
         here = home.farm(*words, env={"FARM_USER": "ada"}, code=0)
         # Ages grow between the two.
         assert _AGE.sub("", there.stdout) == _AGE.sub("", here.stdout), words
+    for words in (*OF_A_USER, COMMANDS[1], COMMANDS[4]):
         # Numbers of the store may be whole: 14000 there is 14000.0 here.
-        facts = (
-            home.json(*words, env=laptop[0]),
-            home.json(*words, env={"FARM_USER": "ada"}),
-        )
+        facts = [home.json(*words, env=env) for env in (laptop[0], {"FARM_USER": "ada"})]
         for one in facts if words[0] == "show" else ():
             # A file has a path on the machine of the store alone.
             for file in one["files"]:
@@ -131,39 +122,36 @@ def test_a_laptop_remarks_and_changes_devices_as_its_role_allows(
     assert f"run {finished} is grace's" in home.farm("run", "--resume", finished, env=state, code=2).stderr
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "message"),
-    [
+def test_a_server_that_does_not_help_is_one_line(home: FarmHome, laptop: tuple[dict[str, str], Filled]) -> None:
+    for change, code, message in (
         ({"FARM_TOKEN": "wrong"}, 2, "this is no token of an account: $FARM_TOKEN names"),
         ({"FARM_TOKEN": ""}, 2, "$FARM_TOKEN names"),
         ({"FARM_SERVER": "http://farm.lab"}, 2, "is no address of a server: expected https://HOST"),
         ({"FARM_SERVER": "farm.lab"}, 2, "is no address of a server"),
         ({"FARM_SERVER": "http://127.0.0.1:9"}, 4, "does not answer"),
-    ],
-)
-def test_a_server_that_does_not_help_is_one_line(
-    home: FarmHome, laptop: tuple[dict[str, str], Filled], change: dict[str, str], code: int, message: str
-) -> None:
-    done = home.farm("runs", "list", env={**laptop[0], **change}, code=code)
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert laptop[0]["FARM_TOKEN"] not in done.stderr
+    ):
+        done = home.farm("runs", "list", env={**laptop[0], **change}, code=code)
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert laptop[0]["FARM_TOKEN"] not in done.stderr
 
 
 def test_an_error_of_the_server_keeps_its_words(home: FarmHome, laptop: tuple[dict[str, str], Filled]) -> None:
-    assert "unknown job" in home.farm("history", "nothing/here", env=laptop[0], code=2).stderr
-    assert "means 2 jobs" in home.farm("show", "quantized_ops/conv2d", env=laptop[0], code=2).stderr
-    assert "leave it out" in home.farm("show", "x", "--files", "f", env=laptop[0], code=2).stderr
-    refused = home.farm("lease", "bench-8750", env=laptop[0], code=2).stderr
-    assert "lent to the camera team" in refused
+    for words, problem in (
+        (("history", "nothing/here"), "unknown job"),
+        (("show", "quantized_ops/conv2d"), "means 2 jobs"),
+        (("show", "x", "--files", "f"), "leave it out"),
+        (("lease", "bench-8750"), "lent to the camera team"),
+    ):
+        assert problem in home.farm(*words, env=laptop[0], code=2).stderr
 
 
-@pytest.mark.parametrize("content", [b"<html>sign in</html>", b'{"schema": 1}', b'{"error": 5}'])
-def test_an_answer_of_something_else_is_one_line(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_of_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server("https://farm.lab", "")
-    monkeypatch.setattr(Server, "_ask", lambda *_, **__: content)
-    with pytest.raises(InfraError, match="no answer of this version of farm"):
-        server.act("release", device="x")
+    for content in (b"<html>sign in</html>", b'{"schema": 1}', b'{"error": 5}'):
+        monkeypatch.setattr(Server, "_ask", lambda *_, content=content, **__: content)
+        with pytest.raises(InfraError, match="no answer of this version of farm"):
+            server.act("release", device="x")
 
 
 def test_a_proxy_of_the_environment_gets_no_token_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -17,18 +17,15 @@ SMALL = demo.Size(nights=12, cases=90)
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Store]:
-    found = []
-    for number in range(2):
-        folder = tmp_path_factory.mktemp(f"demo{number}")
-        database = Database(folder / "farm.db")
-        found.append(Store(database))
-        demo.fill(found[-1], database, ArtifactStore(folder / "artifacts"), SMALL)
-    return found
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder = tmp_path_factory.mktemp("demo")
+    database = Database(folder / "farm.db")
+    store = Store(database)
+    demo.fill(store, database, ArtifactStore(folder / "artifacts"), SMALL)
+    return store
 
 
-def test_the_demo_has_what_a_farm_has(stores: list[Store]) -> None:
-    store = stores[0]
+def test_the_demo_has_what_a_farm_has(store: Store) -> None:
     nights = store.grid.nightly_runs(None, 100)
     jobs = store.grid.jobs(nights, JobFilter())
     assert (len(nights), len(jobs), len({job.soc for job in jobs})) == (12, 360, 4)
@@ -50,41 +47,23 @@ def test_the_demo_has_what_a_farm_has(stores: list[Store]) -> None:
     assert 1.1 < latency[-1] / latency[before] < 1.3
 
 
-def test_every_run_and_device_says_that_it_is_a_demo(stores: list[Store]) -> None:
-    store = stores[0]
+def rows(store: Store, query: str) -> list[tuple[Any, ...]]:
     with store._database.reading() as connection:
-        facts = connection.scalars(text("SELECT facts FROM fingerprint")).all()
-        serials = connection.scalars(text("SELECT serial FROM device")).all()
-        hosts = set(connection.scalars(text("SELECT host FROM run")))
-    assert all(demo.FACT in one for one in facts)
-    assert all(one.startswith("DEMO") for one in serials)
-    assert hosts == {"demo"}
+        return [tuple(row) for row in connection.execute(text(query))]
 
 
-def test_an_equal_seed_makes_equal_results(stores: list[Store]) -> None:
-    found = []
-    for store in stores:
-        with store._database.reading() as connection:
-            query = "SELECT run_job_id, verdict, reason FROM attempt ORDER BY id"
-            numbers = "SELECT attempt_id, p50 FROM measurement ORDER BY attempt_id, position"
-            found.append([connection.execute(text(one)).all() for one in (query, numbers)])
-    assert found[0] == found[1]
+def test_every_run_and_device_says_that_it_is_a_demo(store: Store) -> None:
+    assert all(demo.FACT in facts for (facts,) in rows(store, "SELECT facts FROM fingerprint"))
+    assert all(serial.startswith("DEMO") for (serial,) in rows(store, "SELECT serial FROM device"))
+    assert set(rows(store, "SELECT host FROM run")) == {("demo",)}
 
 
-def test_the_run_of_today_has_files(stores: list[Store], tmp_path: Path) -> None:
-    del tmp_path
-    store = stores[0]
+def test_the_demo_has_files_and_a_firmware_update_of_one_soc(store: Store) -> None:
     run_id = store.runs.latest_id()
     assert run_id is not None
     view = store.runs.view(run_id)
     assert view.finished_ms is None
     assert any(attempt.operators and attempt.layers for job in view.jobs for attempt in job.attempts)
-    assert {one.kind for one in store.runs.artifacts(run_id)} == {"log", "layer_graph", "output"}
-
-
-def test_a_firmware_update_changes_the_builds_of_one_soc(stores: list[Store]) -> None:
-    with stores[0]._database.reading() as connection:
-        query = "SELECT soc, count(DISTINCT build) FROM device JOIN run_device ON device_id = id GROUP BY soc"
-        assert sorted(tuple(row) for row in connection.execute(text(query))) == [
-            ("SM8550", 2), ("SM8650", 1), ("SM8750", 1), ("SM8850", 1),
-        ]  # fmt: skip
+    assert {one.kind for one in store.runs.artifacts(run_id)} == {"log", "output"}
+    query = "SELECT soc, count(DISTINCT build) FROM device JOIN run_device ON device_id = id GROUP BY soc"
+    assert dict(rows(store, query)) == {"SM8550": 2, "SM8650": 1, "SM8750": 1, "SM8850": 1}

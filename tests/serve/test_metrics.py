@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from farm.serve.metrics import families
+from farm.serve.metrics import StoreCollector
 
 if TYPE_CHECKING:
     from conftest import Filled, Server
@@ -40,7 +40,7 @@ def test_prometheus_reads_devices_jobs_and_wear(server_of_unchanged: Server) -> 
 
 def test_the_dashboard_asks_for_metrics_and_labels_that_exist(unchanged: Filled) -> None:
     dashboard = json.loads(DASHBOARD.read_text())
-    known = {metric.name: metric for metric in families(unchanged.store, is_shared=False)}
+    known = {metric.name: metric for metric in StoreCollector(unchanged.store).collect()}
     # Only a shared farm has these.
     shared = {"farm_queue_shards": {"soc", "state"}, "farm_agents": {"state"}}
     panels = dashboard["panels"]

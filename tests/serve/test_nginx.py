@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from parts import do_without
 from waiting import free_port, require_listening
 
 from farm.base.config.settings import Config, load_config
@@ -48,9 +49,7 @@ def nginx(folder: Path, server: Server, supervisor: Supervisor) -> Iterator[tupl
     """Run nginx in the foreground; yield a client that knows its certificate, and the port without TLS."""
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
-        if os.environ.get("FARM_REQUIRE_PARTS") == "1":
-            pytest.fail("FARM_REQUIRE_PARTS=1 and there is no nginx: install nginx-light")
-        pytest.skip("nginx is not on PATH (Debian: apt-get install nginx-light)")
+        do_without("nginx is not on PATH (Debian: apt-get install nginx-light)")
     folder.mkdir()
     tls, plain = free_port(), free_port()
     names = "subjectAltName=DNS:farm.lab,IP:127.0.0.1"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
-from store_template import drop_database, place_store
+from store_template import drop_database, empty_store, place_store
 
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.records import RunRecord
+from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
+from farm.store.view import RunToolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
+
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture(autouse=True)
@@ -21,39 +26,37 @@ def _new_stores_are_copies() -> None:
     """Leave new stores as they are made."""
 
 
-@contextmanager
-def _address(request: pytest.FixtureRequest, tmp_path: Path, maker: str) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield str(tmp_path / "farm.db")
-        return
-    new: Callable[[str], str] = request.getfixturevalue(maker)
-    address = new(f"t{abs(hash(request.node.nodeid))}")
-    yield address
-    drop_database(address)
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def empty_address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Address of a place without a store: no file yet, or an empty database."""
-    with _address(request, tmp_path, "new_database") as address:
-        yield address
+    if request.param == "sqlite":
+        yield str(tmp_path / "farm.db")
+        return
+    new_database: Callable[[str], str] = request.getfixturevalue("new_database")
+    address = new_database(f"t{abs(hash(request.node.nodeid))}")
+    yield address
+    drop_database(address)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Address of a store without a run."""
-    with _address(request, tmp_path, "new_store") as address:
-        if request.param == "sqlite":
-            place_store(Path(address))
-        yield address
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("shared_address"))
+    place_store(tmp_path / "farm.db")
+    return str(tmp_path / "farm.db")
+
+
+@pytest.fixture(scope="session")
+def _one_store(new_store: Callable[[str], str]) -> str:
+    return new_store("one_store")
 
 
 @pytest.fixture
-def shared_address(new_store: Callable[[str], str], request: pytest.FixtureRequest) -> Iterator[str]:
+def shared_address(_one_store: str) -> str:
     """Address of a store on PostgreSQL, which agents share, without a run."""
-    address = new_store(f"t{abs(hash(request.node.nodeid))}")
-    yield address
-    drop_database(address)
+    empty_store(_one_store)
+    return _one_store
 
 
 @pytest.fixture
@@ -102,6 +105,10 @@ class Make:
         return Measurement("latency", "ns", Direction.LOWER, samples)
 
     @staticmethod
+    def counter(value: float, metric: str = "pte_size", unit: str = "bytes") -> Measurement:
+        return Measurement(metric, unit, Direction.LOWER, (value,), exact=True)
+
+    @staticmethod
     def comparison(**changes: object) -> Comparison:
         facts: dict[str, object] = {
             "output": 0,
@@ -120,6 +127,37 @@ class Make:
         run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {"executorch": "1.5.1"}, started_ms))
         store.plan_jobs(run_id, jobs)
         store.record_device(run_id, Make.device("virtual-1" if kind == "virtual" else "phone-1", kind))
+        return run_id
+
+    @staticmethod
+    def run(
+        store: Store,
+        hours_ago: float,
+        *results: tuple[Job, Verdict | str] | tuple[Job, Verdict | str, Mapping[str, Any]],
+        user: str = "ada",
+        kind: str = "virtual",
+        build: str = "farm/virtual/1",
+        runtime: dict[str, str] | None = None,
+        priority: str = "person",
+        toolchain: RunToolchain | None = None,
+        nightly_run: str = "",
+        finished: bool = True,
+        **facts: str,
+    ) -> str:
+        """Record a run: each result is an attempt of a job with its verdict, "" for none, and other fields."""
+        started_ms = now_ms() - round(hours_ago * HOUR_MS)
+        known = {"device_kind": kind, **facts}
+        record = RunRecord("farm run", user, "bench", known, started_ms, priority, toolchain or RunToolchain())
+        run_id = store.begin_run(msgspec.structs.replace(record, nightly_run=nightly_run))
+        store.plan_jobs(run_id, list({job.id: job for job, *_ in results}.values()))
+        store.record_device(run_id, Make.device(kind=kind, build=build), runtime)
+        for place, (job, verdict, *changes) in enumerate(results):
+            if verdict:
+                reason = "" if verdict == Verdict.PASSED else f"{verdict} in {run_id}"
+                fields = {"reason": reason, "started_ms": started_ms + place, **(changes[0] if changes else {})}
+                store.record_attempt(run_id, Make.attempt(job, verdict=Verdict(verdict), **fields))
+        if finished:
+            store.finish_run(run_id, 0)
         return run_id
 
 

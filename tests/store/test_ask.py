@@ -55,14 +55,6 @@ of_sqlite = pytest.mark.parametrize("address", ["sqlite"], indirect=True)
 of_postgresql = pytest.mark.parametrize("address", ["postgresql"], indirect=True)
 
 
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder in which the server, which another user runs, could write."""
-    with tempfile.TemporaryDirectory(prefix="farm-ask-", dir="/tmp") as name:
-        Path(name).chmod(0o777)
-        yield Path(name)
-
-
 def execute(address: str, *statements: str) -> list[tuple[object, ...]]:
     """Run statements as a superuser, each in a transaction of its own, and return the rows of the last."""
     import psycopg
@@ -76,69 +68,55 @@ def execute(address: str, *statements: str) -> list[tuple[object, ...]]:
 def test_a_query_has_columns_and_at_most_so_many_rows(reader: Store) -> None:
     asked = reader.ask("SELECT user_name, '1:2 :x %s' AS odd FROM run WHERE host LIKE '50%' ORDER BY user_name", 2)
     assert asked == (["user_name", "odd"], [("user0", "1:2 :x %s"), ("user1", "1:2 :x %s")])
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
+    for query in (
         "SELECT 1 AS one;",
         "-- why\nSELECT 1 AS one -- because",
         "/* a; b */ WITH o AS (SELECT 1 AS one) SELECT one FROM o",
         "VALUES (1)",
-    ],
-)
-def test_one_statement_may_be_written_in_any_way(reader: Store, query: str) -> None:
-    assert reader.ask(query, 5)[1] == [(1,)]
-
-
-@pytest.mark.parametrize(
-    ("query", "says"),
-    [
+    ):
+        assert reader.ask(query, 5)[1] == [(1,)]
+    for query, says in (
         ("SELECT nope FROM runs", ": did you mean run?"),
         ("SELECT nope FROM zzz", ": tables are account, agent, agent_device, alert, "),
         ("SELECT nope FROM run", "nope"),
-    ],
-)
-def test_a_table_that_is_missing_is_answered_with_those_there_are(reader: Store, query: str, says: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        reader.ask(query, 5)
-    assert says in str(caught.value)
+    ):
+        with pytest.raises(UsageError) as caught:
+            reader.ask(query, 5)
+        assert says in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "DELETE FROM run",
-        "UPDATE run SET host = 'x'",
-        "UPDATE run SET host = 'x' RETURNING id",
-        "INSERT INTO shard_weights SELECT 'a', '[]', 1 WHERE false RETURNING 1",
-        "CREATE TABLE mine (x integer)",
-        "CREATE TEMP TABLE mine (x integer)",
-        "CREATE TABLE mine AS SELECT * FROM run",
-        "DROP TABLE run",
-        "SELECT 1; DELETE FROM run",
-        "SELECT 1; SELECT 2",
-        "COMMIT; DELETE FROM run",
-        "COMMIT; BEGIN; UPDATE run SET host = 'x'; COMMIT",
-        "ROLLBACK; UPDATE run SET host = 'x'",
-        "COMMIT",
-        "BEGIN",
-        "ROLLBACK",
-        "SAVEPOINT a",
-        "VACUUM",
-        "ANALYZE",
-        "REINDEX",
-        "selct",
-        "-- nothing",
-        "SELECT '\0'",
-        "SELECT * FROM no_such_table",
-    ],
+WRITING = (
+    "DELETE FROM run",
+    "UPDATE run SET host = 'x' RETURNING id",
+    "INSERT INTO shard_weights SELECT 'a', '[]', 1 WHERE false RETURNING 1",
+    "CREATE TABLE mine (x integer)",
+    "CREATE TEMP TABLE mine (x integer)",
+    "CREATE TABLE mine AS SELECT * FROM run",
+    "DROP TABLE run",
+    "SELECT 1; DELETE FROM run",
+    "SELECT 1; SELECT 2",
+    "COMMIT; DELETE FROM run",
+    "COMMIT; BEGIN; UPDATE run SET host = 'x'; COMMIT",
+    "ROLLBACK; UPDATE run SET host = 'x'",
+    "COMMIT",
+    "BEGIN",
+    "ROLLBACK",
+    "SAVEPOINT a",
+    "VACUUM",
+    "ANALYZE",
+    "REINDEX",
+    "selct",
+    "-- nothing",
+    "SELECT '\0'",
 )
-def test_what_would_write_is_refused_and_nothing_is_lost(reader: Store, query: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        reader.ask(query, 5)
-    assert "\n" not in str(caught.value)
-    assert reader.ask("SELECT count(*) FROM run WHERE host = '50%'", 1)[1] == [(3,)]
+
+
+def test_a_query_that_would_write_is_refused_and_nothing_is_lost(reader: Store) -> None:
+    for query in WRITING:
+        with pytest.raises(UsageError) as caught:
+            reader.ask(query, 5)
+        assert "\n" not in str(caught.value)
+        assert reader.ask("SELECT count(*) FROM run WHERE host = '50%'", 1)[1] == [(3,)], query
 
 
 def test_a_query_that_does_not_end_is_ended_at_its_time_limit_and_the_next_one_answers(reader: Store) -> None:
@@ -153,38 +131,34 @@ def test_a_store_that_is_open_to_write_is_not_asked(store: Store) -> None:
 
 
 @of_sqlite
-@pytest.mark.parametrize(
-    "query",
-    [
-        "ATTACH '{folder}/made.db' AS other",
+def test_sqlite_touches_no_other_file_and_no_setting(reader: Store, address: str) -> None:
+    folder = Path(address).parent
+    before = {path.name for path in folder.iterdir()}
+    for query in (
+        f"ATTACH '{folder}/made.db' AS other",
         "ATTACH ':memory:' AS other",
-        "VACUUM INTO '{folder}/made.db'",
+        f"VACUUM INTO '{folder}/made.db'",
         "DETACH main",
         "PRAGMA journal_mode=DELETE",
         "PRAGMA user_version=7",
         "PRAGMA query_only=0",
         "PRAGMA wal_checkpoint(TRUNCATE)",
-        "PRAGMA temp_store_directory='{folder}'",
+        f"PRAGMA temp_store_directory='{folder}'",
         "PRAGMA optimize",
         "SELECT * FROM pragma_wal_checkpoint",
-        "SELECT load_extension('{folder}/x.so')",
-        "SELECT writefile('{folder}/made.db', 'x')",
+        f"SELECT load_extension('{folder}/x.so')",
+        f"SELECT writefile('{folder}/made.db', 'x')",
         "WITH x AS (SELECT 1) INSERT INTO shard_weights SELECT 'a', '[]', 1 FROM x",
         "CREATE VIRTUAL TABLE temp.v USING fts5(x)",
         "EXPLAIN DELETE FROM run",
         "UPDATE sqlite_master SET sql = ''",
-        "SELECT value FROM json_each('[1]'); UPDATE sqlite_master SET sql = ''",
         "PRAGMA writable_schema=1",
-    ],
-)
-def test_sqlite_touches_no_other_file_and_no_setting(reader: Store, address: str, query: str) -> None:
-    folder = Path(address).parent
-    before = {path.name for path in folder.iterdir()}
-    with pytest.raises(UsageError):
-        reader.ask(query.format(folder=folder), 5)
-    assert {path.name for path in folder.iterdir()} == before
-    assert reader.ask("PRAGMA user_version", 1)[1] == [(0,)]
-    assert reader.ask("PRAGMA journal_mode", 1)[1] == [("wal",)]
+    ):
+        with pytest.raises(UsageError):
+            reader.ask(query, 5)
+        assert {path.name for path in folder.iterdir()} == before, query
+        assert reader.ask("PRAGMA user_version", 1)[1] == [(0,)], query
+        assert reader.ask("PRAGMA journal_mode", 1)[1] == [("wal",)], query
 
 
 @of_sqlite
@@ -194,74 +168,67 @@ def test_sqlite_still_says_how_its_tables_are(reader: Store) -> None:
     assert reader.ask("SELECT name FROM pragma_table_info('run') WHERE name = 'host'", 9)[1] == [("host",)]
     assert reader.ask("EXPLAIN QUERY PLAN SELECT * FROM run", 9)[1]
     assert reader.ask("SELECT value FROM json_each('[1, 2]')", 9)[1] == [(1,), (2,)]
-
-
-@of_sqlite
-def test_text_of_sqlite_that_is_no_text_is_shown(reader: Store) -> None:
+    # Text that is no text is shown.
     assert reader.ask("SELECT CAST(x'61ff62' AS TEXT)", 1)[1] == [("a\\xffb",)]
 
 
 @of_postgresql
-@pytest.mark.parametrize(
-    "query",
-    [
-        "COMMIT; BEGIN READ WRITE; UPDATE run SET host = 'x'; COMMIT",
-        "END; SET default_transaction_read_only = off; UPDATE run SET host = 'x'",
-        "SET TRANSACTION READ WRITE",
-        "SET default_transaction_read_only = off",
-        "DO $$ BEGIN SET TRANSACTION READ WRITE; UPDATE run SET host = 'x'; COMMIT; END $$",
-        "SELECT set_config('transaction_read_only', 'off', true), write_a_row()",
-        "SELECT set_config('default_transaction_read_only', 'off', false), write_a_row()",
-        "SELECT write_a_row()",
-        "CALL write_and_commit()",
-        "WITH x AS (INSERT INTO shard_weights VALUES ('a', '[]', 1) RETURNING 1) SELECT * FROM x",
-        "WITH x AS (UPDATE run SET host = 'x' RETURNING 1) SELECT * FROM x",
-        "SELECT * INTO mine FROM run",
-        "SELECT * FROM run FOR UPDATE",
-        "EXPLAIN ANALYZE UPDATE run SET host = 'x'",
-        "PREPARE a AS DELETE FROM run",
-        "LISTEN a",
-        "LOCK TABLE run",
-        "COPY run TO PROGRAM 'touch {file}'",
-        "COPY run TO '{file}'",
-        "COPY (SELECT 1) TO STDOUT",
-        "COPY run FROM STDIN",
-        "SELECT pg_read_file('PG_VERSION')",
-        "SELECT pg_ls_dir('.')",
-        "SELECT lo_export(lo_from_bytea(0, 'x'), '{file}')",
-        "SELECT lo_import('/etc/hostname')",
-        "SELECT pg_reload_conf()",
-        "SELECT pg_terminate_backend(pg_backend_pid())",
-        "SELECT nextval('run_job_id_seq')",
-        "SELECT dblink('', '')",
-    ],
-)
-def test_postgresql_is_not_left_written_or_reached_through(
-    address: str, reader: Store, shared: Path, query: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        reader.ask(query.format(file=shared / "made"), 5)
-    assert "\n" not in str(caught.value)
-    assert not list(shared.iterdir())
-    assert execute(address, "SELECT count(*) FROM run WHERE host = '50%'") == [(3,)]
-    assert execute(address, "SELECT count(*) FROM shard_weights") == [(0,)]
-    assert reader.ask("SELECT 1", 1)[1] == [(1,)]
-
-
-@pytest.mark.parametrize("query", ["SELECT lo_create(4711)", "SELECT lo_from_bytea(4711, 'x')", "SELECT lo_creat(-1)"])
-@of_postgresql
-def test_no_large_object_stays(address: str, reader: Store, query: str) -> None:
-    # PostgreSQL 16 and later refuse it by themselves.
-    with contextlib.suppress(UsageError):
-        reader.ask(query, 5)
-    assert execute(address, "SELECT count(*) FROM pg_largeobject_metadata") == [(0,)]
+def test_postgresql_is_not_left_written_or_reached_through(address: str, reader: Store) -> None:
+    # A folder in which the server, which another user runs, could write.
+    with tempfile.TemporaryDirectory(prefix="farm-ask-", dir="/tmp") as shared:
+        Path(shared).chmod(0o777)
+        for query in (
+            "COMMIT; BEGIN READ WRITE; UPDATE run SET host = 'x'; COMMIT",
+            "END; SET default_transaction_read_only = off; UPDATE run SET host = 'x'",
+            "SET TRANSACTION READ WRITE",
+            "SET default_transaction_read_only = off",
+            "DO $$ BEGIN SET TRANSACTION READ WRITE; UPDATE run SET host = 'x'; COMMIT; END $$",
+            "SELECT set_config('transaction_read_only', 'off', true), write_a_row()",
+            "SELECT set_config('default_transaction_read_only', 'off', false), write_a_row()",
+            "SELECT write_a_row()",
+            "CALL write_and_commit()",
+            "WITH x AS (INSERT INTO shard_weights VALUES ('a', '[]', 1) RETURNING 1) SELECT * FROM x",
+            "WITH x AS (UPDATE run SET host = 'x' RETURNING 1) SELECT * FROM x",
+            "SELECT * INTO mine FROM run",
+            "SELECT * FROM run FOR UPDATE",
+            "EXPLAIN ANALYZE UPDATE run SET host = 'x'",
+            "PREPARE a AS DELETE FROM run",
+            "LISTEN a",
+            "LOCK TABLE run",
+            f"COPY run TO PROGRAM 'touch {shared}/made'",
+            f"COPY run TO '{shared}/made'",
+            "COPY (SELECT 1) TO STDOUT",
+            "COPY run FROM STDIN",
+            "SELECT pg_read_file('PG_VERSION')",
+            "SELECT pg_ls_dir('.')",
+            f"SELECT lo_export(lo_from_bytea(0, 'x'), '{shared}/made')",
+            "SELECT lo_import('/etc/hostname')",
+            "SELECT pg_reload_conf()",
+            "SELECT pg_terminate_backend(pg_backend_pid())",
+            "SELECT nextval('run_job_id_seq')",
+            "SELECT dblink('', '')",
+        ):
+            with pytest.raises(UsageError) as caught:
+                reader.ask(query, 5)
+            assert "\n" not in str(caught.value), query
+            assert not list(Path(shared).iterdir()), query
+            left = "SELECT (SELECT count(*) FROM run WHERE host = '50%'), (SELECT count(*) FROM shard_weights)"
+            assert execute(address, left) == [(3, 0)], query
+            assert reader.ask("SELECT 1", 1)[1] == [(1,)], query
+    for query in ("SELECT lo_create(4711)", "SELECT lo_from_bytea(4711, 'x')", "SELECT lo_creat(-1)"):
+        # PostgreSQL 16 and later refuse it by themselves.
+        with contextlib.suppress(UsageError):
+            reader.ask(query, 5)
+        assert execute(address, "SELECT count(*) FROM pg_largeobject_metadata") == [(0,)], query
 
 
 @of_postgresql
 def test_no_lock_and_no_setting_stays(address: str, reader: Store) -> None:
     before = reader.ask("SELECT current_setting('work_mem')", 1)
     reader.ask("SELECT pg_advisory_lock(4711), set_config('work_mem', '1234kB', false)", 1)
-    assert execute(address, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711") == [(0,)]
+    # The server ends the session of a closed connection a moment later.
+    locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711"
+    until(lambda: execute(address, locks) == [(0,)])
     assert reader.ask("SELECT current_setting('work_mem')", 1) == before
 
 
@@ -269,19 +236,15 @@ def test_no_lock_and_no_setting_stays(address: str, reader: Store) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        "SELECT pg_sleep(600) AS farm_marker",
         "SELECT set_config('statement_timeout', '0', false), pg_sleep(600) AS farm_marker",
         ENDLESS.replace("count(*)", "count(*) AS farm_marker"),
     ],
 )
 def test_the_time_limit_ends_the_query_on_the_server_too(address: str, reader: Store, query: str) -> None:
-    with pytest.raises(UsageError, match=r"took longer than 1 s"):
-        reader.ask(query, 5, seconds=1)
+    with pytest.raises(UsageError, match=r"took longer than 0\.5 s"):
+        reader.ask(query, 5, seconds=0.5)
     assert not _running_on(address, "farm_marker")
-
-
-@of_postgresql
-def test_only_the_rows_that_are_asked_for_are_made(reader: Store) -> None:
+    # Only the rows that are asked for are made.
     assert len(reader.ask("SELECT generate_series(1, 2000000000)", 10)[1]) == 10
 
 
@@ -306,18 +269,20 @@ def _running_on(address: str, marker: str) -> list[tuple[object, ...]]:
     return [row for row in execute(address, query) if marker in str(row[0]) or str(row[0]).startswith("FETCH")]
 
 
+@of_sqlite
 def test_the_command_ends_at_its_limit_with_one_line(home: FarmHome, address: str) -> None:
-    done = home.farm("data", "sql", "--timeout", "1", ENDLESS, env={"FARM_STORE": address})
-    assert (done.returncode, done.stdout) == (2, "")
+    env = {"FARM_STORE": address}
+    done = home.farm("data", "sql", "--timeout", "1", ENDLESS, env=env, code=2)
+    assert done.stdout == ""
     assert done.stderr == "farm: the query took longer than 1 s and was ended: --timeout gives it more\n"
+    done = home.farm("data", "sql", "COMMIT; BEGIN; UPDATE run SET host = 'x'", env=env, code=2)
+    assert (done.stdout, len(done.stderr.splitlines())) == ("", 1)
 
 
-def test_the_command_says_what_it_takes(home: FarmHome, address: str) -> None:
-    done = home.farm("data", "sql", "COMMIT; BEGIN; UPDATE run SET host = 'x'", env={"FARM_STORE": address})
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+def test_the_command_shows_times_and_numbers_in_each_form(home: FarmHome, address: str) -> None:
     odd = "SELECT CURRENT_TIMESTAMP AS now, CAST(1.5 AS numeric) AS number"
     for form in ("--json", "--csv", "--limit=1"):
-        assert home.farm("data", "sql", odd, form, env={"FARM_STORE": address}).returncode == 0
+        assert "1.5" in home.farm("data", "sql", odd, form, env={"FARM_STORE": address}).stdout
 
 
 @of_postgresql

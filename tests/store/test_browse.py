@@ -1,4 +1,4 @@
-"""Lists for the web page and `farm runs list`, on both databases."""
+"""Lists for the web page and `farm runs list`, and the grid of nightly runs, on both databases."""
 
 from __future__ import annotations
 
@@ -8,38 +8,31 @@ import msgspec
 import pytest
 
 from farm.base.errors import StoreError, UnknownNameError
-from farm.results.attempt import Verdict
-from farm.serve.address import Address
+from farm.devices.health import HealthEvent
+from farm.results.attempt import Stage, Verdict
 from farm.serve.pages.all import PAGES
 from farm.serve.pages.devices import DeviceQuery, device_page
 from farm.serve.pages.progress import ProgressQuery, progress_page
-from farm.serve.render import html_of
+from farm.serve.render import Address, html_of
+from farm.store.leases.registry import Seen
 from farm.store.queries.browse import RunFilter
-from farm.store.records import ArtifactRecord, RunRecord
+from farm.store.queries.grid import JobFilter
+from farm.store.records import ArtifactRecord
 from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
-from farm.store.view import SkipReason
+from farm.store.view import RunToolchain, SkipReason
 
 if TYPE_CHECKING:
     from conftest import Make
 
-HOUR = 3_600_000
-
-
-def begin(store: Store, make: Make, hours_ago: float, *cases: str, user: str = "ada", soc: str = "SM8650") -> str:
-    record = RunRecord("farm run", user, "bench", {"executorch": "1.5.1"}, round(now_ms() - hours_ago * HOUR))
-    run_id = store.begin_run(record)
-    store.plan_jobs(run_id, [make.job(case, soc=soc) for case in cases])
-    store.record_device(run_id, make.device())
-    return run_id
+P, F, I = Verdict.PASSED, Verdict.FAILED, Verdict.INFRA  # noqa: E741 - read as a table
 
 
 def test_runs_are_listed_newest_first_in_pages(store: Store, make: Make) -> None:
-    old = begin(store, make, 3, "a", soc="SM8750")
-    store.finish_run(old, 0)
-    mine = begin(store, make, 2, "a", "b", user="grace")
+    old = make.run(store, 3, (make.job("a", soc="SM8750"), ""))
+    mine = make.run(store, 2, (make.job("a"), ""), (make.job("b"), ""), user="grace", finished=False)
     store.finish_run(mine, 4)
-    new = begin(store, make, 1)
+    new = make.run(store, 1, finished=False)
     runs, total = store.browse.runs(RunFilter(), 2)
     assert ([run.run_id for run in runs], total) == ([new, mine], 3)
     assert [run.run_id for run in store.browse.runs(RunFilter(), 2, 2)[0]] == [old]
@@ -48,7 +41,6 @@ def test_runs_are_listed_newest_first_in_pages(store: Store, make: Make) -> None
     )  # fmt: skip
     for wanted, found in (
         (RunFilter(user="grace"), [mine]),
-        (RunFilter(soc="SM8750"), [old]),
         (RunFilter(soc="SM8650", suite="quantized_ops"), [mine]),
         (RunFilter(soc="SM8650", suite="fp_ops"), []),
         (RunFilter(state="other"), [mine]),
@@ -63,83 +55,63 @@ def test_runs_are_listed_newest_first_in_pages(store: Store, make: Make) -> None
 
 
 def test_progress_counts_the_attempt_that_decides(store: Store, make: Make) -> None:
-    run_id = begin(store, make, 1, *"abcdef")
-    verdicts = {
-        "a": (Verdict.INFRA, Verdict.PASSED), "b": (Verdict.FAILED, Verdict.INFRA), "c": (Verdict.INFRA,) * 2,
-        "d": (Verdict.SKIPPED,),
-    }  # fmt: skip
-    for case, tries in verdicts.items():
-        for number, verdict in enumerate(tries):
-            store.record_attempt(run_id, make.attempt(make.job(case), verdict=verdict, started_ms=number + 1))
-    known = make.attempt(make.job("e"), verdict=Verdict.FAILED, known_issue="wrong scale")
-    store.record_attempt(run_id, known)
+    tries = {"a": (I, P), "b": (F, I), "c": (I, I), "d": (Verdict.SKIPPED,), "f": ("",)}
+    results = [(make.job(case), verdict) for case, verdicts in tries.items() for verdict in verdicts]
+    run_id = make.run(store, 1, *results, (make.job("e"), F, {"known_issue": "wrong scale"}), finished=False)
     store.mark_skipped(run_id, {make.job("f").id: SkipReason("no time")})
     (progress,) = store.browse.progress()
     assert progress.counts == {"failed": 1, "infra": 1, "known": 1, "passed": 1, "skipped": 1}
     assert (progress.planned, progress.done, progress.skipped, progress.exit_code) == (6, 5, 1, None)
-    assert abs(progress.last_ms - now_ms()) < HOUR
+    assert abs(progress.last_ms - now_ms()) < 3_600_000
     store.finish_run(run_id, 1)
     assert store.browse.progress()[0].exit_code == 1
-    begin(store, make, 30, "a")
+    make.run(store, 30, (make.job("a"), ""))
     assert [one.run_id for one in store.browse.progress()] == [run_id]
 
 
-def test_what_ran_on_a_device(store: Store, make: Make) -> None:
-    first = begin(store, make, 2, "a")
-    store.record_attempt(first, make.attempt(make.job("a")))
-    second = begin(store, make, 1, "a", "b")
-    failed = make.attempt(make.job("b"), verdict=Verdict.FAILED, reason="sqnr", measurements=())
-    store.record_attempt(second, failed)
-    store.record_attempt(second, make.attempt(make.job("a"), device="phone-9"), make.device("phone-9", "hardware"))
+def test_attempts_on_a_device_and_files_of_a_run(store: Store, make: Make) -> None:
+    a, b = make.job("a"), make.job("b")
+    first = make.run(store, 2, (a, P))
+    second = make.run(store, 1, (a, ""), (b, F, {"reason": "sqnr", "measurements": ()}))
+    store.record_attempt(second, make.attempt(a, device="phone-9"), make.device("phone-9", "hardware"))
     found = store.browse.on_device("virtual-1", "virtual", 10)
-    assert [(one.run_id, one.verdict, one.latency_ns) for one in found] == [
-        (second, "failed", None), (first, "passed", 2.0),
+    assert [(one.run_id, one.verdict, one.latency_ns, one.reason) for one in found] == [
+        (second, "failed", None, "sqnr"), (first, "passed", 2.0, ""),
     ]  # fmt: skip
-    assert found[0].reason == "sqnr"
     assert len(store.browse.on_device("virtual-1", "virtual", 1)) == 1
     assert store.browse.on_device("virtual-1", "hardware", 10) == []
 
-
-def test_files_and_names(store: Store, make: Make) -> None:
-    run_id = begin(store, make, 1, "a", "b")
     sha = "0" * 64
-    store.record_attempt(run_id, make.attempt(make.job("b")), artifacts=[ArtifactRecord(sha, 7, "etdump")])
-    (file,) = store.browse.files(run_id, 10)
-    assert (file.job_id, file.kind, file.size, file.sha256) == (make.job("b").id, "etdump", 7, sha)
+    store.record_attempt(second, make.attempt(b), artifacts=[ArtifactRecord(sha, 7, "etdump")])
+    (file,) = store.browse.files(second, 10)
+    assert (file.job_id, file.kind, file.size, file.sha256) == (b.id, "etdump", 7, sha)
     assert store.browse.runs(RunFilter(), 1)[0][0].files == 1
     assert (store.browse.file_kind(sha), store.browse.file_kind("1" * 64)) == ("etdump", None)
-    with pytest.raises(UnknownNameError):
-        store.history.job_names("*?" * 40 + "!", None)
-    assert store.history.job_names("quantized_ops/*", None) == [make.job("a").id, make.job("b").id]
+    assert store.history.job_names("quantized_ops/*", None) == [a.id, b.id]
     assert store.browse.cases(1) == ["quantized_ops/a"]
-    with pytest.raises(UnknownNameError):
-        store.history.job_names("quantized_ops/a", "SM1")
+    for pattern, soc in (("*?" * 40 + "!", None), ("quantized_ops/a", "SM1")):
+        with pytest.raises(UnknownNameError):
+            store.history.job_names(pattern, soc)
 
 
-def test_all_of_it_works_in_a_store_that_is_open_to_read_only_while_another_writes(
-    store: Store, make: Make, address: str
-) -> None:
-    run_id = begin(store, make, 1, "a", "b")
+def test_a_reader_sees_what_another_process_writes_and_writes_nothing(store: Store, make: Make, address: str) -> None:
+    run_id = make.run(store, 1, (make.job("a"), ""), finished=False)
     with open_store(address, readonly=True) as reader:
         assert reader.browse.progress()[0].done == 0
         store.record_attempt(run_id, make.attempt(make.job("a")))
         assert reader.browse.progress()[0].done == 1
-        with pytest.raises(StoreError):
+        with pytest.raises(StoreError, match="read.only"):
             reader.finish_run(run_id, 0)
 
 
-def test_every_page_is_made_of_either_database(store: Store, make: Make) -> None:
-    from farm.devices.health import HealthEvent
-    from farm.store.leases.registry import Seen
-
+@pytest.mark.parametrize("address", ["postgresql"], indirect=True)
+def test_every_page_is_made_of_postgresql(store: Store, make: Make) -> None:
     device = make.device()
     store.devices.see([Seen(device, "device", None)])
     store.devices.record_health(HealthEvent(device.id, "check_passed", "healthy", "", {}, (1e6, 2e6)))
     for hours_ago in (3, 2, 1):
-        run_id = begin(store, make, hours_ago, "a", "b")
-        store.record_attempt(run_id, make.attempt(make.job("a"), started_ms=hours_ago))
-        failed = make.attempt(make.job("b"), verdict=Verdict.FAILED, reason="sqnr", started_ms=hours_ago)
-        store.record_attempt(run_id, failed)
+        verdict = F if hours_ago == 1 else P
+        run_id = make.run(store, hours_ago, (make.job("a"), P), (make.job("b"), verdict), finished=False)
     known = {page.path.partition("{")[0]: page for page in PAGES if "files" not in page.path}
     for path, query, shown in (
         ("/", {}, "New failures"),
@@ -155,3 +127,57 @@ def test_every_page_is_made_of_either_database(store: Store, make: Make) -> None
         assert msgspec.json.encode(facts)
     assert len(device_page(store, DeviceQuery(device=device.id)).attempts) == 6
     assert progress_page(store, ProgressQuery()).runs[0].text == "2 of 2 jobs: 1 failed, 1 passed"
+
+
+def nightly_run(store: Store, make: Make, days_ago: int, name: str, branch: str = "", **verdicts: str) -> str:
+    """Record a nightly run; a verdict is a word, `known` or `skipped`."""
+    jobs = {case: make.job(case) for case in verdicts}
+    words = {"known": "failed", "skipped": ""}
+    results = [
+        (jobs[case], words.get(word, word), {"stage": Stage.NUMERICS, "known_issue": "#12" * (word == "known")})
+        for case, word in verdicts.items()
+    ]
+    toolchain = RunToolchain(branch=branch)
+    run_id = make.run(
+        store,
+        24 * days_ago,
+        *results,
+        toolchain=toolchain,
+        nightly_run=name,
+        priority="nightly",
+        qnn=f"2.{50 - days_ago}",
+    )
+    skipped = {jobs[case].id: SkipReason("no time") for case, word in verdicts.items() if word == "skipped"}
+    store.mark_skipped(run_id, skipped)
+    return run_id
+
+
+def test_each_nightly_run_is_a_column_and_the_newest_run_of_a_job_counts(store: Store, make: Make) -> None:
+    nightly_run(store, make, 2, "n1", add="passed", relu_1="passed", relu12="infra", pad="skipped")
+    first = nightly_run(store, make, 1, "n2", add="failed", relu_1="known", relu12="", pad="skipped")
+    second = nightly_run(store, make, 1, "n2", add="passed")
+    nightly_run(store, make, 1, "other", branch="release", add="passed")
+    nightly_runs = store.grid.nightly_runs("", 10)
+    assert [one.id for one in nightly_runs] == ["n2", "n1"]
+    assert [run.run_id for run in nightly_runs[0].runs] == [first, second]
+    assert nightly_runs[1].facts["qnn"] == "2.48"
+    cells = {job.case: job.cells for job in store.grid.jobs(nightly_runs, JobFilter())}
+    assert cells == {"add": "pp", "relu_1": "kp", "relu12": "ni", "pad": "ss"}
+    assert [one.id for one in store.grid.nightly_runs("", 1)] == ["n2"]
+    assert [one.id for one in store.grid.nightly_runs(None, 10)] == ["other", "n2", "n1"]
+    assert [one.id for one in store.grid.nightly_runs("", 10, before_ms=nightly_runs[0].started_ms)] == ["n1"]
+    assert store.grid.nightly_run("n2") == nightly_runs[0]
+    assert store.grid.nightly_run("n' OR 1=1 --\0") is None
+
+    # Jobs are filtered by target and by words.
+    def cases(**wanted: str) -> list[str]:
+        return [job.case for job in store.grid.jobs(nightly_runs, JobFilter(**wanted))]
+
+    assert cases() == ["add", "pad", "relu12", "relu_1"]
+    assert cases(text="RELU") == ["relu12", "relu_1"]
+    assert cases(text="u_1 SM8650") == ["relu_1"]
+    assert cases(soc="SM8750") == cases(suite="' OR 1=1 --\0") == []
+    assert cases(soc="SM8650", suite="quantized_ops", backend="htp", precision="8a8w") == cases()
+    targets = store.grid.targets()
+    assert (targets.socs, targets.suites, targets.precisions) == (("SM8650",), ("quantized_ops",), ("8a8w",))
+    assert store.grid.jobs([], JobFilter()) == []

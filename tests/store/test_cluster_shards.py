@@ -7,14 +7,27 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from shared_rows import SOC, TTL_S, agent, facts, job, result, shards, shards_of, submit
+from msgspec.structs import replace
+from shared_rows import (
+    SOC,
+    TTL_S,
+    agent,
+    claim,
+    facts,
+    holding,
+    job,
+    new_order,
+    record,
+    result,
+    shards,
+    shards_of,
+    submit,
+)
 
 from farm.base.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
 from farm.policy.retries import tried
-from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Verdict
 from farm.results.measurements import counted
-from farm.store.cluster.records import NewOrder
 from farm.store.protocol import PROTOCOL
 from farm.store.records import ArtifactRecord, JobFile
 from farm.store.store import Store, open_store
@@ -28,87 +41,78 @@ def address(shared_address: str) -> str:
     return shared_address
 
 
-def test_a_run_goes_from_its_submission_to_its_end(store: Store) -> None:
+def test_a_run_goes_from_its_submission_to_its_end_and_its_progress_is_shown(store: Store) -> None:
     run_id = submit(store, shards(2))
     one = agent(store)
-    for _ in range(2):
-        [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-        assert (held.run_id, held.lease.user, len(held.jobs)) == (run_id, "ada", 2)
-        assert store.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S) == {}
-        store.cluster.release(one, [held.lease])
-        assert not store.cluster.end_if_over(run_id) or held.jobs[0].job == job(2)
+    [held] = claim(store, one)
+    assert (held.run_id, held.lease.user, len(held.jobs)) == (run_id, "ada", 2)
+    progress = store.cluster.progress(run_id, 0)
+    assert (progress.attempts, progress.running) == ((), {"h1.0": job(0).id})
+    assert record(store, one, held, 0) == []
 
+    progress = store.cluster.progress(run_id, progress.last)
+    assert [(each["job_id"], each["verdict"]) for each in progress.attempts] == [(job(0).id, "passed")]
+    assert progress.running == {"h1.0": job(1).id}
+    assert (progress.order.waiting, progress.order.held, progress.finished) == (1, 1, False)
+    assert store.cluster.progress(run_id, progress.last).attempts == ()
+    view = store.cluster.queue()
+    assert [(each.run_id, each.waiting, each.held) for each in view.sums] == [(run_id, 1, 1)]
+    assert [each.id for each in view.situations[SOC].devices] == ["h1-0"]
+
+    assert record(store, one, held, 1) == []
+    store.cluster.release(one, [held.lease])
+    assert not store.cluster.end_if_over(run_id)
+    [held] = claim(store, one)
+    assert record(store, one, held) == []
+    store.cluster.release(one, [held.lease])
+    assert store.cluster.end_if_over(run_id)
     order = store.cluster.order(run_id)
     assert order is not None
     assert (order.state, order.waiting, order.held, order.ended) == ("ended", 0, 0, 2)
-    view = store.runs.view(run_id)
-    assert [(one.id, [str(each.verdict) for each in one.attempts]) for one in view.jobs] == [
+    assert [(one.id, [str(each.verdict) for each in one.attempts]) for one in store.runs.view(run_id).jobs] == [
         (job(n).id, ["passed"]) for n in range(4)
     ]
     assert store.leases.all() == []
 
 
-def test_a_shard_is_put_back_with_what_is_left_of_it(store: Store) -> None:
-    submit(store, shards(1, jobs=3))
-    one, two = agent(store), agent(store, "h2")
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-    store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)
-    store.cluster.put_back(one, held.id, held.lease.fence, why="the host is drained")
+def test_a_shard_is_put_back_with_the_jobs_without_a_result(store: Store) -> None:
+    _, one, held = holding(store, jobs=4)
+    two = agent(store, "h2")
+    record(store, one, held, 0)
+    # The agent has run the second job as well, and the store has not taken it.
+    store.cluster.put_back(one, held.id, held.lease.fence, why="its lease was lost", jobs=held.jobs[2:])
     store.cluster.release(one, [held.lease])
 
-    [again] = store.cluster.claim(two, SOC, ["h2-0"], ttl_s=TTL_S)
+    [again] = claim(store, two, "h2-0")
 
-    assert [each.job for each in again.jobs] == [job(1), job(2)]
+    assert [each.job for each in again.jobs] == [job(1), job(2), job(3)]
     with pytest.raises(LeaseLostError):
         store.cluster.put_back(one, held.id, held.lease.fence, why="once more")
     refused = store.cluster.record(one, [result(held, held.jobs[1])], ttl_s=TTL_S)
     assert list(refused) == [0]
-    assert "not this agent's" in refused[0]
+    assert "no longer this agent's" in refused[0]
 
 
-def test_a_job_whose_result_was_refused_is_left_when_its_agent_puts_back_the_rest(store: Store) -> None:
-    submit(store, shards(1, jobs=4))
-    one, two = agent(store), agent(store, "h2")
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-    store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)
-    # The agent has run the second and the third as well, and the store has taken neither.
-    store.cluster.put_back(one, held.id, held.lease.fence, why="its lease was lost", jobs=held.jobs[3:])
-    store.cluster.release(one, [held.lease])
-    [again] = store.cluster.claim(two, SOC, ["h2-0"], ttl_s=TTL_S)
-    assert [each.job for each in again.jobs] == [job(1), job(2), job(3)]
-
-
-def test_what_another_device_is_to_try_goes_to_another_device(store: Store) -> None:
+def test_a_retry_goes_to_another_device(store: Store) -> None:
     run_id = submit(store, shards(1))
     one = agent(store, devices=2)
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    [held] = claim(store, one)
     assert held.others == ("h1-1",)
     failed = result(held, held.jobs[0], Verdict.INFRA)
-    failed = result(held, held.jobs[0], Verdict.INFRA, repeat=(tried(failed.attempts[0]),))
+    failed = replace(failed, repeat=(tried(failed.attempts[0]),))
     store.cluster.record(one, [failed, result(held, held.jobs[1])], ttl_s=TTL_S)
     store.cluster.release(one, [held.lease])
 
     assert store.cluster.progress(run_id, 0).retried == {job(0).id}
-    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
-    [again] = store.cluster.claim(one, SOC, ["h1-1"], ttl_s=TTL_S)
+    assert claim(store, one) == []
+    [again] = claim(store, one, "h1-1")
     assert again.jobs[0].job == job(0)
     assert [entry.verdict for entry in again.jobs[0].history] == [Verdict.INFRA]
     assert not store.cluster.end_if_over(run_id)
 
 
-def test_a_result_is_recorded_once(store: Store) -> None:
-    run_id = submit(store, shards(1))
-    one = agent(store)
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-    assert store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S) == {}
-    assert store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S) == {0: "recorded already"}
-    assert [len(each.attempts) for each in store.runs.view(run_id).jobs] == [1, 0]
-
-
-def test_many_results_at_once_are_recorded_as_one_after_the_other(store: Store, make: type[Make]) -> None:
-    run_id = submit(store, shards(1, jobs=4))
-    one = agent(store)
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+def test_many_results_at_once_are_recorded_once_each(store: Store, make: type[Make]) -> None:
+    run_id, one, held = holding(store, jobs=4)
     store.record_device(run_id, make.device("serial-h1-0"))
     files = [ArtifactRecord("a" * 64, 5, "etdump"), ArtifactRecord("b" * 64, 6, "qnn_log")]
 
@@ -133,35 +137,15 @@ def test_many_results_at_once_are_recorded_as_one_after_the_other(store: Store, 
     assert (device.serial, device.jobs) == ("serial-h1-0", 4)
 
 
-def test_who_follows_sees_what_is_new(store: Store) -> None:
-    run_id = submit(store, shards(2))
-    one = agent(store)
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-    progress = store.cluster.progress(run_id, 0)
-    assert (progress.attempts, progress.running) == ((), {"h1.0": job(0).id})
-    store.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)
-
-    progress = store.cluster.progress(run_id, progress.last)
-
-    assert [(each["job_id"], each["verdict"]) for each in progress.attempts] == [(job(0).id, "passed")]
-    assert progress.running == {"h1.0": job(1).id}
-    assert (progress.order.waiting, progress.order.held, progress.finished) == (1, 1, False)
-    assert store.cluster.progress(run_id, progress.last).attempts == ()
-    view = store.cluster.queue()
-    assert [(each.run_id, each.waiting, each.held) for each in view.sums] == [(run_id, 1, 1)]
-    assert [each.id for each in view.situations[SOC].devices] == ["h1-0"]
-
-
 def test_a_run_that_is_resumed_goes_on(store: Store) -> None:
     run_id = submit(store, shards(1))
     store.cluster.cancel(run_id, "ada")
     assert store.cluster.end_if_over(run_id)
     store.finish_run(run_id, 130)
-    order = NewOrder(run_id=run_id, user="ada", priority=Priority.PERSON, purpose="", terms=b"", protocol=PROTOCOL)
     with pytest.raises(StoreError, match="submitted before"):
-        store.cluster.submit(order, [])
+        store.cluster.submit(new_order(run_id), [])
 
-    store.cluster.add(run_id, shards(2, first=2), jobs=[job(n) for n in range(2, 6)])
+    store.cluster.submit(new_order(run_id), shards(2, first=2), jobs=[job(n) for n in range(2, 6)], again=True)
 
     order = store.cluster.order(run_id)
     assert order is not None
@@ -172,15 +156,12 @@ def test_a_run_that_is_resumed_goes_on(store: Store) -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.FAILED, Verdict.INFRA])
 def test_after_so_many_failures_or_so_long_nothing_begins(store: Store, verdict: Verdict) -> None:
-    failing = submit(store, shards(3, jobs=1), most_failures=1)
+    failing, one, held = holding(store, 3, jobs=1, most_failures=1)
     late = submit(store, shards(1, first=10), "bob", budget_s=0.0)
-    one = agent(store)
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-    assert held.run_id == failing
-    store.cluster.record(one, [result(held, held.jobs[0], verdict)], ttl_s=TTL_S)
+    record(store, one, held, verdict=verdict)
     store.cluster.release(one, [held.lease])
 
-    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
+    assert claim(store, one) == []
     for run_id in (failing, late):
         assert store.cluster.end_if_over(run_id)
 
@@ -191,36 +172,28 @@ def test_after_so_many_failures_or_so_long_nothing_begins(store: Store, verdict:
     assert order.is_late
 
 
-def test_quotas_bind_users_and_labels(store: Store) -> None:
-    submit(store, shards(8))
-    one = agent(store, devices=3)
-    store.quotas.set("user:ada", 2, "root")
-    held = store.cluster.claim(one, SOC, ["h1-0", "h1-1", "h1-2"], ttl_s=TTL_S)
-    assert len(held) == 2
-    assert store.cluster.claim(one, SOC, ["h1-0", "h1-1", "h1-2"], ttl_s=TTL_S) == []
-    assert store.quotas.all() == {"user:ada": 2}
-    store.quotas.set("user:ada", None, "root")
-    assert len(store.cluster.claim(one, SOC, ["h1-0", "h1-1", "h1-2"], ttl_s=TTL_S)) == 1
+def test_quotas_and_reservations_bind_users_and_orders_take_the_devices_that_they_name(store: Store) -> None:
+    run_id = submit(store, shards(8))
+    one, there = agent(store, devices=3), ("h1-0", "h1-1", "h1-2")
+    store.quotas.set("user:ada", 1, "root")
+    store.leases.reserve("h1-0", "bob", 60)
+    [held] = claim(store, one, *there)
+    assert held.lease.device != "h1-0"
+    assert claim(store, one, *there) == []
+    assert store.quotas.all() == {"user:ada": 1}
     with pytest.raises(UsageError, match="neither"):
         store.quotas.set("ada", 1, "root")
-
-
-def test_orders_take_the_devices_that_they_name(store: Store) -> None:
-    named = submit(store, shards(2), devices=("h1.1",))
-    other_kind = submit(store, shards(2), "bob", classes=(f"{SOC}/hardware/android",))
-    one = agent(store, devices=2)
-    held = store.cluster.claim(one, SOC, ["h1-0", "h1-1"], ttl_s=TTL_S)
-    assert [(each.run_id, each.lease.device, each.others) for each in held] == [(named, "h1-1", ())]
-    assert shards_of(store, other_kind)[0].state == "waiting"
-
-
-def test_a_reserved_device_is_its_users(store: Store) -> None:
-    submit(store, shards(1))
-    one = agent(store)
-    store.leases.reserve("h1-0", "bob", 60)
-    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
+    store.quotas.set("user:ada", None, "root")
+    assert len(claim(store, one, *there)) == 1
     store.leases.cancel("h1-0", "bob")
-    assert len(store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)) == 1
+    assert len(claim(store, one, *there)) == 1
+    store.cluster.cancel(run_id, "ada")
+
+    named = submit(store, shards(2, first=50), devices=("h2.1",))
+    other_kind = submit(store, shards(2, first=60), "bob", classes=(f"{SOC}/hardware/android",))
+    held_by_name = claim(store, agent(store, "h2", devices=2), "h2-0", "h2-1")
+    assert [(each.run_id, each.lease.device, each.others) for each in held_by_name] == [(named, "h2-1", ())]
+    assert shards_of(store, other_kind)[0].state == "waiting"
 
 
 def test_a_drained_agent_gets_nothing_new(store: Store) -> None:
@@ -229,23 +202,19 @@ def test_a_drained_agent_gets_nothing_new(store: Store) -> None:
     assert store.cluster.drain("h1")
     assert not store.cluster.drain("nobody")
     assert store.cluster.heartbeat(one, None, TTL_S).drain
-    assert store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
+    assert claim(store, one) == []
     store.cluster.drain("h1", on=False)
-    [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+    [held] = claim(store, one)
     store.cluster.leave(one)
     assert store.cluster.agents() == []
     assert store.leases.all() == []
     assert store.cluster.heartbeat(one, None, TTL_S, [held.lease]).replaced
 
 
-def test_an_agent_of_another_protocol_is_told_what_to_do(store: Store) -> None:
+def test_an_agent_of_another_protocol_and_a_store_in_a_file_are_refused(store: Store, tmp_path: Path) -> None:
     agent(store)
-    with pytest.raises(AgentRefusedError, match="update farm there"):
-        store.cluster.register("h2", facts("h2", protocol=PROTOCOL + 1), TTL_S, user="farm")
-    with pytest.raises(AgentRefusedError, match="update farm on this host"):
-        store.cluster.register("h3", facts("h3", protocol=PROTOCOL - 1), TTL_S, user="farm")
-
-
-def test_a_shared_farm_needs_postgresql(tmp_path: Path) -> None:
-    with open_store(tmp_path / "farm.db") as store, pytest.raises(UsageError, match="PostgreSQL"):
-        store.cluster.queue()
+    for protocol, step in ((PROTOCOL + 1, "update farm there"), (PROTOCOL - 1, "update farm on this host")):
+        with pytest.raises(AgentRefusedError, match=step):
+            store.cluster.register("h2", facts("h2", protocol=protocol), TTL_S, user="farm")
+    with open_store(tmp_path / "farm.db") as file, pytest.raises(UsageError, match="PostgreSQL"):
+        file.cluster.queue()

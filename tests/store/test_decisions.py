@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from sqlalchemy import Connection, select
 from store_template import place_store
 
 from farm.results.attempt import Verdict
 from farm.store import schema
 from farm.store.records import RunRecord
-from farm.store.rows import insert_attempt_row
-from farm.store.store import Store, open_store
+from farm.store.rows import NewAttempt, insert_attempt_rows
+from farm.store.store import open_store
+from farm.store.transfer.line_files import LineFile, import_runs, runs_in
 
 if TYPE_CHECKING:
     from conftest import Make
@@ -66,7 +66,8 @@ def test_of_two_recorders_at_the_same_time_the_store_and_reports_choose_the_same
     def record(connection: Connection, number: int, verdict: Verdict) -> None:
         run_job = connection.execute(select(schema.run_job)).one()
         row = {**known, "id": number, "run_job_id": run_job.id}
-        insert_attempt_row(connection, row, run_job.job_id, make.attempt(job, verdict=verdict), ())
+        attempt = make.attempt(job, verdict=verdict)
+        insert_attempt_rows(connection, [NewAttempt(row, run_job.job_id, attempt, ())])
 
     with open_store(address) as store:
         run_id = make.begin(store, job)
@@ -78,33 +79,27 @@ def test_of_two_recorders_at_the_same_time_the_store_and_reports_choose_the_same
         assert shown.decisive.verdict == store.runs.verdicts(run_id)[job.id].outcome == Verdict.FAILED
 
 
-@pytest.mark.parametrize(
-    ("command", "facts", "kind"),
-    [
-        ("farm run --soc SM8650", {}, "suite"),
-        ("farm pytest tests", {}, "tests"),
-        ("farm exec ops/relu --virtual 1", {}, "exec"),
-        ("farm jobs rerun ops/relu", {}, "repro"),
-        ("farm debug ops/relu", {"debug": "intermediate outputs"}, "debug"),
-        ("somebody's own", {}, "suite"),
-    ],
-)
-def test_a_run_is_recorded_and_imported_with_its_kind_and_that_of_its_devices(
-    tmp_path: Path, command: str, facts: dict[str, str], kind: str
-) -> None:
-    addresses = [str(tmp_path / name) for name in ("home.db", "elsewhere.db")]
+KINDS = {
+    "farm run --soc SM8650": "suite",
+    "farm pytest tests": "tests",
+    "farm exec ops/relu --virtual 1": "exec",
+    "farm jobs rerun ops/relu": "repro",
+    "farm debug ops/relu": "debug",
+    "somebody's own": "suite",
+}
+
+
+def test_a_run_is_recorded_and_imported_with_its_kind_and_that_of_its_devices(tmp_path: Path) -> None:
+    addresses, file = [str(tmp_path / name) for name in ("home.db", "elsewhere.db")], tmp_path / "runs.jsonl"
     for address in addresses:
         place_store(Path(address))
     with open_store(addresses[0]) as home, open_store(addresses[1]) as elsewhere:
-        run_id = home.begin_run(RunRecord(command, "ada", "bench", {"device_kind": "virtual", **facts}))
-        _carry(home, elsewhere, run_id, tmp_path / "runs.jsonl")
+        for command in KINDS:
+            facts = {"device_kind": "virtual", **({"debug": "intermediate outputs"} if "debug" in command else {})}
+            home.begin_run(RunRecord(command, "ada", "bench", facts))
+        file.write_bytes(b"".join(home.transfer.export([run.id for run in home.transfer.runs()])))
+        with LineFile(str(file)) as lines:
+            import_runs(elsewhere.transfer, runs_in([lines]))
     for address in addresses:
-        assert rows(address, "SELECT run_kind, run_device_kind FROM run") == [(kind, "virtual")]
-
-
-def _carry(home: Store, elsewhere: Store, run_id: str, file: Path) -> None:
-    from farm.store.transfer.line_files import LineFile, import_runs, runs_in
-
-    file.write_bytes(b"".join(home.transfer.export([run_id])))
-    with LineFile(str(file)) as lines:
-        import_runs(elsewhere.transfer, runs_in([lines]))
+        found = rows(address, "SELECT command, run_kind, run_device_kind FROM run")
+        assert sorted(found) == sorted((command, kind, "virtual") for command, kind in KINDS.items())

@@ -15,43 +15,28 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from sqlalchemy import Connection
+from store_forks import Fork, run_forks
 from waiting import until
 
-from farm.results.attempt import Attempt
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from conftest import Make
 
-# Program that records attempt after attempt, and prints each one after its record.
+# Records attempt after attempt, and prints each one after its record.
 _WRITER = """
-import itertools, sys
-sys.path[:0] = [sys.argv[1]]
+import itertools
 import msgspec
 from farm.results.attempt import Attempt
 from farm.store.store import open_store
 
-_, _, address, run_id, name, count = sys.argv
-template = msgspec.json.decode(sys.stdin.readline(), type=Attempt)
+address, run_id, name, count, attempt = argv
+template = msgspec.json.decode(attempt, type=Attempt)
 store = open_store(address)
 for number in range(int(count)) if int(count) else itertools.count():
     store.record_attempt(run_id, msgspec.structs.replace(template, reason=f"{name} {number}"))
     print(f"{name} {number}", flush=True)
 """
-
-
-def _writer(address: str, run_id: str, name: str, attempt: Attempt, count: int = 0) -> subprocess.Popen[str]:
-    root = str(Path(__file__).parents[2])
-    process = subprocess.Popen(
-        [sys.executable, "-c", _WRITER, root, address, run_id, name, str(count)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin
-    process.stdin.write(msgspec.json.encode(attempt).decode() + "\n")
-    process.stdin.flush()
-    return process
 
 
 def _recorded(store: Store, run_id: str) -> list[str]:
@@ -61,16 +46,18 @@ def _recorded(store: Store, run_id: str) -> list[str]:
 def test_writers_at_once_lose_nothing(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
     jobs = [make.job(f"case_{n}") for n in range(4)]
     run_id = make.begin(sqlite_store, *jobs)
-    writers = [
-        _writer(str(tmp_path / "farm.db"), run_id, f"w{n}", make.attempt(job), 200) for n, job in enumerate(jobs)
+    calls = [
+        [tmp_path / "farm.db", run_id, f"w{n}", 100, msgspec.json.encode(make.attempt(job)).decode()]
+        for n, job in enumerate(jobs)
     ]
-    output = [writer.communicate()[0].splitlines() for writer in writers]
+    writers = run_forks(_WRITER, calls)
 
-    assert [writer.returncode for writer in writers] == [0] * 4
-    assert [len(lines) for lines in output] == [200] * 4
+    assert [writer.code for writer in writers] == [0] * 4
+    output = [writer.output.splitlines() for writer in writers]
+    assert [len(lines) for lines in output] == [100] * 4
     assert sorted(_recorded(sqlite_store, run_id)) == sorted(itertools.chain(*output))
     numbers = [m for job in sqlite_store.runs.view(run_id).jobs for a in job.attempts for m in a.measurements]
-    assert numbers == [make.latency(1.0, 2.0, 3.0)] * 800
+    assert numbers == [make.latency(1.0, 2.0, 3.0)] * 400
 
 
 def test_a_killed_writer_loses_nothing_that_it_said_was_recorded(
@@ -79,16 +66,16 @@ def test_a_killed_writer_loses_nothing_that_it_said_was_recorded(
     job = make.job()
     run_id = make.begin(sqlite_store, job)
     output: list[str] = []
-    for name in ("first", "second", "third"):
-        writer = _writer(str(tmp_path / "farm.db"), run_id, name, make.attempt(job, log="x" * 5_000))
-        assert writer.stdout
-        output += itertools.islice(writer.stdout, 25)
-        os.kill(writer.pid, signal.SIGKILL)
-        # Lines printed between the last line read and the kill count as well.
-        output += [line for line in writer.stdout if line.endswith("\n")]
-        writer.wait()
-        writer.stdout.close()
-
+    attempt = msgspec.json.encode(make.attempt(job, log="x" * 5_000)).decode()
+    code = f"import sys; argv = sys.argv[1:]\n{_WRITER}"
+    for name in ("first", "second"):
+        argv = [sys.executable, "-c", code, str(tmp_path / "farm.db"), run_id, name, "0", attempt]
+        with subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout
+            output += itertools.islice(writer.stdout, 25)
+            os.kill(writer.pid, signal.SIGKILL)
+            # Lines printed between the last line read and the kill count as well.
+            output += [line for line in writer.stdout if line.endswith("\n")]
         recorded = _recorded(sqlite_store, run_id)
         assert set(map(str.strip, output)) <= set(recorded)
         # Each writer may have committed one more attempt than it could print.
@@ -102,37 +89,8 @@ def test_a_killed_writer_loses_nothing_that_it_said_was_recorded(
     connection.close()
 
 
-def test_an_interrupted_run_shows_what_is_missing(sqlite_store: Store, make: type[Make]) -> None:
-    done, missing = make.job("done"), make.job("missing")
-    run_id = make.begin(sqlite_store, done, missing)
-    sqlite_store.record_attempt(run_id, make.attempt(done))
-
-    view = sqlite_store.runs.view(run_id)
-
-    assert view.finished_ms is None
-    assert [(job.case, len(job.attempts)) for job in view.jobs] == [("done", 1), ("missing", 0)]
-
-
 def test_processes_that_make_the_same_store_at_once_all_get_it(empty_address: str) -> None:
-    code = (
-        "import sys; from farm.store.store import open_store; print('ready', flush=True); sys.stdin.read();"
-        "store = open_store(sys.argv[1]); print(store.runs.latest_id())"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, empty_address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(3)
-    ]
-    for process in processes:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin
-        process.stdin.close()
-        process.stdin = None
-    assert [process.communicate()[0] for process in processes] == ["None\n"] * 3
-    open_store(empty_address).close()
+    assert run_forks("print(open_store(argv[0]).runs.latest_id())", [[empty_address]] * 3) == [Fork(0, "None\n")] * 3
 
 
 def test_threads_may_share_a_store(sqlite_store: Store, make: type[Make]) -> None:

@@ -8,12 +8,11 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from shared_rows import SOC, TTL_S, agent, result, shards, submit
+from shared_rows import TTL_S, AgentId, agent, claim, holding, record, shards, submit
 from waiting import until
 
 from farm.dispatch.cluster.delivery.worker import finish, recover
 from farm.results.attempt import Verdict
-from farm.store.cluster.records import AgentId, HeldShard
 from farm.store.store import Store, open_store
 
 _RUNS = "SELECT args ->> 'run' FROM procrastinate_jobs WHERE task_name = 'farm.finish' ORDER BY id"
@@ -38,14 +37,9 @@ def take_jobs(store: Store) -> list[str]:
     return runs
 
 
-def claim(store: Store, who: AgentId, device: str) -> HeldShard:
-    [held] = store.cluster.claim(who, SOC, [device], ttl_s=TTL_S)
-    return held
-
-
 def run_shard(store: Store, who: AgentId, verdict: Verdict = Verdict.PASSED) -> None:
-    held = claim(store, who, "h1-0")
-    assert store.cluster.record(who, [result(held, one, verdict) for one in held.jobs], ttl_s=TTL_S) == {}
+    [held] = claim(store, who)
+    assert record(store, who, held, verdict=verdict) == []
     store.cluster.release(who, [held.lease])
 
 
@@ -56,12 +50,14 @@ def test_the_last_result_of_a_run_defers_its_end(store: Store) -> None:
     assert take_jobs(store) == []
     run_shard(store, one)
     assert take_jobs(store) == [run_id]
+    failing = submit(store, shards(3, jobs=1, first=10), most_failures=1)
+    run_shard(store, one, Verdict.FAILED)
+    assert take_jobs(store) == [failing]
+    assert finish(store, failing) == 1
 
 
 def test_a_run_that_is_cancelled_ends_with_its_last_shard(store: Store) -> None:
-    run_id = submit(store, shards(2))
-    one = agent(store)
-    held = claim(store, one, "h1-0")
+    run_id, one, held = holding(store, 2)
     store.cluster.cancel(run_id, "ada")
     assert take_jobs(store) == [run_id]
     assert finish(store, run_id) is None
@@ -70,17 +66,9 @@ def test_a_run_that_is_cancelled_ends_with_its_last_shard(store: Store) -> None:
     assert finish(store, run_id) == 130
 
 
-def test_a_run_ends_after_its_most_failures_with_the_last_shard_that_runs(store: Store) -> None:
-    run_id = submit(store, shards(3, jobs=1), most_failures=1)
-    run_shard(store, agent(store), Verdict.FAILED)
-    assert take_jobs(store) == [run_id]
-    assert finish(store, run_id) == 1
-
-
 def test_two_hosts_that_end_the_last_two_shards_at_once_defer_one_end(store: Store) -> None:
     run_id = submit(store, shards(2))
-    one = agent(store, devices=2)
-    first, second = claim(store, one, "h1-0").id, claim(store, one, "h1-1").id
+    first, second = (held.id for held in claim(store, agent(store, devices=2), "h1-0", "h1-1"))
     end = "UPDATE shard SET state = 'ended' WHERE id = %s"
     waits = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
     with connect(store) as early, connect(store) as late, connect(store) as watch:

@@ -21,11 +21,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from sqlalchemy import Connection, delete, func, select
-from waiting_requests import grant, to_yield
 
 from farm.base.errors import LeaseLostError
 from farm.devices.health import HealthEvent
-from farm.policy.situation import Lease, Priority, Request
+from farm.policy.sharing import hand_over, share_out
+from farm.policy.situation import Lease, LivingDevice, Priority, Request, Situation
 from farm.store import schema
 from farm.store.answers import Answers
 from farm.store.database import Database
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from conftest import Make
 
 DEVICES = ("d1", "d2", "d3")
+WISHES = (DEVICES, DEVICES[::-1], *((device,) for device in DEVICES))
 TTL_S = 10.0
 WAITER_TTL_MS = 6_000
 START_MS = 1_790_000_000_000
@@ -79,8 +80,8 @@ def ask(leases: Leases, *devices: str, user: str = "ada", count: int = 1, nightl
     )
 
 
-def get(leases: Leases, device: str, user: str = "ada", *, nightly: bool = False) -> Lease:
-    (lease,) = leases.poll(ask(leases, device, user=user, nightly=nightly), ttl_s=TTL_S)
+def get(leases: Leases, device: str, user: str = "ada") -> Lease:
+    (lease,) = leases.poll(ask(leases, device, user=user), ttl_s=TTL_S)
     return lease
 
 
@@ -111,7 +112,6 @@ class Interleavings(RuleBasedStateMachine):
         self.processes: list[Process] = []
         self.rows: dict[str, Lease] = {}
         self.out: set[str] = set()
-        self.recorded = 0
 
     @initialize()
     def begin(self) -> None:
@@ -134,9 +134,12 @@ class Interleavings(RuleBasedStateMachine):
             if one.waits and one.wanted > 0 and one.heard_ms + WAITER_TTL_MS > now_ms
         ]
 
-    def decide(self, decision: object) -> object:
-        usable = set(DEVICES) - self.out
-        return decision(self.requests(), usable, self.rows.values(), self.clock.now_ms)  # type: ignore[operator]
+    def situation(self) -> Situation:
+        there = [LivingDevice(device) for device in DEVICES if device not in self.out]
+        rows, requests = list(self.rows.values()), self.requests()
+        return Situation(
+            soc="SM8650", now_ms=self.clock.now_ms, devices=there, leases=rows, orders=(), requests=requests
+        )
 
     def is_live(self, lease: Lease) -> bool:
         row = self.rows[lease.device]
@@ -150,12 +153,7 @@ class Interleavings(RuleBasedStateMachine):
 
     # Events of the model.
 
-    @rule(
-        user=st.sampled_from("abc"),
-        nightly=st.booleans(),
-        devices=st.sampled_from([DEVICES, DEVICES[::-1], *((device,) for device in DEVICES)]),
-        count=st.integers(1, 2),
-    )
+    @rule(user=st.sampled_from("abc"), nightly=st.booleans(), devices=st.sampled_from(WISHES), count=st.integers(1, 2))
     def comes(self, user: str, nightly: bool, devices: tuple[str, ...], count: int) -> None:
         # Two requests in the same millisecond would be ordered by token, which differs in every example.
         self.clock.now_ms += 1
@@ -172,11 +170,12 @@ class Interleavings(RuleBasedStateMachine):
 
     def poll(self, process: Process) -> None:
         if not process.waits:
-            with pytest.raises(LeaseLostError, match="ask anew"):
+            with pytest.raises(LeaseLostError, match="run the command again"):
                 self.leases.poll(process.token, ttl_s=TTL_S)
             return
         before_ms, process.heard_ms = process.heard_ms, self.clock.now_ms
-        expected = {one.device for one in self.decide(grant) if one.request == process.token}  # type: ignore[attr-defined]
+        shares = share_out(self.situation())
+        expected = {device for device, share in shares.items() if share.request == process.token}
         taken = self.leases.poll(process.token, ttl_s=TTL_S)
         assert {lease.device for lease in taken} == expected
         if not taken and self.clock.now_ms - before_ms < WAITER_TTL_MS / 2:
@@ -195,15 +194,15 @@ class Interleavings(RuleBasedStateMachine):
     def renews(self, data: st.DataObject) -> None:
         process = self.some(data)
         renewal = self.leases.renew(process.held.values(), ttl_s=TTL_S, heartbeat_s=TTL_S / 3)
-        ours = {device for device, lease in process.held.items() if self.rows[device].fence == lease.fence}
-        ours = {device for device in ours if self.rows[device].token}
+        rows = {device: self.rows[device] for device in process.held}
+        ours = {device for device, row in rows.items() if row.token and row.fence == process.held[device].fence}
         assert {lease.device for lease in renewal.kept} == ours
         assert {lease.device for lease in renewal.lost} == process.held.keys() - ours
         for lease in renewal.kept:
             assert lease.expires_ms - self.clock.now_ms > TTL_S * 1000 * 0.6
             self.rows[lease.device] = lease
         process.held = {lease.device: lease for lease in renewal.kept}
-        assert renewal.wanted == self.decide(to_yield) & ours  # type: ignore[operator]
+        assert renewal.wanted == hand_over(self.situation()).keys() & ours
         if data.draw(st.booleans(), "yields"):
             self.give_back(process, renewal.wanted)
 
@@ -211,8 +210,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(data=st.data())
     def gives_back(self, data: st.DataObject) -> None:
         process = self.some(data)
-        devices = data.draw(st.sets(st.sampled_from(sorted(process.held)))) if process.held else set()
-        self.give_back(process, devices)
+        self.give_back(process, data.draw(st.sets(st.sampled_from(DEVICES))) & process.held.keys())
 
     def give_back(self, process: Process, devices: frozenset[str] | set[str]) -> None:
         given = [process.held.pop(device) for device in sorted(devices)]
@@ -284,9 +282,9 @@ class Interleavings(RuleBasedStateMachine):
         event = "released" if state == "healthy" else "health_check"
         self.store.devices.record_health(HealthEvent(device, event, state, "because"))
         if state == "quarantined":
-            self.out = self.out | {device}
+            self.out.add(device)
         elif event == "released":
-            self.out = self.out - {device}
+            self.out.discard(device)
 
     @invariant()
     def nobody_shares(self) -> None:
@@ -294,9 +292,7 @@ class Interleavings(RuleBasedStateMachine):
         believed = [lease.device for one in self.processes for lease in one.held.values() if lease.expires_ms > now_ms]
         assert len(believed) == len(set(believed))
         expected = {
-            row.device: (row.token, row.fence, row.expires_ms, row.reserved_by(now_ms))
-            if row.is_held(now_ms)
-            else ("", row.fence, row.expires_ms, row.reserved_by(now_ms))
+            row.device: (row.token * row.is_held(now_ms), row.fence, row.expires_ms, row.reserved_by(now_ms))
             for row in self.rows.values()
             if row.is_held(now_ms) or row.reserved_by(now_ms)
         }
@@ -321,10 +317,10 @@ class Interleavings(RuleBasedStateMachine):
 
 def test_random_interleavings(address: str, make: type[Make]) -> None:
     clock = SetClock()
-    sqlite = "://" not in address
+    examples, steps = (6, 25) if "://" in address else (25, 40)
     few = settings(
-        max_examples=50 if sqlite else 6,
-        stateful_step_count=40 if sqlite else 25,
+        max_examples=examples,
+        stateful_step_count=steps,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -333,108 +329,41 @@ def test_random_interleavings(address: str, make: type[Make]) -> None:
         run_state_machine_as_test(lambda: Interleavings(store, clock, make), settings=few)
 
 
-def test_a_free_device_is_given_at_once_and_says_who_has_it(store: Store, clock: SetClock) -> None:
-    lease = get(store.leases, "d1")
+def test_a_lease_names_its_holder_and_a_waiter_may_change_its_wish(store: Store, clock: SetClock) -> None:
+    lease = get(store.leases, "d1", "bob")
     assert lease == Lease(
-        "d1", 1, lease.token, "ada", "bench", 7, "farm run", Priority.PERSON, clock.now_ms, clock.now_ms + 10_000
+        "d1", 1, lease.token, "bob", "bench", 7, "farm run", Priority.PERSON, clock.now_ms, clock.now_ms + 10_000
     )
     assert store.leases.all() == [lease]
-    assert store.leases.poll(ask(store.leases, "d1", user="bob"), ttl_s=TTL_S) == ()
-    store.leases.release([lease])
-    assert store.leases.all() == []
-
-
-def test_a_waiter_may_change_what_it_wants(store: Store) -> None:
-    held = get(store.leases, "d1", "bob")
     token = ask(store.leases, "d1")
     assert store.leases.poll(token, ttl_s=TTL_S) == ()
     (taken,) = store.leases.poll(token, ttl_s=TTL_S, devices=["d1", "d2"])
     assert taken.device == "d2"
-    store.leases.release([held])
+    store.leases.release([lease])
     assert store.leases.poll(token, ttl_s=TTL_S) == ()
     (more,) = store.leases.poll(token, ttl_s=TTL_S, count=1)
     assert more.device == "d1"
 
 
-def test_a_holder_that_slept_too_long_loses_it_and_ends_nothing_of_the_next(store: Store, clock: SetClock) -> None:
-    old = get(store.leases, "d1")
-    clock.now_ms += 10_000
-    new = get(store.leases, "d1", "bob")
-    assert new.fence > old.fence
-    renewal = store.leases.renew([old], ttl_s=TTL_S, heartbeat_s=TTL_S / 3)
-    assert (renewal.kept, renewal.lost) == ((), (old,))
-    store.leases.release([old])
-    assert store.leases.all() == [new]
+def test_a_waiter_counts_for_a_fifth_of_the_configured_lease(sqlite_store: Store) -> None:
+    with Store(Database(sqlite_store._database.name), clock := SetClock()) as store:
+        store.leases.request(
+            ["d1"], count=1, user="ada", host="bench", pid=7, purpose="farm run", priority=Priority.PERSON, ttl_s=60
+        )
+        clock.now_ms += 11_999
+        assert [one.user for one in store.leases.waiting()] == ["ada"]
+        clock.now_ms += 1
+        assert store.leases.waiting() == []
 
 
-def test_a_holder_that_slept_goes_on_where_nobody_came(store: Store, clock: SetClock) -> None:
-    lease = get(store.leases, "d1")
-    clock.now_ms += 3_600_000
-    assert store.leases.all() == []
-    (kept,) = store.leases.renew([lease], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).kept
-    assert (kept.fence, kept.expires_ms) == (lease.fence, clock.now_ms + 10_000)
-    assert store.leases.all() == [kept]
-
-
-def test_a_waiter_that_polls_is_not_forgotten_and_a_dead_one_is(store: Store, clock: SetClock) -> None:
-    held = get(store.leases, "d1")
-    first, second = ask(store.leases, "d1", user="bob"), ask(store.leases, "d1", user="eve")
-    for _ in range(8):
-        clock.now_ms += 2_000
-        assert store.leases.poll(first, ttl_s=TTL_S) == ()
-        (held,) = store.leases.renew([held], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).kept
-    store.leases.release([held])
-    clock.now_ms += 1
-    # The second waiter is dead: it has stopped polling. The first goes before it, and before a new waiter.
-    third = ask(store.leases, "d1", user="ada")
-    assert store.leases.poll(third, ttl_s=TTL_S) == ()
-    (lease,) = store.leases.poll(first, ttl_s=TTL_S)
-    store.leases.release([lease])
-    assert len(store.leases.poll(third, ttl_s=TTL_S)) == 1
-    assert store.leases.poll(second, ttl_s=TTL_S) == ()
-
-
-def test_a_waiter_counts_for_a_fifth_of_the_configured_lease(store: Store, clock: SetClock) -> None:
-    store.leases.request(
-        ["d1"], count=1, user="ada", host="bench", pid=7, purpose="farm run", priority=Priority.PERSON, ttl_s=60
-    )
-    clock.now_ms += 11_999
-    assert [one.user for one in store.leases.waiting()] == ["ada"]
-    clock.now_ms += 1
-    assert store.leases.waiting() == []
-
-
-def test_a_nightly_run_learns_that_a_person_waits(store: Store) -> None:
-    leases = store.leases.poll(ask(store.leases, "d1", "d2", user="ci", count=2, nightly=True), ttl_s=TTL_S)
-    assert store.leases.renew(leases, ttl_s=TTL_S, heartbeat_s=TTL_S / 3).wanted == frozenset()
-    token = ask(store.leases, "d2")
-    wanted = store.leases.renew(leases, ttl_s=TTL_S, heartbeat_s=TTL_S / 3).wanted
-    assert wanted == {"d2"}
-    store.leases.release([lease for lease in leases if lease.device in wanted])
-    assert [lease.device for lease in store.leases.poll(token, ttl_s=TTL_S)] == ["d2"]
-    assert store.leases.renew(leases[:1], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).wanted == frozenset()
-
-
-def test_a_reserved_device_goes_to_processes_of_its_user_only(store: Store, clock: SetClock) -> None:
-    store.leases.reserve("d1", "ada", 60)
-    token = ask(store.leases, "d1", user="bob")
-    assert store.leases.poll(token, ttl_s=TTL_S) == ()
-    lease = get(store.leases, "d1", "ada")
-    with pytest.raises(LeaseLostError, match="d1 is ada's"):
-        store.leases.reserve("d1", "bob", 60)
-    store.leases.release([lease])
-    clock.now_ms += 60_000
-    assert len(store.leases.poll(token, ttl_s=TTL_S)) == 1
-
-
-def test_a_reservation_ends_a_lease_that_had_expired(store: Store, clock: SetClock) -> None:
+def test_a_reservation_ends_a_lease_that_had_expired_and_a_device_out_of_service_goes_to_nobody(
+    store: Store, clock: SetClock, make: type[Make]
+) -> None:
     late = get(store.leases, "d1", "bob")
     clock.now_ms += 10_000
     store.leases.reserve("d1", "ada", 60)
     assert store.leases.renew([late], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).lost == (late,)
 
-
-def test_a_device_out_of_service_is_given_to_nobody(store: Store, make: type[Make]) -> None:
     store.devices.see([Seen(make.device("d1"), "device", None)])
     store.devices.set_service("d1", False, "cracked screen", "ada")
     token = ask(store.leases, "d1")
@@ -448,22 +377,20 @@ def test_an_attempt_is_recorded_with_a_live_lease_only(store: Store, clock: SetC
     run_id = make.begin(store, job)
     lease = get(store.leases, "d1")
     store.record_attempt(run_id, make.attempt(job, started_ms=1), fence=("d1", lease.fence))
+    store.leases.require("d1", lease.fence)
     clock.now_ms += 10_500
-    with pytest.raises(LeaseLostError, match=r"d1: the lease 1 expired 0.5 s ago: renew it, or ask anew"):
-        store.record_attempt(run_id, make.attempt(job, started_ms=2), fence=("d1", lease.fence))
+    with pytest.raises(LeaseLostError, match=r"d1: the lease 1 expired 0.5 s ago"):
+        store.leases.require("d1", lease.fence)
+
+    def refuse(device: str, message: str) -> None:
+        with pytest.raises(LeaseLostError, match=message):
+            store.record_attempt(run_id, make.attempt(job, started_ms=2), fence=(device, lease.fence))
+
+    refuse("d1", r"d1: the lease 1 expired 0.5 s ago: renew it, or ask anew")
     get(store.leases, "d1", "bob")
-    with pytest.raises(LeaseLostError, match=r"d1: the lease 1 is over; it is bob's now: what it gave is not recorded"):
-        store.record_attempt(run_id, make.attempt(job, started_ms=3), fence=("d1", lease.fence))
-    with pytest.raises(LeaseLostError, match="d7: the lease 1 is over: what"):
-        store.record_attempt(run_id, make.attempt(job, started_ms=4), fence=("d7", 1))
+    refuse("d1", r"d1: the lease 1 is over; it is bob's now: its results are not recorded")
+    refuse("d7", "d7: the lease 1 is over: its results")
     assert [attempt.started_ms for attempt in store.runs.view(run_id).jobs[0].attempts] == [1]
-
-
-def test_a_request_that_was_withdrawn_is_over(store: Store) -> None:
-    token = ask(store.leases, "d1")
-    store.leases.withdraw(token)
-    with pytest.raises(LeaseLostError, match="ask anew"):
-        store.leases.poll(token, ttl_s=TTL_S)
 
 
 def test_waiting_and_holding_write_only_now_and_then(sqlite_store: Store, tmp_path: Path) -> None:

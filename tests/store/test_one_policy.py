@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 from log_lines import LogLines
-from shared_rows import SOC, agent, shards, submit
-from sqlalchemy import event
+from shared_rows import SOC, agent, claim, shards, submit
 from waiting import until
 
 from farm.base.config.settings import LeaseConfig
 from farm.cli.cluster.queue import command as queue_command
 from farm.devices.device import AdbAddress, Device
 from farm.dispatch.cluster.queue import queued
-from farm.dispatch.pool.device_pool import DevicePool
-from farm.dispatch.pool.lease_keeper import LeaseTerms
+from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
 from farm.policy.situation import Priority
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.registry import Seen
@@ -52,31 +49,30 @@ def why(store: Store) -> list[str]:
 
 
 def test_a_quota_binds_every_process_of_a_user(store: Store) -> None:
-    store.quotas.set("user:ada", 1, "root")
-    token = ask(store, "d1", "d2", count=2)
-    [lease] = store.leases.poll(token, ttl_s=TTL_S)
-    assert store.leases.poll(token, ttl_s=TTL_S) == ()
-    assert why(store) == [store.leases.why(token)] == ["quota of ada: 1 device"]
-    # The device is free for another user.
-    assert [one.device for one in store.leases.poll(ask(store, "d2", user="bob"), ttl_s=TTL_S)] == ["d2"]
-    store.leases.release([lease])
-    assert [one.device for one in store.leases.poll(token, ttl_s=TTL_S)] == [lease.device]
-
-
-def test_a_quota_of_a_label_binds_every_process_of_a_user(store: Store) -> None:
     devices = [phone(1, ("camera",)), phone(2, ("camera",)), phone(3)]
     store.devices.see([Seen(device, "device", None) for device in devices])
-    store.quotas.set("label:camera", 1, "root")
-    token = ask(store, devices[0].id, devices[1].id, count=2)
-    assert len(store.leases.poll(token, ttl_s=TTL_S)) == 1
-    assert store.leases.poll(token, ttl_s=TTL_S) == ()
-    assert why(store) == ["quota of camera: 1 device a user"]
-    assert len(store.leases.poll(ask(store, devices[2].id), ttl_s=TTL_S)) == 1
+    camera, ids = [devices[0].id, devices[1].id], [device.id for device in devices]
+    for subject, most, wanted, reason in (
+        ("user:ada", 1, ids, "quota of ada: 1 device"),
+        ("label:camera", 1, camera, "quota of camera: 1 device a user"),
+    ):
+        store.quotas.set(subject, most, "root")
+        token = ask(store, *wanted, count=2)
+        [lease] = store.leases.poll(token, ttl_s=TTL_S)
+        assert store.leases.poll(token, ttl_s=TTL_S) == ()
+        assert why(store) == [store.leases.why(token)] == [reason]
+        # Other devices are free for another user.
+        [other] = store.leases.poll(ask(store, *wanted, user="bob"), ttl_s=TTL_S)
+        store.leases.release([lease])
+        [again] = store.leases.poll(token, ttl_s=TTL_S)
+        store.leases.release([other, again])
+        store.leases.withdraw(token)
+        store.quotas.set(subject, None, "root")
 
 
-def test_the_devices_of_a_command_wait_for_its_quota(store: Store) -> None:
+def test_the_devices_of_a_command_wait_for_its_quota(sqlite_store: Store) -> None:
     """`farm run`, `farm exec` and the other commands wait in a pool."""
-    notes, devices = LogLines(), [phone(1)]
+    store, notes, devices = sqlite_store, LogLines(), [phone(1)]
     store.devices.see([Seen(device, "device", None) for device in devices])
     store.quotas.set(f"user:{store.user}", 0, "root")
     terms = LeaseTerms(times=LeaseConfig(), priority=Priority.PERSON, purpose="farm run", most=None)
@@ -84,7 +80,7 @@ def test_the_devices_of_a_command_wait_for_its_quota(store: Store) -> None:
     try:
         pool.look()
         assert pool.held() == []
-        assert pool.leases.holders([SOC]) == f"quota of {store.user}: 0 devices"
+        assert pool.holders([SOC]) == f"quota of {store.user}: 0 devices"
         store.quotas.set(f"user:{store.user}", None, "root")
         pool.look()
         assert pool.held() == devices
@@ -93,49 +89,24 @@ def test_the_devices_of_a_command_wait_for_its_quota(store: Store) -> None:
     assert notes == []
 
 
-def test_a_look_at_several_socs_reads_the_requests_once(store: Store) -> None:
-    devices = [phone(1), msgspec.structs.replace(phone(2), soc="SM8750")]
-    store.devices.see([Seen(device, "device", None) for device in devices])
-    ids = [device.id for device in devices]
-    leases = store.leases.poll(ask(store, *ids, count=2), ttl_s=TTL_S)
-    token = ask(store, *ids, user="bob", count=2)
-    read, engine = list[str](), store._database._engine
-    event.listen(engine, "before_cursor_execute", lambda *call: read.append(call[2]))
-
-    def reads(look: Callable[[], object]) -> int:
-        read.clear()
-        look()
-        return sum("FROM waiter" in statement for statement in read)
-
-    assert reads(store.leases.waiting) == 1
-    assert reads(lambda: store.leases.why(token)) == 1
-    assert reads(lambda: store.leases.renew(leases, ttl_s=TTL_S, heartbeat_s=TTL_S / 3)) == 1
-
-
-def test_a_process_takes_no_device_that_an_older_run_should_get(shared: Store) -> None:
+def test_devices_go_to_the_older_of_a_run_and_a_process(shared: Store) -> None:
     run_id = submit(shared, shards(1), "ada")
     one = agent(shared, ttl_s=TTL_S)
     token = ask(shared, "h1-0", user="bob")
     assert shared.leases.poll(token, ttl_s=TTL_S) == ()
     assert why(shared) == ["ada first"]
-    assert [held.run_id for held in shared.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)] == [run_id]
+    [held] = claim(shared, one, ttl_s=TTL_S)
+    assert held.run_id == run_id
     assert why(shared) == ["h1.0 is busy"]
-
-
-def test_a_younger_run_leaves_a_device_to_the_process_that_waits(shared: Store) -> None:
-    one = agent(shared, ttl_s=TTL_S)
-    token = ask(shared, "h1-0", user="bob")
-    submit(shared, shards(1), "ada")
-    assert shared.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S) == []
-    assert [lease.device for lease in shared.leases.poll(token, ttl_s=TTL_S)] == ["h1-0"]
-
-
-def test_a_process_may_use_a_device_of_a_host_whose_agent_takes_no_more(shared: Store) -> None:
-    one = agent(shared, ttl_s=TTL_S)
-    submit(shared, shards(1), "ada")
+    shared.cluster.release(one, [held.lease])
+    shared.cluster.cancel(run_id, "ada")
+    submit(shared, shards(1, first=10), "eve")
+    assert claim(shared, one, ttl_s=TTL_S) == []
+    [lease] = shared.leases.poll(token, ttl_s=TTL_S)
+    shared.leases.release([lease])
+    # A drained agent leaves its devices to processes.
     assert shared.cluster.drain(one.name)
-    token = ask(shared, "h1-0", user="bob")
-    assert [lease.device for lease in shared.leases.poll(token, ttl_s=TTL_S)] == ["h1-0"]
+    assert len(shared.leases.poll(ask(shared, "h1-0", user="bob"), ttl_s=TTL_S)) == 1
 
 
 def test_a_process_takes_an_expired_lease_after_one_lease_duration_of_answers(
@@ -162,7 +133,7 @@ def test_a_process_takes_an_expired_lease_after_one_lease_duration_of_answers(
     assert after(TTL_S * 0.4) == ["d1"]
 
 
-def test_the_queue_lists_processes_that_wait_with_the_reason_of_the_devices(
+def test_the_queue_and_the_devices_explain_a_wait_with_the_same_sentence(
     shared: Store, shared_address: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "farm.toml"
@@ -172,29 +143,21 @@ def test_the_queue_lists_processes_that_wait_with_the_reason_of_the_devices(
         return CliRunner().invoke(queue_command, ["--config", str(file), *options], catch_exceptions=False).output
 
     assert show() == "nothing waits and nothing runs\n"
+    run_id = submit(shared, shards(1), "ada")
     agent(shared, ttl_s=TTL_S)
     shared.quotas.set("user:ada", 0, "root")
     ask(shared, "h1-0")
-    run_id = submit(shared, shards(1), "bob")
     run, waiting = show().split("WAITING: 1\n")
     assert run_id in run
     assert waiting.split()[0] == "ada"
     assert waiting.endswith("  quota of ada: 0 devices  farm lease\n")
     answer = json.loads(show("--json"))
-    assert [one["why"] for one in answer["waiting"]] == why(shared) == ["quota of ada: 0 devices"]
-    assert [one["run_id"] for one in answer["runs"]] == [run_id]
-
-
-def test_the_queue_and_the_devices_explain_a_wait_with_the_same_sentence(shared: Store) -> None:
-    submit(shared, shards(1), "ada")
-    agent(shared, ttl_s=TTL_S)
-    ask(shared, "h1-0")
-    shared.quotas.set("user:ada", 0, "root")
-    [run] = queued(shared.cluster.queue())
-    assert [*run.why] == why(shared) == ["quota of ada: 0 devices"]
+    [told] = answer["runs"]
+    assert told["run_id"] == run_id
+    assert [one["why"] for one in answer["waiting"]] == why(shared) == [*told["why"]] == ["quota of ada: 0 devices"]
     shared.quotas.set("user:ada", None, "root")
     shared.leases.poll(ask(shared, "h1-0", user="eve"), ttl_s=TTL_S)
     shared.leases.reserve("h1-0", "bob", 3600)
-    [run] = queued(shared.cluster.queue())
-    assert {*run.why} == {*why(shared)}
-    assert run.why[0].startswith("reserved for bob until ")
+    [queued_run] = queued(shared.cluster.queue())
+    assert {*queued_run.why} == {*why(shared)}
+    assert queued_run.why[0].startswith("reserved for bob until ")

@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from farm.devices.health import HealthEvent
 from farm.store.store import Store, open_store
 
-DAY_MS = 86_400_000
-
 
 def health(
     store: Store, event: str, state: str, reason: str = "", *, device: str = "phone-1", time_ms: int = 0
@@ -20,6 +18,8 @@ def health(
 
 def test_each_quarantine_is_claimed_once(store: Store) -> None:
     health(store, "infra", "suspect", "its cable")
+    # A quarantine that is older than a day is no news.
+    health(store, "gave_up", "quarantined", "long ago", device="phone-2", time_ms=1)
     assert store.quarantines.claim() == []
     health(store, "gave_up", "quarantined", "it could not be\x1b[31m brought back\nat all")
     health(store, "recovery", "quarantined", "reconnect: no")
@@ -47,11 +47,6 @@ def test_of_many_who_look_at_once_one_claims(store: Store, address: str) -> None
 
     with ThreadPoolExecutor(4) as threads:
         assert sum(threads.map(claim, range(4))) == 1
-
-
-def test_what_is_older_than_a_day_is_no_news(store: Store) -> None:
-    health(store, "gave_up", "quarantined", "long ago", time_ms=1)
-    assert store.quarantines.claim() == []
 
 
 def test_only_a_person_ends_a_quarantine(store: Store) -> None:

@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 import pytest
+from farm_home import FarmHome
 from log_lines import LogLines
 from msgspec.structs import replace
 from postgresql_server import running_cluster
-from shared_rows import SOC, TTL_S, agent, facts, job, key, result, shards, submit
+from shared_rows import TTL_S, agent, claim, facts, job, key, new_order, record, result, shards, submit, take_build
 from waiting import until
 
 from farm.base.errors import LeaseLostError, StoreError, UsageError
@@ -26,9 +24,8 @@ from farm.base.interrupts import INTERRUPTED
 from farm.dispatch.cluster.delivery.worker import finish
 from farm.policy.situation import Lease, Priority
 from farm.store.accounts import Role
-from farm.store.cluster.records import Build, NewBuild, NewOrder
+from farm.store.cluster.records import Build, NewBuild
 from farm.store.leases.registry import Seen
-from farm.store.protocol import PROTOCOL
 from farm.store.records import Remark, RunRecord
 from farm.store.schema import metadata
 from farm.store.store import Store, open_store
@@ -59,24 +56,24 @@ class Lab(NamedTuple):
             done = connection.execute(statement, values or None)  # type: ignore[call-overload]
             return done.fetchall() if done.description else []
 
+    def create_database(self, name: str) -> None:
+        with psycopg.connect(f"host={self.folder} user=farm dbname=postgres", autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name} OWNER lab".encode())
+
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     with running_cluster() as folder:
         made = Lab(folder)
-        with psycopg.connect(f"host={folder} user=farm dbname=postgres", autocommit=True) as connection:
-            connection.execute("CREATE ROLE lab LOGIN")
-            connection.execute("CREATE DATABASE lab OWNER lab")
-            for name in LOGINS:
-                connection.execute(f"CREATE ROLE {name} LOGIN")
+        made.sql("farm", "".join(f"CREATE ROLE {name} LOGIN;" for name in ("lab", *LOGINS)), database="postgres")
+        made.create_database("lab")
         # Owner and rights of the schema in PostgreSQL 14, and in later versions upgraded from it.
         made.sql("farm", "ALTER SCHEMA public OWNER TO farm; GRANT ALL ON SCHEMA public TO PUBLIC")
         with open_store(made.address("lab")) as store:
             store.messages.require()
         with open_store(made.address("farm")) as store:
             store.roles.apply()
-        for name, group in LOGINS.items():
-            made.sql("farm", f"GRANT {group} TO {name}")
+        made.sql("farm", "".join(f"GRANT {group} TO {name};" for name, group in LOGINS.items()))
         yield made
 
 
@@ -98,6 +95,14 @@ def refused(*words: str) -> Iterator[None]:
     assert isinstance(caught.value, StoreError) or getattr(caught.value, "sqlstate", "") == "42501", caught.value
 
 
+def refuse(lab: Lab, user: str, *statements: str, words: str = "permission denied|you signed in as") -> None:
+    """Expect that the database refuses each statement of a login."""
+    with psycopg.connect(f"host={lab.folder} user={user} dbname=lab", autocommit=True) as connection:
+        for statement in statements:
+            with refused(words):
+                connection.execute(statement.encode())
+
+
 def lease_of(store: Store, device: str, user: str) -> Lease:
     ask = {"count": 1, "user": user, "host": "desk", "pid": 1, "purpose": "farm shell", "ttl_s": 30.0}
     token = store.leases.request([device], priority=Priority.PERSON, **ask)  # type: ignore[arg-type]
@@ -108,16 +113,13 @@ def lease_of(store: Store, device: str, user: str) -> Lease:
         store.leases.withdraw(token)
 
 
-def test_every_table_is_somebodys_to_read_and_none_is_forgotten(lab: Lab) -> None:
-    granted = {
-        (str(row[0]), str(row[1]))
-        for row in lab.sql(
-            "lab",
-            "SELECT rolname, relname FROM pg_class, pg_roles"
-            " WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND rolname LIKE 'farm\\_%'"
-            " AND has_table_privilege(pg_roles.oid, pg_class.oid, 'SELECT')",
-        )
-    }
+def test_every_table_is_read_by_every_group_of_agents_servers_and_readers(lab: Lab) -> None:
+    query = """
+        SELECT rolname, relname FROM pg_class, pg_roles
+        WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND rolname LIKE 'farm\\_%'
+          AND has_table_privilege(pg_roles.oid, pg_class.oid, 'SELECT')
+    """
+    granted = lab.sql("lab", query)
     for group in ("farm_agent", "farm_server", "farm_reader"):
         assert set(metadata.tables) <= {table for role, table in granted if role == group}, group
 
@@ -137,13 +139,13 @@ def test_a_shared_run_from_the_server_to_its_end_by_an_agent(stores: dict[str, S
     worker = host.cluster.begin_worker()
     while made := host.cluster.take_build(worker, "h1", ["tools"]):
         host.cluster.keep_workers([worker], [made.task.key])
-        host.cluster.built(made, Build(made.task.key, "built", "a" * 64, 5))
+        host.cluster.record_build(made, Build(made.task.key, "built", "a" * 64, 5))
     host.cluster.end_worker(worker)
     host.cluster.heartbeat(one, None, TTL_S)
     for _ in range(2):
-        [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
+        [held] = claim(host, one)
         assert held.lease.user == "ada"
-        assert host.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S) == {}
+        assert record(host, one, held) == []
         host.cluster.release(one, [held.lease])
     host.cluster.recover(ttl_s=10)
     assert host.cluster.end_if_over(run_id)
@@ -155,7 +157,7 @@ def test_a_shared_run_from_the_server_to_its_end_by_an_agent(stores: dict[str, S
     assert web.cluster.progress(run_id, 0).order.state == "ended"
     assert [str(each.attempts[0].verdict) for each in web.runs.view(run_id).jobs] == ["passed"] * 4
     # And again, some of it.
-    web.cluster.add(run_id, shards(1, first=0), jobs=[job(0), job(1)])
+    web.cluster.submit(new_order(run_id), shards(1, first=0), jobs=[job(0), job(1)], again=True)
     assert web.cluster.cancel(run_id, "ada")
 
 
@@ -182,24 +184,28 @@ def test_the_server_acts_for_users_and_writes_no_result(lab: Lab, stores: dict[s
     assert web.runs.view(run_id).user == "ada"
     with refused():
         web.record_attempt(run_id, make.attempt(job(0)))
-    for table in sorted(set(metadata.tables) - {"account", "alert", "shard_weights", "waiter"}):
-        with refused():
-            lab.sql("web", f"DELETE FROM {table}")
-    for change in (
+    may_delete = {"account", "alert", "shard_weights", "waiter"}
+    unwritten = ("attempt", "artifact", "measurement", "agent", "nightly_start", "quota")
+    changes = (
         "attempt SET verdict = 'passed'", "run_job SET decisive_verdict = 'passed'", "run SET user_name = 'bob'",
         "run_order SET user_name = 'bob'", "measurement SET p50 = 0", "agent SET token = ''",
         "shard SET state = 'ended'", "shard_jobs SET done = '[]'", "triage SET note = ''",
         "audit SET outcome = 'done'", "quota SET most = 1",
-    ):  # fmt: skip
-        with refused():
-            lab.sql("web", f"UPDATE {change}")
-    for table in ("attempt", "artifact", "measurement", "agent", "nightly_start", "quota"):
-        with refused():
-            lab.sql("web", f"INSERT INTO {table} SELECT * FROM {table} WHERE false")
-    for attack in ("SET ROLE farm_agent", "SET ROLE lab", "CREATE TABLE public.run2 (a int)",
-                   "DROP TRIGGER farm_guard_ended ON run", "SELECT farm_end_build(1, 0, false)"):  # fmt: skip
-        with refused("permission denied", "must be owner"):
-            lab.sql("web", attack)
+    )  # fmt: skip
+    refuse(
+        lab,
+        "web",
+        *(f"DELETE FROM {table}" for table in sorted(set(metadata.tables) - may_delete)),
+        *(f"UPDATE {change}" for change in changes),
+        *(f"INSERT INTO {table} SELECT * FROM {table} WHERE false" for table in unwritten),
+        "SET ROLE farm_agent",
+        "SET ROLE lab",
+        "CREATE TABLE public.run2 (a int)",
+        "DROP TRIGGER farm_guard_ended ON run",
+        *(f"SELECT {call}" for call in ("farm_end_build(1, 0, false)", "farm_remove_ended_messages(0)")),
+        *(f"SELECT {call}" for call in ("procrastinate_fetch_job_v2(NULL, 1)", "farm_finish_runs('{}')")),
+        words="permission denied|must be owner",
+    )
 
 
 def test_shards_divide_by_durations_of_their_own_login(lab: Lab, stores: dict[str, Store]) -> None:
@@ -227,26 +233,34 @@ def test_an_agent_deletes_and_rewrites_no_history(lab: Lab, stores: dict[str, St
     host = stores["host1"]
     submit(stores["web"], shards(1), "ada")
     one = agent(host)
-    [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-    host.cluster.record(one, [result(held, held.jobs[0])], ttl_s=TTL_S)
-    history = set(metadata.tables) - {"agent_device", "alert", "build_wanted", "shard_weights", "waiter"}
-    for table in sorted(history):
-        with refused():
-            lab.sql("host1", f"DELETE FROM {table}")
-        with refused("permission denied", "must be owner"):
-            lab.sql("host1", f"TRUNCATE {table} CASCADE")
-    for change in ("attempt SET verdict = 'failed'", "run SET user_name = 'x'", "run SET started_ms = 0",
-                   "measurement SET p50 = 0", "run_job SET case_id = 1", "triage SET note = ''", "job SET name = 'x'",
-                   "artifact SET sha256 = ''", "quota SET most = 1"):  # fmt: skip
-        with refused():
-            lab.sql("host1", f"UPDATE {change}")
+    [held] = claim(host, one)
+    record(host, one, held, 0)
+    may_delete = {"agent_device", "alert", "build_wanted", "shard_weights", "waiter"}
+    changes = (
+        "attempt SET verdict = 'failed'", "run SET user_name = 'x'", "run SET started_ms = 0",
+        "measurement SET p50 = 0", "run_job SET case_id = 1", "triage SET note = ''", "job SET name = 'x'",
+        "artifact SET sha256 = ''", "quota SET most = 1",
+    )  # fmt: skip
+    refuse(
+        lab,
+        "host1",
+        *(f"DELETE FROM {table}" for table in sorted(set(metadata.tables) - may_delete)),
+        *(f"TRUNCATE {table} CASCADE" for table in sorted(set(metadata.tables) - may_delete)),
+        *(f"UPDATE {change}" for change in changes),
+        "INSERT INTO quota VALUES ('user:ada', 1, 'x', 0)",
+        "DELETE FROM procrastinate_jobs",
+        "INSERT INTO procrastinate_jobs (queue_name, task_name) VALUES ('a', 'b')",
+        words="permission denied|must be owner",
+    )
     with refused("in the name of ada"):
         host.begin_run(RunRecord("farm nightly", "ada", "bench", {}))
     host.begin_run(RunRecord("farm nightly", "host1", "bench", {}))
-    with refused():
-        lab.sql("host1", "INSERT INTO quota VALUES ('user:ada', 1, 'x', 0)")
-    with refused():
-        lab.sql("host1", "DELETE FROM procrastinate_jobs")
+    # The functions do not find tables that a login has put in front in its search path.
+    empty = submit(stores["web"], [], "ada")
+    lab.sql("host1", f"CREATE TEMP TABLE procrastinate_jobs (id int); SELECT farm_finish_runs('{{{empty}}}')")
+    found = lab.sql("lab", "SELECT count(*) FROM procrastinate_jobs WHERE queueing_lock = 'finish:' || %s", empty)
+    assert found == [(1,)]
+    lab.sql("lab", "DELETE FROM procrastinate_jobs")
 
 
 def test_a_build_host_makes_bundles_under_its_role(lab: Lab, stores: dict[str, Store]) -> None:
@@ -259,23 +273,18 @@ def test_a_build_host_makes_bundles_under_its_role(lab: Lab, stores: dict[str, S
     maker.cluster.begun(me)
     assert not maker.cluster.may_lease
     worker = maker.cluster.begin_worker()
-    first = maker.cluster.take_build(worker, "c1", ["tools"])
-    assert first is not None
+    first = take_build(maker, worker, "c1", "tools")
     # Another build host cannot end this host's job.
-    for act in (other.cluster.built, other.cluster.failed):
+    for state in ("built", "failed"):
         with pytest.raises(LeaseLostError):
-            act(first, Build(first.task.key, "built", "f" * 64, 5))
+            other.cluster.record_build(first, Build(first.task.key, state, "f" * 64, 5))
     assert maker.cluster.keep_workers([worker], [first.task.key]) == ()
-    maker.cluster.built(first, Build(first.task.key, "built", "a" * 64, 5))
-    second = maker.cluster.take_build(worker, "c1", ["tools"])
-    assert second is not None
-    maker.cluster.failed(second, Build(second.task.key, "failed", log="no"))
-    third = maker.cluster.take_build(worker, "c1", ["tools"])
-    assert third is not None
+    maker.cluster.record_build(first, Build(first.task.key, "built", "a" * 64, 5))
+    second = take_build(maker, worker, "c1", "tools")
+    maker.cluster.record_build(second, Build(second.task.key, "failed", log="no"))
+    third = take_build(maker, worker, "c1", "tools")
     maker.cluster.put_back_build(third, "c1", why="no room")
-    theirs = other.cluster.begin_worker()
-    again = other.cluster.take_build(theirs, "d1", ["tools"])
-    assert again is not None
+    again = take_build(other, other.cluster.begin_worker(), "d1", "tools")
     assert again.task == third.task
     other.cluster.put_back_build(again, "d1", why="no room there")
     states = {one.key: (one.state, one.reply.reason if one.reply else "") for one in web.cluster.build_of(
@@ -296,27 +305,22 @@ def test_a_build_host_writes_nothing_but_bundles_and_itself(lab: Lab, stores: di
     run_id = submit(stores["web"], shards(1), "ada", builds=[NewBuild(key(0), "tools", job(0), {})])
     agent(stores["host1"])
     maker = stores["hostc"]
-    for table in sorted(metadata.tables):
-        for statement in (f"INSERT INTO {table} SELECT * FROM {table}", f"DELETE FROM {table}",
-                          f"UPDATE {table} SET {next(iter(metadata.tables[table].c)).name} = NULL"):  # fmt: skip
-            with refused():
-                lab.sql("hostc", statement)
-        if table not in ("agent", "build", "build_wanted"):
-            with refused():
-                lab.sql("hostc", f"SELECT * FROM {table}")
-    for attack in (
+    columns = {name: next(iter(table.c)).name for name, table in sorted(metadata.tables.items())}
+    refuse(
+        lab,
+        "hostc",
+        *(f"INSERT INTO {table} SELECT * FROM {table}" for table in columns),
+        *(f"DELETE FROM {table}" for table in columns),
+        *(f"UPDATE {table} SET {column} = NULL" for table, column in columns.items()),
+        *(f"SELECT * FROM {table}" for table in columns if table not in ("agent", "build", "build_wanted")),
         "SELECT * FROM procrastinate_fetch_job_v2(NULL, 1)",
-        "SELECT farm_finish_runs('{}')",
-        "SELECT farm_drop_builds('{}')",
-        "SELECT farm_apply_builds('{}')",
+        *(f"SELECT {name}('{{}}')" for name in ("farm_finish_runs", "farm_drop_builds", "farm_apply_builds")),
         "SELECT procrastinate_finish_job_v1(1, 'failed', true)",
         "DELETE FROM procrastinate_jobs",
         "SELECT terms FROM run_order",
         "UPDATE agent SET token = 'mine'",
         "SET ROLE farm_agent",
-    ):
-        with refused():
-            lab.sql("hostc", attack)
+    )
     # A job that it has not taken.
     [(number,)] = lab.sql("lab", "SELECT id FROM procrastinate_jobs WHERE task_name = 'farm.build'")
     record = "SELECT farm_record_build(%s, 0, 'built', 'e', 1, NULL, '', NULL)"
@@ -341,7 +345,7 @@ def test_an_agent_changes_no_run_of_a_user_that_has_ended(lab: Lab, stores: dict
     web, host = stores["web"], stores["host1"]
     run_id = submit(web, shards(1), "ada")
     one = agent(host, ttl_s=LONG_S)
-    [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=LONG_S)
+    [held] = claim(host, one, ttl_s=LONG_S)
     for change in ("user_name = 'bob'", "terms = 'x'", "priority = 0"):
         with refused("may not change these columns", "permission denied"):
             lab.sql("host1", f"UPDATE run_order SET {change} WHERE run_id = %s", run_id)
@@ -374,15 +378,15 @@ def test_an_agent_changes_no_run_of_a_user_that_has_ended(lab: Lab, stores: dict
         lab.sql("web", "CREATE TEMP TABLE attack (id bigint, run_job_id bigint, verdict text); CREATE TRIGGER attack"
                 " AFTER INSERT ON attack FOR EACH ROW EXECUTE FUNCTION attempt_decides()")  # fmt: skip
     # A continued run of a user can be finished again, and so can a run of the agent's own login.
-    web.cluster.add(run_id, shards(1, first=5), jobs=[job(5), job(6)])
-    [held] = host.cluster.claim(one, SOC, ["h1-0"], ttl_s=LONG_S)
+    web.cluster.submit(new_order(run_id), shards(1, first=5), jobs=[job(5), job(6)], again=True)
+    [held] = claim(host, one, ttl_s=LONG_S)
     assert host.cluster.record(one, [result(held, of) for of in held.jobs], ttl_s=LONG_S) == {}
     assert finish(host, run_id) == 0
     own = submit(host, shards(1, first=7), "host1")
     assert host.cluster.cancel(own, "host1")
     assert finish(host, own) == 130
-    again = NewOrder(run_id=own, user="host1", priority=Priority.NIGHTLY, purpose="", terms=b"{}", protocol=PROTOCOL)
-    host.cluster.add(own, shards(1, first=9), order=again, jobs=[job(9), job(10)])
+    again = new_order(own, user="host1", priority=Priority.NIGHTLY)
+    host.cluster.submit(again, shards(1, first=9), jobs=[job(9), job(10)], again=True)
     assert web.cluster.progress(own, 0).order.state == "open"
 
 
@@ -392,34 +396,20 @@ def test_a_reader_reads_and_writes_nothing(lab: Lab, stores: dict[str, Store]) -
     assert vic.runs.view(run_id).user == "ada"
     assert vic.cluster.queue()
     assert vic.devices.all() == []
-    for table in sorted(metadata.tables):
-        for statement in (f"INSERT INTO {table} SELECT * FROM {table} WHERE false", f"DELETE FROM {table} WHERE false",
-                          f"SELECT * FROM {table} FOR UPDATE"):  # fmt: skip
-            with refused():
-                lab.sql("vic", statement)
-        column = next(iter(metadata.tables[table].c)).name
-        with refused():
-            lab.sql("vic", f"UPDATE {table} SET {column} = {column} WHERE false")
-    for call in ("farm_finish_runs('{}')", "farm_remove_ended_messages(0)", "farm_retry_messages(0)",
-                 "procrastinate_fetch_job_v2('{}', 1)", "procrastinate_finish_job_v1(1, 'failed', true)"):  # fmt: skip
-        with refused():
-            lab.sql("vic", f"SELECT {call}")
+    columns = {name: next(iter(table.c)).name for name, table in sorted(metadata.tables.items())}
+    calls = ("farm_finish_runs('{}')", "farm_remove_ended_messages(0)", "farm_retry_messages(0)",
+             "procrastinate_fetch_job_v2('{}', 1)", "procrastinate_finish_job_v1(1, 'failed', true)")  # fmt: skip
+    refuse(
+        lab,
+        "vic",
+        *(f"INSERT INTO {table} SELECT * FROM {table} WHERE false" for table in columns),
+        *(f"DELETE FROM {table} WHERE false" for table in columns),
+        *(f"SELECT * FROM {table} FOR UPDATE" for table in columns),
+        *(f"UPDATE {table} SET {column} = {column} WHERE false" for table, column in columns.items()),
+        *(f"SELECT {call}" for call in calls),
+    )
     with refused("permission denied"):
         vic.messages.remove_ended(0)
-
-
-def test_messages_are_sent_and_taken_by_agents(lab: Lab, stores: dict[str, Store]) -> None:
-    for call in ("farm_remove_ended_messages(0)", "procrastinate_fetch_job_v2(NULL, 1)", "farm_finish_runs('{}')"):
-        with refused():
-            lab.sql("web", f"SELECT {call}")
-    run_id = submit(stores["web"], [], "ada")
-    # The functions do not find tables that a login has put in front in its search path.
-    lab.sql("host1", f"CREATE TEMP TABLE procrastinate_jobs (id int); SELECT farm_finish_runs('{{{run_id}}}')")
-    found = lab.sql("lab", "SELECT count(*) FROM procrastinate_jobs WHERE queueing_lock = 'finish:' || %s", run_id)
-    assert found == [(1,)]
-    with refused():
-        lab.sql("host1", "INSERT INTO procrastinate_jobs (queue_name, task_name) VALUES ('a', 'b')")
-    lab.sql("lab", "DELETE FROM procrastinate_jobs")
 
 
 def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]) -> None:
@@ -453,8 +443,7 @@ def test_members_of_the_owner_upgrade_and_what_they_make_is_the_owners(lab: Lab,
 
 def test_an_upgrade_by_the_owner_gives_the_rights_of_today(lab: Lab) -> None:
     lab.sql("farm", "CREATE ROLE gone_agent; CREATE ROLE gone_developer; CREATE ROLE gone_viewer")
-    with psycopg.connect(f"host={lab.folder} user=farm dbname=postgres", autocommit=True) as connection:
-        connection.execute("CREATE DATABASE old OWNER lab")
+    lab.create_database("old")
     with open_store(lab.address("lab", "old")) as store:
         store.messages.require()
     # State of an earlier farm, without a group of builders.
@@ -478,34 +467,30 @@ def test_an_upgrade_by_the_owner_gives_the_rights_of_today(lab: Lab) -> None:
         GRANT CREATE ON SCHEMA public TO PUBLIC
     """, database="old")  # fmt: skip
     open_store(lab.address("lab", "old")).close()
-    rights = lab.sql("lab", """
-        SELECT has_column_privilege('gone_agent', 'run_job', 'decisive_verdict', 'UPDATE'),
-               has_column_privilege('gone_agent', 'run_job', 'skipped', 'UPDATE'),
-               has_column_privilege('gone_agent', 'run_order', 'user_name', 'UPDATE'),
-               has_column_privilege('gone_developer', 'shard', 'lacking', 'UPDATE'),
-               has_any_column_privilege('gone_developer', 'run', 'INSERT, UPDATE'),
-               has_sequence_privilege('gone_developer', 'triage_id_seq', 'USAGE'),
-               has_table_privilege('gone_developer', 'run', 'SELECT'),
-               has_function_privilege('gone_agent', 'attempt_decides()', 'EXECUTE'),
-               has_schema_privilege('gone_viewer', 'public', 'CREATE'),
-               has_function_privilege('gone_agent', 'farm_take_build(bigint, text[])', 'EXECUTE'),
-               (SELECT prosecdef FROM pg_proc WHERE proname = 'attempt_decides'),
-               (SELECT count(*) FROM pg_trigger WHERE tgname = 'farm_guard_ended'),
-               (SELECT count(*) FROM pg_trigger WHERE tgname = 'farm_guard_run'),
-               (SELECT count(*) FROM pg_proc WHERE proname IN ('farm_guard_run', 'farm_is_mine'))
-    """, database="old")  # fmt: skip
-    assert rights == [(False, True, False, False, False, False, True, False, False, True, True, 9, 0, 0)]
-    triggers = lab.sql(
-        "lab", "SELECT tgname FROM pg_trigger WHERE tgrelid = 'shard'::regclass AND tgname LIKE 'farm_shards%'",
-        database="old",
-    )  # fmt: skip
-    assert triggers == [("farm_shards_released",)]
+    for right, expected in {
+        "has_column_privilege('gone_agent', 'run_job', 'decisive_verdict', 'UPDATE')": False,
+        "has_column_privilege('gone_agent', 'run_job', 'skipped', 'UPDATE')": True,
+        "has_column_privilege('gone_agent', 'run_order', 'user_name', 'UPDATE')": False,
+        "has_column_privilege('gone_developer', 'shard', 'lacking', 'UPDATE')": False,
+        "has_any_column_privilege('gone_developer', 'run', 'INSERT, UPDATE')": False,
+        "has_sequence_privilege('gone_developer', 'triage_id_seq', 'USAGE')": False,
+        "has_table_privilege('gone_developer', 'run', 'SELECT')": True,
+        "has_function_privilege('gone_agent', 'attempt_decides()', 'EXECUTE')": False,
+        "has_schema_privilege('gone_viewer', 'public', 'CREATE')": False,
+        "has_function_privilege('gone_agent', 'farm_take_build(bigint, text[])', 'EXECUTE')": True,
+        "(SELECT prosecdef FROM pg_proc WHERE proname = 'attempt_decides')": True,
+        "(SELECT count(*) FROM pg_trigger WHERE tgname = 'farm_guard_ended')": 9,
+        "(SELECT count(*) FROM pg_trigger WHERE tgname = 'farm_guard_run')": 0,
+        "(SELECT count(*) FROM pg_proc WHERE proname IN ('farm_guard_run', 'farm_is_mine'))": 0,
+        "(SELECT string_agg(tgname, ' ') FROM pg_trigger WHERE tgrelid = 'shard'::regclass"
+        " AND tgname LIKE 'farm_shards%')": "farm_shards_released",
+    }.items():
+        assert lab.sql("lab", f"SELECT {right}", database="old") == [(expected,)], right
 
 
 def test_objects_of_others_in_the_schema_are_in_the_way_of_roles(lab: Lab) -> None:
     """PostgreSQL 14 lets everyone make an operator that fits the columns of farm better than PostgreSQL's own."""
-    with psycopg.connect(f"host={lab.folder} user=farm dbname=postgres", autocommit=True) as connection:
-        connection.execute("CREATE DATABASE open OWNER lab")
+    lab.create_database("open")
     lab.sql("farm", "ALTER SCHEMA public OWNER TO farm; GRANT ALL ON SCHEMA public TO PUBLIC", database="open")
     with open_store(lab.address("lab", "open")) as store:
         store.messages.require()
@@ -529,13 +514,12 @@ def test_objects_of_others_in_the_schema_are_in_the_way_of_roles(lab: Lab) -> No
 
 
 def test_a_store_without_roles_is_as_it_was(lab: Lab) -> None:
-    with psycopg.connect(f"host={lab.folder} user=farm dbname=postgres", autocommit=True) as connection:
-        connection.execute("CREATE DATABASE plain OWNER lab")
+    lab.create_database("plain")
     with open_store(lab.address("lab", "plain")) as store:
         run_id = submit(store, shards(1), "whoever")
         one = agent(store)
-        [held] = store.cluster.claim(one, SOC, ["h1-0"], ttl_s=TTL_S)
-        store.cluster.record(one, [result(held, each) for each in held.jobs], ttl_s=TTL_S)
+        [held] = claim(store, one)
+        record(store, one, held)
         store.messages.retry(30)
         store.finish_run(run_id, 0)
     # Other logins have no rights there.
@@ -543,42 +527,33 @@ def test_a_store_without_roles_is_as_it_was(lab: Lab) -> None:
         lab.sql("web", "SELECT * FROM run", database="plain")
 
 
-def test_roles_are_of_postgresql(tmp_path: Path) -> None:
-    with open_store(tmp_path / "farm.db") as store, pytest.raises(UsageError, match="a file has no roles"):
-        store.roles.script()
-    with open_store(tmp_path / "farm.db") as store:
-        assert store.user
-
-
-def farm(lab: Lab, user: str, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "FARM_STORE": lab.address(user), "FARM_STATE_DIR": str(tmp_path / "state"),
-           "FARM_ARTIFACTS": f"file://{tmp_path}/artifacts",
-           "FARM_CACHE_DIR": str(tmp_path / "cache"), "LOGNAME": "somebody"}  # fmt: skip
-    argv = [sys.executable, "-m", "farm.cli.main", *arguments]
-    return subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+def test_roles_are_of_postgresql(sqlite_store: Store) -> None:
+    with pytest.raises(UsageError, match="a file has no roles"):
+        sqlite_store.roles.script()
+    assert sqlite_store.user
 
 
 @pytest.mark.whole
-def test_commands_under_their_roles(lab: Lab, stores: dict[str, Store], tmp_path: Path) -> None:
+def test_commands_under_their_roles(lab: Lab, stores: dict[str, Store], home: FarmHome) -> None:
     submit(stores["web"], shards(1), "ada")
+
+    def farm(user: str, *words: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
+        env = {"FARM_STORE": lab.address(user), "FARM_ARTIFACTS": f"file://{home.cwd}/artifacts", "LOGNAME": "somebody"}
+        return home.farm(*words, env=env, code=code)
+
     for user in ("web", "vic", "host1", "mia"):
-        for command in (["status"], ["devices", "list"], ["runs", "list"]):
-            done = farm(lab, user, tmp_path, *command)
+        for command in ("status", "devices list", "runs list"):
+            done = farm(user, *command.split())
             assert done.returncode in (0, 2), (user, command, done.stderr)
             assert "permission denied" not in done.stderr, (user, command, done.stderr)
-    answer = farm(lab, "web", tmp_path, "alerts", "list", "--json")
-    assert answer.returncode == 0, answer.stderr
-    json.loads(answer.stdout)
-    printed = farm(lab, "mia", tmp_path, "lab", "roles")
-    assert printed.returncode == 0, printed.stderr
+    json.loads(farm("web", "alerts", "list", "--json", code=0).stdout)
+    printed = farm("mia", "lab", "roles", code=0)
     assert "CREATE ROLE" in printed.stdout
     # A superuser can apply the printed script.
     lab.sql("farm", printed.stdout)
-    refusal = farm(lab, "web", tmp_path, "lab", "roles", "--apply")
-    assert refusal.returncode == 8, refusal.stderr
-    for command in (["alerts", "assign", "ops/case_0", "--owner", "vic"], ["runs", "cancel", "latest", "--force"]):
-        refusal = farm(lab, "vic", tmp_path, *command)
-        assert (refusal.returncode, refusal.stderr.count("\n")) == (8, 1), refusal.stderr
+    farm("web", "lab", "roles", "--apply", code=8)
+    for words in ("alerts assign ops/case_0 --owner vic", "runs cancel latest --force"):
+        refusal = farm("vic", *words.split(), code=8)
+        assert refusal.stderr.count("\n") == 1, refusal.stderr
         assert "set FARM_SERVER and FARM_TOKEN" in refusal.stderr
-    only_builds = farm(lab, "hostc", tmp_path, "lab", "agent", "--build")
-    assert (only_builds.returncode, "hostc may only build" in only_builds.stderr) == (2, True), only_builds.stderr
+    assert "hostc may only build" in farm("hostc", "lab", "agent", "--build", code=2).stderr

@@ -14,7 +14,9 @@ from old_store import connected, make_old_store
 from sqlalchemy import text
 
 from farm.base.errors import StoreLostError
-from farm.results.attempt import Direction, Measurement, Stage, Verdict
+from farm.builds.program.layers import LayerStep
+from farm.results.attempt import Direction, LayerComparison, Measurement, OperatorProfile, Stage, Verdict
+from farm.store import values
 from farm.store.records import ArtifactRecord, BuildRecord, JobFile, RunRecord
 from farm.store.schema import VERSION_TABLE, metadata
 from farm.store.store import Store, open_store
@@ -23,6 +25,8 @@ from farm.store.view import DeviceView
 if TYPE_CHECKING:
     from conftest import Make
 
+NAN, INF, GREAT = math.nan, math.inf, 2**53 + 1
+
 
 def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None:
     first, second = make.job(), make.job("conv2d", "16a16w")
@@ -30,40 +34,32 @@ def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None
     run_id = store.begin_run(RunRecord("farm run --soc SM8650", "ada", "bench", fingerprint, 1_790_000_000_001))
     store.plan_jobs(run_id, [second, first])
     store.record_device(run_id, make.device())
-    store.record_device(run_id, make.device("phone-1", "hardware", "google/x:15"))
-    store.record_build(run_id, first.id, seconds=2.5, cached=False, bundle_key="a" * 64, fallback_ops={"aten.sin": 2})
-    store.record_build(run_id, second.id, seconds=0.0, cached=True, bundle_key="c" * 64)
-    attempts = [
-        make.attempt(
-            first,
-            verdict=Verdict.INFRA,
-            stage=Stage.PUSH,
-            reason="cable pulled",
-            seconds=1.5,
-            measurements=(),
-            log="one\ntwo ✓",
+    phone = msgspec.structs.replace(make.device("phone-1", "hardware", "google/x:15"), soc_reported="SM8650P")
+    store.record_device(run_id, phone, {"skel": "s1"})
+    store.record_builds(
+        run_id, [BuildRecord(first.id, seconds=2.5, cached=False, bundle_key="a" * 64, fallback_ops={"aten.sin": 2})]
+    )
+    store.record_builds(run_id, [BuildRecord(second.id, seconds=0.0, cached=True, bundle_key="c" * 64)])
+    pulled = make.attempt(
+        first, verdict=Verdict.INFRA, stage=Stage.PUSH, reason="cable pulled", seconds=1.5, measurements=(),
+        log="one\ntwo ✓",
+    )  # fmt: skip
+    wrong = make.attempt(
+        first, verdict=Verdict.FAILED, stage=Stage.NUMERICS, reason="sqnr 12 dB < 20 dB", device="phone-1",
+        started_ms=1_790_000_000_999, known_issue="weak precision", notes=("left to the CPU: aten.sin x2", "slow"),
+        comparisons=(
+            make.comparison(violations=("sqnr 12.0 dB < 20 dB", "cosine 0.9 < 0.99")),
+            make.comparison(output=1, reference="quantized", sqnr_db=None, cosine=None, max_abs=None, mismatch=0.5),
         ),
-        make.attempt(
-            first,
-            verdict=Verdict.FAILED,
-            stage=Stage.NUMERICS,
-            reason="sqnr 12 dB < 20 dB",
-            device="phone-1",
-            started_ms=1_790_000_000_999,
-            known_issue="weak precision",
-            comparisons=(
-                make.comparison(violations=("sqnr 12.0 dB < 20 dB", "cosine 0.9 < 0.99")),
-                make.comparison(output=1, reference="quantized", sqnr_db=None, cosine=None, max_abs=None, mismatch=0.5),
-            ),
-            measurements=(
-                make.latency(3.0, 1.5, 2.0),
-                Measurement("pte_size", "bytes", Direction.LOWER, (12_345,), exact=True),
-                Measurement("sqnr_fp32[0]", "dB", Direction.HIGHER, (12.0,)),
-            ),
-            notes=("left to the CPU: aten.sin x2", "slow"),
+        measurements=(
+            make.latency(3.0, 1.5, 2.0),
+            make.counter(12_345),
+            Measurement("sqnr_fp32[0]", "dB", Direction.HIGHER, (12.0,)),
         ),
-    ]
-    for attempt in attempts:
+        operators=(OperatorProfile("relu:OpId_80", "QnnBackend[0]", "cycles", 6, 0.0, 0.0, float(2**63), 0.25),),
+        layers=(LayerComparison("conv", "aten.conv", LayerStep.QUANTIZATION, 0.5, 30.25, 0.999, diverges=True),),
+    )  # fmt: skip
+    for attempt in (pulled, wrong):
         store.record_attempt(run_id, attempt)
     store.finish_run(run_id, 1)
 
@@ -72,27 +68,35 @@ def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None
     assert (view.command, view.user, view.host) == ("farm run --soc SM8650", "ada", "bench")
     assert (view.started_ms, view.exit_code, view.fingerprint) == (1_790_000_000_001, 1, fingerprint)
     assert view.finished_ms is not None
-    assert view.finished_ms > view.started_ms or view.finished_ms > 0
     assert view.devices == (
-        DeviceView("phone-1", "SM8650", "hardware", "google/x:15", jobs=1, busy_seconds=0.25),
+        DeviceView(
+            "phone-1", "SM8650", "hardware", "google/x:15", jobs=1, busy_seconds=0.25,
+            runtime={"skel": "s1", "soc_reported": "SM8650P"},
+        ),
         DeviceView("virtual-1", "SM8650", "virtual", "farm/virtual/1", jobs=1, busy_seconds=1.5),
-    )
+    )  # fmt: skip
     assert [job.id for job in view.jobs] == [second.id, first.id]
     conv, relu = view.jobs
     assert (conv.attempts, conv.cached, conv.build_seconds, conv.fallback_ops) == ((), True, 0.0, {})
     assert (relu.suite, relu.case, relu.soc, relu.backend) == ("quantized_ops", "relu", "SM8650", "htp")
     assert (relu.precision, relu.case_module) == ("8a8w", "torch.nn:ReLU")
     assert (relu.build_seconds, relu.cached, relu.fallback_ops) == (2.5, False, {"aten.sin": 2})
-    assert relu.attempts == tuple(attempts)
+    assert relu.attempts == (pulled, wrong)
+
+
+def test_an_attempt_of_a_run_that_is_gone_tells_so_also_with_a_device(store: Store, make: type[Make]) -> None:
+    job = make.job()
+    for device in (None, make.device()):
+        with pytest.raises(StoreLostError, match="20200101-000000-aaaaaa"):
+            store.record_attempt("20200101-000000-aaaaaa", make.attempt(job), device)
 
 
 def test_builds_of_many_jobs_are_recorded_together_or_not_at_all(store: Store, make: type[Make]) -> None:
-    jobs = [make.job("conv2d", "16a16w"), make.job(), make.job("softmax")]
+    jobs = [make.job("conv2d", "16a16w"), make.job()]
     run_id = make.begin(store, *jobs)
     builds = [
         BuildRecord(jobs[0].id, 2.5, cached=False, bundle_key="a" * 64, fallback_ops={"aten.sin": 2}, program="p"),
-        BuildRecord(jobs[1].id, 0.0, cached=True, bundle_key="c" * 64, fallback_ops={}),
-        BuildRecord(jobs[2].id, 0.0, cached=True, bundle_key="d" * 64),
+        BuildRecord(jobs[1].id, 0.0, cached=True, bundle_key="d" * 64),
     ]
     with pytest.raises(StoreLostError, match="has no job other"):
         store.record_builds(run_id, [*builds, BuildRecord("other", 0.0, cached=True, bundle_key="e" * 64)])
@@ -100,29 +104,32 @@ def test_builds_of_many_jobs_are_recorded_together_or_not_at_all(store: Store, m
 
     store.record_builds(run_id, builds)
 
-    found = {job.id: job for job in store.runs.view(run_id).jobs}
-    for build in builds:
-        job = found[build.job_id]
-        assert (job.build_seconds, job.cached) == (build.seconds, build.cached)
-        assert job.fallback_ops == (build.fallback_ops or {})
+    found = [(job.build_seconds, job.cached, job.fallback_ops) for job in store.runs.view(run_id).jobs]
+    assert found == [(2.5, False, {"aten.sin": 2}), (0.0, True, {})]
 
 
-def test_numbers_that_are_not_finite_come_back(store: Store, make: type[Make]) -> None:
+def test_odd_numbers_come_back_to_the_last_digit(store: Store, make: type[Make]) -> None:
     job = make.job()
     run_id = make.begin(store, job)
-    nan, inf = math.nan, math.inf
+    samples = (GREAT, GREAT - 2, 2**63 - 1, -(2**63), 7)
     attempt = make.attempt(
         job,
         comparisons=(
-            make.comparison(sqnr_db=inf, cosine=nan, max_abs=-inf, mismatch=None),
-            make.comparison(sqnr_db=nan, cosine=None, max_abs=nan, mismatch=nan),
+            make.comparison(sqnr_db=INF, cosine=NAN, max_abs=-INF, mismatch=None),
+            make.comparison(sqnr_db=NAN, cosine=None, max_abs=NAN, mismatch=NAN),
         ),
         measurements=(
-            make.latency(inf, 1.0, nan),
-            Measurement("all_inf", "dB", Direction.HIGHER, (inf, inf)),
-            Measurement("both_ways", "dB", Direction.HIGHER, (inf, -inf)),
+            make.latency(INF, 1.0, NAN),
+            Measurement("all_inf", "dB", Direction.HIGHER, (INF, INF)),
+            Measurement("both_ways", "dB", Direction.HIGHER, (INF, -INF)),
             Measurement("none", "dB", Direction.HIGHER, ()),
-            Measurement("exact", "1", Direction.HIGHER, (0.5, inf, nan), exact=True),
+            Measurement("exact", "1", Direction.HIGHER, (0.5, INF, NAN), exact=True),
+            Measurement("cycles", "cycles", Direction.LOWER, samples, exact=True),
+        ),
+        operators=(OperatorProfile("x", "", "us", 1, NAN, -INF, INF, NAN),),
+        layers=(
+            LayerComparison("x", "y", LayerStep.COMPILER, NAN, -INF, None),
+            LayerComparison("x", "y", LayerStep.DEVICE, INF, None, NAN),
         ),
     )
     store.record_attempt(run_id, attempt)
@@ -131,26 +138,20 @@ def test_numbers_that_are_not_finite_come_back(store: Store, make: type[Make]) -
 
     # NaN is not equal to itself; its text is.
     assert str(back) == str(attempt)
-    found = {point.metric: point.value for point in store.history.points("quantized_ops/relu")}
-    assert found == {"latency": None, "all_inf": inf, "both_ways": None, "none": None, "exact": None}
+    points = {point.metric: (point.value, point.n, point.exact) for point in store.history.points("quantized_ops/relu")}
+    assert points["cycles"] == (GREAT - 2, 5, True)
+    assert {metric: value for metric, (value, _, _) in points.items() if metric != "cycles"} == {
+        "latency": None, "all_inf": INF, "both_ways": None, "none": None, "exact": None,
+    }  # fmt: skip
 
 
-def test_counts_keep_their_last_digit(store: Store, make: type[Make]) -> None:
-    job = make.job()
-    run_id = make.begin(store, job)
-    great = 2**53 + 1
-    samples = (great, great - 2, 2**63 - 1, -(2**63), 7.0)
-    cycles = Measurement("cycles", "cycles", Direction.LOWER, samples, exact=True)
-    store.record_attempt(run_id, make.attempt(job, measurements=(cycles,)))
-
-    (measured,) = store.runs.view(run_id).jobs[0].attempts[0].measurements
-    (point,) = store.history.points(job.id, "cycles")
-
-    assert measured.samples == samples
-    assert (point.value, point.n, point.exact) == (great - 2, 5, True)
-
-
-def test_hostile_text_is_kept_readable_and_bounded(store: Store, make: type[Make]) -> None:
+def test_hostile_text_is_kept_readable_and_bounded(
+    store: Store, make: type[Make], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The real limits would take a database some seconds.
+    monkeypatch.setattr(values, "OPERATORS_LIMIT", 20)
+    monkeypatch.setattr(values, "LAYERS_LIMIT", 30)
+    evil = "a\0\udcff" + "x" * 100_000
     job = make.job()
     run_id = store.begin_run(RunRecord("farm \0run \udcff", "a\0", "h\ud800", {"k\0": "v\udfff"}))
     store.plan_jobs(run_id, [job])
@@ -161,9 +162,11 @@ def test_hostile_text_is_kept_readable_and_bounded(store: Store, make: type[Make
         device="serial\0" * 1000,
         log="start" + "y" * 2_000_000 + "the end \0",
         known_issue="z" * 1_000_000,
-        notes=("n" * 1_000_000,) * 1_000,
+        notes=("n" * 100_000,) * 1_000,
         comparisons=(make.comparison(violations=("v\0" * 10_000,)),),
         measurements=(Measurement("m\0" * 1_000, "\udcff" * 100, Direction.LOWER, (1.0,)),),
+        operators=(OperatorProfile(evil, evil, evil, 1, 1.0, 1.0, 1.0, 1.0),) * 25,
+        layers=(LayerComparison(evil, evil, LayerStep.COMPILER, 1.0, 1.0, 1.0),) * 35,
     )
     store.record_attempt(run_id, attempt)
 
@@ -177,9 +180,22 @@ def test_hostile_text_is_kept_readable_and_bounded(store: Store, make: type[Make
     assert back.log.startswith("[1")
     assert len(back.log) < 300_000
     assert len(msgspec.json.encode(view)) < 2_000_000
+    assert (len(back.operators), len(back.layers)) == (20, 30)
+    assert back.operators[0].node.startswith("a␀\\udcffx")
+    assert {len(back.operators[0].node), len(back.layers[0].layer), len(back.layers[0].operator)} == {256}
+
+
+_DECIDING = {
+    "sqlite": "SELECT sql FROM sqlite_master WHERE type = 'trigger'",
+    "postgresql": "SELECT pg_get_functiondef(tgfoid), pg_get_triggerdef(pg_trigger.oid), proacl "
+    "FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid WHERE tgname = 'attempt_decides'",
+}
 
 
 def test_a_new_store_and_an_upgraded_one_have_the_tables_of_the_schema(empty_address: str) -> None:
+    def is_of_farm(name: str | None, kind: str, _: object) -> bool:
+        return kind != "table" or not str(name).startswith(("procrastinate_", "farm_"))
+
     deciding = []
     for old in (False, True):
         if old:
@@ -190,22 +206,11 @@ def test_a_new_store_and_an_upgraded_one_have_the_tables_of_the_schema(empty_add
                 # Procrastinate's tables, which are no part of farm's schema.
                 store.messages.require()
         with connected(empty_address) as connection:
-            options = {"compare_type": True, "version_table": VERSION_TABLE, "include_name": _is_of_farm}
+            options = {"compare_type": True, "version_table": VERSION_TABLE, "include_name": is_of_farm}
             assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
             found = connection.execute(text(_DECIDING[connection.dialect.name])).one()
         deciding.append([" ".join(str(one).split()) for one in found])
     assert deciding[0] == deciding[1]
-
-
-_DECIDING = {
-    "sqlite": "SELECT sql FROM sqlite_master WHERE type = 'trigger'",
-    "postgresql": "SELECT pg_get_functiondef(tgfoid), pg_get_triggerdef(pg_trigger.oid), proacl "
-    "FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid WHERE tgname = 'attempt_decides'",
-}
-
-
-def _is_of_farm(name: str | None, kind: str, _: object) -> bool:
-    return kind != "table" or not str(name).startswith(("procrastinate_", "farm_"))
 
 
 def _clear(address: str) -> None:
@@ -242,24 +247,15 @@ def test_two_runs_never_have_one_id(store: Store, monkeypatch: pytest.MonkeyPatc
     assert [store.begin_run(record) for _ in range(2)] == ["20260921-141320-aaaaaa", "20260921-141320-bbbbbb"]
 
 
-def test_a_device_is_known_by_its_build_too(store: Store, make: type[Make]) -> None:
-    job = make.job()
-    for build in ("before update", "after update"):
-        run_id = make.begin(store, job)
-        store.record_attempt(run_id, make.attempt(job, device="phone"), make.device("phone", "hardware", build))
-        assert [d.build for d in store.runs.view(run_id).devices if d.serial == "phone"] == [build]
-
-
-@pytest.mark.parametrize(
-    ("change", "continues"), [({"seed": 7}, False), ({"precisions": ("8a8w", "16a16w")}, True)], ids=["test", "limits"]
-)
-def test_a_changed_test_has_another_version(
-    store: Store, make: type[Make], change: dict[str, object], continues: bool
-) -> None:
-    for job in (make.job(), make.job(**change)):
-        run_id = make.begin(store, job)
-        store.record_attempt(run_id, make.attempt(job))
-
-    before, after = store.history.points("quantized_ops/relu")
-
-    assert (before.case_version == after.case_version) is continues
+def test_a_device_is_known_by_its_build_and_a_case_by_what_it_computes(sqlite_store: Store, make: type[Make]) -> None:
+    versions = []
+    for number, (build, changes) in enumerate(
+        [("before update", {}), ("after update", {"precisions": ("8a8w", "16a16w")}), ("last", {"seed": 7})]
+    ):
+        job, phone = make.job(**changes), make.device("phone", "hardware", build)
+        run_id = make.begin(sqlite_store, job)
+        sqlite_store.record_attempt(run_id, make.attempt(job, device="phone", started_ms=number + 1), phone)
+        view = sqlite_store.runs.view(run_id)
+        assert [device.build for device in view.devices if device.serial == "phone"] == [build]
+        versions.append(view.jobs[0].case_version)
+    assert versions[0] == versions[1] != versions[2]

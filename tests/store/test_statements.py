@@ -1,4 +1,4 @@
-"""Named statements of farm/store/sql: they work unchanged in psql and sqlite3, and each one is used."""
+"""Named statements of farm/store/sql: they work unchanged in psql and sqlite3."""
 
 from __future__ import annotations
 
@@ -50,9 +50,3 @@ def test_sqlite_takes_every_statement(tmp_path: Path) -> None:
         written = re.sub(r"\bIN :\w+", "IN (NULL)", sql)
         assert connection.execute(f"EXPLAIN QUERY PLAN {written}", parameters).fetchall() is not None, name
     connection.close()
-
-
-def test_every_statement_is_used() -> None:
-    code = "".join(path.read_text() for path in (_ROOT / "farm/store").rglob("*.py"))
-    unused = [name for name in _BLOCKS if not any(part in code for part in (f'"{name}"', f'"{name.split(".")[1]}"'))]
-    assert unused == []

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from shared_rows import SOC, TTL_S, AgentId, agent, result, shards, submit
+from shared_rows import TTL_S, AgentId, agent, claim, job, key, record, shards, submit
 
 from farm.base.exit_codes import ExitCode
 from farm.dispatch.cluster.delivery.worker import finish
@@ -45,11 +45,16 @@ class Farm:
         """Return the runs of the shards that the agent's device gets, one after the other."""
         found = []
         for _ in range(times):
-            for held in self.store.cluster.claim(self.agent, SOC, ["h1-0"], ttl_s=TTL_S):
+            for held in claim(self.store, self.agent):
                 found.append(held.run_id)
-                self.store.cluster.record(self.agent, [result(held, one) for one in held.jobs], ttl_s=TTL_S)
+                record(self.store, self.agent, held)
                 self.store.cluster.release(self.agent, [held.lease])
         return found
+
+    def next_build(self, worker: int) -> str:
+        """Return the key of the build that a worker takes; "" for none."""
+        held = self.store.cluster.take_build(worker, "h1", ["t"])
+        return held.task.key if held else ""
 
     def is_refused(self, run_id: str) -> bool:
         order = self.store.cluster.order(run_id)
@@ -94,41 +99,28 @@ def test_results_of_a_shard_with_names_that_cannot_be_read_end_its_run_alone(far
 
 @pytest.mark.parametrize("task", ["'no json'", "replace(task, key, 'another key')"])
 def test_a_build_that_cannot_be_read_fails_and_others_are_built(farm: Farm, task: str) -> None:
-    parts = shards(1, jobs=1), shards(1, jobs=1, first=10)
-    builds = [NewBuild(part.jobs[0].key, "t", part.jobs[0].job, {}) for [part] in parts]
-    runs = [
-        submit(farm.store, part, user=user, builds=[build])
-        for part, build, user in zip(parts, builds, ("eve", "ada"), strict=True)
-    ]
-    of_run = "WHERE key IN (SELECT key FROM build_wanted WHERE run_id = %(run)s)"
-    farm.write(f"UPDATE build SET task = {task} {of_run}", runs[0])  # noqa: S608 - a parameter of this test
+    bad, good = key(0), key(10)
+    run = submit(farm.store, shards(1, jobs=1), user="eve", builds=[NewBuild(bad, "t", job(0), {})])
+    submit(farm.store, shards(1, jobs=1, first=10), builds=[NewBuild(good, "t", job(10), {})])
+    farm.write(f"UPDATE build SET task = {task} WHERE key = '{bad}'")  # noqa: S608 - a parameter of this test
     worker = farm.store.cluster.begin_worker()
-    held = farm.store.cluster.take_build(worker, "h1", ["t"])
-    assert held is not None
-    assert held.task.key == builds[1].key
-    assert farm.store.cluster.take_build(worker, "h1", ["t"]) is None
-    found = farm.store.cluster.build_of([builds[0].key])[builds[0].key]
-    assert found.state == "failed"
+    assert [farm.next_build(worker) for _ in range(2)] == [good, ""]
+    found = farm.store.cluster.build_of([bad])[bad]
     assert found.reply is not None
-    assert "cannot be read" in found.reply.reason
-    assert farm.is_refused(runs[0])
+    assert (found.state, "cannot be read" in found.reply.reason) == ("failed", True)
+    assert farm.is_refused(run)
 
 
 @pytest.mark.parametrize("args", ['"text"', "[1]", '{"key": {}}', '{"key": "no such build"}'])
 def test_a_job_with_arguments_that_name_no_build_is_removed_and_its_build_is_made(farm: Farm, args: str) -> None:
-    [part] = shards(1, jobs=1)
-    build = NewBuild(part.jobs[0].key, "t", part.jobs[0].job, {})
-    submit(farm.store, [part], builds=[build])
+    submit(farm.store, shards(1, jobs=1), builds=[NewBuild(key(0), "t", job(0), {})])
     farm.write(f"UPDATE procrastinate_jobs SET args = '{args}' WHERE task_name = 'farm.build'")  # noqa: S608
     worker = farm.store.cluster.begin_worker()
-    assert farm.store.cluster.take_build(worker, "h1", ["t"]) is None
+    assert farm.next_build(worker) == ""
     farm.store.messages.retry(TTL_S)
-    held = farm.store.cluster.take_build(worker, "h1", ["t"])
-    assert held is not None
-    assert held.task.key == build.key
+    assert farm.next_build(worker) == key(0)
 
 
 def test_an_order_of_another_protocol_waits_and_keeps_no_agent_from_starting(farm: Farm) -> None:
     submit(farm.store, shards(1), protocol=PROTOCOL - 1)
-    farm.agent = agent(farm.store, "h2")
-    assert farm.store.cluster.claim(farm.agent, SOC, ["h2-0"], ttl_s=TTL_S) == []
+    assert claim(farm.store, agent(farm.store, "h2"), "h2-0") == []

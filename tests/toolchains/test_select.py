@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,9 @@ from made_environments import make_environment, make_source_tree
 
 from farm.base.config.settings import Config, load_config
 from farm.base.config.toolchains import release_of
-from farm.base.errors import ConfigError, FarmError, MissingToolError, UnknownNameError, UsageError
-from farm.builds.toolchains.generations import generation_of, newer_than_known
-from farm.builds.toolchains.interpreters import inspect, process_environment
+from farm.base.errors import ConfigError, MissingToolError, UnknownNameError, UsageError
+from farm.builds.toolchains.generations import generation_of, newer_than_known, variables_of
+from farm.builds.toolchains.interpreters import InterpreterFacts, PackageFacts, inspect, process_environment
 from farm.builds.toolchains.prepare import branch_of, is_private
 from farm.builds.toolchains.select import import_environment, look_into, select, toolchain_of, use_toolchain
 from farm.cli.main import cli
@@ -51,9 +52,10 @@ def test_a_name_of_farm_toml_comes_first_then_a_path_then_a_release(config: Conf
     assert (branch_of(config, default), is_private(default)) == ("", False)
 
 
-@pytest.mark.parametrize(
-    ("ref", "kind", "problem"),
-    [
+def test_what_cannot_be_is_said_in_one_line(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for ref, kind, problem in (
         ("mein", UnknownNameError, "did you mean 'main'"),
         ("zzz", UnknownNameError, "known are default, env, main, old (a path and a version of ExecuTorch will do"),
         ("here", UnknownNameError, "(the folder is ./here)"),
@@ -62,20 +64,11 @@ def test_a_name_of_farm_toml_comes_first_then_a_path_then_a_release(config: Conf
         (".venv", UsageError, ".venv is not there"),
         ("~no-such-user/et", UsageError, "~no-such-user/et: there is no such home"),
         ("1.2.0", UsageError, "ExecuTorch 1.2.0 is too old: farm compiles with 1.3.1 and newer"),
-        ("main", UsageError, "toolchain main: {0}/et: a source tree of ExecuTorch is expected, it is not there"),
-        ("env", MissingToolError, "{0}/env/bin/python cannot be started: No such file"),
-    ],
-)
-def test_what_cannot_be_is_said_in_one_line(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str, kind: type[FarmError], problem: str
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(kind) as caught:
-        use_toolchain(config, ref)
-    assert problem.format(tmp_path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == (6 if kind is MissingToolError else 2)
+        ("main", UsageError, f"toolchain main: {tmp_path}/et: a source tree of ExecuTorch is expected, it is not"),
+        ("env", MissingToolError, f"{tmp_path}/env/bin/python cannot be started: No such file"),
+    ):
+        with pytest.raises(kind, match=f"^[^\n]*{re.escape(problem)}[^\n]*$"):
+            use_toolchain(config, ref)
 
 
 def test_an_environment_without_torch_or_executorch_says_what_to_install(config: Config, tmp_path: Path) -> None:
@@ -83,9 +76,8 @@ def test_an_environment_without_torch_or_executorch_says_what_to_install(config:
         python = make_environment(tmp_path / missing, packages)
         with pytest.raises(MissingToolError, match=f"{python} has no {missing}: {python} -m pip install {missing}"):
             use_toolchain(config, str(python))
-    old = make_environment(tmp_path / "old", ALL, version="1.2.0")
     with pytest.raises(UsageError, match=r"1\.2\.0 is too old"):
-        use_toolchain(config, str(old))
+        use_toolchain(config, str(make_environment(tmp_path / "old", ALL, version="1.2.0")))
 
 
 def test_what_is_no_python_or_an_old_one_is_said(config: Config, tmp_path: Path) -> None:
@@ -140,7 +132,7 @@ def test_an_interpreter_that_farm_finds_by_itself_is_trusted_only_where_nobody_e
     tree = make_source_tree(tmp_path / "tree", "1.6.0a0", built=True)
     python = make_environment(tree / ".venv", ALL)
     python.parent.chmod(0o777)
-    with pytest.raises(MissingToolError, match="somebody else could have written it: .*can be written by everybody"):
+    with pytest.raises(MissingToolError, match="another user could have written it: .*can be written by all users"):
         use_toolchain(config, str(tree))
     named = config_of(tmp_path, f'[toolchain.main]\ncheckout = "tree"\npython = "{python}"\n')
     assert use_toolchain(named, "main").toolchain.python == python, "what the user names is the user's to trust"
@@ -172,26 +164,24 @@ def test_qnn_of_a_toolchain_and_of_the_environment_must_be_one(tmp_path: Path, m
         select(config, config.toolchains["sdk"])
 
 
-@pytest.mark.parametrize(
-    ("table", "problem"),
-    [
+def test_a_table_that_cannot_be_is_named(tmp_path: Path) -> None:
+    version, address = '[toolchain.a]\nversion = "1.5.0"', "no address of a commit"
+    for table, problem in (
         ('[toolchain.default]\nversion = "1.5.0"', "is no name of a toolchain"),
         ('[toolchain."1.5.0"]\nversion = "1.5.0"', "is no name of a toolchain"),
-        ("[toolchain.a]\n", "says nothing"),
-        ('[toolchain.a]\nversion = "1.5.0"\ncheckout = "x"', "more than one of"),
+        ("[toolchain.a]\n", "is empty"),
+        (f'{version}\ncheckout = "x"', "more than one of"),
         ('[toolchain.a]\nsource = "x"', r"toolchain\.a: unknown key 'source'.*checkout"),
-        ('[toolchain.a]\nversion = "1.5.0"\nbuild = "make"', r"toolchain\.a.*build"),
+        (f'{version}\nbuild = "make"', r"toolchain\.a.*build"),
         ('[toolchain]\ncheckout = "x"', r"each toolchain has a name, as in \[toolchain\.main\]"),
         ('[toolchain.a]\nversion = "latest"', "no release of ExecuTorch"),
         ('[toolchain.a]\nversion = "1.5.0 @ https://x/y.whl"', "no release of ExecuTorch"),
-        ('[toolchain.a]\nversion = "1.5.0"\ncommit_url = "javascript:alert({commit})"', "no address of a commit"),
-        ('[toolchain.a]\nversion = "1.5.0"\ncommit_url = "https://x/{commit}?a={b}"', "no address of a commit"),
-        ('[toolchain.a]\nversion = "1.5.0"\ncommit_url = "https://me:token@x/{commit}"', "without a password"),
-    ],
-)
-def test_a_table_that_cannot_be_is_named(tmp_path: Path, table: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        config_of(tmp_path, table)
+        (f'{version}\ncommit_url = "javascript:alert({{commit}})"', address),
+        (f'{version}\ncommit_url = "https://x/{{commit}}?a={{b}}"', address),
+        (f'{version}\ncommit_url = "https://me:token@x/{{commit}}"', "without a password"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            config_of(tmp_path, table)
 
 
 def test_releases_are_told_from_names_and_know_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,8 +194,9 @@ def test_releases_are_told_from_names_and_know_what_they_need(tmp_path: Path, mo
     flatc = tmp_path / "data" / "bin" / "flatc"
     flatc.parent.mkdir(parents=True)
     flatc.touch(mode=0o755)
-    assert generation_of("1.3.1").environment(tmp_path) == {"FLATC_EXECUTABLE": str(flatc)}
-    assert generation_of("1.4.1").environment(tmp_path) == {}
+    for version, variables in (("1.3.1", {"FLATC_EXECUTABLE": str(flatc)}), ("1.4.1", {})):
+        packages = {"executorch": PackageFacts(version, (tmp_path,))}
+        assert variables_of(InterpreterFacts((3, 11, 0), "", tmp_path, (), packages)) == variables
 
 
 def test_commands_refuse_what_cannot_be_before_anything_begins(home: FarmHome) -> None:
@@ -223,15 +214,13 @@ def test_commands_refuse_what_cannot_be_before_anything_begins(home: FarmHome) -
 
 
 def test_listing_shows_what_can_be_used_and_why_something_cannot(home: FarmHome) -> None:
-    (home.cwd / "farm.toml").write_text(
-        '[toolchain.gone]\ncheckout = "nowhere"\n[toolchain.later]\nversion = "1.5.77"\n'
-    )
+    tables = '[toolchain.gone]\ncheckout = "nowhere"\n[toolchain.later]\nversion = "1.5.77"\n'
+    (home.cwd / "farm.toml").write_text(tables)
     done = home.farm("setup", "toolchain", "list", code=0)
     assert max(map(len, done.stdout.splitlines())) <= 80 + len(str(home.cwd))
-    rows = json.loads(home.farm("setup", "toolchain", "list", "--json").stdout)["toolchains"]
-    assert [(row["name"], row["kind"]) for row in rows] == [
-        ("default", "default"), ("gone", "checkout"), ("later", "version"),
-    ]  # fmt: skip
+    rows = home.json("setup", "toolchain", "list")["toolchains"]
+    kinds = [(row["name"], row["kind"]) for row in rows]
+    assert kinds == [("default", "default"), ("gone", "checkout"), ("later", "version")]
     assert rows[0]["python"] == sys.executable
     assert "is not there" in rows[1]["problem"]
     assert rows[2]["problem"] == "not made"
@@ -241,14 +230,11 @@ def test_listing_shows_what_can_be_used_and_why_something_cannot(home: FarmHome)
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "--toolchain", ""),
-        ("exec", "x.pte", "--toolchain", ""),
-        ("setup", "toolchain", "show", ""),
-        ("perf", "compare", "--suite", "smoke", "--toolchain", "1.5.0", "--toolchain", ""),
-        ("perf", "compare", "--suite", "smoke", "--checkout", ".", "--base", ""),
+        "run --soc SM8650 --suite smoke --virtual 1 --toolchain", "exec x.pte --toolchain", "setup toolchain show",
+        "perf compare --suite smoke --toolchain 1.5.0 --toolchain", "perf compare --suite smoke --checkout . --base",
     ],
-)
-def test_a_name_that_is_empty_is_no_default(arguments: tuple[str, ...]) -> None:
-    done = CliRunner().invoke(cli, arguments)
+)  # fmt: skip
+def test_a_name_that_is_empty_is_no_default(arguments: str) -> None:
+    done = CliRunner().invoke(cli, [*arguments.split(), ""])
     assert done.exit_code == 2
     assert "is empty, and names nothing: is a variable not set?" in " ".join(done.stderr.split())

@@ -57,155 +57,142 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def tree_of(config: Config, checkout: Path, ref: str = "HEAD") -> Path:
+    return worktree(config, checkout, ref).toolchain.checkout
+
+
+MODULE, LIBRARY, NATIVE = "exir/__init__.py", "backends/qualcomm/python/manager.so", "backends/qualcomm/aot.cpp"
+
+
 def test_a_worktree_has_the_files_of_its_commit_and_the_libraries_of_the_checkout(
     checkout: Path, config: Config
 ) -> None:
-    commit(checkout, "Level 2", {"exir/__init__.py": "LEVEL = 2\n"})
-    (checkout / "exir/__init__.py").write_text("LEVEL = 3\n")
+    commit(checkout, "Level 2", {MODULE: "LEVEL = 2\n", "backends/qualcomm/python/helper.py": "pass\n"})
+    (checkout / MODULE).write_text("LEVEL = 3\n")
     before = everything(checkout)
-
-    old, new = (worktree(config, checkout, ref) for ref in ("HEAD~1", "main"))
-
-    assert (old.toolchain.checkout / "exir/__init__.py").read_text() == "LEVEL = 1\n"
-    assert (new.toolchain.checkout / "exir/__init__.py").read_text() == "LEVEL = 2\n"
-    for one in (old, new):
-        assert one.toolchain.checkout.name == "executorch"
-        assert (one.toolchain.checkout / "backends/qualcomm/python/manager.so").read_text() == "built of level 1"
-        assert (one.toolchain.checkout / "build-x86/library.so").is_file()
-        assert run_git(one.toolchain.checkout, "status", "--porcelain") == ""
-        assert run_git(one.toolchain.checkout, "rev-parse", "HEAD").strip() == one.commit.sha
+    for ref, text in (("HEAD~1", "LEVEL = 1\n"), ("main", "LEVEL = 2\n")):
+        one = worktree(config, checkout, ref)
+        tree = one.toolchain.checkout
+        assert (tree.name, (tree / MODULE).read_text()) == ("executorch", text)
+        # Also in a folder in which the commit has files.
+        assert (tree / LIBRARY).read_text() == "built of level 1"
+        assert (tree / "build-x86/library.so").is_file()
+        assert (tree / "backends/qualcomm/python/helper.py").exists() == (ref == "main")
+        assert run_git(tree, "status", "--porcelain") == ""
+        assert run_git(tree, "rev-parse", "HEAD").strip() == one.commit.sha
         assert not one.warnings
-    assert (new.commit.subject, new.commit.author) == ("Level 2", "Ada <ada@example.org>")
+    assert (one.commit.subject, one.commit.author) == ("Level 2", "Ada <ada@example.org>")
     # Not even git's own notes about it are others.
     assert everything(checkout) == before
 
 
-def test_a_library_of_the_checkout_is_linked_beside_what_a_commit_has_in_its_folder(
-    checkout: Path, config: Config
-) -> None:
-    commit(checkout, "A module beside the library", {"backends/qualcomm/python/helper.py": "pass\n"})
-    run_git(checkout, "checkout", "-q", "HEAD~1")
-    tree = worktree(config, checkout, "main").toolchain.checkout
-    assert sorted(path.name for path in (tree / "backends/qualcomm/python").iterdir()) == ["helper.py", "manager.so"]
-
-
-def test_an_edited_worktree_is_made_anew(checkout: Path, config: Config) -> None:
-    tree = worktree(config, checkout, "HEAD").toolchain.checkout
-    (tree / "exir/__init__.py").write_text("LEVEL = 9\n")
-    again = worktree(config, checkout, "HEAD").toolchain.checkout
-    assert again == tree
-    assert (again / "exir/__init__.py").read_text() == "LEVEL = 1\n"
+@pytest.mark.parametrize("damage", ["edited", "killed"])
+def test_an_edited_worktree_is_made_anew_and_so_is_a_half_made_one(checkout: Path, config: Config, damage: str) -> None:
+    tree = tree_of(config, checkout)
+    if damage == "edited":
+        (tree / MODULE).write_text("LEVEL = 9\n")
+    else:
+        (tree.parent / "worktree.json").unlink()
+        (tree / MODULE).unlink()
+    assert tree_of(config, checkout) == tree
+    assert (tree / MODULE).read_text() == "LEVEL = 1\n"
 
 
 def test_nothing_that_a_repository_asks_to_run_runs(checkout: Path, config: Config, tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
-    script = f"#!/bin/sh\necho $0 >> {ran}\ncat\n"
-    for name in ("post-checkout", "pre-commit"):
-        hook = checkout / ".git/hooks" / name
-        hook.parent.mkdir(exist_ok=True)
-        hook.write_text(script)
-        hook.chmod(0o755)
-    command = tmp_path / "filter"
-    command.write_text(script)
-    command.chmod(0o755)
+    ran, command = tmp_path / "ran", tmp_path / "filter"
+    for script in (command, *(checkout / ".git/hooks" / name for name in ("post-checkout", "pre-commit"))):
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f"#!/bin/sh\necho $0 >> {ran}\ncat\n")
+        script.chmod(0o755)
     commit(checkout, "Attributes", {".gitattributes": "*.md filter=odd\n"})
     ran.unlink(missing_ok=True)
-    for name, value in (("filter.odd.smudge", str(command)), ("filter.odd.required", "true")):
+    options = {"filter.odd.smudge": str(command), "filter.odd.required": "true", "core.fsmonitor": str(command)}
+    for name, value in options.items():
         run_git(checkout, "config", name, value)
-    run_git(checkout, "config", "core.fsmonitor", str(command))
-
-    tree = worktree(config, checkout, "HEAD").toolchain.checkout
-    assert (tree / "docs/index.md").read_text() == "Hello\n"
+    assert (tree_of(config, checkout) / "docs/index.md").read_text() == "Hello\n"
     assert not ran.exists()
 
 
-def test_other_native_sources_are_warned_of_or_built_once(checkout: Path, config: Config, tmp_path: Path) -> None:
-    commit(checkout, "Native", {"backends/qualcomm/aot.cpp": "int level = 2;\n"})
-    commit(checkout, "Docs", {"docs/index.md": "Hello again\n"})
-    commit(checkout, "Native again", {"backends/qualcomm/aot.cpp": "int level = 3;\n"})
-    run_git(checkout, "checkout", "-q", "main~3")
+BUILD = """
+from pathlib import Path
+print("compiling")
+text = Path("backends/qualcomm/aot.cpp").read_text()
+assert "3" not in text, "level 3 does not build"
+place = Path("backends/qualcomm/python")
+place.mkdir()
+(place / "manager.so").write_text("built of " + text)
+Path({count!r}).open("a").write("built ")
+"""
 
+
+def test_other_native_sources_are_warned_of_or_built_once(checkout: Path, config: Config, tmp_path: Path) -> None:
+    commit(checkout, "Native", {NATIVE: "int level = 2;\n"})
+    commit(checkout, "Docs", {"docs/index.md": "Hello again\n"})
+    commit(checkout, "Native again", {NATIVE: "int level = 3;\n"})
+    run_git(checkout, "checkout", "-q", "main~3")
     [warning] = worktree(config, checkout, "main~1").warnings
     assert "has other native sources" in warning
     assert "--build-command" in warning
 
     count = tmp_path / "count"
-    script = (
-        "from pathlib import Path; print('compiling'); "
-        "text = Path('backends/qualcomm/aot.cpp').read_text(); "
-        "assert '3' not in text, 'level 3 does not build'; "
-        "place = Path('backends/qualcomm/python'); place.mkdir(); "
-        "(place / 'manager.so').write_text('built of ' + text); "
-        f"Path({str(count)!r}).open('a').write('built ')"
-    )
-    table = ToolchainConfig(name="mine", named=True, checkout=checkout, build=(sys.executable, "-c", script))
+    build = (sys.executable, "-c", BUILD.format(count=str(count)))
+    table = ToolchainConfig(name="mine", named=True, checkout=checkout, build=build)
     config = msgspec.structs.replace(config, toolchains={"mine": table})
     notes = LogLines()
     for ref in ("main~1", "main~2"):
         one = worktree(config, checkout, ref)
-        assert not one.warnings
-        assert one.toolchain.name == f"mine@{one.commit.short}"
-        assert not one.toolchain.named
-        library = one.toolchain.checkout / "backends/qualcomm/python/manager.so"
-        assert library.read_text() == "built of int level = 2;\n"
-    assert count.read_text() == "built "
-    assert len(notes) == 1
+        assert (one.warnings, one.toolchain.name, one.toolchain.named) == ((), f"mine@{one.commit.short}", False)
+        assert (one.toolchain.checkout / LIBRARY).read_text() == "built of int level = 2;\n"
+    assert (count.read_text(), len(notes)) == ("built ", 1)
     with pytest.raises(NativeBuildError, match="does not build: .* see (.*)") as failure:
         worktree(config, checkout, "main")
-    log = Path(str(failure.value).rpartition("see ")[2])
-    assert "compiling" in log.read_text()
-    assert "level 3 does not build" in log.read_text()
+    log = Path(str(failure.value).rpartition("see ")[2]).read_text()
+    assert "compiling" in log
+    assert "level 3 does not build" in log
     # Files of the checkout do not get in the way: main~3 needs no build.
-    tree = worktree(config, checkout, "main~3").toolchain.checkout
-    assert (tree / "backends/qualcomm/python/manager.so").read_text() == "built of level 1"
-
-
-def test_edited_native_sources_are_those_of_no_commit(checkout: Path, config: Config) -> None:
+    assert (tree_of(config, checkout, "main~3") / LIBRARY).read_text() == "built of level 1"
+    # Edited native sources belong to no commit.
+    config = msgspec.structs.replace(config, toolchains={})
     assert not worktree(config, checkout, "HEAD").warnings
-    (checkout / "backends/qualcomm/aot.cpp").write_text("int level = 7;\n")
+    (checkout / NATIVE).write_text("int level = 7;\n")
     assert worktree(config, checkout, "HEAD").warnings
 
 
 def test_submodules_are_the_checkouts_and_in_a_build_the_commits(
     checkout: Path, config: Config, tmp_path: Path
 ) -> None:
-    inner = tmp_path / "inner"
+    inner, header = tmp_path / "inner", "third-party/inner/version.h"
     make_repository(inner, {"version.h": "1"})
-    protocol = ("-c", "protocol.file.allow=always")
-    run_git(checkout, *protocol, "submodule", "--quiet", "add", str(inner), "third-party/inner")
+    add = ("submodule", "--quiet", "add", str(inner), "third-party/inner")
+    run_git(checkout, "-c", "protocol.file.allow=always", *add)
     commit(checkout, "With a submodule")
     commit(inner, "Two", {"version.h": "2"})
     run_git(checkout / "third-party/inner", "pull", "-q")
     commit(checkout, "A newer submodule")
-
-    tree = worktree(config, checkout, "HEAD").toolchain.checkout
-    assert (tree / "third-party/inner/version.h").read_text() == "2"
-    old = worktree(config, checkout, "HEAD~1")
-    assert any("third-party/inner" in warning for warning in old.warnings)
+    assert (tree_of(config, checkout) / header).read_text() == "2"
+    assert any("third-party/inner" in warning for warning in worktree(config, checkout, "HEAD~1").warnings)
 
     script = (
-        "from pathlib import Path; Path('out.so').write_text(Path('third-party/inner/version.h').read_text());"
-        "Path('third-party/inner/version.h').write_text('written by the build')"
+        f"from pathlib import Path; Path('out.so').write_text(Path('{header}').read_text());"
+        f"Path('{header}').write_text('written by the build')"
     )
     table = ToolchainConfig(checkout=checkout, build=(sys.executable, "-c", script))
-    config = msgspec.structs.replace(config, toolchain=table)
-    old = worktree(config, checkout, "HEAD~1")
+    old = worktree(msgspec.structs.replace(config, toolchain=table), checkout, "HEAD~1")
     assert (old.toolchain.checkout / "out.so").read_text() == "1"
     assert not old.warnings
-    assert (checkout / "third-party/inner/version.h").read_text() == "2"
+    assert (checkout / header).read_text() == "2"
 
 
 def test_what_cannot_be_is_refused(checkout: Path, config: Config, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no commit 'nightly'"):
-        worktree(config, checkout, "nightly")
-    with pytest.raises(UsageError, match="is no commit"):
-        worktree(config, checkout, "--output=/tmp/x")
-    with pytest.raises(UsageError, match="name its top folder"):
-        Checkout(checkout / "exir")
-    with pytest.raises(UsageError, match="no such folder"):
-        Checkout(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="not a git repository"):
-        Checkout(tmp_path)
+    for ref, problem in (("nightly", "has no commit 'nightly'"), ("--output=/tmp/x", "is no commit")):
+        with pytest.raises(UsageError, match=problem):
+            worktree(config, checkout, ref)
+    for folder, problem in (
+        (checkout / "exir", "name its top folder"), (tmp_path / "nowhere", "no such folder"),
+        (tmp_path, "not a git repository"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=problem):
+            Checkout(folder)
 
 
 def test_a_range_goes_along_first_parents(checkout: Path) -> None:
@@ -223,31 +210,6 @@ def test_a_range_goes_along_first_parents(checkout: Path) -> None:
         repository.between(repository.commit("main"), repository.commit(first))
     with pytest.raises(UsageError, match="both ends"):
         repository.between(repository.commit("main"), repository.commit("main"))
-
-
-def test_pruning_leaves_what_is_used(checkout: Path, config: Config) -> None:
-    script = (
-        "import sys; from pathlib import Path; from farm.base.config.settings import load_config;"
-        "from farm.builds.toolchains.worktrees import worktree;"
-        "worktree(load_config(Path(sys.argv[1])), Path(sys.argv[2]), 'HEAD');"
-        "print('made', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", script, str(config.file), str(checkout)]
-    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "made\n"
-        assert len(worktrees(config.cache_dir)) == 1
-        assert prune_worktrees(config.cache_dir, older_than_s=0.0) == []
-        other.communicate("")
-    [entry] = worktrees(config.cache_dir)
-    assert "1 source tree of commits" in CliRunner().invoke(cli, ["setup", "cache"]).output
-    assert "and 1 source tree of commits" in CliRunner().invoke(cli, ["setup", "cache", "prune", "--all"]).output
-    assert Path(entry.path).is_dir()
-    assert "removed 0 bundles, 0 B, and 1 source tree of commits" in (
-        CliRunner().invoke(cli, ["setup", "cache", "prune", "--older", "0s", "--yes"]).output
-    )
-    assert not Path(entry.path).exists()
-    assert worktrees(config.cache_dir) == []
 
 
 MADE = """
@@ -270,6 +232,22 @@ def other(checkout: Path, config: Config) -> Iterator[subprocess.Popen[str]]:
         assert one.stdout.readline() == "made\n"
         yield one
         one.communicate("")
+
+
+def test_pruning_leaves_what_is_used(other: subprocess.Popen[str], config: Config) -> None:
+    def cache(*words: str) -> str:
+        return CliRunner().invoke(cli, ["setup", "cache", *words]).output
+
+    [entry] = worktrees(config.cache_dir)
+    assert prune_worktrees(config.cache_dir, older_than_s=0.0) == []
+    other.communicate("")
+    assert "1 source tree of commits" in cache()
+    assert "and 1 source tree of commits" in cache("prune", "--all")
+    assert Path(entry.path).is_dir()
+    removed = cache("prune", "--older", "0s", "--yes")
+    assert "removed 0 bundles, 0 B, and 1 source tree of commits" in removed
+    assert not Path(entry.path).exists()
+    assert worktrees(config.cache_dir) == []
 
 
 def test_an_edited_worktree_stays_while_another_process_uses_it(
@@ -306,6 +284,7 @@ def test_a_worktree_stays_where_git_is_too_slow_to_say_what_it_is(
 def test_a_worktree_that_is_asked_for_is_not_pruned_before_it_is_used(
     checkout: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A worktree of this process would be in use.
     command = [sys.executable, "-c", MADE, str(config.file), str(checkout)]
     subprocess.run(command, input="", capture_output=True, text=True, check=True)
     [entry] = worktrees(config.cache_dir)
@@ -326,26 +305,13 @@ def test_a_worktree_that_is_asked_for_is_not_pruned_before_it_is_used(
     assert counts == ["0"]
 
 
-def test_a_killed_worktree_is_made_again(checkout: Path, config: Config) -> None:
-    tree = worktree(config, checkout, "HEAD").toolchain.checkout
-    (tree.parent / "worktree.json").unlink()
-    os.remove(tree / "exir/__init__.py")
-    assert worktree(config, checkout, "HEAD").toolchain.checkout == tree
-    assert (tree / "exir/__init__.py").is_file()
-
-
-@pytest.mark.parametrize(
-    ("path", "native"),
-    [
-        ("backends/qualcomm/runtime/QnnManager.cpp", True),
-        ("schema/program.fbs", True),
-        ("CMakeLists.txt", True),
-        ("kernels/portable/functions.yaml", True),
-        ("backends/qualcomm/builders/op_add.py", False),
-        ("backends/vulkan/runtime/Vk.cpp", False),
-        ("backends/qualcomm/tests/check.cpp", False),
-        ("docs/source/conf.yaml", False),
-    ],
-)
-def test_native_sources_are_what_farm_compiles_and_runs_with(path: str, native: bool) -> None:
-    assert is_native(path) is native
+def test_native_sources_are_what_farm_compiles_and_runs_with() -> None:
+    native = (
+        "backends/qualcomm/runtime/QnnManager.cpp", "schema/program.fbs", "CMakeLists.txt",
+        "kernels/portable/functions.yaml",
+    )  # fmt: skip
+    others = (
+        "backends/qualcomm/builders/op_add.py", "backends/vulkan/runtime/Vk.cpp", "backends/qualcomm/tests/check.cpp",
+        "docs/source/conf.yaml",
+    )  # fmt: skip
+    assert [path for path in (*native, *others) if is_native(path)] == list(native)

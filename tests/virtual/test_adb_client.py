@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import filecmp
 import os
-import pty
-import select
 import stat
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +14,6 @@ from waiting import Started, all_the_time, until
 
 if TYPE_CHECKING:
     from conftest import Attached
-
-
-def test_devices_names_it(device: Attached) -> None:
-    listed = device.adb("devices", "-l").stdout.decode()
-    assert f"device product:{device.serial} model:Virtual_SM8650" in listed
-    assert device.adb("get-state").stdout == b"device\n"
 
 
 def test_getprop(device: Attached) -> None:
@@ -68,7 +59,7 @@ def test_exit_codes_and_streams(any_device: Attached) -> None:
 def test_binary_out_and_in(any_device: Attached) -> None:
     path = any_device.root / "data/local/tmp/binary"
     # adb hangs up with a packet still under way, and does so at another moment every time.
-    for _ in range(10):
+    for _ in range(4):
         path.unlink(missing_ok=True)
         data = os.urandom(3_000_000)
         any_device.adb("exec-in", "cat > /data/local/tmp/binary", stdin=data)
@@ -104,37 +95,6 @@ def test_links_that_lead_out_are_refused(device: Attached, tmp_path: Path) -> No
     before = os.stat(passwd)
     assert device.adb("push", tmp_path / "links/real", "/data/local/tmp/../../../../etc/passwd", check=False).returncode
     assert os.stat(passwd).st_mtime_ns == before.st_mtime_ns
-
-
-def converse(terminal: int, typed: bytes) -> bytes:
-    """Type a line at the first prompt, and return the output until the other end hangs up."""
-    output = b""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if select.select([terminal], [], [], 0.1)[0]:
-            try:
-                output += os.read(terminal, 4096)
-            except OSError:
-                return output
-            if typed and b"$ " in output:
-                os.write(terminal, typed)
-                typed = b""
-    raise AssertionError(f"no end after {output!r}")
-
-
-def test_a_terminal(any_device: Attached) -> None:
-    ours, theirs = pty.openpty()
-    with Started(
-        any_device.command("shell"), env=any_device.environment, stdin=theirs, stdout=theirs, stderr=theirs
-    ) as shell:
-        os.close(theirs)
-        try:
-            output = converse(ours, b"tty; exit 5\n")
-            assert shell.wait(timeout=30) == 5
-        finally:
-            shell.kill()
-    os.close(ours)
-    assert b"/dev/pts/" in output
 
 
 @pytest.mark.parametrize("way", ["shell", "exec-out"])
@@ -194,22 +154,3 @@ def test_what_cannot_be_a_file_is_refused_in_adbds_words(any_device: Attached, t
         assert (done.returncode, words in (done.stdout + done.stderr).decode()) == (1, True), (place, done)
     assert not (any_device.root / "data/local/tmp/no-such-folder").exists()
     assert (any_device.root / "data/local/tmp/plain").read_text() == "old"
-
-
-def test_services_that_it_does_not_have_are_refused(device: Attached) -> None:
-    for words in (["usb"], ["disable-verity"], ["tcpip", "0"], ["jdwp"]):
-        assert device.adb(*words, check=False).returncode != 0
-    assert device.adb("get-state").stdout == b"device\n"
-
-
-def test_adb_root_and_unroot_start_adbd_anew(device: Attached) -> None:
-    assert device.adb("shell", "id -u").stdout == b"2000\n"
-    assert device.adb("unroot").stdout == b"adbd not running as root\n"
-    for word, answer, number in (
-        ("root", "restarting adbd as root", "0"),
-        ("unroot", "restarting adbd as non root", "2000"),
-    ):
-        assert device.adb(word).stdout.decode().strip() == answer
-        # adb finds the device by its product, which may take a moment to arrive.
-        device.adb("wait-for-device")
-        assert device.adb("shell", "id -u; id -un").stdout.split()[0].decode() == number

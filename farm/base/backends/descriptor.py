@@ -79,26 +79,6 @@ QNN_FEATURES = ("dump_intermediate_outputs", "saver", "skip_node_ops", "skip_nod
 """Features of ExecuTorch's compiler for all backends of QNN."""
 
 
-class FrameOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of the options of a backend that refuses a program whose frame rate it cannot keep."""
-
-    fps: str
-    clock: str
-    """Factor of the base clock."""
-    cores: str
-    """Bit mask of cores."""
-    client: str
-    """Demand for real time."""
-    on_time: str
-    """Value of `client` with which a program is refused for its time."""
-    late: str
-    """Value with which none is."""
-    defaults: dict[str, str]
-    """Values of the compiler, by name."""
-    run_prefix: str
-    """Prefix of the same options at run time, which replace compiled values."""
-
-
 class Backend(msgspec.Struct, frozen=True, kw_only=True):
     """Descriptor of a backend. In file names, braces hold fields of a Soc: `libQnnHtpV{htp_arch}Skel.so`."""
 
@@ -109,8 +89,9 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     delegate: str = "QnnBackend"
     """ExecuTorch's id of its delegates in a `.pte`."""
     options: dict[str, BackendOption] = {}
-    frame_options: FrameOptions | None = None
-    """None for a backend that refuses no program for its time."""
+    frame_defaults: dict[str, str] = {}
+    """Compiler's values of `fps`, `ftrt_ratio`, `core_selection` and `client_perf_type`, for a backend that refuses a
+    program whose frame rate it cannot keep. Options of the runner have the backend's name before them: `lpai_fps`."""
     features: tuple[str, ...] = ()
     """Compiler features of cases: names of `farm.suites.features.Features`; on the CPU they are left out."""
 

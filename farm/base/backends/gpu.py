@@ -12,7 +12,9 @@ BACKEND = Backend(
     precisions=("fp16", "fp32"),
     flow="farm.builds.compile.flows.qualcomm",
     options={
-        "precision": BackendOption("compile", _PRECISION, help="of storage and computation, whatever the job's is"),
+        "precision": BackendOption(
+            "compile", _PRECISION, help="of storage and computation, independent of the job's precision"
+        ),
         "use_memory_optimizations": BackendOption("compile", SWITCH, help="memory shared between tensors"),
         "use_node_optimizations": BackendOption("compile", SWITCH, help="operations fused"),
         "use_queue_recording": BackendOption("compile", SWITCH, help="command queues recorded"),
@@ -24,7 +26,7 @@ BACKEND = Backend(
     by_precision={"precision": _PRECISION},
     host_library=HostLibrary(
         "libQnnGpu.so",
-        "the one that pip installs, as all from 2.47 on, refuses to start on x86_64 without a tuning server, and "
+        "pip's SDK, like all since 2.47, does not start on x86_64 without a tuning server, and "
         "there is no GPU simulator: {get_sdk} older than 2.47, and attach a device",
         before=(2, 47),
         too_new="newer than 2.46, the last that starts on x86_64 without a tuning server, which compiling for gpu "

@@ -10,7 +10,6 @@ from farm.base.backends.descriptor import (
     QUANTIZED_PRECISIONS,
     Backend,
     BackendOption,
-    FrameOptions,
     HostLibrary,
 )
 
@@ -34,17 +33,8 @@ BACKEND = Backend(
     precisions=QUANTIZED_PRECISIONS,
     flow="farm.builds.compile.flows.qualcomm",
     options={**_options("compile"), **_options("run", "lpai_"), **DIRECT_OPTION},
-    frame_options=FrameOptions(
-        fps="fps",
-        clock="ftrt_ratio",
-        cores="core_selection",
-        client="client_perf_type",
-        on_time="real_time",
-        late="non_real_time",
-        # ExecuTorch 1.5, backends/qualcomm/utils/utils.py: generate_lpai_compiler_spec; a test compares.
-        defaults={"fps": "1", "ftrt_ratio": "10", "core_selection": "0", "client_perf_type": "real_time"},
-        run_prefix="lpai_",
-    ),
+    # ExecuTorch 1.5, backends/qualcomm/utils/utils.py: generate_lpai_compiler_spec; a test compares.
+    frame_defaults={"fps": "1", "ftrt_ratio": "10", "core_selection": "0", "client_perf_type": "real_time"},
     features=QNN_FEATURES,
     qnn_type=4,
     # ExecuTorch 1.5, backends/qualcomm/export_utils.py: LPAI v6 needs it.

@@ -266,7 +266,7 @@ class DeviceTables:
     def _device(self, table: DeviceTable, key: str, names: set[str]) -> DeviceConfig:
         ways = [name for name in ("serial", "ssh", "connect", "local", "address") if getattr(table, name)]
         if len(ways) != 1:
-            ambiguity = f"has {' and '.join(ways)}" if ways else "says not which device it is"
+            ambiguity = f"has {' and '.join(ways)}" if ways else "does not name a device"
             raise ConfigError(
                 self._path, key, f"{ambiguity}, expected one of serial, ssh, connect, address and local = true"
             )

@@ -121,7 +121,7 @@ def _address_problems(hook: QuarantineWebhook) -> Iterator[str]:
         # The value is not shown: it may be a secret in the wrong key.
         yield "url: expected http://HOST/PATH or https://HOST/PATH, without a user"
     elif parts.scheme == "http" and (hook.token_env or hook.token_file):
-        yield "a token over http is shown to everybody: use https"
+        yield "http would send the token unencrypted: use https"
 
 
 def webhook_problems(hook: Webhook) -> Iterator[str]:

@@ -28,7 +28,6 @@ from farm.base.config.serve import ServeConfig
 from farm.base.config.shared import EXPECTED, AgentConfig, AgentTable, ArtifactsAddress, read_agent, read_artifacts
 from farm.base.config.store_address import with_files_beside
 from farm.base.config.toolchains import ToolchainConfig, read_toolchains
-from farm.base.config.variables import QNN_PATHS, require_folder, require_known_variables, require_there
 from farm.base.errors import ConfigError, UsageError
 from farm.base.ids import is_run_id
 from farm.base.memory import usable_bytes
@@ -36,6 +35,59 @@ from farm.base.paths import beside
 from farm.base.socs import set_like
 from farm.base.toml_tables import read_table
 from farm.base.trust import weakness
+
+QNN_PATHS = {
+    "sdk_root": "QNN_SDK_ROOT",
+    "android_qnn": "FARM_ANDROID_QNN",
+    "android_runner": "",
+    "android_backend_library": "",
+    "android_ndk_root": "ANDROID_NDK_ROOT",
+    "android_executorch": "FARM_ANDROID_EXECUTORCH",
+    "executorch_build": "FARM_EXECUTORCH_BUILD",
+    "executorch_linux_build": "FARM_EXECUTORCH_LINUX_BUILD",
+    "executorch_direct_build": "FARM_EXECUTORCH_DIRECT_BUILD",
+    "hexagon_sdk_root": "HEXAGON_SDK_ROOT",
+    "hexagon_tools_root": "HEXAGON_TOOLS_ROOT",
+}
+"""Paths of the [qnn] table, and the variable that overrides each; empty where there is none."""
+
+VARIABLES = {
+    "FARM_CONFIG": "configuration file, in place of the nearest farm.toml",
+    "FARM_STORE": "`store` of farm.toml, or the path of an SQLite file",
+    "FARM_ARTIFACTS": "`artifacts` of farm.toml",
+    "FARM_CACHE_DIR": "`paths.cache` of farm.toml",
+    "FARM_STATE_DIR": "`paths.state` of farm.toml",
+    "FARM_SERVER": "address of a `farm serve`, which everyday commands ask in place of the store",
+    "FARM_TOKEN": "token of your account there",
+    "FARM_USER": "user of the command, as `farm serve` starts it; PostgreSQL accepts others from server and owner",
+    "FARM_VENV": "environment that `farmw` makes, in place of `.venv`",
+    "FARM_EXTRAS": "extras that `farmw` installs as well, such as `cluster`",
+    "FARM_LOG": "levels of log lines: `LEVEL` and `farm.MODULE=LEVEL`, separated by commas",
+}
+"""Variables of farm that are not in `QNN_PATHS`, and their meaning."""
+
+# As near as a slip of the finger, and not as another program's variable could be.
+_NEAR = 0.85
+
+
+def require_known_variables() -> None:
+    """Raise UsageError for a variable whose name resembles a variable of farm, instead of ignoring it."""
+    known = [*VARIABLES, *(name for name in QNN_PATHS.values() if name.startswith("FARM_"))]
+    for name in os.environ:
+        if not name.startswith("FARM_") or name.startswith(tuple(known)):
+            continue
+        import difflib
+
+        if near := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
+            raise UsageError(f"{name} is no variable of farm: did you mean {near[0]}? Set that one, and unset {name}")
+
+
+def require_folder(path: Path, named: str) -> None:
+    """Raise UsageError for a folder, configured as `named`, that is a file or lies below one."""
+    there = next((place for place in (path, *path.parents) if place.exists()), path)
+    if not there.is_dir():
+        raise UsageError(f"{named}: {there} is no folder: name another place")
+
 
 FILE_NAME = "farm.toml"
 OWN_COMMAND = (sys.executable, "-P", "-m", "farm.cli.main")
@@ -190,8 +242,13 @@ class Config(msgspec.Struct, frozen=True):
 
     def require_there(self, *keys: str) -> None:
         """Raise UsageError for a configured path of these keys of the [qnn] table that does not exist."""
-        toolchain = f"toolchain {self.toolchain.name}" if self.toolchain.native else ""
-        require_there({key: getattr(self, key) for key in keys}, self.file, toolchain)
+        for key in keys:
+            path, variable = getattr(self, key), QNN_PATHS[key]
+            if path is not None and not path.exists():
+                value = os.environ.get(variable)
+                table = f"toolchain {self.toolchain.name}" if self.toolchain.native else f"{self.file}: qnn.{key}"
+                named = f"{variable}={value}" if value else table
+                raise UsageError(f"{named}: there is no {path}: correct it, or leave it out")
 
     @property
     def uploads_folder(self) -> Path:
@@ -204,7 +261,7 @@ class Config(msgspec.Struct, frozen=True):
         Ids come from a store that other users may write: raises UsageError for an invalid id.
         """
         if not is_run_id(run_id):
-            raise UsageError(f"{run_id[:80]!r} is not the id of a run: whoever wrote it to the store was not farm")
+            raise UsageError(f"{run_id[:80]!r} is not the id of a run: another program wrote it to the store")
         return self.state_dir / "runs" / run_id
 
 

@@ -90,11 +90,11 @@ def read_toolchains(
             problem = f"is no name of a toolchain: a letter, then letters, digits and _ . -, and not {DEFAULT!r}"
             raise ConfigError(file, f"toolchain.{name}", problem)
         if not any((table.checkout, table.python, table.version, table.qnn, table.native)):
-            problem = "says nothing: expected checkout, python, version, qnn or native"
+            problem = "is empty: expected checkout, python, version, qnn or native"
             raise ConfigError(file, f"toolchain.{name}", problem)
         sources = [key for key in ("checkout", "version") if getattr(table, key)]
         if len(sources) > 1 or (table.version and table.python):
-            problem = "has more than one of checkout, version and python: say where its code comes from, once"
+            problem = "has more than one of checkout, version and python: keep one of them"
             raise ConfigError(file, f"toolchain.{name}", problem)
         if table.version and not release_of(table.version):
             problem = f"is {table.version!r}, which is no release of ExecuTorch: expected one such as 1.5.0"

@@ -14,6 +14,7 @@ build.log
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,10 +81,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
         """Size in bytes."""
         import numpy as np
 
-        size = np.dtype(self.dtype).itemsize
-        for dimension in self.shape:
-            size *= dimension
-        return size
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -258,14 +256,12 @@ class Bundle(msgspec.Struct, frozen=True):
             path = self.folder / name
             try:
                 actual = sha256_of(path)
+                problem = f"hash is {actual[:12]}, expected {expected[:12]}" if actual != expected else ""
             except OSError as error:
-                what_to_do = "run 'farm setup cache prune --all --yes' and build again"
-                raise BundleError(f"{path}: {error.strerror}: {what_to_do}") from None
-            if actual != expected:
-                raise BundleError(
-                    f"{path}: hash is {actual[:12]}, expected {expected[:12]}: "
-                    f"the cache is damaged; run 'farm setup cache prune --all --yes' and build again"
-                )
+                problem = error.strerror or str(error)
+            if problem:
+                what_to_do = "the cache is damaged; run 'farm setup cache prune --all --yes' and build again"
+                raise BundleError(f"{path}: {problem}: {what_to_do}")
 
 
 def load_bundle(folder: Path) -> Bundle:

@@ -10,14 +10,13 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
 
 from farm.base.errors import BundleError, UsageError
 from farm.base.ids import is_bundle_key
-from farm.base.publish import half_made, own_folder, published, sweep, sweep_own, withdraw, without_owner
+from farm.base.publish import half_made, published, sweep, sweep_own, withdraw, without_owner
 from farm.base.trust import require_own
 from farm.builds.bundles.bundle import MANIFEST, Bundle, load_bundle
 
@@ -43,7 +42,7 @@ class BundleCache:
     def folder(self, key: str) -> Path:
         """Return the folder of the bundle of `key`, existing or not. Raises UsageError for an invalid key."""
         if not is_bundle_key(key):
-            raise UsageError(f"{key[:80]!r} is no key of a bundle: whoever wrote it to the store was not farm")
+            raise UsageError(f"{key[:80]!r} is no key of a bundle: another program wrote it to the store")
         return self._bundles / key[:2] / key
 
     def lookup(self, key: str) -> Bundle | None:
@@ -154,14 +153,6 @@ class Leftover(msgspec.Struct, frozen=True):
     nbytes: int
 
 
-def builder_folder(root: Path, name: str) -> AbstractContextManager[Path]:
-    """Return the folder of a builder in the cache at `root`, which exists as long as this process, at most.
-
-    Entering the context raises OSError and UntrustedError.
-    """
-    return own_folder(builder_folders(root), name)
-
-
 def work_in(folder: Path) -> None:
     """Make `folder` the current folder and the folder of temporary files, before the first use of `tempfile`.
 
@@ -169,11 +160,6 @@ def work_in(folder: Path) -> None:
     """
     os.chdir(folder)
     os.environ["TMPDIR"] = str(folder)
-
-
-def builder_folder_size(root: Path, name: str) -> int:
-    """Return the size in bytes of the folder of a builder."""
-    return folder_size(builder_folders(root) / name)[1]
 
 
 def leftovers(root: Path) -> list[Leftover]:
@@ -193,11 +179,6 @@ def remove_leftovers(root: Path) -> None:
         sweep_own(builder_folders(root))
 
 
-def remove_builder(root: Path, name: str) -> None:
-    """Remove the leftovers of an ended builder."""
-    sweep_own(builder_folders(root), name)
-
-
 def folder_size(folder: Path) -> tuple[int, int]:
     """Return the number of files in `folder`, and their bytes, as far as they are readable."""
     files = nbytes = 0
@@ -212,7 +193,7 @@ def folder_size(folder: Path) -> tuple[int, int]:
 
 
 def builder_folders(root: Path) -> Path:
-    """Return the parent of the builders' folders in the cache at `root`."""
+    """Return the parent of the builders' folders in the cache at `root`, for `own_folder` and `sweep_own`."""
     return root / "builders"
 
 

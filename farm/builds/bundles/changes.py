@@ -91,7 +91,10 @@ def _take_bodies(node: ast.AST, bodies: list[Body]) -> None:
             bodies.append(_body(child))
             # Traits of the function that are visible without running its body: a `yield` makes it a generator, other
             # code may read its docstring, and a class provides `__class__` to methods that use it.
-            traits = (_kind(child), ast.get_docstring(child, clean=False), _wants_its_class(child))
+            is_generator = any(map(_yields, child.body))
+            names = {node.id for node in ast.walk(child) if isinstance(node, ast.Name)}
+            wants_its_class = not names.isdisjoint(("__class__", "super"))
+            traits = (is_generator, ast.get_docstring(child, clean=False), wants_its_class)
             child.body = [ast.Expr(ast.Constant(repr(traits)))]
         else:
             _take_bodies(child, bodies)
@@ -119,14 +122,6 @@ def _is_silent(statement: ast.stmt) -> bool:
     return isinstance(statement, _SILENT) or (
         isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     )
-
-
-def _kind(function: _Function) -> str:
-    return "generator" if any(_yields(one) for one in function.body) else "function"
-
-
-def _wants_its_class(function: _Function) -> bool:
-    return any(isinstance(node, ast.Name) and node.id in {"__class__", "super"} for node in ast.walk(function))
 
 
 def _yields(node: ast.AST) -> bool:

@@ -111,14 +111,13 @@ def _require_decoder(program: Program, method: Method) -> None:
 
 
 def _require_tokens(program: Program, generation: Generation, prompts: Tokens, scored: Tokens) -> None:
+    known = f"the vocabulary has 0 to {generation.vocabulary - 1}"
     for what, rows in (("prompt", prompts), ("sequence to score", scored)):
         for number, row in enumerate(rows):
             if not 1 <= len(row) <= generation.context:
                 problem = f"{what} {number} has {len(row)} tokens, and the context takes 1 to {generation.context}"
                 raise ConfigError(program.path, "", problem)
             if beyond := [token for token in row if not 0 <= token < generation.vocabulary]:
-                known = f"the vocabulary has 0 to {generation.vocabulary - 1}"
                 raise ConfigError(program.path, "", f"{what} {number} has the token {beyond[0]}, and {known}")
     if foreign := [token for token in generation.stop if not 0 <= token < generation.vocabulary]:
-        known = f"the vocabulary has 0 to {generation.vocabulary - 1}"
         raise ConfigError(program.path, "", f"the stop token {foreign[0]} is none: {known}")

@@ -29,7 +29,6 @@ _RECIPE = (
     "builds/compile/flows/*.py", "builds/compile/flows/shortcuts/*.py", "builds/bundles/bundle.py",
     "builds/bundles/origins.py", "builds/bundles/ready.py",
     "builds/program/canonical.py", "builds/program/pte.py", "builds/program/flatbuffer.py", "builds/program/layout.py",
-    "builds/program/qnn_options.py",
 )  # fmt: skip
 # Further files of the recipe for cases that generate text.
 _RECIPE_OF_TEXT = (

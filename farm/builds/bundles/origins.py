@@ -38,6 +38,12 @@ UNKNOWN = Origin("", "")
 NO_ORIGINS = Origins()
 
 
+def place_of(origin: Origin) -> str:
+    """Return ` (module layers.3, models/text.py:42)`; "" for an unknown origin."""
+    known = (f"module {origin.module}" if origin.module else "", origin.source)
+    return f" ({', '.join(filter(None, known))})" if any(known) else ""
+
+
 def read_origins(folder: Path) -> Origins:
     """Return the known origins of the bundle in `folder`. Raises BundleError for an unreadable file."""
     path = folder / ORIGINS

@@ -48,7 +48,9 @@ def read_ready(job: Job, how: str = "the key method of its case") -> Method:
             f"({target.backend}): ask for that, or compile it again"
         )
     if packages := [name for one in method.delegates if one.qnn for name in one.qnn.op_packages]:
-        problem = f"wants the op package {packages[0][:200]!r}, and farm brings those of a case that it compiles alone"
+        problem = (
+            f"wants the op package {packages[0][:200]!r}, and farm has op packages only for cases that it compiles"
+        )
         raise ConfigError(path, "", f"{problem}: docs/reference/suites.md, Op packages")
     if odd := [value for value in method.inputs if not value.is_tensor]:
         raise ConfigError(path, "", f"wants an input of type {odd[0].dtype}, and farm gives tensors only")
@@ -67,37 +69,23 @@ def _check_direct(name: str, method: Method) -> None:
         raise IllegalTargetError(f"{name}: {names} is not for direct mode (ExecuTorch 1.5): compile it without")
 
 
-def ready_manifest(
-    method: Method,
-    target: Target,
-    model: Path,
-    *,
-    key: str,
-    job_id: str,
-    samples: int,
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
-    files: dict[str, str],
-) -> Manifest:
+def ready_manifest(method: Method, target: Target, model: Path, **known: Any) -> Manifest:
     """Return the manifest, without references, of a bundle of `model` that was compiled elsewhere and runs `method`.
 
-    `files` are the hashes of the bundle's files, by name.
+    `known` are the fields that the file does not decide (`key`, `job_id`, `samples`, `inputs`, `files`), and fields in
+    place of the file's.
     """
-    return Manifest(
-        key=key,
-        job_id=job_id,
-        soc=target.soc,
-        backend=target.backend,
-        precision=target.precision,
-        samples=samples,
-        inputs=inputs,
-        pte_bytes=model.stat().st_size,
-        seconds={},
-        versions={},
-        files=files,
-        references=(),
-        **file_facts(method) | {"outputs": outputs},
-    )
+    facts = {
+        **file_facts(method),
+        "soc": target.soc,
+        "backend": target.backend,
+        "precision": target.precision,
+        "pte_bytes": model.stat().st_size,
+        "seconds": {},
+        "versions": {},
+        "references": (),
+    }
+    return Manifest(**facts | known)
 
 
 def file_facts(method: Method) -> dict[str, Any]:

@@ -19,9 +19,9 @@ Sources of stale state, and the reason why each is harmless:
 * *Answers that a compiler keeps on the disk between processes*: ExecuTorch and torch's export keep none. Inputs of a
   toolchain outside of its folders (variables, a home folder) are no part of any key either.
 
-Not detected, and tried in tests/toolchains/test_trace_adversary.py: code that reads `__code__` or the size of a file,
-or depends on the number of a line; Python in threads that a library starts by itself; a file that is read after a
-traceback has shown a line of it. ExecuTorch 1.5.1 does none of it in exir and in the backends that farm compiles for.
+Not detected: code that reads `__code__` or the size of a file, or depends on the number of a line; Python in threads
+that a library starts by itself; a file that is read after a traceback has shown a line of it. ExecuTorch 1.5.1 does
+none of it in exir and in the backends that farm compiles for.
 
 The bundle is compiled if a fact is missing, such as a pruned trace or source.
 """
@@ -40,10 +40,10 @@ from farm.base.publish import make_folders
 from farm.base.trust import weakness
 from farm.builds.bundles.changes import EVERYWHERE, Edit, edit_between
 from farm.builds.bundles.key import bundle_key
-from farm.builds.bundles.trace import DevelopedRoot, FileTrace, Trace, forget_old_sources, kept_source, read_trace
+from farm.builds.bundles.trace import DevelopedRoot, Trace, forget_old_sources, kept_source, read_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from farm.builds.bundles.cache import BundleCache
     from farm.suites.suite import Job
@@ -130,6 +130,7 @@ class _Finder:
         self._developed = tools.compiler.developed
         self._found: dict[str, FoundBundle] = {}
         self._serves = functools.cache(self._is_served_by)
+        self._edit = functools.cache(functools.partial(edit_from, cache.root))
 
     def find(self, job: Job) -> FoundBundle:
         key = bundle_key(job, self._tools.versions)
@@ -147,51 +148,37 @@ class _Finder:
         return FoundBundle(key, cached=False)
 
     def _is_served_by(self, key: str) -> bool:
+        """Return whether the bundle of `key` has a trace that holds for the present files."""
         folder = self._cache.folder(key)
-        if weakness(folder):
-            return False
-        trace = read_trace(folder)
-        return trace is not None and _is_true(trace, self._developed, self._edit)
-
-    @functools.cached_property
-    def _edit(self) -> _EditOf:
-        return _EditOf(self._cache.root)
+        trace = None if weakness(folder) else read_trace(folder)
+        return trace is not None and holds(trace, self._developed, self._edit)
 
 
-class _EditOf:
-    """Comparison of a file in a trace with the present file, cached by content."""
-
-    def __init__(self, cache_root: Path) -> None:
-        self._cache_root = cache_root
-        self._known: dict[tuple[str, str], Edit] = {}
-
-    def __call__(self, root: DevelopedRoot, name: str, then: FileTrace) -> Edit:
-        now = root.files[name]
-        if (then.sha256, now) not in self._known:
-            self._known[then.sha256, now] = self._between(then.sha256, Path(root.folder, name), now)
-        return self._known[then.sha256, now]
-
-    def _between(self, then: str, path: Path, now: str) -> Edit:
-        old = kept_source(self._cache_root, then)
-        try:
-            new = path.read_bytes()
-        except OSError:
-            return EVERYWHERE
-        # The file may have changed again since the toolchain was read.
-        if old is None or hashlib.sha256(new).hexdigest() != now:
-            return EVERYWHERE
-        return edit_between(old, new)
-
-
-def _is_true(trace: Trace, developed: tuple[DevelopedRoot, ...], edit_of: _EditOf) -> bool:
+def holds(trace: Trace, developed: tuple[DevelopedRoot, ...], edit: Callable[[str, str, Path], Edit]) -> bool:
+    """Return whether no edit since `trace` concerns it; `edit` is `edit_from` for a cache."""
     if len(trace.roots) != len(developed):
         return False
     for files, root in zip(trace.roots, developed, strict=True):
         for name, then in files.items():
             now = root.files.get(name)
-            if now != then.sha256 and (now is None or edit_of(root, name, then).concerns(then)):
+            if now is None:
+                return False
+            if now != then.sha256 and edit(then.sha256, now, Path(root.folder, name)).concerns(then):
                 return False
     return True
+
+
+def edit_from(cache_root: Path, then: str, now: str, path: Path) -> Edit:
+    """Return the difference of the file at `path` from its kept source; both are given by their SHA-256."""
+    old = kept_source(cache_root, then)
+    try:
+        new = path.read_bytes()
+    except OSError:
+        return EVERYWHERE
+    # The file may have changed again since the toolchain was read.
+    if old is None or hashlib.sha256(new).hexdigest() != now:
+        return EVERYWHERE
+    return edit_between(old, new)
 
 
 def _remembered(cache_root: Path, base: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Comparison of the programs of two sides without a device: before and after a commit, with two toolchains.
 
 Equal *programs* make a device do the same. Equal *jobs* also lead to the same verdict: inputs, references, and the
-outputs with their quantization steps are equal as well.
+outputs with their quantization steps, writes and expected tokens are equal as well.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from farm.builds.bundles.bundle import INPUTS, Bundle, Manifest
 from farm.builds.program.canonical import program_hash
 
 _DATA = (f"{INPUTS}/", "reference_")
+# Fields of a manifest that a verdict depends on.
+_JUDGED_BY = (
+    "samples", "inputs", "outputs", "references", "dynamic", "stateful", "state", "generation", "writes", "lost_writes"
+)  # fmt: skip
 
 
 class ProgramComparison(msgspec.Struct, frozen=True):
@@ -48,17 +52,9 @@ def program_of(bundle: Bundle) -> str:
 
 
 def data_hash(manifest: Manifest) -> str:
-    """Return a hash of the data that a bundle's outputs are judged by: inputs, references, output specs."""
+    """Return a hash of the data that a bundle is judged by: inputs, references, outputs, writes, tokens."""
     files = sorted((name, sha256) for name, sha256 in manifest.files.items() if name.startswith(_DATA))
-    parts = (
-        files,
-        manifest.samples,
-        manifest.inputs,
-        manifest.outputs,
-        manifest.references,
-        manifest.dynamic,
-        manifest.stateful,
-    )
+    parts = (files, *(getattr(manifest, name) for name in _JUDGED_BY))
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
@@ -82,7 +78,7 @@ def differences(first: Manifest, first_program: str, second: Bundle) -> tuple[st
     if changed_data := sum(then.get(name) != now.get(name) for name in data):
         found.append(f"other inputs or references ({changed_data} of {len(data)} files)")
     elif data_hash(first) != data_hash(second.manifest):
-        found.append("what its outputs are")
+        found.append("other outputs or writes")
     return tuple(found)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from farm.base.atomic import write_atomically
+from farm.base.hashes import digest_of
 from farm.base.publish import make_folders
 
 TRACE = "trace"
@@ -44,12 +45,8 @@ class DevelopedRoot(msgspec.Struct, frozen=True):
     def of(content: str, folder: Path, files: Mapping[str, str], *also: str) -> DevelopedRoot:
         """Return the root with all `files` that count, SHA-256 by path; `also` are further ingredients of `rest`."""
         python = {name: sha256 for name, sha256 in files.items() if name.endswith(".py")}
-        digest = hashlib.sha256()
-        for name, sha256 in sorted(files.items()):
-            digest.update(f"{name}\0{'' if name in python else sha256}\0".encode())
-        for more in also:
-            digest.update(f"{more}\0".encode())
-        return DevelopedRoot(content, str(folder), digest.hexdigest(), python)
+        counts = [(name, "" if name in python else sha256) for name, sha256 in sorted(files.items())]
+        return DevelopedRoot(content, str(folder), digest_of([*counts, *(("", more) for more in also)]), python)
 
 
 class FileTrace(msgspec.Struct, frozen=True, array_like=True):

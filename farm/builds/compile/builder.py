@@ -2,8 +2,10 @@
 
 Torch is loaded once, before this process was forked (farm/builds/compile/template.py) or by itself. The builder works
 in a folder of its own in the cache, which is removed with the leftovers of compilers: farm/builds/bundles/cache.py.
-With folders the builder traces which of their files take part in each bundle, and every job has a fork of this process
-(farm/builds/compile/forking.py).
+With folders the builder traces which of their files take part in each bundle. It does the first steps of every job
+once, and each job has a fork of it: a job sees what this process did before the fork, which is in its trace as well,
+and nothing of other jobs. If a fork ends early, the builder ends in the same way, so that the caller sees no
+difference.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ import contextlib
 import gc
 import importlib
 import os
+import resource
 import shutil
+import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -22,10 +27,10 @@ import msgspec
 
 from farm.base.errors import FarmError
 from farm.base.fork_server import take_name
-from farm.base.memory import resident_bytes
-from farm.builds.bundles.cache import BundleCache, builder_folder, work_in
+from farm.base.publish import own_folder
+from farm.builds.bundles.cache import BundleCache, builder_folders, work_in
 from farm.builds.bundles.trace import write_trace
-from farm.builds.compile.loaded import LoadedFiles
+from farm.builds.compile.loaded import LoadedFiles, import_from_source
 from farm.builds.compile.protocol import (
     BEGAN,
     BUILDER_NAME,
@@ -37,7 +42,8 @@ from farm.builds.compile.protocol import (
     reason_of,
     reply_pipe,
 )
-from farm.builds.compile.source_only import import_from_source
+from farm.builds.compile.torch_graphs import TorchGraphs
+from farm.builds.compile.tracing import start_tracer
 from farm.builds.compile.watched import watched_failure_of
 
 if TYPE_CHECKING:
@@ -46,8 +52,6 @@ if TYPE_CHECKING:
     from farm.builds.bundles.bundle import Manifest
     from farm.builds.compile.tracing import Tracer
 
-# Growth in memory that starts a garbage collection: Python counts objects, and a large model in cycles is few of them.
-_LEFT_BYTES = 256 * 2**20
 # Higher than the score of a user's programs (the most is 1000): the kernel ends a builder first, which is replaced.
 _OOM_SCORE = "500"
 # A simulated device's threads hand a step to each other dozens of times, and beside compilers of the same priority each
@@ -78,15 +82,25 @@ def serve(argv: list[str], loaded: LoadedFiles) -> int:
     take_name(BUILDER_NAME)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
-    root, requests = Path(argv[0]), iter(sys.stdin.buffer)
+    root, name, as_of_ns, folders = Path(argv[0]), argv[1], int(argv[2]), argv[3:]
+    requests = map(msgspec.json.Decoder(BuildRequest).decode, sys.stdin.buffer)
     with contextlib.ExitStack() as stack:
-        while problem := _enter_folder(stack, root, argv[1]):
-            line = next(requests, b"")
-            if not line:
+        while problem := _enter_folder(stack, root, name):
+            request = next(requests, None)
+            if request is None:
                 return 1
-            refusal = _refusal(msgspec.json.decode(line, type=BuildRequest), problem)
-            replies.write(msgspec.json.encode(refusal) + b"\n")
-        _serve_all(requests, replies, BundleCache(root), _Setup(int(argv[2]), tuple(argv[3:])), loaded)
+            replies.write(msgspec.json.encode(_refusal(request, problem)) + b"\n")
+        builder = _Builder(BundleCache(root), loaded, replies)
+        tracer = start_tracer(folders)
+        import torch
+
+        # The pool has a builder per processor by default: more threads in a builder would only slow down others.
+        torch.set_num_threads(1)
+        if tracer is None:
+            builder.serve(requests)
+        else:
+            tracer.watch_dynamo()
+            builder.serve_in_forks(requests, tracer, as_of_ns)
         os.chdir("/")
     return 0
 
@@ -94,101 +108,10 @@ def serve(argv: list[str], loaded: LoadedFiles) -> int:
 def _enter_folder(stack: contextlib.ExitStack, root: Path, name: str) -> Exception | None:
     """Work in a new folder of this builder until `stack` ends; return the error, such as a full disk, else None."""
     try:
-        work_in(stack.enter_context(builder_folder(root, name)))
+        work_in(stack.enter_context(own_folder(builder_folders(root), name)))
     except (OSError, FarmError) as error:
         return error
     return None
-
-
-def _start_tracer(folders: tuple[str, ...]) -> Tracer | None:
-    from farm.builds.compile.tracing import Tracer, can_trace
-
-    if not can_trace(folders):
-        return None
-    tracer = Tracer(folders)
-    tracer.start()
-    return tracer
-
-
-class _Setup(NamedTuple):
-    as_of_ns: int
-    """Time when the toolchain was read, in nanoseconds."""
-    folders: tuple[str, ...]
-    """Folders whose files are traced."""
-
-
-def _serve_all(
-    requests: Iterable[bytes], replies: IO[bytes], cache: BundleCache, setup: _Setup, loaded: LoadedFiles
-) -> None:
-    tracer = _start_tracer(setup.folders) if setup.folders else None
-    import torch
-
-    # The pool has a builder per processor by default: more threads in a builder would only slow down others.
-    torch.set_num_threads(1)
-    decoder = msgspec.json.Decoder(BuildRequest)
-    if tracer is not None:
-        tracer.watch_dynamo()
-        _serve_in_forks(map(decoder.decode, requests), replies, cache, setup, tracer, loaded)
-        return
-    settled = resident_bytes(os.getpid())
-    for line in requests:
-        request = decoder.decode(line)
-        replies.write(BEGAN)
-        replies.write(msgspec.json.encode(_answer(request, cache, loaded)) + b"\n")
-        if resident_bytes(os.getpid()) > settled + _LEFT_BYTES:
-            gc.collect()
-            settled = resident_bytes(os.getpid())
-
-
-def _serve_in_forks(
-    requests: Iterable[BuildRequest],
-    replies: IO[bytes],
-    cache: BundleCache,
-    setup: _Setup,
-    tracer: Tracer,
-    loaded: LoadedFiles,
-) -> None:
-    from farm.builds.compile.forking import is_single_threaded, run_in_fork, warm_up
-
-    warm: set[tuple[str, bool]] = set()
-    for request in requests:
-        kind = (request.job.target.backend, is_text(request.job))
-        if kind not in warm:
-            load_flow(*kind)
-            if not warm:
-                warm_up()
-            warm.add(kind)
-            # The files of this process are checked before the fork, so that a fork checks only the files it loads.
-            loaded.look()
-            gc.collect()
-            gc.freeze()
-        if not is_single_threaded():
-            tracer.drop("a library has started a thread")
-
-        def act(request: BuildRequest = request) -> None:
-            def leave_trace(folder: Path) -> None:
-                trace = tracer.finish(setup.as_of_ns, cache.root)
-                if trace is not None:
-                    write_trace(folder, trace)
-                else:
-                    sys.stderr.write(f"farm: not known what took part: {tracer.problem}\n")
-
-            tracer.hears_own = False
-            replies.write(msgspec.json.encode(_answer(request, cache, loaded, leave_trace)) + b"\n")
-
-        replies.write(BEGAN)
-        tracer.hears_own = True
-        run_in_fork(act)
-        tracer.hears_own = False
-
-
-def _answer(
-    request: BuildRequest, cache: BundleCache, loaded: LoadedFiles, finish: Callable[[Path], None] | None = None
-) -> BuildReply:
-    try:
-        return _serve(request, cache, loaded, finish)
-    except OSError as error:  # its log cannot be written
-        return _refusal(request, error)
 
 
 def _refusal(request: BuildRequest, error: Exception) -> BuildReply:
@@ -196,46 +119,101 @@ def _refusal(request: BuildRequest, error: Exception) -> BuildReply:
     return BuildReply(request.key, ok=False, seconds=0.0, reason=reason_of(error), infra=True)
 
 
+class _Builder(NamedTuple):
+    """Builder of bundles, which checks the files that it loads."""
+
+    cache: BundleCache
+    loaded: LoadedFiles
+    replies: IO[bytes]
+
+    def serve(self, requests: Iterable[BuildRequest]) -> None:
+        """Build the bundles of `requests` in this process."""
+        graphs = TorchGraphs()
+        for request in requests:
+            self.replies.write(BEGAN)
+            self._answer(request)
+            graphs.release()
+
+    def serve_in_forks(self, requests: Iterable[BuildRequest], tracer: Tracer, as_of_ns: int) -> None:
+        """Build each bundle in a fork of this process, with its trace; the toolchain was read at `as_of_ns`."""
+        warm: set[tuple[str, bool]] = set()
+        for request in requests:
+            kind = (request.job.target.backend, is_text(request.job))
+            if kind not in warm:
+                load_flow(*kind)
+                if not warm:
+                    warm_up()
+                warm.add(kind)
+                # The files of this process are checked before the fork, so that a fork checks only the files it loads.
+                self.loaded.look()
+                gc.collect()
+                gc.freeze()
+            if not is_single_threaded():
+                tracer.drop("a library has started a thread")
+
+            def leave_trace(folder: Path) -> None:
+                trace = tracer.finish(as_of_ns, self.cache.root)
+                if trace is not None:
+                    write_trace(folder, trace)
+                else:
+                    sys.stderr.write(f"farm: not known what took part: {tracer.problem}\n")
+
+            def act(request: BuildRequest = request) -> None:
+                tracer.hears_own = False
+                self._answer(request, leave_trace)
+
+            self.replies.write(BEGAN)
+            tracer.hears_own = True
+            run_in_fork(act)
+            tracer.hears_own = False
+
+    def _answer(self, request: BuildRequest, finish: Callable[[Path], None] = lambda _: None) -> None:
+        try:
+            reply = self._build(request, finish)
+        except OSError as error:  # its log cannot be written
+            reply = _refusal(request, error)
+        self.replies.write(msgspec.json.encode(reply) + b"\n")
+
+    def _build(self, request: BuildRequest, finish: Callable[[Path], None]) -> BuildReply:
+        """Build the bundle of `request` and return the reply; `finish` gets the folder of a compiled bundle."""
+        # Loaded outside the clock, so that the first job is as fast as the next.
+        modules = len(sys.modules)
+        load_flow(request.job.target.backend, is_text(request.job))
+        if len(sys.modules) > modules:
+            gc.freeze()
+        started = time.perf_counter()
+
+        def fill(folder: Path) -> None:
+            # The import of a user's module belongs to compiling: its exception is the verdict of the job.
+            try:
+                compile_request(request, folder)
+            finally:
+                # A failure does not count as the verdict of the job either if a file was saved meanwhile.
+                self.loaded.require_old(request.job.case.folder)
+                self.loaded.require_suite_old(request.job.case, request.suite_as_of_ns)
+            finish(folder)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            shutil.copyfile(request.log, folder / "build.log")
+
+        log = Path(request.log)
+        with _printing_to(log):
+            reason, infra = watched_failure_of(
+                request.job, log, lambda: self.cache.build(request.key, fill, anew=request.anew)
+            )
+        return BuildReply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
+
+
 def load_flow(backend: str, text: bool) -> None:
     """Load the compile flow of jobs of a kind; a job reports the errors of loading."""
     with contextlib.suppress(Exception, SystemExit):
-        from farm.builds.compile.flows.shortcuts.edge_types import edge_types_by_libyaml
+        from farm.builds.compile.flows.shortcuts.executorch_reads import edge_types_by_libyaml
 
         with edge_types_by_libyaml():
             from farm.builds.compile.flows.compiler import flow_of
         flow_of(backend)
         if text:
             importlib.import_module("farm.builds.compile.llm.compiler")
-
-
-def _serve(
-    request: BuildRequest, cache: BundleCache, loaded: LoadedFiles, finish: Callable[[Path], None] | None
-) -> BuildReply:
-    # Loaded outside the clock, so that the first job is as fast as the next.
-    modules = len(sys.modules)
-    load_flow(request.job.target.backend, is_text(request.job))
-    if len(sys.modules) > modules:
-        gc.freeze()
-    started = time.perf_counter()
-
-    def fill(folder: Path) -> None:
-        # The import of a user's module belongs to compiling: its exception is the verdict of the job.
-        try:
-            compile_request(request, folder)
-        finally:
-            # A failure does not count as the verdict of the job either if a file was saved meanwhile.
-            loaded.require_old(request.job.case.folder)
-            loaded.require_suite_old(request.job.case, request.suite_as_of_ns)
-        if finish is not None:
-            finish(folder)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        shutil.copyfile(request.log, folder / "build.log")
-
-    log = Path(request.log)
-    with _printing_to(log):
-        reason, infra = watched_failure_of(request.job, log, lambda: cache.build(request.key, fill, anew=request.anew))
-    return BuildReply(request.key, ok=not reason, seconds=time.perf_counter() - started, reason=reason, infra=infra)
 
 
 def compile_request(request: BuildRequest, folder: Path) -> Manifest:
@@ -272,6 +250,94 @@ def _printing_to(path: Path) -> Iterator[None]:
         for descriptor, original in zip((1, 2), kept, strict=True):
             os.dup2(original, descriptor)
             os.close(original)
+
+
+def run_in_fork(act: Callable[[], None]) -> None:
+    """Call `act` in a fork of this process and return after its success; otherwise end as the fork ended."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    done, say_done = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+            os.write(say_done, b".")
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - nothing of it may reach the loop of the process it is a copy of
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+    os.close(say_done)
+    _, status = os.waitpid(pid, 0)
+    # A process that a job started may hold the other end open and outlive the job.
+    os.set_blocking(done, False)
+    try:
+        is_done = os.read(done, 1) == b"."
+    except BlockingIOError:
+        is_done = False
+    os.close(done)
+    if not is_done:
+        _end_as(os.waitstatus_to_exitcode(status))
+
+
+def _end_as(code: int) -> None:
+    """End this process with an exit code, or by signal -code."""
+    if code < 0:
+        # The fork has written a core file already, and a second file has no use.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
+
+
+def warm_up() -> None:
+    """Do the first steps of every job: export, quantize and serialize a tiny module.
+
+    No backend runs and no QNN is loaded. Errors are ignored, as a job reports them as well.
+    """
+    with contextlib.suppress(Exception):
+        # tqdm's thread only watches progress bars, and a process with threads must not be forked.
+        from tqdm import tqdm
+
+        tqdm.monitor_interval = 0
+    with contextlib.suppress(Exception):
+        import torch
+        from executorch.exir import to_edge
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torchao.quantization.pt2e.quantizer import Quantizer
+
+        from farm.builds.compile.flows.shortcuts.every import less_work
+
+        class Nothing(Quantizer):  # type: ignore[misc]
+            def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+                return model
+
+            def validate(self, model: torch.fx.GraphModule) -> None:
+                pass
+
+        class Add(torch.nn.Module):  # type: ignore[misc]
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x + x
+
+        inputs = (torch.ones(1, 4),)
+        # Forks inherit the kernels of composite operators.
+        with less_work():
+            exported = torch.export.export(Add(), inputs, strict=True)
+            prepared = prepare_pt2e(exported.module(), Nothing())
+            prepared(*inputs)
+            convert_pt2e(prepared)
+            to_edge(exported).to_executorch()
+
+
+def is_single_threaded() -> bool:
+    """Return whether this process may be forked: a lock of another thread would stay closed in the copy."""
+    try:
+        return sum(1 for _ in Path("/proc/self/task").iterdir()) == 1
+    except OSError:
+        import threading
+
+        return threading.active_count() == 1
 
 
 if __name__ == "__main__":

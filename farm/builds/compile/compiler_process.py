@@ -12,7 +12,8 @@ import msgspec
 
 from farm.base import memory
 from farm.base.processes import ready_of
-from farm.builds.bundles.cache import builder_folder_size, remove_builder
+from farm.base.publish import sweep_own
+from farm.builds.bundles.cache import builder_folders, folder_size
 from farm.builds.compile.protocol import BEGAN, CRASHES, BuildReply, BuildRequest, exit_reason
 from farm.builds.toolchains.interpreters import process_environment
 
@@ -165,7 +166,7 @@ class BuilderProcess(CompilerProcess):
         """Return whether more than `recycle_mb` of memory or a full folder exclude the builder from another job."""
         if memory.resident_bytes(self._child.pid) > recycle_mb * _MEGABYTE:
             return True
-        return builder_folder_size(self._cache_root, self._name) > _MOST_LEFT_BYTES
+        return folder_size(builder_folders(self._cache_root) / self._name)[1] > _MOST_LEFT_BYTES
 
     def ask(self, request: BuildRequest, timeout_s: float, most_mb: int) -> BuildReply | CompilerEnding:
         """Return the reply to `request`, or the process's end. Raises OSError and ValueError for a broken reply."""
@@ -176,10 +177,10 @@ class BuilderProcess(CompilerProcess):
         self.is_fresh = False
         reply = msgspec.json.decode(line, type=BuildReply)
         if reply.key != request.key:
-            raise ValueError(f"it answered what it was asked before ({reply.key})")
+            raise ValueError(f"it answered an earlier request ({reply.key})")
         return reply
 
     def end(self) -> None:
         """End the builder as `interrupt` does, and remove its leftovers."""
         self.interrupt()
-        remove_builder(self._cache_root, self._name)
+        sweep_own(builder_folders(self._cache_root), self._name)

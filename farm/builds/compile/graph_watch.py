@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import math
-import sys
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
+from functools import partial
+from typing import Any
 
 import torch
 from executorch.backends.qualcomm.partition.qnn_partitioner import QnnOperatorSupport, QnnPartitioner
 from executorch.backends.qualcomm.qnn_preprocess import QnnBackend
 from executorch.backends.qualcomm.utils.constants import QCOM_QUANT_ATTRS, QCOM_SCALE
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from torch.export import ExportedProgram
 
-from farm.builds.bundles.origins import UNKNOWN, Origin
+from farm.builds.bundles.origins import Origin, place_of
 from farm.builds.compile.flows import qualcomm
 from farm.builds.compile.flows.delegation import visited_nodes
-from farm.builds.compile.flows.node_origins import origin_of
-from farm.builds.compile.qnn_errors import place_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch.export import ExportedProgram
+from farm.builds.compile.flows.node_origins import known_origins, origin_of, source_places
+from farm.builds.compile.flows.shortcuts.tried import replaced
+from farm.suites.suite import Case
 
 # A float32 below this bound has no finite reciprocal; QNN refuses such a scale.
 _TINY = torch.finfo(torch.float32).tiny
@@ -37,9 +33,9 @@ _CODES = "quantized_decomposed_"
 class GraphWatch:
     """Watcher of the graphs of one job."""
 
-    def __init__(self, suites: Path, note: Callable[[str], None]) -> None:
-        """Take `note`, which gets every node offered to QNN, with its place. Sources below `suites` are relative."""
-        self._places = [suites, *(Path(entry) for entry in sys.path if entry)]
+    def __init__(self, case: Case, note: Callable[[str], None]) -> None:
+        """Take `note`, which gets every node offered to QNN, with its place."""
+        self._places = source_places(case)
         self._note = note
         # Weak references do not keep the weights of a large model alive.
         self._programs: list[weakref.ref[ExportedProgram]] = []
@@ -57,10 +53,13 @@ class GraphWatch:
         An ExecuTorch with other names of these methods is not watched.
         """
         with ExitStack() as stack:
-            stack.enter_context(_before(QnnBackend, "_build_op_wrappers", self._add, static=True))
-            stack.enter_context(_before(QnnPartitioner, "partition", lambda _, program: self._add(program)))
-            stack.enter_context(_before(QnnOperatorSupport, "is_node_supported", lambda _, __, node: self._at(node)))
-            stack.enter_context(_before(qualcomm, "convert_pt2e", self._calibrated))
+            for owner, name, look in (
+                (QnnBackend, "_build_op_wrappers", self._add),
+                (QnnPartitioner, "partition", lambda _, program: self._add(program)),
+                (QnnOperatorSupport, "is_node_supported", lambda _, __, node: self._at(node)),
+                (qualcomm, "convert_pt2e", self._calibrated),
+            ):
+                stack.enter_context(replaced(owner, name, partial(_with_look, look)))
             stack.enter_context(visited_nodes(self._visited))
             try:
                 yield
@@ -72,14 +71,13 @@ class GraphWatch:
 
     def _record_odd_values(self) -> None:
         programs = [program for one in self._programs if (program := one()) is not None]
-        nodes = [node for program in programs for node in program.graph_module.graph.nodes]
-        origins = {node.name: origin_of(node.meta, self._places) for node in nodes}
-        self.origins = {name: origin for name, origin in origins.items() if origin != UNKNOWN}
+        for program in programs:
+            self.origins |= known_origins(program.graph_module.graph.nodes, self._places)
         self.odd_values = (self._odd_in_graphs(programs) or self._odd_observations())[:_MOST_NAMED]
 
     def _odd_in_graphs(self, programs: Sequence[ExportedProgram]) -> list[str]:
         """Return the odd constants, arguments and scales in the graphs, without scales that follow from an odd one."""
-        origins, found = self.origins, dict[str, None]()
+        found = dict[str, None]()
         for program in programs:
             for name, tensor in {**program.state_dict, **program.constants}.items():
                 if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not tensor.isfinite().all():
@@ -89,9 +87,9 @@ class GraphWatch:
                     continue
                 scale = _odd_scale(node)
                 if (filled := _odd_argument(node)) is not None:
-                    found[f"{node.name} is made of {filled}{place_of(node.name, origins)}"] = None
+                    found[f"{node.name} is made of {filled}{self._place(node)}"] = None
                 elif scale is not None and not any(_odd_scale(one) for one in node.all_input_nodes):
-                    found[f"the scale of {node.name} is {scale}{place_of(node.name, origins)}"] = None
+                    found[f"the scale of {node.name} is {scale}{self._place(node)}"] = None
         return list(found)
 
     def _odd_observations(self) -> list[str]:
@@ -105,8 +103,7 @@ class GraphWatch:
                 # An observer without a value holds two infinities.
                 if odd and not (len(odd) == 2 and torch.isinf(odd[0]).all() and torch.isinf(odd[1]).all()):
                     given = node.args[0]
-                    place = place_of(given.name, {given.name: origin_of(given.meta, self._places)})
-                    found.append(f"{given.name} is {_odd_in(odd[0])}{place}")
+                    found.append(f"{given.name} is {_odd_in(odd[0])}{self._place(given)}")
         return found
 
     def _calibrated(self, prepared: torch.fx.GraphModule, *_: Any, **__: Any) -> None:
@@ -123,24 +120,20 @@ class GraphWatch:
 
     def _at(self, node: torch.fx.Node) -> None:
         if node.op == "call_function":
-            origins = {node.name: origin_of(node.meta, self._places)}
-            self._note(f"{node.name}{place_of(node.name, origins)}")
+            self._note(f"{node.name}{self._place(node)}")
+
+    def _place(self, node: torch.fx.Node) -> str:
+        return place_of(origin_of(node, self._places))
 
 
-@contextmanager
-def _before(owner: Any, name: str, look: Callable[..., None], *, static: bool = False) -> Iterator[None]:
-    """Call `look` with the arguments of a method before each call of it."""
-    if name not in vars(owner):
-        yield
-        return
-    called = getattr(owner, name)
+def _with_look(look: Callable[..., None], called: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `called` with a call of `look`, with the same arguments, before each call of it."""
 
     def with_look(*args: Any, **kwargs: Any) -> Any:
         look(*args, **kwargs)
         return called(*args, **kwargs)
 
-    with patch.object(owner, name, staticmethod(with_look) if static else with_look):
-        yield
+    return with_look
 
 
 def _odd_argument(node: torch.fx.Node) -> float | None:

@@ -1,4 +1,4 @@
-"""Files of the toolchain that this process has loaded, and a check that they are older than its keys. Torch-free.
+"""Files that a compiler process loads: imports from source, and a check that files are older than keys. Torch-free.
 
 Keys are computed before the first import. If a user saved a file between the two and restored it later, the bundles of
 the saved file would lie under the key of the restored file.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +21,13 @@ from farm.builds.bundles.source import suite_files
 from farm.builds.toolchains.probe import PACKAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import CodeType
 
     from farm.base.hashes import HashedFile
     from farm.suites.suite import Case
 
+_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 _SITES = ("site-packages", "dist-packages")
 # Prefix of QNN's libraries, which are in the keys from any folder.
 _QNN = "libQnn"
@@ -80,12 +84,7 @@ class LoadedFiles:
         folders = _with_targets([case.folder])
         gone = (Path(path) for path in self._seen if _is_below(path, folders) and not Path(path).exists())
         for path in (*suite_files(case), *gone):
-            try:
-                is_old = path.stat().st_ctime_ns < as_of_ns - CLOCK_STEP_NS
-            except FileNotFoundError:
-                is_old = False
-            if not is_old:
-                raise InfraError(was_changed(path))
+            require_older(path, as_of_ns)
 
     def _look_at(self, path: str) -> None:
         if _is_below(path, self._own):
@@ -96,7 +95,7 @@ class LoadedFiles:
             return  # memory by the name of a file, or a library that was removed
         if status.st_ctime_ns < self._as_of_ns - CLOCK_STEP_NS or self._is_as_keyed(path, status):
             return
-        self.problem = self.problem or was_changed(path)
+        self.problem = self.problem or _was_changed(path)
 
     def _is_as_keyed(self, path: str, status: os.stat_result) -> bool:
         """Return whether only the time has changed: another link to a file, as uv makes them, or its permissions."""
@@ -114,9 +113,50 @@ class LoadedFiles:
         )
 
 
-def was_changed(path: Path | str) -> str:
-    """Return the reason of a job that was compiled with a file younger than its key."""
-    return f"{path} was changed after the run had begun: run it again, to compile with what is there now"
+def import_from_source(developed: Iterable[str] = ()) -> None:
+    """Read no bytecode, and write none, of files outside the installed packages or in the folders `developed`.
+
+    Keys contain the source of suites and checkouts. Python runs a file of `__pycache__` instead if it records the size
+    and the second of the source or is marked as unchecked, and it runs a folder's `x.pyc` without an `x.py`: a user
+    with write access there could run code that is in no key.
+    """
+    paths = sysconfig.get_paths()
+    installed = _with_targets([*(paths[name] for name in _INSTALLED), os.path.dirname(farm.__file__)])  # noqa: PTH120
+    own = _with_targets(developed)
+    path_stats, get_code = SourceFileLoader.path_stats, SourcelessFileLoader.get_code
+
+    def is_installed(path: str) -> bool:
+        absolute = os.path.abspath(path)  # noqa: PTH100 - once for each module
+        if _is_below(absolute, own):
+            return False
+        return _is_below(absolute, installed) or any(part in _SITES for part in Path(absolute).parts)
+
+    def path_stats_of_installed(loader: SourceFileLoader, path: str) -> Mapping[str, object]:
+        if is_installed(path):
+            return path_stats(loader, path)
+        raise OSError(f"{path}: no bytecode is used")
+
+    def code_of_installed(loader: SourcelessFileLoader, name: str) -> CodeType | None:
+        if is_installed(path := loader.get_filename(name)):
+            return get_code(loader, name)
+        raise ImportError(f"{path} is bytecode without its source", name=name, path=path)
+
+    SourceFileLoader.path_stats = path_stats_of_installed  # type: ignore[method-assign, assignment]
+    SourcelessFileLoader.get_code = code_of_installed  # type: ignore[method-assign, assignment]
+
+
+def require_older(path: Path, as_of_ns: int) -> None:
+    """Raise InfraError for a file that was changed or removed since `as_of_ns`."""
+    try:
+        is_older = path.stat().st_ctime_ns < as_of_ns - CLOCK_STEP_NS
+    except FileNotFoundError:
+        is_older = False
+    if not is_older:
+        raise InfraError(_was_changed(path))
+
+
+def _was_changed(path: Path | str) -> str:
+    return f"{path} was changed after the start of the run: run it again, to compile with the present file"
 
 
 def _files_loaded() -> set[str]:

@@ -60,6 +60,12 @@ class BuildReply(msgspec.Struct, frozen=True):
     infra: bool = False
     """True for a fault of the machine (no space, no permission), not of the job."""
 
+    @property
+    def lost_reason(self) -> str:
+        """Reason for a missing bundle: the compiler's, or the removal of the bundle after its build."""
+        gone = "the bundle was built and is gone: check for a user or a job that prunes the cache"
+        return gone if self.ok else self.reason
+
 
 def is_text(job: Job) -> bool:
     """Return whether `job` needs the decoders of ExecuTorch's examples, whose import takes seconds."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from farm.builds.bundles.origins import UNKNOWN, Origin, place_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from farm.builds.bundles.origins import Origin
 
 # ExecuTorch raises these after QNN has failed; the exception itself has no reason.
 _EMPTY = re.compile(r"(?:AssertionError|RuntimeError): .{0,200}(?:Qnn|QNN)|(?:AssertionError|RuntimeError)\Z")
@@ -95,10 +95,9 @@ def _read(lines: Iterable[str]) -> tuple[QnnError | None, list[QnnError]]:
             first, cause = None, ""
         elif not _FOLLOWS.search(text):
             cause = cause or text
+            first = first or QnnError(text, "")
             # Some errors name their node in a line below.
-            first = (
-                QnnError(text, _node_of(text)) if first is None else first._replace(node=first.node or _node_of(text))
-            )
+            first = first._replace(node=first.node or _node_of(text))
     if first is None and unreadable:
         first = QnnError(unreadable, "")
     return first, refused
@@ -113,13 +112,4 @@ def _shown(error: QnnError, origins: Mapping[str, Origin]) -> str:
     text = error.text.rstrip(".")
     if error.node and error.node not in text:
         text = f"{text}, in {error.node}"
-    return f"{text}{place_of(error.node, origins)}"
-
-
-def place_of(node: str, origins: Mapping[str, Origin]) -> str:
-    """Return ` (module layers.3, models/text.py:42)` for a node; "" for an unknown place."""
-    origin = origins.get(node)
-    if origin is None:
-        return ""
-    known = (f"module {origin.module}" if origin.module else "", origin.source)
-    return f" ({', '.join(filter(None, known))})" if any(known) else ""
+    return f"{text}{place_of(origins.get(error.node, UNKNOWN))}"

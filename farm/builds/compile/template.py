@@ -102,20 +102,21 @@ class BuilderTemplate:
         if server is None:
             return None
         try:
-            while not is_stopping() and time.monotonic() < deadline:
+            while not is_stopping():
                 if server.wait_ready(_LOOK_EVERY_S):
                     with self._lock:
                         if server is not self._server:
                             return None
                         self._users += 1
                     return server.popen
-            if not is_stopping():
-                self._give_up(server)
-                logger.warning(
-                    "builders start without a template, as it is not ready in %g s: see %s", timeout_s, self._log
-                )
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"it is not ready in {timeout_s:g} s")
         except OSError as error:
-            self._give_up(server)
+            with self._lock:
+                if server is self._server:
+                    # No other process is started for this compiler.
+                    self._starts = _STARTS
+                    self._end()
             logger.warning("builders start without a template, as %s: see %s", error, self._log)
         return None
 
@@ -137,13 +138,6 @@ class BuilderTemplate:
         with self._lock:
             self._end()
 
-    def _give_up(self, server: ForkServer) -> None:
-        """End a process that cannot load ExecuTorch, and start no other for its compiler."""
-        with self._lock:
-            if server is self._server:
-                self._starts = _STARTS
-                self._end()
-
     def _end(self) -> None:
         server, self._server = self._server, None
         if server is not None:
@@ -152,13 +146,11 @@ class BuilderTemplate:
 
 def main(argv: list[str]) -> None:
     """Serve forks that are builders."""
-    from farm.builds.compile.forking import is_single_threaded
+    from farm.builds.compile import builder
 
     loaded: list[LoadedFiles] = []
 
     def prepare() -> None:
-        from farm.builds.compile import builder
-
         take_name(TEMPLATE_NAME)
         os.chdir("/")
         # torch names its folder of debug files as it is imported: each fork has its own current folder.
@@ -172,22 +164,20 @@ def main(argv: list[str]) -> None:
         # A fork checks only the files that it loads itself.
         loaded[0].look()
         deadline = time.monotonic() + _THREADS_END_S
-        while not is_single_threaded():
+        while not builder.is_single_threaded():
             if time.monotonic() > deadline:
                 sys.exit("a library has started a thread: this process cannot be forked")
             time.sleep(0.05)
         gc.collect()
 
     def run(words: Sequence[str]) -> int:
-        from farm.builds.compile import builder
-
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # An import may have asked for the folder of temporary files, which the builder names anew.
         tempfile.tempdir = None
         _, _, _, *arguments = words
         return builder.serve(arguments, loaded[0])
 
-    serve_forks(prepare, run, may_fork=is_single_threaded)
+    serve_forks(prepare, run, may_fork=builder.is_single_threaded)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.base.errors import InfraError
-from farm.base.hashes import CLOCK_STEP_NS
 from farm.builds.bundles.trace import FileTrace, Trace, keep_source, to_bits
-from farm.builds.compile.loaded import was_changed
+from farm.builds.compile.loaded import require_older
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,13 +43,20 @@ _IMPORTS = "<frozen importlib._bootstrap_external>"
 _PRINTERS = ("/traceback.py", "/warnings.py", "/torch/_dynamo/funcname_cache.py")
 
 
-def can_trace(folders: Sequence[str]) -> bool:
-    """Return whether this interpreter has coverage with its C tracer, and no folder is a pattern for coverage."""
+def start_tracer(folders: Sequence[str]) -> Tracer | None:
+    """Return a started tracer of `folders`.
+
+    None without folders, if one is a pattern for coverage, or without coverage's C tracer, which alone is fast enough.
+    """
+    if not folders or any(set(folder) & set(_PATTERN) for folder in folders):
+        return None
     try:
         importlib.import_module("coverage.tracer")
     except ImportError:
-        return False
-    return bool(folders) and not any(set(folder) & set(_PATTERN) for folder in folders)
+        return None
+    tracer = Tracer(folders)
+    tracer.start()
+    return tracer
 
 
 class Tracer:
@@ -123,7 +128,8 @@ class Tracer:
             is_watched = real == f"{self._roots[number]}/{name}"
             lines = measured.get(real, set()) | self._lines.get(real, set())
             file = Path(path)
-            _require_old(file, as_of_ns)
+            if as_of_ns:
+                require_older(file, as_of_ns)
             source = file.read_bytes()
             sha256 = hashlib.sha256(source).hexdigest()
             keep_source(cache_root, sha256, source)
@@ -144,7 +150,7 @@ class Tracer:
 
     def _read(self, code: CodeType | None) -> None:
         if code is None:
-            self.drop("dynamo does not say what it inlines")
+            self.drop("dynamo does not list inlined code")
         elif self._place(code.co_filename) is not None:
             lines = self._lines.setdefault(os.path.realpath(code.co_filename), set())
             lines.update(line for _, _, line in code.co_lines() if line)
@@ -233,8 +239,3 @@ def _is_interpreter(word: str) -> bool:
 def _words(command: object) -> list[str]:
     given = [command] if isinstance(command, str | bytes) else command if isinstance(command, list | tuple) else []
     return [os.fsdecode(word) for word in given if isinstance(word, str | bytes | os.PathLike)]
-
-
-def _require_old(file: Path, as_of_ns: int) -> None:
-    if as_of_ns and file.stat().st_ctime_ns >= as_of_ns - CLOCK_STEP_NS:
-        raise InfraError(was_changed(file))

@@ -1,30 +1,35 @@
-"""Compiling under watch: a failure has QNN's own reason, and a process that a signal ends leaves its node."""
+"""Compiling under watch: a failure has QNN's own reason, and a process that a signal ends leaves its node. Torch-free.
+
+The node at work is in a file beside the log of its process, which outlives a process ended by a signal.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.base.backends.registry import runs_on_cpu
-from farm.builds.compile.current_node import CurrentNode
+from farm.base.text import one_line
 from farm.builds.compile.protocol import failure_of
 from farm.builds.compile.qnn_errors import explained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from farm.builds.compile.graph_watch import GraphWatch
     from farm.suites.suite import Job
 
+_MOST_BYTES = 400
+
 
 def watched_failure_of(job: Job, log: Path, act: Callable[[], object]) -> tuple[str, bool]:
     """Compile `job` by `act`, and return the result of `failure_of`; `log` is the file of this process's output."""
-    with CurrentNode(log) as current_node:
-        watch = _watch(job, current_node.note)
-        with_watch = act if watch is None else watch.watching()(act)
-        reason, infra = failure_of(with_watch)
+    with noting_node(log) as note:
+        watch = _watch(job, note)
+        reason, infra = failure_of(act if watch is None else watch.watching()(act))
         if not reason or infra or watch is None:
             return reason, infra
         sys.stderr.flush()
@@ -40,5 +45,43 @@ def _watch(job: Job, note: Callable[[str], None]) -> GraphWatch | None:
     with contextlib.suppress(ImportError, AttributeError):
         from farm.builds.compile.graph_watch import GraphWatch
 
-        return GraphWatch(Path(job.case.folder).parent, note)
+        return GraphWatch(job.case, note)
     return None
+
+
+@contextlib.contextmanager
+def noting_node(log: Path) -> Iterator[Callable[[str], None]]:
+    """Yield a function that notes the node at work; the file is removed after the body, and stays after a kill."""
+    path = _beside(log)
+    file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+
+    def note(node: str) -> None:
+        # A graph has thousands of nodes: each is one system call. On a full disk the job fails with the right cause
+        # when it writes its bundle.
+        with contextlib.suppress(OSError):
+            os.pwrite(file, node.encode(errors="replace")[:_MOST_BYTES] + b"\n", 0)
+
+    try:
+        yield note
+    finally:
+        os.close(file)
+        path.unlink(missing_ok=True)
+
+
+def take_node(log: Path) -> str:
+    """Return the last node of a compiler that ended without a reply, and add it to the log; "" for an unknown node."""
+    path = _beside(log)
+    try:
+        with path.open("rb") as file:
+            node = one_line(file.readline(_MOST_BYTES + 1).decode(errors="replace"))
+        path.unlink()
+        if node:
+            with log.open("ab") as file:
+                file.write(f"\nfarm: the compiler was at {node}\n".encode())
+    except OSError:
+        return ""
+    return node
+
+
+def _beside(log: Path) -> Path:
+    return log.with_name(f"{log.name}.at")

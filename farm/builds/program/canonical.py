@@ -111,7 +111,7 @@ def _in_order(replacements: Iterable[tuple[int, bytes]]) -> list[tuple[int, byte
     # A flatbuffer may store equal fields once, so that two replacements have the same position.
     found = sorted(set(replacements))
     for (place, value), (following, _) in pairwise(found):
-        _require(place + len(value) <= following, "has parts that overlap")
+        _require(place + len(value) <= following)
     return found
 
 
@@ -138,13 +138,12 @@ class _Ids(NamedTuple):
 
 def _replacements(payload: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the replacements of time and running numbers: position and bytes. Raises _UnknownLayoutError."""
-    context = _context(payload)
-    description, blob = _parts(payload, context)
+    description, blob = _parts(payload)
     entries = _entries(payload, blob)
     ids = _listed_ids(payload, entries)
     tensors = [*_described_tensors(payload, *description), *ids.tensors]
     nodes = [position for position in ids.nodes if _u32(payload, position) >= _FIRST_NODE]
-    _require(tensors and nodes and ids.graphs, "lists no tensors, operators or graphs")
+    _require(tensors and nodes and ids.graphs)
     yield _TIME.start, bytes(_TIME.stop - _TIME.start)
     yield from _from_least(payload, tensors)
     yield from _from_least(payload, nodes)
@@ -157,38 +156,32 @@ def _replacements(payload: bytes) -> Iterator[tuple[int, bytes]]:
         if entry.name == _ROOT:
             continue
         match = _GRAPH_NAME.fullmatch(entry.name)
-        _require(match is not None and int(match[1]) in ids.graphs, f"has a part {entry.name!r}")
-        number = int(match[1])  # type: ignore[index]
+        if match is None:
+            raise _UnknownLayoutError
+        number = int(match[1])
         named.add(number)
-        text = f"PICKLE/{number - first_graph}/{match[2]}".encode()  # type: ignore[index]
+        text = f"PICKLE/{number - first_graph}/{match[2]}".encode()
         # A name consists of its length, its characters, and zeros up to the next multiple of 4.
         whole = 4 + (len(entry.name.encode()) + 1 + 3) // 4 * 4
         yield entry.name_at, (bytes(4) + text).ljust(whole, b"\0")
         for place, node in _node_ids(payload, entry):
             yield place, ((node - first_node) % 2**32).to_bytes(4, "little")
-    _require(named == set(ids.graphs), "has a graph without its part")
+    _require(named == set(ids.graphs))
 
 
-def _context(payload: bytes) -> slice:
-    """Return the range of the context, behind ExecuTorch's header."""
-    size = int.from_bytes(payload[_SIZE], "little")
-    _require(len(payload) > _HEADER_BYTES and _u32(payload, 0) == _MAGIC, "is no context")
-    _require(not any(payload[_SIZE.stop : _HEADER_BYTES]), "has more in its header")
-    _require(_HEADER_BYTES + size <= len(payload), "is longer than it can be")
-    return slice(_HEADER_BYTES, _HEADER_BYTES + size)
-
-
-def _parts(payload: bytes, context: slice) -> tuple[tuple[int, int], tuple[int, int]]:
+def _parts(payload: bytes) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return start and end of the description, and of the blob that HTP reads."""
-    head = payload[context.start : context.start + _DESCRIPTION_AT]
-    _require(len(head) == _DESCRIPTION_AT, "is cut short")
-    version = tuple(int.from_bytes(head[n : n + 4], "big") for n in range(0, 16, 4))
-    _require(version == _CONTEXT_VERSION, f"is of version {version}")
+    _require(len(payload) > _HEADER_BYTES and _u32(payload, 0) == _MAGIC)
+    _require(not any(payload[_SIZE.stop : _HEADER_BYTES]))
+    end = _HEADER_BYTES + int.from_bytes(payload[_SIZE], "little")
+    start = _HEADER_BYTES + _DESCRIPTION_AT
+    head = payload[_HEADER_BYTES:start]
+    _require(end <= len(payload) and len(head) == _DESCRIPTION_AT)
+    _require(tuple(int.from_bytes(head[n : n + 4], "big") for n in range(0, 16, 4)) == _CONTEXT_VERSION)
     nbytes, offset, size = (int.from_bytes(head[n : n + 8], "little") for n in (16, 24, 32))
-    start = context.start + _DESCRIPTION_AT
-    _require(start + nbytes <= context.start + offset, "has a description that overlaps the rest")
-    _require(context.start + offset + size <= context.stop, "ends before its parts do")
-    return (start, start + nbytes), (context.start + offset, context.start + offset + size)
+    blob = _HEADER_BYTES + offset
+    _require(start + nbytes <= blob and blob + size <= end)
+    return (start, start + nbytes), (blob, blob + size)
 
 
 def _described_tensors(payload: bytes, start: int, end: int) -> list[int]:
@@ -196,7 +189,7 @@ def _described_tensors(payload: bytes, start: int, end: int) -> list[int]:
     file = Flatbuffer(payload[start:end])
     versioned = file.tables(file.root(0), _VERSIONED).positions
     info = _of_kind(file, versioned)
-    _require(len(info) == 1 and int(file.numbers(info, _BACKEND)[0]) == _HTP, "is not of HTP")
+    _require(len(info) == 1 and int(file.numbers(info, _BACKEND)[0]) == _HTP)
     _, graphs = file.vectors(info, _GRAPHS)
     held = _of_kind(file, graphs)
     graphs = file.tables(file.tables(held, _VERSIONED).positions, _VERSIONED).positions
@@ -207,9 +200,9 @@ def _described_tensors(payload: bytes, start: int, end: int) -> list[int]:
 def _of_kind(file: Flatbuffer, versioned: Positions) -> Positions:
     """Return the contents of versioned tables. Raises _UnknownLayoutError for an unknown version."""
     for slot in (_KIND, _KIND_BYTE):
-        _require((file.numbers(versioned, slot) == _DESCRIPTION_KIND).all(), "has a description of another version")
+        _require((file.numbers(versioned, slot) == _DESCRIPTION_KIND).all())
     held = file.tables(versioned, _HELD)
-    _require(held.present.all(), "has a description without content")
+    _require(held.present.all())
     return held.positions
 
 
@@ -217,11 +210,10 @@ def _entries(payload: bytes, blob: tuple[int, int]) -> list[_Entry]:
     """Return the entries of the blob by its table of contents."""
     start, end = blob
     head = payload[start : start + _BLOB_HEADER_BYTES]
-    version = tuple(int.from_bytes(head[n : n + 8], "little") for n in (0, 8, 16))
-    _require(version in _BLOB_VERSIONS, f"has a blob of version {version}")
+    _require(tuple(int.from_bytes(head[n : n + 8], "little") for n in (0, 8, 16)) in _BLOB_VERSIONS)
     nbytes = int.from_bytes(head[24:32], "little")
     first = start + _BLOB_HEADER_BYTES
-    _require(first + nbytes <= end, "has a table of contents that is longer than it can be")
+    _require(first + nbytes <= end)
     file = Flatbuffer(payload[first : first + nbytes])
     _, tables = file.vectors(file.root(0), _ENTRIES)
     names = file.texts(tables, _ENTRY_NAME)
@@ -233,7 +225,7 @@ def _entries(payload: bytes, blob: tuple[int, int]) -> list[_Entry]:
         file.numbers(tables, _ENTRY_PLACE).tolist(),
         strict=True,
     ):
-        _require(start + offset + size <= end and offset % 4 == 0, f"has a part {name!r} that is outside of it")
+        _require(start + offset + size <= end and offset % 4 == 0)
         offset_at = first + name_at
         found.append(_Entry(name, offset_at + _u32(payload, offset_at), start + offset, size))
     return found
@@ -242,7 +234,7 @@ def _entries(payload: bytes, blob: tuple[int, int]) -> list[_Entry]:
 def _listed_ids(payload: bytes, entries: Sequence[_Entry]) -> _Ids:
     """Return the positions of the ids in the list of graphs."""
     roots = [entry for entry in entries if entry.name == _ROOT]
-    _require(len(roots) == 1, "has no list of graphs")
+    _require(len(roots) == 1)
     [root] = roots
     file = Flatbuffer(payload[root.start : root.start + root.nbytes])
     top = _of_first_kind(file, file.root(0))
@@ -262,9 +254,8 @@ def _listed_ids(payload: bytes, entries: Sequence[_Entry]) -> _Ids:
 
 
 def _of_first_kind(file: Flatbuffer, tables: Positions) -> Positions:
-    _require((file.numbers(tables, _KIND_FIRST) == 1).all(), "has a list of graphs of another version")
     held = file.tables(tables, _HELD_SECOND)
-    _require(held.present.all(), "has a list of graphs without content")
+    _require((file.numbers(tables, _KIND_FIRST) == 1).all() and held.present.all())
     return held.positions
 
 
@@ -273,8 +264,9 @@ def _node_ids(payload: bytes, entry: _Entry) -> Iterator[tuple[int, int]]:
     end = entry.start + entry.nbytes
     mark = _FIRST_NUMBER.to_bytes(4, "little")
     first = payload.find(mark, entry.start, end)
-    _require(first >= entry.start + 12 and first % 4 == entry.start % 4, "has no list of nodes")
-    _require(payload.find(mark, first + 4, end) < 0, "has two lists of nodes")
+    _require(first >= entry.start + 12 and first % 4 == entry.start % 4)
+    # There is one list of nodes.
+    _require(payload.find(mark, first + 4, end) < 0)
     count, expected, last = _u32(payload, first - 12), 0, first
     # The number of a node may also occur elsewhere by chance: nodes are accepted in the order of their numbers.
     for start in range(first, end, _AT_ONCE):
@@ -286,27 +278,25 @@ def _node_ids(payload: bytes, entry: _Entry) -> Iterator[tuple[int, int]]:
                 yield from _node_id(payload, last, end)
         if expected == count:
             break
-    _require(expected == count, f"has {expected} of {count} nodes")
     behind = np.frombuffer(payload, "<u4", min(_END_WITHIN, (end - last) // 4), last)
-    _require(_END_OF_NODES in behind, "has a list of nodes without end")
+    _require(expected == count and _END_OF_NODES in behind)
 
 
 def _node_id(payload: bytes, place: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield position and id of the node at `place` if the id is counted."""
     flags = _u32(payload, place) >> 28
-    _require(flags in _FLAGS, "has a node of an unknown kind")
     at = place + (12 if flags & _WIDE else 8)
-    _require(at + 8 <= end, "ends in a node")
+    _require(flags in _FLAGS and at + 8 <= end)
     number, part = _u32(payload, at), _u32(payload, at + 4)
     if part not in _BY_VALUE and number >= _FIRST_NODE:
-        _require(number < _NODE_LIMIT, f"has a node of the id {number:#x}")
+        _require(number < _NODE_LIMIT)
         yield at, number
 
 
 def _everywhere(file: Flatbuffer, tables: Positions, slot: Slot) -> list[int]:
     """Return the position of a field in each of `tables`."""
     column = file.fields(tables, slot)
-    _require(column.present.all(), "leaves an id out")
+    _require(column.present.all())
     return [int(position) for position in column.positions]
 
 
@@ -321,6 +311,6 @@ def _u32(data: bytes, position: int) -> int:
     return int.from_bytes(data[position : position + 4], "little")
 
 
-def _require(is_so: object, problem: str) -> None:
+def _require(is_so: object) -> None:
     if not is_so:
-        raise _UnknownLayoutError(problem)
+        raise _UnknownLayoutError

@@ -7,10 +7,13 @@ neither, and reads one field of one table at a time. The format: https://flatbuf
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Positions = NDArray[np.int64]
 
@@ -76,9 +79,7 @@ class Flatbuffer:
 
     def vectors(self, tables: Positions, slot: Slot) -> tuple[NDArray[np.int64], Positions]:
         """Return the length of the vector of tables in each of `tables`, and all elements, one vector after another."""
-        column = self._column(tables, slot)
-        starts = self._follow(column.positions)
-        sizes = self._scalars(starts, "<u4").astype(np.int64)
+        column, starts, sizes = self._sized(tables, slot)
         self._spend(_ELEMENT_BYTES * int(sizes.sum()))
         before = np.cumsum(sizes) - sizes
         elements = np.repeat(starts + 4 - 4 * before, sizes) + 4 * np.arange(sizes.sum(), dtype=np.int64)
@@ -88,16 +89,9 @@ class Flatbuffer:
 
     def lists(self, tables: Positions, slot: Slot) -> list[NDArray[Any]]:
         """Return the scalars of a vector of each of `tables`; empty for a table without the vector."""
-        column = self._column(tables, slot)
-        starts = self._follow(column.positions)
         dtype = np.dtype(slot.kind.strip("[]"))
         found: list[NDArray[Any]] = [np.empty(0, dtype)] * len(tables)
-        for index, start, size in zip(
-            np.flatnonzero(column.present).tolist(),
-            starts.tolist(),
-            self._scalars(starts, "<u4").tolist(),
-            strict=True,
-        ):
+        for index, start, size in self._parts(tables, slot):
             self._spend(size * dtype.itemsize)
             if start + 4 + size * dtype.itemsize > len(self._data):
                 raise FlatbufferError(f"is malformed: a vector of {size} ends behind byte {len(self._data)}")
@@ -106,25 +100,27 @@ class Flatbuffer:
 
     def texts(self, tables: Positions, slot: Slot) -> list[str]:
         """Return a text of each of `tables`; empty for a table without the text."""
-        column = self._column(tables, slot)
-        starts = self._follow(column.positions)
-        sizes = self._scalars(starts, "<u4").astype(np.int64)
         found = [""] * len(tables)
-        for index, start, size in zip(
-            np.flatnonzero(column.present).tolist(), starts.tolist(), sizes.tolist(), strict=True
-        ):
-            text = self._texts.get(start)
-            found[index] = self._text(start, size) if text is None else text
+        for index, start, size in self._parts(tables, slot):
+            if start not in self._texts:
+                self._spend(size)
+                end = start + 4 + size
+                if end > len(self._data):
+                    raise FlatbufferError(f"is malformed: a text ends at byte {end} of {len(self._data)}")
+                self._texts[start] = self._data[start + 4 : end].decode("utf-8", "replace")
+            found[index] = self._texts[start]
         return found
 
-    def _text(self, start: int, size: int) -> str:
-        self._spend(size)
-        end = start + 4 + size
-        if end > len(self._data):
-            raise FlatbufferError(f"is malformed: a text ends at byte {end} of {len(self._data)}")
-        text = self._data[start + 4 : end].decode("utf-8", "replace")
-        self._texts[start] = text
-        return text
+    def _parts(self, tables: Positions, slot: Slot) -> Iterator[tuple[int, int, int]]:
+        """Yield number of the table, start and length of each vector or text."""
+        column, starts, sizes = self._sized(tables, slot)
+        return zip(np.flatnonzero(column.present).tolist(), starts.tolist(), sizes.tolist(), strict=True)
+
+    def _sized(self, tables: Positions, slot: Slot) -> tuple[FieldColumn, Positions, Positions]:
+        """Return the column of a field, and starts and lengths of the vectors or texts that it leads to."""
+        column = self._column(tables, slot)
+        starts = self._follow(column.positions)
+        return column, starts, self._scalars(starts, "<u4").astype(np.int64)
 
     def _column(self, tables: Positions, slot: Slot) -> FieldColumn:
         lists = tables - self._scalars(tables, "<i4")

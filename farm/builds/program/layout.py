@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Order = tuple[int, ...]
+Order = tuple[int, ...]
 
 
 class LayoutError(ValueError):

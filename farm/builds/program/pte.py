@@ -7,16 +7,18 @@ description.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from farm.base.backends.registry import BACKENDS
 from farm.base.errors import ConfigError
-from farm.builds.program.flatbuffer import FieldColumn, Flatbuffer, FlatbufferError, Positions, Slot
+from farm.base.socs import load_socs
+from farm.builds.program.flatbuffer import Flatbuffer, FlatbufferError, Positions, Slot
 from farm.builds.program.layout import Call, DeclaredTensor, LayoutError, find_layout, memory_order
-from farm.builds.program.qnn_options import QnnOptions, read_qnn_options
 
 if TYPE_CHECKING:
     import mmap
@@ -41,9 +43,11 @@ _DTYPES = {
 }  # fmt: skip
 # Numbers of KernelTypes in the schema, and the types in which the runner writes numbers.
 _TENSOR = 5
-_NUMBERS = {2: "int64", 3: "bool", 4: "float64"}
-_NUMBER_SLOTS = {2: Slot(0, "<i8"), 3: Slot(0, "?"), 4: Slot(0, "<f8")}
-_OTHERS = {1: "none", 6: "string", 7: "int list", 8: "float list", 9: "bool list", 10: "tensor list", 11: "tensor list"}
+_NUMBERS = {2: Slot(0, "<i8"), 3: Slot(0, "?"), 4: Slot(0, "<f8")}
+_KINDS = {
+    1: "none", 2: "int64", 3: "bool", 4: "float64", 6: "string", 7: "int list", 8: "float list", 9: "bool list",
+    10: "tensor list", 11: "tensor list",
+}  # fmt: skip
 _KERNEL_CALL, _DELEGATE_CALL = 1, 2
 
 _PROGRAM_VERSION, _PROGRAM_PLANS, _PROGRAM_SEGMENTS = Slot(0, "<u4"), Slot(1, "[table]"), Slot(4, "[table]")
@@ -62,6 +66,14 @@ _DELEGATE_ID, _DELEGATE_SPECS = Slot(0, "text"), Slot(2, "[table]")
 _DELEGATE_DATA, _DATA_LOCATION, _DATA_INDEX = Slot(1, "table"), Slot(0, "<i1"), Slot(1, "<u4")
 _IN_SEGMENT = 1
 _SPEC_KEY, _SPEC_VALUE = Slot(0, "text"), Slot(1, "[<u1]")
+# Compile spec of a QNN delegate: backends/qualcomm/serialization/qc_compiler_spec.fbs.
+_DSP = 3  # QnnExecuTorchBackendType.kDspBackend, which farm has no backend for
+_QNN_SOC, _QNN_BACKEND, _QNN_ONLINE, _QNN_DUMP = Slot(0, "table"), Slot(1, "table"), Slot(4, "?"), Slot(5, "?")
+_QNN_PROFILE, _QNN_SHARED_BUFFER = Slot(6, "<i4"), Slot(7, "?")
+_QNN_PACKAGES, _PACKAGE_INFOS, _PACKAGE_PATH = Slot(11, "table"), Slot(0, "[table]"), Slot(1, "text")
+_SOC_MODEL, _BACKEND_TYPE = Slot(0, "<i4"), Slot(0, "<i4")
+# Options of a backend, and whether its contexts share weights: of HTP and of GPU.
+_SHARES_WEIGHTS = ((Slot(1, "table"), Slot(8, "?")), (Slot(2, "table"), Slot(5, "?")))
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -83,13 +95,35 @@ class Value(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Size of its raw file in bytes, for the upper bound. Raises TypeError for a type without raw files."""
-        size = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
-        for dimension in self.shape:
-            size *= dimension
-        return size
+        return math.prod(self.shape) * (2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize)
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}" + (" at most" if self.dynamic else "")
+
+
+class QnnOptions(msgspec.Struct, frozen=True):
+    """Options of a QNN delegate."""
+
+    soc_model: int
+    """`QcomChipset`: `soc_id` of a device profile."""
+    backend: str
+    """`htp`, `gpu`, `lpai` or `dsp`; `type N` for a backend that ExecuTorch 1.5 lacks."""
+    online_prepare: bool
+    """True for a graph that the device prepares when it loads the program."""
+    profile_level: int
+    """0 off, 1 basic, 2 detailed, 3 optrace."""
+    dump_intermediate_outputs: bool = False
+    shared_buffer: bool = False
+    op_packages: tuple[str, ...] = ()
+    """Paths of libraries with operators, of all machines, which QNN opens when it starts."""
+    use_weight_sharing: bool = False
+    """True for a program that holds the common weights of its methods once."""
+
+    @property
+    def soc(self) -> str:
+        """Name of the SoC; `SoC model N` for a number without a device profile."""
+        names = [soc.name for soc in load_socs().values() if soc.soc_id == self.soc_model]
+        return names[0] if names else f"SoC model {self.soc_model}"
 
 
 class Delegate(msgspec.Struct, frozen=True):
@@ -158,7 +192,8 @@ class Program(msgspec.Struct, frozen=True):
         return found[0] if found else None
 
 
-_Called = tuple[int, tuple[int, ...]]
+_Called = tuple[str, tuple[int, ...]]
+"""Call of an operator or a delegate: its name, and the indices of its values."""
 
 
 class _BrokenError(ValueError):
@@ -243,7 +278,7 @@ def _methods(file: Flatbuffer, header: _Header, size: int) -> tuple[Method, ...]
     if version > _SCHEMA_VERSION:
         raise _BrokenError(
             f"has version {version} of the format, expected {_SCHEMA_VERSION}: "
-            "a newer executorch made it; compile it with the one that farm uses"
+            "a newer executorch made it; compile it with farm's ExecuTorch"
         )
     _, segments = file.vectors(root, _PROGRAM_SEGMENTS)
     offsets, sizes = (file.numbers(segments, slot).tolist() for slot in (_SEGMENT_OFFSET, _SEGMENT_SIZE))
@@ -257,29 +292,27 @@ def _methods(file: Flatbuffer, header: _Header, size: int) -> tuple[Method, ...]
 def _method(file: Flatbuffer, plan: Positions, index: int) -> Method:
     values = _values(file, file.vectors(plan, _PLAN_VALUES)[1])
     delegates = _delegates(file, plan)
-    operators = _operators(file, plan)
-    kernels, delegated = _calls(file, plan, len(operators), len(delegates))
+    kernels, delegated = _calls(file, plan, _operators(file, plan), [delegate.id for delegate in delegates])
     layout = find_layout(
         {number: DeclaredTensor(one.shape, one.order) for number, one in enumerate(values) if one.is_tensor},
         [
-            *(Call(operators[target], in_c_order=False, values=used) for target, used in kernels),
-            *(Call(delegates[target].id, delegates[target].id == QNN, used) for target, used in delegated),
+            *(Call(name, in_c_order=False, values=used) for name, used in kernels),
+            *(Call(name, in_c_order=name == QNN, values=used) for name, used in delegated),
         ],
     )
-    places = [_checked(file.lists(plan, slot)[0], len(values)).tolist() for slot in (_PLAN_INPUTS, _PLAN_OUTPUTS)]
+    taken, given = (_checked(file.lists(plan, slot)[0], len(values)).tolist() for slot in (_PLAN_INPUTS, _PLAN_OUTPUTS))
     inputs, outputs = (
         tuple(msgspec.structs.replace(values[number], order=layout.orders.get(number, ())) for number in numbers)
-        for numbers in places
+        for numbers in (taken, given)
     )
-    written = _written([(operators[target], used) for target, used in kernels])
-    taken, given = places
+    written = _written(kernels)
     written_inputs = tuple(position for position, number in enumerate(taken) if number in written)
     return Method(
         name=file.texts(plan, _PLAN_NAME)[0],
         inputs=inputs,
         outputs=outputs,
         delegates=delegates,
-        cpu_operators=dict(Counter(operators[target] for target, _ in kernels)),
+        cpu_operators=dict(Counter(name for name, _ in kernels)),
         index=index,
         layout_problem=layout.problem,
         written_inputs=written_inputs,
@@ -290,10 +323,10 @@ def _method(file: Flatbuffer, plan: Positions, index: int) -> Method:
     )
 
 
-def _written(calls: Sequence[tuple[str, tuple[int, ...]]]) -> set[int]:
+def _written(calls: Sequence[_Called]) -> set[int]:
     """Return the values that kernels write to in place, `aten::copy_`, and that no kernel before has computed.
 
-    `calls` are names of operators and numbers of their values. Kernels of other names write to their last value.
+    Kernels of other names write to their last value.
     """
     computed, written = set[int](), set[int]()
     for operator, used in calls:
@@ -306,29 +339,18 @@ def _written(calls: Sequence[tuple[str, tuple[int, ...]]]) -> set[int]:
 
 
 def _values(file: Flatbuffer, values: Positions) -> tuple[Value, ...]:
-    kinds = file.numbers(values, _UNION_KIND).tolist()
+    kinds = file.numbers(values, _UNION_KIND)
     held = file.tables(values, _UNION)
-    tensors = iter(_tensors(file, held.positions[np.array(kinds, np.int64)[held.present] == _TENSOR]))
-    numbers = iter(_numbers(file, [kind for kind, there in zip(kinds, held.present, strict=True) if there], held))
-    found = []
-    for kind, present in zip(kinds, held.present.tolist(), strict=True):
-        number = next(numbers) if present else None
-        if kind == _TENSOR and present:
-            found.append(next(tensors))
-        else:
-            dtype = _NUMBERS.get(kind) or _OTHERS.get(kind, "nothing")
-            found.append(Value((), dtype, is_tensor=False, number=number))
+    places, held_kinds = np.flatnonzero(held.present), kinds[held.present]
+    found = [Value((), _KINDS.get(kind, "nothing"), is_tensor=False) for kind in kinds.tolist()]
+    is_tensor = held_kinds == _TENSOR
+    for place, tensor in zip(places[is_tensor], _tensors(file, held.positions[is_tensor]), strict=True):
+        found[place] = tensor
+    for kind, slot in _NUMBERS.items():
+        is_kind = held_kinds == kind
+        for place, number in zip(places[is_kind], file.numbers(held.positions[is_kind], slot).tolist(), strict=True):
+            found[place] = msgspec.structs.replace(found[place], number=number)
     return tuple(found)
-
-
-def _numbers(file: Flatbuffer, kinds: Sequence[int], held: FieldColumn) -> list[float | None]:
-    """Return the number in the file of each value of `held`, whose kinds are `kinds`; None for other kinds."""
-    found: list[float | None] = [None] * len(kinds)
-    for kind, slot in _NUMBER_SLOTS.items():
-        places = [index for index, one in enumerate(kinds) if one == kind]
-        for index, number in zip(places, file.numbers(held.positions[places], slot).tolist(), strict=True):
-            found[index] = number
-    return found
 
 
 def _tensors(file: Flatbuffer, tensors: Positions) -> list[Value]:
@@ -361,17 +383,19 @@ def _operators(file: Flatbuffer, plan: Positions) -> list[str]:
     return [f"{name}.{overload}" if overload else name for name, overload in named]
 
 
-def _calls(file: Flatbuffer, plan: Positions, operators: int, delegates: int) -> list[list[_Called]]:
-    """Return the calls of operators and the calls of delegates: index of the callee, and indices of its values."""
+def _calls(
+    file: Flatbuffer, plan: Positions, operators: Sequence[str], delegates: Sequence[str]
+) -> list[list[_Called]]:
+    """Return the calls of operators and the calls of delegates."""
     _, instructions = file.vectors(file.vectors(plan, _PLAN_CHAINS)[1], _CHAIN_INSTRUCTIONS)
     arguments = file.tables(instructions, _UNION)
     kinds = file.numbers(instructions, _UNION_KIND)[arguments.present]
     found = []
-    for kind, count in ((_KERNEL_CALL, operators), (_DELEGATE_CALL, delegates)):
+    for kind, names in ((_KERNEL_CALL, operators), (_DELEGATE_CALL, delegates)):
         calls = arguments.positions[kinds == kind]
-        targets = _checked(file.numbers(calls, _CALL_TARGET), count).tolist()
+        targets = _checked(file.numbers(calls, _CALL_TARGET), len(names)).tolist()
         values = [tuple(used.tolist()) for used in file.lists(calls, _CALL_VALUES)]
-        found.append(list(zip(targets, values, strict=True)))
+        found.append([(names[target], used) for target, used in zip(targets, values, strict=True)])
     return found
 
 
@@ -384,8 +408,35 @@ def _delegates(file: Flatbuffer, plan: Positions) -> tuple[Delegate, ...]:
         end = begin + count
         spec = dict(zip(keys[begin:end], values[begin:end], strict=True)).get(_COMPILE_SPEC) if name == QNN else None
         begin = end
-        found.append(Delegate(name, None if spec is None else read_qnn_options(spec.tobytes())))
+        found.append(Delegate(name, None if spec is None else _qnn_options(spec.tobytes())))
     return tuple(found)
+
+
+def _qnn_options(data: bytes) -> QnnOptions:
+    """Return the options in the compile spec of a QNN delegate."""
+    file = Flatbuffer(data)
+    root = file.root(0)
+    soc = file.tables(root, _QNN_SOC).positions
+    backend = file.tables(root, _QNN_BACKEND).positions
+    kind = _first(file, backend, _BACKEND_TYPE)
+    _, packages = file.vectors(file.tables(root, _QNN_PACKAGES).positions, _PACKAGE_INFOS)
+    names = {_DSP: "dsp", **{one.qnn_type: name for name, one in BACKENDS.items() if one.qnn_type is not None}}
+    return QnnOptions(
+        soc_model=_first(file, soc, _SOC_MODEL),
+        backend=names.get(kind, f"type {kind}"),
+        online_prepare=bool(_first(file, root, _QNN_ONLINE)),
+        profile_level=_first(file, root, _QNN_PROFILE),
+        dump_intermediate_outputs=bool(_first(file, root, _QNN_DUMP)),
+        shared_buffer=bool(_first(file, root, _QNN_SHARED_BUFFER)),
+        op_packages=tuple(file.texts(packages, _PACKAGE_PATH)),
+        use_weight_sharing=any(
+            _first(file, file.tables(backend, options).positions, shares) for options, shares in _SHARES_WEIGHTS
+        ),
+    )
+
+
+def _first(file: Flatbuffer, tables: Positions, slot: Slot) -> int:
+    return int(file.numbers(tables, slot)[0]) if len(tables) else slot.default
 
 
 def _checked(indices: Any, count: int) -> Positions:

@@ -14,10 +14,11 @@ import msgspec
 
 from farm.base.backends.registry import BACKENDS, find_backend
 from farm.base.errors import IllegalTargetError, MissingToolError
-from farm.builds.runtime.native.build import planned_native
+from farm.builds.runtime.native.build import NativeBuild, planned_native
 from farm.builds.runtime.native.cross_compilers import AndroidKit
 from farm.builds.runtime.native.elf import HEXAGON
-from farm.builds.runtime.native.targets import ANDROID, OE_LINUX, RUNNER, BuildTarget, Mode
+from farm.builds.runtime.native.executorch import runner_executorch
+from farm.builds.runtime.native.targets import ANDROID, HOST, OE_LINUX, RUNNER, BuildTarget, Mode
 from farm.builds.runtime.parts import RuntimePart, library
 from farm.builds.runtime.qnn_sdk import QnnFiles, android_files, linux_files, repair_of
 
@@ -63,9 +64,7 @@ class Places(msgspec.Struct, frozen=True):
     runner: RuntimePart
     backend_library: RuntimePart
     build: Path | None = None
-    """Build folder of ExecuTorch for the device's processor, for direct mode's runner and stub."""
-    get_build: str = ""
-    """Next step of the user for a missing build folder."""
+    """Build folder of ExecuTorch for Android, for direct mode's runner and stub."""
     direct_build: Path | None = None
     hexagon_tools: Path | None = None
 
@@ -75,6 +74,12 @@ def android_kit(config: Config) -> AndroidKit:
     # build.sh installs into its build folder.
     executorch = config.android_executorch or config.executorch_build
     return AndroidKit(config.android_ndk_root, executorch, config.toolchain.executorch)
+
+
+def planned_runner(config: Config, target: str) -> NativeBuild:
+    """Return farm's own runner for `target` and the selected toolchain, built or not. Raises as `planned_native`."""
+    executorch = runner_executorch(config) if target == HOST else None
+    return planned_native(config.cache_dir, target, android=android_kit(config), executorch=executorch)
 
 
 def device_places(config: Config, target: BuildTarget) -> Places:
@@ -104,7 +109,6 @@ def android_places(config: Config) -> Places:
         runner=_android_runner(config),
         backend_library=_android_backend_library(config),
         build=config.executorch_build,
-        get_build=_GET_BUILD,
         direct_build=config.executorch_direct_build,
         hexagon_tools=config.hexagon_tools_root,
     )
@@ -116,8 +120,6 @@ def _linux_places(config: Config) -> Places:
         qnn=linux_files(config.sdk_root, config.cache_dir),
         runner=library(_UPSTREAM_RUNNER, build / RUNNER_IN_BUILD if build else None, _GET_LINUX_BUILD),
         backend_library=library(_BACKEND_LIBRARY, build / BACKEND_IN_BUILD if build else None, _GET_LINUX_BUILD),
-        build=build,
-        get_build=_GET_LINUX_BUILD,
     )
 
 
@@ -125,7 +127,7 @@ def _android_runner(config: Config) -> RuntimePart:
     if (named := config.android_runner) is not None:
         return library(named.name, named, f"set android_runner {_TABLE} (docs/guides/runtime.md)")
     try:
-        planned = planned_native(config.cache_dir, ANDROID, android=android_kit(config))
+        planned = planned_runner(config, ANDROID)
     except MissingToolError as error:
         get, absent = repair_of(error), "missing"
     else:
@@ -212,12 +214,15 @@ def direct_sources(soc: Soc, backend: Backend, places: Places) -> list[RuntimePa
 
     Source: ExecuTorch, backends/qualcomm/scripts/sign_library.sh.
     """
-    qnn, arch = places.qnn, soc.htp_arch
+    qnn, arch, build, tools = places.qnn, soc.htp_arch, places.direct_build, places.hexagon_tools
+    cxx = tools / "Tools" / "target" / "hexagon" / "lib" / f"v{arch}" / "G0" / "pic" if tools else None
     name = soc_name(backend.direct_library, soc)
     files = {
         name: _shipped(soc, backend, qnn, name),
         "libQnnSystem.so": (qnn.dsp(f"hexagon-v{arch}", "libQnnSystem.so"), qnn.get),
-        **_direct_files(places, arch),
+        _BACKEND_LIBRARY: (build / BACKEND_IN_BUILD if build else None, _GET_DIRECT),
+        DIRECT_SKEL: (build / SKEL_IN_BUILD if build else None, _GET_DIRECT),
+        **{file: (cxx / file if cxx else None, _GET_TOOLS) for file in _CXX_LIBRARIES},
     }
     exact = "" if backend.signed else name
     return [
@@ -228,23 +233,11 @@ def direct_sources(soc: Soc, backend: Backend, places: Places) -> list[RuntimePa
 
 def _direct_parts(soc: Soc, backend: Backend, places: Places) -> tuple[RuntimePart, ...]:
     folder = places.build / _DIRECT_IN_BUILD if places.build else None
-    parts = [
-        library(name, folder / name if folder else None, places.get_build) for name in (_DIRECT_RUNNER, _DIRECT_STUB)
-    ]
+    parts = [library(name, folder / name if folder else None, _GET_BUILD) for name in (_DIRECT_RUNNER, _DIRECT_STUB)]
     sources = direct_sources(soc, backend, places)
     if backend.signed:
         sources = [_signed(soc, backend, places.qnn, source, direct=True) for source in sources]
     return (*parts, *sources)
-
-
-def _direct_files(places: Places, arch: int) -> dict[str, tuple[Path | None, str]]:
-    build, tools = places.direct_build, places.hexagon_tools
-    cxx = tools / "Tools" / "target" / "hexagon" / "lib" / f"v{arch}" / "G0" / "pic" if tools else None
-    return {
-        _BACKEND_LIBRARY: (build / BACKEND_IN_BUILD if build else None, _GET_DIRECT),
-        DIRECT_SKEL: (build / SKEL_IN_BUILD if build else None, _GET_DIRECT),
-        **{name: (cxx / name if cxx else None, _GET_TOOLS) for name in _CXX_LIBRARIES},
-    }
 
 
 def _signed(soc: Soc, backend: Backend, qnn: QnnFiles, source: RuntimePart, *, direct: bool = False) -> RuntimePart:

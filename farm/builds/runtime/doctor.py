@@ -6,6 +6,7 @@ the files exist and are made for the right machine.
 
 from __future__ import annotations
 
+import functools
 import shutil
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,11 @@ from farm.builds.runtime.device_files import (
     BACKEND_IN_BUILD,
     SKEL_IN_BUILD,
     Places,
-    android_kit,
     device_parts,
     device_places,
+    planned_runner,
     takes_sessions,
 )
-from farm.builds.runtime.native.build import NativeBuild, planned_native
 from farm.builds.runtime.native.cross_compilers import planned_aarch64_executorch
 from farm.builds.runtime.native.executorch import runner_executorch
 from farm.builds.runtime.native.targets import ANDROID, HOST, LINUX_AARCH64, TARGETS, BuildTarget, Kind, Mode
@@ -105,8 +105,6 @@ class Doctor:
         self._asked = attached is not None
         self._places: dict[str, Places] = {}
         self._staged: dict[tuple[object, ...], tuple[MissingItem, ...]] = {}
-        self._host: tuple[MissingItem, ...] | None = None
-        self._sessions: MissingItem | bool | None = False
 
     def examine(self, soc: Soc, backend: str) -> Ability:
         """Return the abilities for `backend` of `soc`. Raises IllegalTargetError for a backend that `soc` lacks."""
@@ -132,29 +130,28 @@ class Doctor:
             for name in _COMPILER_PACKAGES
             if not self._compiler.get(name)
         ]
-        gaps += self._host_gaps()
+        gaps += self._host_gaps
         try:
             require_backend(soc, backend, self._config.sdk_root)
         except MissingToolError as error:
             gaps.append(MissingItem(f"compiler for {backend}", repair_of(error)))
         return Availability((), tuple(dict.fromkeys(gaps))) if gaps else Availability(("here",))
 
+    @functools.cached_property
     def _host_gaps(self) -> tuple[MissingItem, ...]:
-        """Return what building the runner and the bridge lacks. What `farm run` builds by itself is no gap."""
-        if self._host is None:
-            gaps = []
-            for what, ask in (
-                ("the native runner", lambda: _planned_here(self._config)),
-                ("QNN for this machine", lambda: package_libraries(self._config.sdk_root)),
-                ("the Python package cmake", lambda: _package("cmake")),
-                ("the Python package ninja", lambda: _package("ninja")),
-            ):
-                try:
-                    ask()
-                except MissingToolError as error:
-                    gaps.append(MissingItem(what, repair_of(error)))
-            self._host = tuple(gaps)
-        return self._host
+        """Lacks of building the runner and the bridge. What `farm run` builds by itself is no gap."""
+        gaps = []
+        for what, ask in (
+            ("the native runner", lambda: planned_runner(self._config, HOST)),
+            ("QNN for this machine", lambda: package_libraries(self._config.sdk_root)),
+            ("the Python package cmake", lambda: _package("cmake")),
+            ("the Python package ninja", lambda: _package("ninja")),
+        ):
+            try:
+                ask()
+            except MissingToolError as error:
+                gaps.append(MissingItem(what, repair_of(error)))
+        return tuple(gaps)
 
     def _stage(
         self, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional"
@@ -173,7 +170,7 @@ class Doctor:
         return self._staged[key]
 
     def _simulator(self, soc: Soc, backend: str) -> tuple[MissingItem, ...]:
-        gaps = list(self._host_gaps())
+        gaps = list(self._host_gaps)
         try:
             executorch = runner_executorch(self._config)
             names = EXECUTORCH_LIBRARIES if executorch.shared else ()
@@ -188,39 +185,39 @@ class Doctor:
     def _linux(self) -> tuple[MissingItem, ...]:
         repair = f"farm setup runtime build --target {LINUX_AARCH64}"
         try:
-            built = planned_native(self._config.cache_dir, LINUX_AARCH64).built
+            built = planned_runner(self._config, LINUX_AARCH64).built
             fetched = planned_aarch64_executorch(self._config.cache_dir).is_dir()
         except MissingToolError as error:
             return (MissingItem("what builds farm_runner", repair_of(error), "linux"),)
         return () if built and fetched else (MissingItem("farm_runner", repair, "linux"),)
 
     def _run(self, soc: Soc, compiled: Availability, gaps: Mapping[Kind, tuple[MissingItem, ...]]) -> Availability:
+        android = gaps.get("android")
         if not compiled.where:
-            return Availability((), tuple(dict.fromkeys((*compiled.gaps, *gaps.get("android", ())))))
+            return Availability((), tuple(dict.fromkeys((*compiled.gaps, *(android or ())))))
         where = ["simulator"] if gaps.get("simulator") == () else []
-        lacking: list[MissingItem] = []
-        sessions = self._session_gap() if gaps.get("android") == () else None
-        if sessions is not None:
-            lacking.append(sessions)
-        elif gaps.get("android") == ():
+        sessions = self._session_gap if android == () else None
+        if android == () and sessions is None:
             where += self._attached.get(soc.name, ())
-        if not where and not lacking:
-            lacking = list(gaps.get("android", ()))
-            lacking += [] if soc.name in self._attached else [self._no_device()]
-        return Availability(tuple(where), () if where else tuple(lacking))
+        if where:
+            return Availability(tuple(where))
+        if sessions is not None:
+            return Availability((), (sessions,))
+        return Availability((), (*(android or ()), *(() if soc.name in self._attached else (self._no_device(),))))
 
+    @functools.cached_property
     def _session_gap(self) -> MissingItem | None:
-        if isinstance(self._sessions, bool):
-            runner = self._places[ANDROID].runner.path
-            known = runner is not None and runner.is_file() and takes_sessions(runner)
-            name = runner.name if runner else "the runner"
-            self._sessions = None if known else MissingItem(f"{name}: takes no jobs in a session", _BUILD_ANDROID)
-        return self._sessions
+        """Lack of a runner for Android that is not farm's; None for farm's runner."""
+        runner = self._places[ANDROID].runner.path
+        if runner is not None and runner.is_file() and takes_sessions(runner):
+            return None
+        name = runner.name if runner else "the runner"
+        return MissingItem(f"{name}: takes no jobs in a session", _BUILD_ANDROID)
 
     def _no_device(self) -> MissingItem:
         if not self._asked:
             return MissingItem("a device: no adb server", "adb start-server")
-        return MissingItem("a device with that SoC", "attach one; 'adb devices' shows what is attached")
+        return MissingItem("a device with that SoC", "attach one; 'adb devices' lists attached devices")
 
 
 def runnable(ability: Ability) -> bool:
@@ -243,10 +240,6 @@ def _gaps_of(parts: Iterable[RuntimePart], where: str = "") -> tuple[MissingItem
     return tuple(MissingItem(", ".join(shown), repair, where) for repair, shown in names.items())
 
 
-def _planned_here(config: Config) -> NativeBuild:
-    return planned_native(config.cache_dir, HOST, executorch=runner_executorch(config))
-
-
 def _package(name: str) -> None:
     if not package_version(name):
         raise MissingToolError(f"{name} is not installed: {install_hint('simulator')}")
@@ -263,23 +256,22 @@ def list_tools(config: Config, compiler: Mapping[str, str] | None = None) -> lis
     tools = [Tool(name, versions[name], "") for name in _TOOL_PACKAGES]
     tools += [Tool(name, "in PATH" if (path := shutil.which(name)) else "", path or "") for name in _TOOL_PROGRAMS]
     tools += [_runner(config, name) for name in TARGETS]
-    tools.append(_adb())
-    tools.append(_qnn_sdk(config.sdk_root))
-    tools.append(_ndk(config.android_ndk_root))
-    tools.append(_folder("ExecuTorch for Android", config.executorch_build, (BACKEND_IN_BUILD,)))
-    tools.append(_folder("ExecuTorch for Arm Linux", config.executorch_linux_build, (BACKEND_IN_BUILD,)))
-    direct = (BACKEND_IN_BUILD, SKEL_IN_BUILD)
-    tools.append(_folder("ExecuTorch for direct mode", config.executorch_direct_build, direct))
-    tools.append(_folder("Hexagon SDK", config.hexagon_sdk_root, (str(ELFSIGNER),)))
-    tools.append(_folder("Hexagon tools", config.hexagon_tools_root, (_TOOLS_LIBRARIES,)))
+    tools += [_adb(), _qnn_sdk(config.sdk_root), _ndk(config.android_ndk_root)]
+    folders = (
+        ("ExecuTorch for Android", config.executorch_build, (BACKEND_IN_BUILD,)),
+        ("ExecuTorch for Arm Linux", config.executorch_linux_build, (BACKEND_IN_BUILD,)),
+        ("ExecuTorch for direct mode", config.executorch_direct_build, (BACKEND_IN_BUILD, SKEL_IN_BUILD)),
+        ("Hexagon SDK", config.hexagon_sdk_root, (str(ELFSIGNER),)),
+        ("Hexagon tools", config.hexagon_tools_root, (_TOOLS_LIBRARIES,)),
+    )
+    tools += [_folder(*folder) for folder in folders]
     return tools
 
 
 def _runner(config: Config, target: str) -> Tool:
     name = f"farm_runner for {target}"
     try:
-        here = _planned_here(config) if target == HOST else None
-        build = here or planned_native(config.cache_dir, target, android=android_kit(config))
+        build = planned_runner(config, target)
     except FarmError:
         return Tool(name, "", "")
     if build.built:

@@ -10,8 +10,7 @@ from farm.base.backends.registry import BACKENDS, find_backend
 from farm.base.errors import IllegalTargetError, MissingToolError
 from farm.base.hashes import hash_files
 from farm.base.socs import Soc, check_backend, load_socs
-from farm.builds.runtime.device_files import android_kit, device_parts, device_places
-from farm.builds.runtime.native.build import planned_native
+from farm.builds.runtime.device_files import device_parts, device_places, planned_runner
 from farm.builds.runtime.native.cross_compilers import planned_aarch64_executorch
 from farm.builds.runtime.native.executorch import runner_executorch
 from farm.builds.runtime.native.targets import ANDROID, HOST, RUNNER, TARGETS, BuildTarget, Mode
@@ -139,11 +138,11 @@ def _offer(name: str, target: BuildTarget, backends: tuple[str, ...], states: li
 
 def _examine(parts: list[RuntimePart], cache_dir: Path | None = None) -> Iterator[FileState]:
     """Yield the state of every part; with hashes if there is a `cache_dir` to remember them in."""
-    there = [part.path for part in parts if part.path is not None and part.path.is_file()]
+    there = [part.path for part in parts if part.path is not None and part.present]
     hashes = hash_files(cache_dir, there) if cache_dir else {}
     for part in parts:
         fault = find_fault(part)
-        path = part.path if part.path is not None and part.path.is_file() else None
+        path = part.path if part.present else None
         yield FileState(
             part.name,
             str(part.path.resolve()) if part.path is not None else "",
@@ -210,12 +209,8 @@ def _linux_parts(config: Config, target: BuildTarget) -> list[RuntimePart]:
 
 def _runner_part(config: Config, target: BuildTarget) -> RuntimePart:
     try:
-        executorch = runner_executorch(config) if target.name == HOST else None
-        build = planned_native(config.cache_dir, target.name, android=android_kit(config), executorch=executorch)
+        build = planned_runner(config, target.name)
     except MissingToolError as error:
         return RuntimePart(RUNNER, None, target.machine, repair_of(error))
-    return RuntimePart(RUNNER, build.runner, target.machine, _build_command(target), absent="not built")
-
-
-def _build_command(target: BuildTarget) -> str:
-    return "farm setup runtime build" + ("" if target.name == HOST else f" --target {target.name}")
+    command = "farm setup runtime build" + ("" if target.name == HOST else f" --target {target.name}")
+    return RuntimePart(RUNNER, build.runner, target.machine, command, absent="not built")

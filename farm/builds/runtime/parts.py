@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -44,6 +45,11 @@ class RuntimePart(msgspec.Struct, frozen=True):
     absent: str = "missing"
     """Word for a missing file in messages."""
 
+    @property
+    def present(self) -> bool:
+        """True if the file exists."""
+        return self.path is not None and self.path.is_file()
+
 
 def find_fault(part: RuntimePart) -> FileFault | None:
     """Return the fault of the file, None for a good one."""
@@ -57,6 +63,13 @@ def find_fault(part: RuntimePart) -> FileFault | None:
         return FileFault(error.problem, part.get, "damaged")
     except OSError as error:
         return FileFault(f"cannot be read: {error.strerror}", f"make {part.path} readable for you", "unreadable")
+
+
+def require_sound(parts: Iterable[RuntimePart]) -> None:
+    """Raise ConfigError for the first faulty file."""
+    for part in parts:
+        if (fault := find_fault(part)) is not None:
+            raise ConfigError(part.path or part.name, "", f"{fault.problem}: {fault.repair}")
 
 
 def _find_wrong(part: RuntimePart, header: ElfHeader) -> FileFault | None:

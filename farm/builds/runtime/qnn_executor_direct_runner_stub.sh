@@ -1,7 +1,7 @@
 #!/bin/sh
-# Stands in for qnn_executor_direct_runner where there is no DSP: a virtual device. It takes the same flags, computes with
-# farm_runner, which lies beside it, and says and leaves what the original does. Nothing here is a DSP, FastRPC or a
-# process domain: only how farm asks and what it makes of the answer can be tried with it.
+# Stub of qnn_executor_direct_runner on a virtual device, which has no DSP. It takes the same flags, computes with the
+# farm_runner beside it, and prints and writes the same as the original. It has no DSP, FastRPC or process domain: tests
+# with it cover only farm's call and farm's reading of the results.
 # Source: ExecuTorch 1.5, examples/qualcomm/direct_executor_runner.
 here=$(dirname -- "$0")
 model=model.pte list=input_list.txt outputs=. etdump=etdump.etdp method=0 domain=3
@@ -28,7 +28,7 @@ case $domain in
     0 | 3) echo "I 00:00:00.000000 executorch:stub.cpp:2] STUB of direct mode, domain $domain" >&2 ;;
     *) give_up "Unable to find domain $domain" ;;
 esac
-# Without a list the original executes nothing, and ends well.
+# Without an input list the original executes nothing and exits with 0.
 if [ ! -e "$list" ]; then exit 0; fi
 "$here/farm_runner" --model_path="$model" --input_list_path="$list" --output_folder_path="$outputs" \
     --method_index="$method" --etdump_path="$etdump" --performance_output_path=stub_speed.txt --result_path= &
@@ -39,7 +39,7 @@ code=$?
 case $code in
     0) ;;
     [1-9] | 1[0-9]) give_up "qnn_executorch_execute_all failed: 0xffffffff" ;;
-    # The DSP's process crashed: here a signal.
+    # A signal stands for a crash of the DSP's process.
     *) exit "$code" ;;
 esac
 count=$(wc -l <"$list")

@@ -107,7 +107,7 @@ def fetch_linux_files(cache_dir: Path, sdk_root: Path | None = None) -> Path:
     if sdk_root is not None and not release:
         if (folder := newest_linux_folder(sdk_root)) is not None:
             return folder
-        raise MissingToolError(f"the QNN SDK {sdk_root} has no lib/{LINUX_FOLDER}: name one that has, or none")
+        raise MissingToolError(f"the QNN SDK {sdk_root} has no lib/{LINUX_FOLDER}: name another SDK, or none")
     fetched = fetch_wheel(cache_dir, WHEEL, "aarch64", _WHEEL_EXTRA, keep, version=release)
     return fetched / "onnxruntime_qnn"
 

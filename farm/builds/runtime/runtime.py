@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.backends.registry import DEFAULT_BACKEND, find_backend
-from farm.base.errors import ConfigError, IllegalTargetError, MissingToolError, UsageError
-from farm.base.hashes import hash_files
-from farm.base.socs import Soc, check_backend
+from farm.base.errors import IllegalTargetError, MissingToolError, UsageError
+from farm.base.hashes import digest_of, hash_files
+from farm.base.socs import Soc, check_backend, find_soc
 from farm.builds.runtime.device_files import (
     DIRECT_SKEL,
     Places,
@@ -38,7 +38,7 @@ from farm.builds.runtime.native.targets import (
     Mode,
 )
 from farm.builds.runtime.packages import package_version
-from farm.builds.runtime.parts import RuntimePart, find_fault
+from farm.builds.runtime.parts import RuntimePart, find_fault, require_sound
 from farm.builds.runtime.qnn_sdk import GET_SDK, QnnFiles, release_of, sdk_version
 from farm.builds.runtime.simulator import LIBRARY, TARGET, host_sdk
 
@@ -113,25 +113,26 @@ def virtual_runtime(
     found = simulator_runtime(
         config.cache_dir, soc, backend, sdk_root=config.sdk_root, executorch=executorch, native=native
     )
-    return _rehearsed_direct(config.cache_dir, found, backend) if mode == "direct" else found
-
-
-def _rehearsed_direct(cache_dir: Path, runtime: Runtime, backend: str) -> Runtime:
-    """Return `runtime`, of this machine, behind the stub of direct mode's runner."""
+    if mode != "direct":
+        return found
     require_direct(find_backend(backend))
-    files = {**runtime.files, DIRECT_STUB_RUNNER: Path(__file__).with_name(f"{DIRECT_STUB_RUNNER}.sh")}
-    made = _runtime(cache_dir, files, DIRECT_STUB_RUNNER, runtime.versions, runtime.kind, runtime.needs_root)
+    files = {**found.files, DIRECT_STUB_RUNNER: Path(__file__).with_name(f"{DIRECT_STUB_RUNNER}.sh")}
+    made = _runtime(config.cache_dir, files, DIRECT_STUB_RUNNER, found.versions, found.kind, found.needs_root)
     # The runner that computes is behind the stub.
-    versions = {**made.versions, "runner": runtime.versions["runner"], "direct_stub": made.versions["runner"]}
-    return _one_shot(made, backend, "direct", versions)
+    stub = {"runner": found.versions["runner"], "direct_stub": made.versions["runner"]}
+    return _one_shot(made, _direct_flags(backend), stub)
 
 
-def _one_shot(runtime: Runtime, backend: str, mode: Mode, versions: dict[str, str]) -> Runtime:
-    flags = {"domain_id": str(find_backend(backend).direct_domain)} if mode == "direct" else {}
+def _one_shot(runtime: Runtime, flags: dict[str, str], versions: Mapping[str, str] = MappingProxyType({})) -> Runtime:
+    """Return `runtime` with a runner that runs one job; `versions` replace known ones."""
     # Most of it was built elsewhere: a number depends on all of it.
-    return msgspec.structs.replace(
-        runtime, one_shot=True, flags=flags, versions={**versions, "runtime": runtime.digest}
-    )
+    known = {**runtime.versions, **versions, "runtime": runtime.digest}
+    return msgspec.structs.replace(runtime, one_shot=True, flags=flags, versions=known)
+
+
+def _direct_flags(backend: str) -> dict[str, str]:
+    """Return the flags that direct mode's runner gets with every job."""
+    return {"domain_id": str(find_backend(backend).direct_domain)}
 
 
 def with_runner(
@@ -140,8 +141,7 @@ def with_runner(
     """Return `runtime` with another runner of `files`, which runs one job; all `files` lie beside the runner."""
     kept = {name: path for name, path in runtime.files.items() if name != runtime.runner}
     versions = {name: version for name, version in runtime.versions.items() if name != "runtime"}
-    made = _runtime(cache_dir, kept | files, runner, versions, runtime.kind, runtime.needs_root)
-    return msgspec.structs.replace(made, one_shot=True, flags=flags, versions={**made.versions, "runtime": made.digest})
+    return _one_shot(_runtime(cache_dir, kept | files, runner, versions, runtime.kind, runtime.needs_root), flags)
 
 
 def remade(cache_dir: Path, runtime: Runtime, files: dict[str, Path], versions: dict[str, str]) -> Runtime:
@@ -187,7 +187,7 @@ def simulator_runtime(
         versions["qnn"] = sdk.qnn_version
     elif not known.on_cpu:
         if soc is None:
-            raise IllegalTargetError(f"the runtime of an {backend.upper()} is that of an SoC: say which")
+            raise IllegalTargetError(f"the runtime of an {backend.upper()} depends on the SoC: name it")
         files |= _complete(soc, backend, rehearsal_parts(soc, backend, sdk_root))
         versions["qnn"] = sdk_version(sdk_root)
     return _runtime(cache_dir, files, RUNNER, versions, "simulator", needs_root=known.needs_root)
@@ -205,6 +205,13 @@ def rehearsal_parts(soc: Soc, backend: str, sdk_root: Path | None) -> tuple[Runt
         names |= dict.fromkeys(path.name for pattern in patterns for path in sorted(folder.glob(pattern)))
     libraries = [RuntimePart(name, folder / name if folder else None, X86_64, get) for name in names]
     return (*libraries, dsp_file(soc, known, QnnFiles(get, sdk_root)))
+
+
+def runtime_for(config: Config, soc: str, kind: str, os: str, backend: str, mode: Mode) -> Runtime:
+    """Return the runtime of a device of `kind` with a SoC and `os`, both by name. Raises as `attached_runtime`."""
+    if kind == "virtual":
+        return virtual_runtime(config, find_soc(soc), backend, mode=mode)
+    return attached_runtime(config, find_soc(soc), backend, mode, linux=os == "linux")
 
 
 def attached_runtime(
@@ -252,15 +259,13 @@ def device_runtime(
     files = _complete(soc, backend, parts)
     versions = {} if known.on_cpu else {"qnn": version}
     runtime = _runtime(cache_dir, files, parts[0].name, versions, kind, needs_root=known.needs_root)
-    if takes_sessions(files[runtime.runner]):
-        others = {name: sha256 for name, sha256 in runtime.hashes.items() if name != runtime.runner}
-        # The runner has a fact of its own. ExecuTorch's backend was built elsewhere, and QNN is named by its version.
-        return (
-            runtime
-            if known.on_cpu
-            else msgspec.structs.replace(runtime, versions={**runtime.versions, "runtime": _digest(others)})
-        )
-    return _one_shot(runtime, backend, mode, runtime.versions)
+    if not takes_sessions(files[runtime.runner]):
+        return _one_shot(runtime, _direct_flags(backend) if mode == "direct" else {})
+    if known.on_cpu:
+        return runtime
+    # The runner has a fact of its own. ExecuTorch's backend was built elsewhere, and QNN is named by its version.
+    others = digest_of(sorted(one for one in runtime.hashes.items() if one[0] != runtime.runner))
+    return msgspec.structs.replace(runtime, versions={**runtime.versions, "runtime": others})
 
 
 def linux_runtime(cache_dir: Path) -> Runtime:
@@ -355,29 +360,17 @@ def _runtime(
             known["skel"] = hashes[files[name]]
     if "skel" in known:
         known["dsp_logs"] = _DSP_LOGS
-    return Runtime(files, _digest(named, known.get("dsp_logs", "")), runner, known, kind, needs_root, named)
-
-
-def _digest(hashes: Mapping[str, str], dsp_logs: str = "") -> str:
-    """Return a hash over the names and contents of files, and over the mask of the DSP's log."""
-    digest = hashlib.sha256()
-    for name in sorted(hashes):
-        digest.update(f"{name}\0{hashes[name]}\0".encode())
-    if dsp_logs:
-        digest.update(f"dsp_logs\0{dsp_logs}\0".encode())
-    return digest.hexdigest()
+    content = [*sorted(named.items()), *(one for one in known.items() if one[0] == "dsp_logs")]
+    return Runtime(files, digest_of(content), runner, known, kind, needs_root, named)
 
 
 def _complete(soc: Soc, backend: str, parts: Sequence[RuntimePart]) -> dict[str, Path]:
     """Return the files by name. Raises MissingToolError with the names of all missing files, ConfigError."""
-    missing = [fault for part in parts if part.path is None or not part.path.is_file() if (fault := find_fault(part))]
+    missing = [fault for part in parts if not part.present and (fault := find_fault(part))]
     if missing:
         names = ", ".join(fault.problem.replace(" is missing", "") for fault in missing)
         count = "a file that is missing" if len(missing) == 1 else f"{len(missing)} files that are missing"
         how = "; ".join(dict.fromkeys(fault.repair for fault in missing))
         raise MissingToolError(f"{soc.name} {backend} needs {count}: {names}: {how}")
-    for part in parts:
-        fault = find_fault(part)
-        if fault is not None and part.path is not None:
-            raise ConfigError(part.path, "", f"{fault.problem}: {fault.repair}")
+    require_sound(parts)
     return {part.name: part.path for part in parts if part.path is not None}

@@ -96,6 +96,6 @@ def find_signing_fault(signed: Path, unsigned: Path | None) -> SigningFault | No
         return SigningFault("outdated", f"was {signed_on} from another {unsigned.name} than there is now", adopted)
     made, source = read_elf(signed), read_elf(unsigned)
     if (made.machine, made.flags) != (source.machine, source.flags):
-        problem = f"has e_flags {made.flags:#x}, and what it was signed from {source.flags:#x}"
+        problem = f"has e_flags {made.flags:#x}, and its original has {source.flags:#x}"
         return SigningFault("wrong arch", problem, adopted)
     return None

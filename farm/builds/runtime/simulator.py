@@ -21,10 +21,11 @@ import msgspec
 
 from farm.base.errors import MissingToolError
 from farm.base.hashes import hash_files
+from farm.base.processes import ask_program
 from farm.base.publish import published
 from farm.base.trust import require_own
 from farm.builds.runtime.native.build import NativeBuild, build_native
-from farm.builds.runtime.native.executorch import NativeExecutorch, default_executorch
+from farm.builds.runtime.native.executorch import NativeExecutorch
 from farm.builds.runtime.native.targets import BRIDGE
 from farm.builds.runtime.packages import install_hint, package_folder
 
@@ -73,31 +74,25 @@ class _Probed(msgspec.Struct, frozen=True):
     build_id: str
 
 
-def host_sdk(
-    cache_dir: Path,
-    *,
-    sdk_root: Path | None = None,
-    executorch: NativeExecutorch | None = None,
-    native: NativeBuild | None = None,
-) -> HostSdk:
+def host_sdk(cache_dir: Path, *, sdk_root: Path | None = None, native: NativeBuild | None = None) -> HostSdk:
     """Return the SDK folder of this machine: `sdk_root`, else the libraries of the onnxruntime-qnn wheel.
 
     Libraries that need the bridge are laid out anew below `cache_dir`, with the bridge of `native` in front, the build
-    for this machine; without it the first call builds bridge and runner for `executorch`. Raises MissingToolError, also
-    for an `sdk_root` that is not there or has no libraries for this machine.
+    for this machine; without it the first call builds bridge and runner. Raises MissingToolError, also for an
+    `sdk_root` that is not there or has no libraries for this machine.
     """
     source = _source(sdk_root)
     if source.sdk_root is not None and (source.sdk_root / _MARKER).is_file():
         # A process that was given our own layout: to bridge it once more would undo the bridge.
         laid_out = _read_marker(source.sdk_root)
         # The links of a layout may lead to other libraries by now.
-        real = _real_libraries(laid_out)
+        real = _Libraries((laid_out.lib_dir,), laid_out.lib_dir / "real" / LIBRARY, None)
         return msgspec.structs.replace(laid_out, qnn_version=_probe(cache_dir, real, _key(cache_dir, real)).build_id)
     key = _key(cache_dir, source)
     probed = _probe(cache_dir, source, key)
     if source.sdk_root is not None and probed.core_api[:2] < _FIRST_BRIDGED_CORE_API:
         return HostSdk(source.sdk_root, source.library.parent, probed.build_id, bridged=False)
-    native = native or build_native(cache_dir, executorch=executorch)
+    native = native or build_native(cache_dir)
     # The bridge does not depend on the ExecuTorch of the runner beside it.
     bridge = hash_files(cache_dir, [native.bridge])[native.bridge]
     folder = cache_dir / "sdk" / _digest(key, bridge, *map(str, source.folders))
@@ -127,18 +122,12 @@ def package_libraries(sdk_root: Path | None) -> tuple[Path, ...]:
     return _source(sdk_root).folders
 
 
-def outside_environment(
-    cache_dir: Path,
-    *,
-    sdk_root: Path | None = None,
-    executorch: NativeExecutorch | None = None,
-) -> dict[str, str]:
+def outside_environment(cache_dir: Path, sdk_root: Path | None, executorch: NativeExecutorch) -> dict[str, str]:
     """Return QNN_SDK_ROOT, LD_LIBRARY_PATH and QNN_EXECUTOR_RUNNER; the first call builds the runner and the bridge.
 
     A process must start with these variables. The current entries of LD_LIBRARY_PATH follow farm's. Raises
     MissingToolError, InfraError.
     """
-    executorch = executorch or default_executorch()
     native = build_native(cache_dir, executorch=executorch)
     sdk = host_sdk(cache_dir, sdk_root=sdk_root, native=native)
     libraries = executorch.libraries
@@ -181,11 +170,6 @@ def _named_by(root: Path) -> str:
     return "sdk_root in the [qnn] table of farm.toml"
 
 
-def _real_libraries(sdk: HostSdk) -> _Libraries:
-    """Return the libraries that a layout of ours stands in front of."""
-    return _Libraries((sdk.lib_dir,), sdk.lib_dir / "real" / LIBRARY, None)
-
-
 def _libraries(source: _Libraries) -> list[Path]:
     return sorted(path for folder in source.folders for path in folder.iterdir() if ".so" in path.suffixes)
 
@@ -207,26 +191,18 @@ def _digest(*parts: str) -> str:
 def _probe(cache_dir: Path, source: _Libraries, key: str) -> _Probed:
     def ask(folder: Path) -> None:
         try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("library_probe.py")), str(source.library)],
-                env={**os.environ, "LD_LIBRARY_PATH": ":".join(str(folder) for folder in source.folders)},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_PROBE_SECONDS,
-                check=False,
-            )
+            program = Path(__file__).with_name("library_probe.py")
+            environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(map(str, source.folders))}
+            answer = ask_program([sys.executable, "-I", "-S", program, source.library], _PROBE_SECONDS, environment)
         except subprocess.TimeoutExpired:
             raise MissingToolError(f"{source.library} does not load within {_PROBE_SECONDS} s") from None
-        answers = [line for line in done.stdout.splitlines() if line.startswith('{"core_api"')]
-        if done.returncode != 0 or not answers:
-            why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        lines = [line for line in answer.output.splitlines() if line.startswith('{"core_api"')]
+        if answer.code != 0 or not lines:
             raise MissingToolError(
-                f"{source.library} cannot be loaded: {why}: use a QNN SDK for this machine, "
+                f"{source.library} cannot be loaded: {answer.reason}: use a QNN SDK for this machine, "
                 f"or unset QNN_SDK_ROOT to use the wheel's libraries ({install_hint('simulator')})"
             )
-        (folder / "probe.json").write_text(answers[-1])
+        (folder / "probe.json").write_text(lines[-1])
 
     folder = published(cache_dir / "sdk" / f"probe-{key}", ask)
     return msgspec.json.decode((folder / "probe.json").read_bytes(), type=_Probed)

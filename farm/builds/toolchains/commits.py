@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -13,6 +13,7 @@ import msgspec
 from farm.base.backends.registry import cpu_backends
 from farm.base.errors import UsageError
 from farm.base.git import ask_git, git
+from farm.base.hashes import digest_of
 
 _SUBMODULE = "160000"
 # Files that decide about the native parts of a checkout: sources, generators and build files.
@@ -52,13 +53,6 @@ class Commit(msgspec.Struct, frozen=True):
     def short(self) -> str:
         """First ten digits of the hash."""
         return self.sha[:10]
-
-
-class Submodule(msgspec.Struct, frozen=True):
-    """Submodule of a commit, with the commit that it pins."""
-
-    path: str
-    sha: str
 
 
 class Checkout:
@@ -140,47 +134,33 @@ class Checkout:
         parts = raw.split("\0")
         return [f"{status}\t{path}" for status, path in zip(parts[::2], parts[1::2], strict=False) if path]
 
-    def submodules(self, commit: Commit) -> list[Submodule]:
-        """Return the submodules of a commit, with the commits that it pins."""
-        return [
-            Submodule(path, facts.split(" ")[1])
-            for path, facts in self.files(commit).items()
-            if facts.startswith(_SUBMODULE)
-        ]
+    def submodules(self, commit: Commit) -> dict[str, str]:
+        """Return the commits that a commit pins, by the path of the submodule."""
+        files = self.files(commit).items()
+        return {path: facts.split(" ")[1] for path, facts in files if facts.startswith(_SUBMODULE)}
 
     def native_key(self, commit: Commit) -> str:
         """Return a hash of the sources of the native parts at a commit."""
-        return _digest((path, facts) for path, facts in self.files(commit).items() if is_native(path, facts))
+        return digest_of(sorted(one for one in self.files(commit).items() if is_native(*one)))
 
     @cached_property
     def built_key(self) -> str:
         """Hash like `native_key` for the files of the checkout; with edited native sources no commit has it."""
         head = self.commit("HEAD")
-        raw = git(
-            self.folder,
-            *self._no_filters(),
-            "diff",
-            "--raw",
-            "--no-renames",
-            "--no-ext-diff",
-            "--ignore-submodules=dirty",
-            "-z",
-            "HEAD",
-        )
+        options = ("--raw", "--no-renames", "--no-ext-diff", "--ignore-submodules=dirty", "-z")
+        raw = git(self.folder, *self._no_filters(), "diff", *options, "HEAD")
         parts = raw.split("\0")
         # `:MODE MODE HASH HASH STATUS` and the path in turns.
-        edited = [
-            (path, "edited") for facts, path in zip(parts[::2], parts[1::2], strict=False) if is_native(path, facts[1:])
-        ]
-        return _digest([(head.sha, "edited"), *edited]) if edited else self.native_key(head)
+        pairs = zip(parts[::2], parts[1::2], strict=False)
+        edited = [(path, "edited") for facts, path in pairs if is_native(path, facts[1:])]
+        return digest_of(sorted([(head.sha, "edited"), *edited])) if edited else self.native_key(head)
 
     def _no_filters(self) -> list[str]:
         """Return options that keep git from running configured filters on changed files."""
         _, text = ask_git(self.folder, "config", "--name-only", "-z", "--get-regexp", r"^filter\.", okay=(0, 1))
         names = {name.rpartition(".")[0] for name in text.split("\0") if name}
-        off = (
-            f"{name}.{part}" for name in sorted(names) for part in ("clean=", "smudge=", "process=", "required=false")
-        )
+        parts = ("clean=", "smudge=", "process=", "required=false")
+        off = (f"{name}.{part}" for name in sorted(names) for part in parts)
         return [word for setting in off for word in ("-c", setting)]
 
     @cached_property
@@ -247,19 +227,12 @@ def is_native(path: str, facts: str = "") -> bool:
     return suffix in _YAML and folders[:1] == ("kernels",)
 
 
-def _digest(parts: Iterable[tuple[str, str]]) -> str:
-    digest = hashlib.sha256()
-    for path, facts in sorted(parts):
-        digest.update(f"{path}\0{facts}\0".encode(errors="surrogateescape"))
-    return digest.hexdigest()
-
-
 def _commits(text: str) -> list[Commit]:
     """Return the commits that git printed in _FIELDS, each ended by NUL."""
     # Messages and names may be in any encoding.
     fields = text.encode(errors="surrogateescape").decode(errors="replace").removesuffix("\0").split("\0")
-    found = []
-    for at in range(0, len(fields) - 4, 5):
-        sha, parents, author, date, subject = fields[at : at + 5]
-        found.append(Commit(sha.strip(), tuple(parents.split()), author, date, subject))
-    return found
+    rows = (fields[at : at + 5] for at in range(0, len(fields) - 4, 5))
+    return [
+        Commit(sha.strip(), tuple(parents.split()), author, date, subject)
+        for sha, parents, author, date, subject in rows
+    ]

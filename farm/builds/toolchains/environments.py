@@ -54,9 +54,6 @@ class MadeEnvironment(msgspec.Struct, frozen=True):
     executorch: str
     torch: str
     made_ms: int
-    seconds: float
-    linked: int
-    """Packages of farm's environment."""
     installed: tuple[str, ...]
     """Requirements that pip installed."""
 
@@ -160,14 +157,12 @@ class _Making:
         self._installed: list[str] = []
 
     def make(self) -> None:
-        started = time.monotonic()
         self._make_interpreter()
         self._install([f"executorch=={self._version}"])
         flatc = self._site / "executorch" / "data" / "bin" / "flatc"
         if flatc.is_file():
             flatc.chmod(0o755)
-        linked = self._settle()
-        _link([self._shared[name] for name in linked], self._site)
+        _link([self._shared[name] for name in self._settle()], self._site)
         torch = {one.name: one.version for one in map(_InstalledPackage.of, self._site.glob("*.dist-info"))}["torch"]
         # Their first lines name the folder in which they were made, which has another name in a moment.
         for script in (self._folder / "bin").iterdir():
@@ -177,8 +172,6 @@ class _Making:
             executorch=self._version,
             torch=torch,
             made_ms=time.time_ns() // 1_000_000,
-            seconds=round(time.monotonic() - started, 1),
-            linked=len(linked),
             installed=tuple(self._installed),
         )
         (self._folder / _ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(made)))
@@ -202,7 +195,7 @@ class _Making:
             for requirement in wanted:
                 # farm's own version does not fit: it is not linked, and pip installs another one.
                 self._shared.pop(canonicalize_name(requirement.name), None)
-            self._install([_plain(requirement) for requirement in wanted])
+            self._install([f"{requirement.name}{requirement.specifier}" for requirement in wanted])
         raise MissingToolError(f"ExecuTorch {self._version}: its requirements do not come to an end: {wanted}")
 
     def _unmet(self) -> Iterator[Requirement]:
@@ -241,10 +234,6 @@ class _Making:
             f"an environment with ExecuTorch {self._version} cannot be made, as pip cannot install "
             f"{' '.join(requirements)}: {problem}; is the package index reachable?"
         )
-
-
-def _plain(requirement: Requirement) -> str:
-    return f"{requirement.name}{requirement.specifier}"
 
 
 def _link(shared: Iterable[_InstalledPackage], site: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import UsageError
@@ -32,18 +31,10 @@ class ReleaseRow(NamedTuple):
     needs_flatc: bool
     """True for releases that search flatc on PATH, not in their own wheel."""
 
-    def environment(self, package: Path) -> dict[str, str]:
-        """Return the variables for processes of these releases; `package` is the folder of ExecuTorch's code."""
-        flatc = package / "data" / "bin" / "flatc"
-        if self.needs_flatc and "FLATC_EXECUTABLE" not in os.environ and os.access(flatc, os.X_OK):
-            return {"FLATC_EXECUTABLE": str(flatc)}
-        return {}
-
 
 _GENERATIONS = (
     ReleaseRow((1, 3), "torch>=2.12,<2.14", needs_flatc=True),
     ReleaseRow((1, 4), "torch>=2.13,<2.14", needs_flatc=False),
-    ReleaseRow((1, 5), "torch>=2.13,<2.14", needs_flatc=False),
 )
 
 
@@ -72,7 +63,10 @@ def newer_than_known(version: str) -> bool:
 def variables_of(facts: InterpreterFacts) -> dict[str, str]:
     """Return the variables, besides paths, for the processes of an interpreter's ExecuTorch. Raises UsageError."""
     generation, package = generation_of(facts.version_of("executorch")), facts.folder("executorch")
-    return generation.environment(package) if package is not None else {}
+    if not generation.needs_flatc or package is None or "FLATC_EXECUTABLE" in os.environ:
+        return {}
+    flatc = package / "data" / "bin" / "flatc"
+    return {"FLATC_EXECUTABLE": str(flatc)} if os.access(flatc, os.X_OK) else {}
 
 
 def is_supported(version: str) -> bool:

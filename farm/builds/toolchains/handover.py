@@ -1,4 +1,4 @@
-"""Handover of farm's own code to a toolchain's interpreter, which has no farm installed: links on PYTHONPATH.
+"""Links on PYTHONPATH to farm's own code, for a toolchain's interpreter without farm.
 
 The folder of links has `farm`, msgspec (the only package that a builder imports before torch) and coverage, which
 traces a builder. Other packages of farm's environment are left out, as they would hide the toolchain's packages.
@@ -24,7 +24,7 @@ _FOLDER = "toolchains"
 # Packages and their binary modules, which are built for a single ABI.
 _NEEDED = {"msgspec": "_core"}
 _USEFUL = {"coverage": "tracer"}
-"""Tracer of the functions that ran, so that an edit keeps more bundles; without it all are compiled again."""
+"""Tracer of executed functions, so that an edit invalidates only bundles that used it; without a tracer, all."""
 
 
 def handover(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
@@ -33,7 +33,14 @@ def handover(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
     if not _NEEDED.keys() <= packages.keys():
         installed = _installed(cache_dir, python, facts)
         packages |= {name: installed / name for name in _NEEDED | _USEFUL if (installed / name).is_dir()}
-    return _links(cache_dir, "handover", packages)
+
+    def link(folder: Path) -> None:
+        for name, target in packages.items():
+            (folder / name).symlink_to(target)
+
+    where = cache_dir / _FOLDER / "handover" / _digest(*(f"{name}={target}" for name, target in packages.items()))
+    # The target of a link may be removed and made again, so each link is checked.
+    return published(where, link, is_whole=lambda folder: all((folder / name).is_dir() for name in packages))
 
 
 def checkout_link(cache_dir: Path, package: Path) -> Path:
@@ -45,20 +52,10 @@ def checkout_link(cache_dir: Path, package: Path) -> Path:
 
     def fill(folder: Path) -> None:
         (folder / "executorch").mkdir()
-        text = f"# The source tree that is compiled with, and nothing of a wheel.\n__path__ = [{str(package)!r}]\n"
+        text = f"# Only the source tree of the toolchain, no modules of a wheel.\n__path__ = [{str(package)!r}]\n"
         (folder / "executorch" / "__init__.py").write_text(text, encoding="utf-8")
 
     return published(cache_dir / _FOLDER / "checkouts" / _digest(str(package)), fill)
-
-
-def _links(cache_dir: Path, kind: str, targets: dict[str, Path]) -> Path:
-    def fill(folder: Path) -> None:
-        for name, target in targets.items():
-            (folder / name).symlink_to(target)
-
-    where = cache_dir / _FOLDER / kind / _digest(*(f"{name}={target}" for name, target in targets.items()))
-    # The target of a link may be removed and made again, so each link is checked.
-    return published(where, fill, is_whole=lambda folder: all((folder / name).is_dir() for name in targets))
 
 
 def _own_packages(facts: InterpreterFacts) -> dict[str, Path]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from farm.base.errors import MissingToolError
+from farm.base.processes import ask_program
 from farm.builds.toolchains import probe
 
 LEAST_PYTHON = (3, 11)
@@ -101,22 +102,16 @@ def inspect(python: Path, env: Mapping[str, str] | None = None) -> InterpreterFa
     """
     source = Path(probe.__file__).read_text(encoding="utf-8")
     try:
-        done = subprocess.run(
-            [str(python), "-c", source],
-            env=process_environment(env or {}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PROBE_SECONDS,
-            check=False,
-        )
-        facts = msgspec.json.decode(_document(done.stdout), type=InterpreterFacts, dec_hook=_path)
+        answer = ask_program([python, "-c", source], _PROBE_SECONDS, process_environment(env or {}))
+        # Output of a `sitecustomize` comes before the document.
+        document = (answer.output.strip().splitlines() or [""])[-1]
+        facts = msgspec.json.decode(document, type=InterpreterFacts, dec_hook=_path)
     except subprocess.TimeoutExpired:
         raise MissingToolError(f"{python} does not answer within {_PROBE_SECONDS:g} s") from None
     except OSError as error:
         raise MissingToolError(f"{python} cannot be started: {error.strerror or error}") from None
     except (msgspec.DecodeError, msgspec.ValidationError):
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise MissingToolError(f"{python} is no Python that farm can use: {last}") from None
+        raise MissingToolError(f"{python} is no Python that farm can use: {answer.reason}") from None
     if facts.version[:2] < LEAST_PYTHON:
         needed, found = (".".join(map(str, version[:2])) for version in (LEAST_PYTHON, facts.version))
         raise MissingToolError(f"{python} is Python {found}: a toolchain needs Python {needed} or newer")
@@ -127,11 +122,6 @@ def process_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process of a toolchain whose own variables are `env`."""
     # The user's current folder is left out of the search path: an `executorch` in it would be imported.
     return {**os.environ, "PYTHONSAFEPATH": "1", **env}
-
-
-def _document(printed: bytes) -> bytes:
-    """Return the last line of the output; output of a `sitecustomize` comes before it."""
-    return (printed.strip().splitlines() or [b""])[-1]
 
 
 def _path(kind: type, text: Any) -> Any:

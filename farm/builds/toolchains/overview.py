@@ -106,22 +106,19 @@ def _origin(toolchain: ToolchainConfig) -> tuple[str, str]:
 
 def environment_rows(cache_dir: Path) -> list[EnvironmentRow]:
     """Return the environments in the cache, the one used last first."""
-    found = []
-    for folder in environments_folder(cache_dir).glob("*"):
-        made = about(folder)
-        if made is None:
-            continue
-        found.append(
-            EnvironmentRow(
-                folder=str(folder),
-                executorch=made.executorch,
-                torch=made.torch,
-                made_ms=made.made_ms,
-                used_ms=used_ms(folder),
-                nbytes=folder_size(folder)[1],
-                current=folder == environment_folder(cache_dir, made.executorch),
-            )
+    found = [
+        EnvironmentRow(
+            folder=str(folder),
+            executorch=made.executorch,
+            torch=made.torch,
+            made_ms=made.made_ms,
+            used_ms=used_ms(folder),
+            nbytes=folder_size(folder)[1],
+            current=folder == environment_folder(cache_dir, made.executorch),
         )
+        for folder in environments_folder(cache_dir).glob("*")
+        if (made := about(folder)) is not None
+    ]
     return sorted(found, key=lambda row: -row.used_ms)
 
 

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from farm.base.errors import FarmError
 from farm.base.hashes import let_the_clock_pass
 from farm.builds.bundles.key import HOST_CPU, QNN_PRODUCT, forget_sources, stub_of
@@ -55,23 +53,22 @@ def prepare(config: Config, *, virtual: bool = False) -> Toolchain:
         env = compiler_environment(config, selected, facts)
     packages = {name: facts.version_of(name) for name in PACKAGES}
     versions = {"qnn": sdk.qnn_version, HOST_CPU: "x86" if virtual else "arm", **packages}
-    compiler = Compiler(str(selected.python or sys.executable), dict(sdk.env) | env)
-    # The bridge may have been laid out just now.
+    python, env = selected.python or Path(sys.executable), dict(sdk.env) | env
+    # The bridge may just have been written.
     let_the_clock_pass([sdk.lib_dir / LIBRARY])
     as_of_ns = time.time_ns()
-    found = identify(config.cache_dir, Path(compiler.python), facts, compiler.env, qnn=sdk.lib_dir)
+    found = identify(config.cache_dir, python, facts, env, qnn=sdk.lib_dir)
     source = source_state(config.cache_dir, found.trees)
     developed = developed_roots(config.cache_dir, found, config.trace)
-    compiler = msgspec.structs.replace(compiler, developed=developed, as_of_ns=as_of_ns)
     if newer_than_known(versions["executorch"]):
         logger.info("ExecuTorch %s is newer than %s, the newest that farm was run with", versions["executorch"], NEWEST)
     product = sdk_product(config.sdk_root)
     if stub_of({QNN_PRODUCT: product}):
-        # Commands with few numbers have no other place for it.
+        # Some commands print no table in which a stub could be marked.
         logger.info("STUB: QNN's libraries are a stub (%s); no number is a measurement of Qualcomm's products", product)
     return Toolchain(
         versions | found.content,
-        compiler,
+        Compiler(str(python), env, developed, as_of_ns),
         native.key,
         runner_of="" if executorch.own else f"executorch {executorch.version}",
         name=selected.name,

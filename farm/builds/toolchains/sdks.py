@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.backends.registry import BACKENDS, find_backend
-from farm.base.errors import MissingToolError, UsageError
-from farm.base.paths import beside, is_path
+from farm.base.errors import FarmError, MissingToolError, UsageError
+from farm.base.publish import withdraw
 from farm.base.socs import load_socs
 from farm.base.trust import require_own
 from farm.builds.bundles.cache import folder_size
@@ -22,6 +24,8 @@ from farm.builds.runtime.runtime import require_backend
 from farm.builds.runtime.simulator import LIBRARY, TARGET, require_host_libraries
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from farm.base.config.settings import Config
     from farm.base.config.toolchains import ToolchainConfig
 
@@ -51,12 +55,9 @@ class QnnSdk(msgspec.Struct, frozen=True):
     """Origin of a fetched SDK: an address, or `onnxruntime-qnn 2.5.0`."""
 
 
-class SdkState(msgspec.Struct, frozen=True):
+class SdkState(QnnSdk, frozen=True):
     """QNN SDK on this machine, with the targets and backends that it supports."""
 
-    version: str
-    root: Path | None
-    origin: str
     targets: tuple[str, ...]
     """Targets of its libraries: `x86_64`, `android`, `oe-linux`, `hexagon v75`."""
     backends: tuple[str, ...]
@@ -76,10 +77,9 @@ def resolve_qnn(config: Config, text: str) -> Path | None:
         require_host_libraries(Path(text), text)
         return Path(text)
     wanted = require_version(text)
-    there = installed_sdks(config)
-    found = [sdk for sdk in there if is_version(sdk.version, wanted) and not _is_runtime(sdk)]
+    found = list(_compilers(config, wanted))
     if not found:
-        known = ", ".join(sdk.version for sdk in there) or "none"
+        known = ", ".join(sdk.version for sdk in installed_sdks(config)) or "none"
         raise MissingToolError(
             f"QNN {text} is not on this machine, there is {known}: run 'farm setup sdk fetch {wanted}', "
             "or name the folder of a QNN SDK"
@@ -102,21 +102,14 @@ def require_version(text: str) -> str:
     return wanted[1]
 
 
-def default_path(text: str) -> str:
-    """Return an argument of a command line, with a path made absolute."""
-    return str(beside(Path.cwd(), text)) if is_path(text) else text
-
-
 def find_cached(config: Config, version: str) -> Path | None:
     """Return the newest SDK in the cache with `version`."""
-    return next(
-        (
-            sdk.root
-            for sdk in installed_sdks(config)
-            if sdk.root is not None and is_version(sdk.version, version) and not _is_runtime(sdk)
-        ),
-        None,
-    )
+    return next((sdk.root for sdk in _compilers(config, version) if sdk.root is not None), None)
+
+
+def _compilers(config: Config, version: str) -> Iterator[QnnSdk]:
+    """Yield the SDKs of `version` that are more than libraries for devices, newest first."""
+    return (sdk for sdk in installed_sdks(config) if is_version(sdk.version, version) and not _is_runtime(sdk))
 
 
 def _is_runtime(sdk: QnnSdk) -> bool:
@@ -135,17 +128,14 @@ def sdk_states(config: Config) -> list[SdkState]:
 
 
 def _state(sdk: QnnSdk, *, default: bool) -> SdkState:
-    root, problem = sdk.root, ""
-    backends = []
-    try:
-        if root is not None and not _is_runtime(sdk):
-            require_host_libraries(root, f"QNN {sdk.version}")
-        for name in BACKENDS:
-            if find_backend(name).on_cpu or _is_runtime(sdk) or not _compiles(name, root):
-                continue
-            backends.append(name)
-    except MissingToolError as error:
-        problem = str(error)
+    root, problem, backends = sdk.root, "", list[str]()
+    if not _is_runtime(sdk):
+        try:
+            if root is not None:
+                require_host_libraries(root, f"QNN {sdk.version}")
+            backends = [name for name in BACKENDS if not find_backend(name).on_cpu and _compiles(name, root)]
+        except MissingToolError as error:
+            problem = str(error)
     folder = package_folder("onnxruntime_qnn", LIBRARY, "simulator") if root is None else root
     targets = ("x86_64",) if root is None else _targets(root)
     origin = sdk.origin if root is not None else f"{sdk.origin}, installed"
@@ -177,7 +167,9 @@ def _targets(root: Path) -> tuple[str, ...]:
 
 def installed_sdks(config: Config) -> list[QnnSdk]:
     """Return the QNN of farm's environment and of the cache, newest first."""
-    found = [QnnSdk(sdk_version(root), root, _origin(root)) for root in _cached(config.cache_dir)]
+    roots = [path.parent for path in sdks_folder(config.cache_dir).glob("*/sdk.yaml")]
+    origins = [noted.origin if (noted := fetched_sdk(root)) else "" for root in roots]
+    found = [QnnSdk(sdk_version(root), root, origin) for root, origin in zip(roots, origins, strict=True)]
     if version := wheel_version():
         found.append(QnnSdk(version, None, f"{WHEEL} {package_version(WHEEL)}"))
     return sorted(found, key=lambda sdk: version_numbers(sdk.version), reverse=True)
@@ -231,15 +223,60 @@ def native_fields(toolchain: ToolchainConfig) -> dict[str, Path | None]:
     return fields
 
 
-def _origin(root: Path) -> str:
-    noted = fetched_sdk(root)
-    return noted.origin if noted else ""
-
-
-def _cached(cache_dir: Path) -> list[Path]:
-    return [path.parent for path in sdks_folder(cache_dir).glob("*/sdk.yaml")]
-
-
 def version_numbers(version: str) -> list[int]:
     """Return the numbers of a version, in the order in which versions are compared."""
     return [int(part) for part in re.findall(r"\d+", version)]
+
+
+class CachedSdk(msgspec.Struct, frozen=True):
+    """SDK that farm fetched into the cache."""
+
+    version: str
+    root: Path
+    nbytes: int
+    used_ms: int
+    """Time of the last use by a toolchain, or of the download, epoch milliseconds."""
+    named: bool
+    """True for an SDK that farm.toml names, so that it stays."""
+
+
+def cached_sdks(config: Config) -> list[CachedSdk]:
+    """Return the SDKs in the cache, newest version first."""
+    named = set(_named(config))
+    return [
+        CachedSdk(sdk.version, sdk.root, folder_size(sdk.root)[1], _used_ms(sdk.root), sdk.root in named)
+        for sdk in installed_sdks(config)
+        if sdk.root is not None
+    ]
+
+
+def removable_sdks(config: Config, older_than_s: float | None) -> list[CachedSdk]:
+    """Return the SDKs without use for `older_than_s`, none for None; SDKs that farm.toml names always stay."""
+    if older_than_s is None:
+        return []
+    horizon_ms = (time.time() - older_than_s) * 1000
+    return [sdk for sdk in cached_sdks(config) if not sdk.named and sdk.used_ms <= horizon_ms]
+
+
+def remove_sdk(config: Config, sdk: CachedSdk) -> None:
+    """Remove an SDK, and the layouts whose links lead to its libraries."""
+    withdraw(sdk.root)
+    (sdks_folder(config.cache_dir) / f"{sdk.root.name}.lock").unlink(missing_ok=True)
+    for folder in (config.cache_dir / "sdk").glob(f"*/lib/{TARGET}/real"):
+        if (folder / LIBRARY).is_symlink() and not (folder / LIBRARY).exists():
+            shutil.rmtree(folder.parents[2], ignore_errors=True)
+
+
+def _used_ms(root: Path) -> int:
+    with contextlib.suppress(OSError):
+        return int((root / ORIGIN).stat().st_mtime * 1000)
+    return 0
+
+
+def _named(config: Config) -> list[Path]:
+    found = [root for root in (config.sdk_root, config.android_qnn) if root is not None]
+    for toolchain in config.toolchains.values():
+        if toolchain.qnn:
+            with contextlib.suppress(FarmError):
+                found += [root for root in [resolve_qnn(config, toolchain.qnn)] if root is not None]
+    return found

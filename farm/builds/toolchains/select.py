@@ -70,7 +70,7 @@ def select(config: Config, toolchain: ToolchainConfig) -> Config:
         environment = made_environment(config.cache_dir, toolchain.version)
         toolchain = msgspec.structs.replace(toolchain, python=environment / "bin" / "python")
     elif toolchain.checkout is not None:
-        toolchain = _with_checkout(toolchain)
+        toolchain = _with_checkout(toolchain, toolchain.checkout)
     if toolchain.python is not None:
         facts = look_into(config, toolchain)
         toolchain = msgspec.structs.replace(toolchain, executorch=facts.folder("executorch"))
@@ -165,9 +165,8 @@ def _is_same(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _with_checkout(toolchain: ToolchainConfig) -> ToolchainConfig:
-    checkout = toolchain.checkout
-    assert checkout is not None  # noqa: S101 - who calls has looked
+def _with_checkout(toolchain: ToolchainConfig, checkout: Path) -> ToolchainConfig:
+    """Return `toolchain` with the interpreter of its checkout. Raises UsageError, MissingToolError."""
     if not is_package(package_in(checkout)):
         what = "has no exir and backends in it" if checkout.is_dir() else "is not there"
         raise UsageError(f"toolchain {toolchain.name}: {checkout}: a source tree of ExecuTorch is expected, it {what}")
@@ -178,7 +177,7 @@ def _with_checkout(toolchain: ToolchainConfig) -> ToolchainConfig:
         if python.is_file():
             if problem := weakness(python):
                 raise MissingToolError(
-                    f"toolchain {toolchain.name}: {python} is not started, as somebody else could have written it: "
+                    f"toolchain {toolchain.name}: {python} is not started, as another user could have written it: "
                     f"{problem}; if you trust it, name it with python = in farm.toml"
                 )
             return msgspec.structs.replace(toolchain, python=python)

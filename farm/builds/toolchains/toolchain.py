@@ -70,14 +70,11 @@ class Toolchain(msgspec.Struct, frozen=True):
         from farm import __version__
 
         facts = {"farm": __version__, **facts_of(self.versions), "native_runner": self.runner[:16], "device_kind": kind}
-        if self.qnn_product:
-            facts[QNN_PRODUCT] = self.qnn_product
-        if self.runner_of:
-            facts["native_runner_of"] = self.runner_of
-        if self.name:
-            facts["toolchain"] = self.name
-        if self.source.commit:
-            facts["commit"] = self.source.commit
-        if self.source.dirty:
-            facts["dirty"] = "yes"
-        return facts
+        known = {
+            QNN_PRODUCT: self.qnn_product,
+            "native_runner_of": self.runner_of,
+            "toolchain": self.name,
+            "commit": self.source.commit,
+            "dirty": "yes" if self.source.dirty else "",
+        }
+        return facts | {name: fact for name, fact in known.items() if fact}

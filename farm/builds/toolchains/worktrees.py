@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +20,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.config.toolchains import ToolchainConfig
-from farm.base.errors import InfraError, UsageError
+from farm.base.errors import InfraError, NativeBuildError, UsageError
 from farm.base.git import git
+from farm.base.hashes import digest_of
+from farm.base.processes import Supervisor, ending
 from farm.base.publish import is_at, make_folders, published, withdraw
 from farm.builds.bundles.cache import folder_size
 from farm.builds.toolchains.commits import Checkout, Commit, export, outputs_of
-from farm.builds.toolchains.native_parts import build_native_parts
 from farm.builds.toolchains.select import package_in, require_libraries
 
 if TYPE_CHECKING:
@@ -31,9 +34,16 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
 
+logger = logging.getLogger(__name__)
+
 PACKAGE = "executorch"
 STALE_S = 14 * 86400.0
 """Time without use after which the next command that makes a worktree removes an old one."""
+
+# Time limit of a build.
+_BUILD_SECONDS = 2 * 3600.0
+# Both streams of a build are in one file, in their order.
+_INTO_ONE = "import os, sys; os.dup2(2, 1); os.execvp(sys.argv[1], sys.argv[1:])"
 
 _STAMP, _IN_USE = "worktree.json", ".in-use"
 _VIRTUAL_ENVIRONMENTS = (".venv", "venv")
@@ -61,12 +71,6 @@ class WorktreeEntry(msgspec.Struct, frozen=True):
     """Epoch, milliseconds."""
 
 
-class _Stamp(msgspec.Struct):
-    checkout: str
-    commit: Commit
-    linked: tuple[str, ...]
-
-
 def worktree(config: Config, checkout: Path | Checkout, ref: str | Commit) -> Worktree:
     """Return the source tree of a commit of `checkout`, made if missing; it stays until this process ends.
 
@@ -86,7 +90,7 @@ def worktree(config: Config, checkout: Path | Checkout, ref: str | Commit) -> Wo
         else:
             warnings.append(
                 f"{commit.short} has other native sources than {repository.folder}, whose libraries are used: "
-                "say how they are built with build = [...] in farm.toml, or --build-command"
+                "give the command that builds them: build = [...] in farm.toml, or --build-command"
             )
     outputs = tuple(outputs_of(source, own=True)) if built else repository.outputs
     more, links = _submodules(repository, commit, built)
@@ -148,11 +152,8 @@ def prune_worktrees(cache_dir: Path, *, older_than_s: float, dry_run: bool = Fal
 
 def _made(config: Config, repository: Checkout, commit: Commit, links: dict[str, Path]) -> Path:
     """Return the folder of a worktree with `links`, made if it is missing or differs from its commit."""
-    digest = hashlib.sha256()
-    for path, target in sorted(links.items()):
-        digest.update(f"{path}\0{target}\0".encode(errors="surrogateescape"))
     parent = config.cache_dir / "toolchains" / "worktrees" / repository.key
-    folder = parent / f"{commit.sha}-{digest.hexdigest()[:12]}"
+    folder = parent / f"{commit.sha}-{digest_of(sorted(links.items()))[:12]}"
 
     def fill(partial: Path) -> None:
         tree = partial / PACKAGE
@@ -161,8 +162,7 @@ def _made(config: Config, repository: Checkout, commit: Commit, links: dict[str,
         exclude = "".join(f"/{_pattern(path)}\n" for path in linked)
         (tree / ".git" / "info").mkdir(exist_ok=True)
         (tree / ".git" / "info" / "exclude").write_text(exclude, encoding="utf-8", errors="surrogateescape")
-        stamp = _Stamp(str(repository.folder), commit, tuple(linked))
-        (partial / _STAMP).write_bytes(msgspec.json.encode(stamp))
+        (partial / _STAMP).write_bytes(_stamp(repository, commit))
 
     if not folder.is_dir():
         prune_worktrees(config.cache_dir, older_than_s=STALE_S)
@@ -170,7 +170,7 @@ def _made(config: Config, repository: Checkout, commit: Commit, links: dict[str,
         # The lock comes first, so that no other process removes the worktree.
         _hold(folder)
         published(folder, fill, is_whole=_is_whole)
-        _use(folder)
+        os.utime(folder / _STAMP)
     except OSError as error:
         raise InfraError(f"{folder}: cannot be made: {error.strerror or error}") from error
     return folder
@@ -191,24 +191,25 @@ def _is_whole(folder: Path) -> bool:
             if not edited:
                 return True
             problem = f"was edited ({edited.splitlines()[0].strip()})"
-    if _is_used(folder):
-        raise UsageError(
-            f"{folder / PACKAGE} {problem}, and another process of farm works with it: wait until that has ended, "
-            "and it is made anew; edit the checkout, which this is a copy of"
-        )
-    return False
+    with _alone(folder) as is_alone:
+        if is_alone:
+            return False
+    raise UsageError(
+        f"{folder / PACKAGE} {problem}, and another process of farm works with it: wait until that has ended, "
+        "and it is made anew; edit the checkout, which this is a copy of"
+    )
 
 
 def _submodules(repository: Checkout, commit: Commit, built: Path | None) -> tuple[list[str], dict[str, Path]]:
     """Return warnings, and links to the submodules of the checkout, or of the build, which has the right commits."""
     warnings, links = [], {}
-    for one in repository.submodules(commit):
-        here = (built or repository.folder) / one.path
+    for path, sha in repository.submodules(commit).items():
+        here = (built or repository.folder) / path
         if not here.is_dir() or not any(here.iterdir()):
             continue
-        links[one.path] = here
-        if built is None and (there := _head_of(here)) not in (one.sha, ""):
-            warnings.append(f"{commit.short} wants {one.sha[:10]} of {one.path}: the checkout's {there[:10]} is used")
+        links[path] = here
+        if built is None and (there := _head_of(here)) not in (sha, ""):
+            warnings.append(f"{commit.short} wants {sha[:10]} of {path}: the checkout's {there[:10]} is used")
     return warnings, links
 
 
@@ -258,20 +259,64 @@ def _build(config: Config, repository: Checkout, commit: Commit, toolchain: Tool
         shutil.rmtree(folder, ignore_errors=True)
         make_folders(folder)
         export(folder / PACKAGE, repository, commit)
-        build_native_parts(folder / PACKAGE, repository, commit, toolchain, folder.with_suffix(".log"))
-        stamp = msgspec.json.encode(_Stamp(str(repository.folder), commit, ()))
-        (folder / _STAMP).write_bytes(stamp)
-        (partial / _STAMP).write_bytes(stamp)
+        _run_build(folder / PACKAGE, repository, commit, toolchain, folder.with_suffix(".log"))
+        for place in (folder, partial):
+            (place / _STAMP).write_bytes(_stamp(repository, commit))
 
     _hold(folder)
     published(folder.with_name(f"{folder.name}-built"), fill, is_whole=lambda _: (folder / _STAMP).is_file())
-    _use(folder)
+    os.utime(folder / _STAMP)
     return folder / PACKAGE
 
 
-def _use(folder: Path) -> None:
-    """Record the present time as the last use of a worktree."""
-    os.utime(folder / _STAMP)
+def _run_build(tree: Path, repository: Checkout, commit: Commit, toolchain: ToolchainConfig, log: Path) -> None:
+    """Run the toolchain's build command in `tree` with the commit's submodules; its output goes to `log`.
+
+    Raises NativeBuildError, which names the log.
+    """
+    _fill_submodules(tree, repository, commit)
+    logger.info("building the native parts of %s: %s (log: %s)", commit.short, " ".join(toolchain.build), log)
+    environment = {**os.environ, "EXECUTORCH_ROOT": str(tree)}
+    if toolchain.python is not None:
+        environment["PATH"] = os.pathsep.join([str(toolchain.python.parent), os.environ.get("PATH", os.defpath)])
+    argv = [sys.executable, "-c", _INTO_ONE, *toolchain.build]
+    with Supervisor() as supervisor:
+        child = supervisor.spawn(argv, name=toolchain.build[0], env=environment, cwd=tree, stderr=log)
+        with child.limited(_BUILD_SECONDS) as overdue:
+            code = child.process.wait()
+    if code:
+        how = f"did not finish in {_BUILD_SECONDS:g} s" if overdue.is_set() else f"ended with {ending(code)}"
+        raise NativeBuildError(f"{commit.short} does not build: {toolchain.build[0]} {how}: see {log}")
+
+
+def _fill_submodules(tree: Path, repository: Checkout, commit: Commit) -> None:
+    """Fill the submodules that the user's checkout has, and their submodules, with the pinned commits.
+
+    Raises NativeBuildError for a pinned commit that the checkout lacks.
+    """
+    for path, sha in repository.submodules(commit).items():
+        here = repository.folder / path
+        if not (here / ".git").exists():
+            continue
+        place = tree / path
+        if not place.parent.resolve().is_relative_to(tree.resolve()):
+            continue
+        try:
+            inner = Checkout(here)
+            wanted = inner.commit(sha)
+            if place.is_dir() and not any(place.iterdir()):
+                place.rmdir()
+            export(place, inner, wanted)
+        except UsageError as error:
+            raise NativeBuildError(
+                f"{commit.short} does not build: it wants {sha[:10]} of the submodule {path}: {error}"
+            ) from None
+        _fill_submodules(place, inner, wanted)
+
+
+def _stamp(repository: Checkout, commit: Commit) -> bytes:
+    """Return the content of the file that marks a complete worktree; its time is the time of the last use."""
+    return msgspec.json.encode({"checkout": str(repository.folder), "commit": commit})
 
 
 def _hold(folder: Path) -> None:
@@ -287,12 +332,6 @@ def _hold(folder: Path) -> None:
             _held[folder] = number
             return
         os.close(number)
-
-
-def _is_used(folder: Path) -> bool:
-    """Return whether another process holds the worktree."""
-    with _alone(folder) as is_alone:
-        return not is_alone
 
 
 @contextlib.contextmanager

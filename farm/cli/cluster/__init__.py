@@ -1,1 +1,1 @@
-"""Commands of a shared farm: agents, the queue, quotas, and runs that agents execute."""
+"""Commands of a shared farm: agents, the queue, and runs that agents execute."""

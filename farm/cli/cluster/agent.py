@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.config.settings import Config, load_config
+from farm.base.config.settings import Config
 from farm.base.errors import UnknownNameError, UsageError
-from farm.cli.options import SuggestingGroup, config_option, json_option
+from farm.cli.options import SuggestingGroup, config_option, configured, json_option
 from farm.cli.output import echo, is_verbose, opened, show, width
+from farm.report.model.format import short_age
+from farm.report.terminal.layout import LEAST_WIDTH, wrapped
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from farm.policy.situation import Lease
     from farm.store.cluster.records import Agent
@@ -30,19 +31,11 @@ _NIGHTS = 5
 @click.option("--name", default="", metavar="NAME", help="Name of this host in the farm; otherwise its hostname.")
 @click.option("--build/--no-build", "builds", default=None, help="Compile for other hosts; otherwise as in farm.toml.")
 @click.option("--no-devices", is_flag=True, help="Run nothing on devices: a host that only compiles.")
-@click.option(
-    "--log",
-    "log_form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Form of log lines on standard error. FARM_LOG has the levels.",
-)
+@click.option("--log", "log_form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+              help="Form of log lines on standard error. FARM_LOG has the levels.")  # fmt: skip
 @config_option
 @click.pass_context
-def command(
-    context: click.Context, name: str, config_file: Path | None, *, builds: bool | None, no_devices: bool, log_form: str
-) -> None:
+def command(context: click.Context, name: str, *, builds: bool | None, no_devices: bool, log_form: str) -> None:
     """Let this host's devices, and its compilers, work for a shared farm.
 
     \b
@@ -59,7 +52,7 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return
-    config = load_config(config_file)
+    config = configured()
     _require_shared(config)
     builds = config.agent.build if builds is None else builds
     if no_devices and not builds and not config.agent.nights:
@@ -93,13 +86,12 @@ def _begin_log(name: str, form: str) -> None:
 
 @command.command("list", short_help="List hosts, their devices and last nightly runs.")
 @json_option()
-def list_agents(config_file: Path | None, *, as_json: bool) -> None:
+def list_agents() -> None:
     """List the hosts of the farm, their devices and the users of these, and the last nightly runs they started."""
     from farm.dispatch.cluster.nightly_starter import nightly_lines
-    from farm.report.terminal.layout import LEAST_WIDTH
 
-    _require_shared(load_config(config_file))
-    with opened(config_file, existing=True) as (_, store):
+    _require_shared(configured())
+    with opened(existing=True) as (_, store):
         agents = store.cluster.agents()
         leases = {lease.device: lease for lease in store.leases.all()}
         nightly_runs = store.cluster.nightly_runs.recent(_NIGHTS)
@@ -116,29 +108,27 @@ def list_agents(config_file: Path | None, *, as_json: bool) -> None:
         for agent in agents
     ]
     lines = [*agent_lines(agents, leases, max(LEAST_WIDTH, width())), *nightly_lines(nightly_runs)]
-    show({"schema": 2, "agents": answer, "nightly_runs": nightly_runs}, lines, as_json=as_json)
+    show({"schema": 2, "agents": answer, "nightly_runs": nightly_runs}, lines)
 
 
 @command.command("drain", short_help="Finish the running jobs of a host, then end.")
 @click.argument("name", metavar="HOST")
 @json_option()
-def drain(name: str, config_file: Path | None, *, as_json: bool) -> None:
+def drain(name: str) -> None:
     """Let the agent of a host finish its running jobs, take no others, and end.
 
     Jobs that it has not begun are left to other hosts.
     """
-    _require_shared(load_config(config_file))
-    with opened(config_file, existing=True) as (_, store):
+    _require_shared(configured())
+    with opened(existing=True) as (_, store):
         if not store.cluster.drain(name):
             known = [agent.name for agent in store.cluster.agents()]
             raise UnknownNameError("agent", name, known, "('farm lab agent list' shows them)")
-    show({"agent": name}, [f"{name} ends as soon as its running jobs have finished"], as_json=as_json)
+    show({"agent": name}, [f"{name} ends as soon as its running jobs have finished"])
 
 
 def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease], columns: int) -> Iterator[str]:
     """Yield the lines about agents and their devices, of at most `columns` characters. Pure."""
-    from farm.report.model.format import short_age
-    from farm.report.terminal.layout import wrapped
 
     if not agents:
         yield "no agent: 'farm lab agent' on a host with devices starts one"

@@ -10,10 +10,10 @@ import click
 from farm.base.text import one_line
 from farm.cli.options import json_option
 from farm.cli.output import reading, show, width
+from farm.report.terminal.layout import LEAST_WIDTH, columns, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from farm.dispatch.cluster.queue import QueuedRun
 
@@ -25,7 +25,7 @@ _INDENT = "    "
 @click.command("queue")
 @click.option("--mine", is_flag=True, help="Only your runs and commands.")
 @json_option()
-def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
+def command(*, mine: bool) -> None:
     """Show the unfinished runs on a shared farm, and other waiting commands.
 
     The jobs of a run are divided into shards of about a minute. For each run
@@ -38,21 +38,19 @@ def command(*, mine: bool, config_file: Path | None, as_json: bool) -> None:
     user with the fewest devices is next: see docs/explanation/leases.md.
     farm lab quota limits the devices of a user.
     """
-    from farm.cli.devices.compact import waiting_lines
-    from farm.report.terminal.layout import LEAST_WIDTH
+    from farm.cli.devices.devices import waiting_lines
     from farm.serve.pages.queue import QueueQuery, queue_page
 
-    with reading(config_file) as reader:
+    with reading() as reader:
         facts = reader.read(queue_page, QueueQuery(mine=mine))
     at_most, now_ms = max(width(), LEAST_WIDTH), time.time_ns() // 1_000_000
     lines = [*queue_lines(facts.runs, now_ms, at_most), *waiting_lines(facts.waiting, facts.wanted, at_most)]
     answer = {"runs": facts.runs, "waiting": facts.waiting}
-    show({"schema": 2, **answer}, lines or ["nothing waits and nothing runs"], as_json=as_json)
+    show({"schema": 2, **answer}, lines or ["nothing waits and nothing runs"])
 
 
 def queue_lines(runs: Sequence[QueuedRun], now_ms: int, at_most: int) -> Iterator[str]:
     """Yield the lines about submitted runs, none longer than `at_most`."""
-    from farm.report.terminal.layout import columns, wrapped
 
     if not runs:
         return

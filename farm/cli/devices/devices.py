@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,23 +9,25 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from farm.base.text import one_line
-from farm.cli.devices.compact import ATTENTION, compact_lines, holder_of, waiting_lines
-from farm.cli.options import json_option
+from farm.cli.options import is_json, json_option
 from farm.cli.output import echo, echo_coloured, has_reader, print_json, reading
 from farm.cli.output import width as terminal_width
+from farm.devices.discovery import ABSENT, OUT
 from farm.report.model.format import short_age
 from farm.report.terminal.layout import LEAST_WIDTH, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
 
-    from rich.console import Console
     from rich.text import Text
 
     from farm.dispatch.pool.inventory import DeviceRow
     from farm.policy.situation import Waiting
 
+_ATTENTION = "NEEDS ATTENTION"
+_GROUPS = (_ATTENTION, "IN USE", "FREE", "OUT OF SERVICE", "ABSENT")
+# Limit of names, which leaves a third of 80 columns for the reason.
+_NAME_CHARACTERS = 24
 _WATCH_SECONDS = 2.0
 _MOST_DETAILED = 8
 _NOW_SECONDS = 10.0
@@ -42,9 +43,7 @@ _HEALTH_STYLES = {"suspect": "yellow", "quarantined": "bold red"}
               help="Print all facts of each device, or one line; by default one line for more than "
               f"{_MOST_DETAILED} devices.")  # fmt: skip
 @json_option("Print JSON; with --watch, one line each time.")
-def command(
-    *, names: tuple[str, ...], watch: bool, details: bool | None, as_json: bool, config_file: Path | None
-) -> None:
+def command(*, names: tuple[str, ...], watch: bool, details: bool | None) -> None:
     """Show the attached devices: their SoC, state, health and users.
 
     The device itself reports its SoC. Devices that were attached before are
@@ -52,9 +51,8 @@ def command(
     Processes that wait for devices are shown below.
     """
     from farm.dispatch.pool.inventory import find_rows
-    from farm.report.terminal.run import rendered
 
-    with reading(config_file, readonly=False) as reader:
+    with reading(readonly=False) as reader:
 
         def look() -> _DeviceList:
             everything, waiting = reader.devices()
@@ -63,12 +61,21 @@ def command(
             return _DeviceList(found, [one for one in waiting if not names or ids & {*one.devices}])
 
         if watch:
-            _watch(look, names, details, as_json=as_json)
-        elif as_json:
+            _watch(look, names, details)
+        elif is_json():
             print_json(look()._asdict())
         else:
             screen = _screen(look(), names, details, _width())
-            echo_coloured(rendered([screen], _width(), color=sys.stdout.isatty()))
+            echo_coloured(_rendered(screen))
+
+
+def _rendered(screen: Text) -> str:
+    from rich.console import Console
+
+    console = Console(width=_width(), force_terminal=True, color_system="standard", highlight=False)
+    with console.capture() as capture:
+        console.print(screen, soft_wrap=True)
+    return capture.get().rstrip("\n")
 
 
 class _DeviceList(NamedTuple):
@@ -76,51 +83,45 @@ class _DeviceList(NamedTuple):
     waiting: list[Waiting]
 
 
-def _screen(seen: _DeviceList, names: Sequence[str], details: bool | None, width: int, height: int = 0) -> Text:
-    """Return the devices and the waiting processes; with a `height` at most that many lines."""
+def _screen(seen: _DeviceList, names: Sequence[str], details: bool | None, width: int) -> Text:
+    """Return the devices and the waiting processes."""
     from rich.text import Text
 
     from farm.dispatch.pool.inventory import wanted_of
 
     known = {row.id: row for row in seen.devices}
     waiting = waiting_lines(seen.waiting, [wanted_of(one, known) for one in seen.waiting], width)
-    room = max(1, height - len(waiting)) if height else 0
     if details if details is not None else len(seen.devices) <= _MOST_DETAILED or names:
-        shown = _listing(seen.devices, names, width, room)
+        shown = _listing(seen.devices, names, width)
     else:
-        lines = compact_lines(seen.devices, width)
-        if room and len(lines) > room:
-            lines = [*lines[: room - 1], f"and {len(lines) - room + 1} more lines: 'farm devices' shows them"[:width]]
-        shown = Text("\n".join(lines))
-        shown.highlight_regex(rf"(?m)^{ATTENTION}.*", "bold red")
+        shown = Text("\n".join(compact_lines(seen.devices, width)))
+        shown.highlight_regex(rf"(?m)^{_ATTENTION}.*", "bold red")
     return Text("\n").join([shown, *map(Text, waiting)])
 
 
-def _watch(look: Callable[[], _DeviceList], names: Sequence[str], details: bool | None, *, as_json: bool) -> None:
+def _watch(look: Callable[[], _DeviceList], names: Sequence[str], details: bool | None) -> None:
     """Show the list until Ctrl-C ends the command."""
     import contextlib
 
     import msgspec
+    from rich.console import Console
     from rich.live import Live
 
     from farm.base.text import plain_json
 
     with contextlib.suppress(KeyboardInterrupt):
-        if as_json or not sys.stdout.isatty():
+        if is_json() or not sys.stdout.isatty():
             while has_reader():
                 found = look()
-                if as_json:
+                if is_json():
                     echo(plain_json(msgspec.json.encode({"schema": 1, **found._asdict()})).decode())
                 else:
                     echo(f"{time.strftime('%H:%M:%S')}\n{_screen(found, names, details, _width())}\n")
                 time.sleep(_WATCH_SECONDS)
             return
-        # The list is fitted to the height beforehand, so that no line is cut without a note.
-        with Live(console=_console(), auto_refresh=False, vertical_overflow="crop") as live:
+        with Live(console=Console(highlight=False), auto_refresh=False) as live:
             while True:
-                found = look()
-                height = shutil.get_terminal_size().lines - 1
-                live.update(_screen(found, names, details, _width(), height), refresh=True)
+                live.update(_screen(look(), names, details, _width()), refresh=True)
                 time.sleep(_WATCH_SECONDS)
 
 
@@ -128,32 +129,15 @@ def _width() -> int:
     return max(LEAST_WIDTH, terminal_width())
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False)
-
-
-def _listing(found: Sequence[DeviceRow], names: Sequence[str], width: int, height: int = 0) -> Text:
-    """Return two lines for each device, and a third for its problem, all within `width` columns.
-
-    With a `height` at most that many lines: only the first of each device, or a part of the devices.
-    """
+def _listing(found: Sequence[DeviceRow], names: Sequence[str], width: int) -> Text:
+    """Return two lines for each device, and a third for its problem, all within `width` columns."""
     from rich.text import Text
 
     if not found:
         what = f"no {' or '.join(names)} is attached" if names else "no device is attached"
         hint = "connect one by USB, name one in farm.toml, or try 'farm virtual up --soc SM8650'"
         return Text("\n".join(wrapped(f"{what}: {hint}", width, "", whole_words=False)))
-    heads = _heads(found, width)
-    blocks = [[*head, *_body(row, width)] for head, row in zip(heads, found, strict=True)]
-    if height and sum(map(len, blocks)) > height:
-        blocks, left_out = list(heads), 0
-        while sum(map(len, blocks)) + bool(left_out) > height and blocks:
-            blocks.pop()
-            left_out += 1
-        if left_out:
-            blocks.append([Text(f"and {left_out} more: 'farm devices' without --watch shows them"[:width], "dim")])
+    blocks = ([*head, *_body(row, width)] for head, row in zip(_heads(found, width), found, strict=True))
     return Text("\n").join(line for block in blocks for line in block)
 
 
@@ -192,7 +176,7 @@ def _cells(row: DeviceRow) -> list[tuple[str, str]]:
         (row.kind, ""),
         (row.state, _STYLES.get(row.state, "red")),
         (health, _HEALTH_STYLES.get(health, "")),
-        (holder_of(row) or ("free" if row.state == "ready" else ""), ""),
+        (_holder(row) or ("free" if row.state == "ready" else ""), ""),
     ]
     return [(one_line(cell), style) for cell, style in cells]
 
@@ -226,3 +210,82 @@ def _details(row: DeviceRow) -> list[str]:
         details.append("seen now" if is_now else f"seen {short_age(row.last_seen_ms)} ago")
     details += [f"#{label}" for label in row.labels]
     return details or ["no details"]
+
+
+def compact_lines(found: Sequence[DeviceRow], width: int) -> list[str]:
+    """Return a line for each device within `width` columns, below a title for each group of them."""
+    groups: dict[str, list[DeviceRow]] = {title: [] for title in _GROUPS}
+    for row in sorted(found, key=lambda row: (row.soc, row.name or row.serial)):
+        groups[_group(row)].append(row)
+    names = max((len(_name(row)) for row in found), default=0)
+    socs = max((len(row.soc or "?") for row in found), default=0)
+    kinds = 7 if any(row.kind == "virtual" for row in found) else 0
+    lines = []
+    for title, rows in groups.items():
+        lines += [f"{title}: {len(rows)}"] if rows else []
+        for row in rows:
+            kind = f"  {'virtual' if row.kind == 'virtual' else '':{kinds}}" if kinds else ""
+            cells = f"  {_name(row):{names}}  {one_line(row.soc or '?'):{socs}}{kind}  {_text(title, row)}"
+            lines.append(cells[:width].rstrip())
+    return lines
+
+
+def waiting_lines(waiting: Sequence[Waiting], wanted: Iterable[str], width: int) -> list[str]:
+    """Return the waiting processes: wanted device, start, reason and purpose, within `width` columns."""
+    if not waiting:
+        return []
+    cells = [
+        (one_line(one.user), one_line(what), _since(one), one_line(one.why))
+        for one, what in zip(waiting, wanted, strict=True)
+    ]
+    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  " + "  ".join((*(f"{cell:{size}}" for cell, size in zip(row, wide, strict=True)), one_line(one.purpose)))
+        for row, one in zip(cells, waiting, strict=True)
+    ]
+    return [f"WAITING: {len(waiting)}", *(line[:width].rstrip() for line in lines)]
+
+
+def _since(one: Waiting) -> str:
+    return f"since {time.strftime('%H:%M', time.localtime(one.since_ms / 1000))}"
+
+
+def _group(row: DeviceRow) -> str:
+    if row.state == OUT:
+        return "OUT OF SERVICE"
+    if row.state == ABSENT:
+        # A device of farm.toml has a reason for its absence, and needs attention.
+        return _ATTENTION if row.reason and row.in_service else "ABSENT"
+    if row.state != "ready" or row.health != "healthy":
+        return _ATTENTION
+    return "IN USE" if row.holder else "FREE"
+
+
+def _name(row: DeviceRow) -> str:
+    return one_line(row.name or row.serial, _NAME_CHARACTERS)
+
+
+def _text(title: str, row: DeviceRow) -> str:
+    """Return the details of a device that matter in its group."""
+    holder = _holder(row)
+    if title == _ATTENTION:
+        word = row.health if row.state == "ready" else row.state
+        parts = [word, row.reason or row.health_reason, holder and f"with {holder}"]
+        return one_line(": ".join(part for part in parts if part))
+    if title == "ABSENT":
+        return f"seen {short_age(row.last_seen_ms)} ago" if row.last_seen_ms else "never seen"
+    if title == "IN USE":
+        return one_line("  ".join(part for part in (holder, row.purpose if not row.until_ms else "") if part))
+    if title == "OUT OF SERVICE":
+        return one_line(row.reason)
+    status = [f"{row.battery_percent} %"] if row.battery_percent is not None else []
+    status += [f"{row.temperature_c:.1f} C"] if row.temperature_c is not None else []
+    return ", ".join(status)
+
+
+def _holder(row: DeviceRow) -> str:
+    """Return the user of a device, with the end of a reservation; "" for a free device."""
+    if not row.holder:
+        return ""
+    until = time.strftime(" until %H:%M", time.localtime(row.until_ms / 1000)) if row.until_ms else ""
+    return f"{row.holder}{until}"

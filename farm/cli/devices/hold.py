@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -11,18 +12,18 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Self
 
 import click
 
+from farm.base.errors import DeviceError, FarmError, LeaseLostError, StoreError, UsageError
 from farm.cli.options import config_option, duration
 from farm.cli.output import notice, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
-    from farm.base.config.settings import Config, LeaseConfig
+    from farm.base.config.settings import Config
     from farm.base.processes import Child, Supervisor
     from farm.devices.device import Device
     from farm.policy.situation import Lease
@@ -52,22 +53,34 @@ class CommandWithWords(click.Command):
         return [*super().collect_usage_pieces(ctx), f"[-- {self.meaning}]"]
 
 
-def held_device_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments of a command on a device: an optional DEVICE, `--wait`, `--config` and click's context."""
-    for decorate in (
-        click.pass_context,
-        config_option,
-        click.option(
-            "--wait",
-            "wait_s",
-            metavar="TIME",
-            callback=duration,
-            help="Longest wait for a device that another command uses.",
-        ),
-        click.argument("device", required=False, metavar="[DEVICE|SOC]"),
-    ):
-        function = decorate(function)
-    return function
+def on_held_device(
+    name: str,
+    *,
+    refuse: Callable[[Sequence[str]], str] = lambda _: "",
+    require: Callable[[Device], object] = lambda _: None,
+) -> Callable[[Callable[[Held], int]], Callable[..., int]]:
+    """Make `function(held)` the command `farm NAME` on a leased device, with DEVICE, `--wait` and `--config`.
+
+    `refuse` returns why the words behind `--` cannot be used, empty for usable ones; `require` as for `device_held`.
+    """
+
+    def decorate(function: Callable[[Held], int]) -> Callable[..., int]:
+        @click.argument("device", required=False, metavar="[DEVICE|SOC]")
+        @click.option("--wait", "wait_s", metavar="TIME", callback=duration,
+                      help="Longest wait for a device that another command uses.")  # fmt: skip
+        @config_option
+        @click.pass_context
+        @functools.wraps(function)
+        def command(context: click.Context, *, device: str, wait_s: float | None) -> int:
+            words = words_of(context)
+            if why := refuse(words):
+                raise UsageError(why)
+            with terminal_restored(), device_held(device, name, words, wait_s, require) as held:
+                return function(held)
+
+        return command
+
+    return decorate
 
 
 def words_of(context: click.Context) -> list[str]:
@@ -76,25 +89,9 @@ def words_of(context: click.Context) -> list[str]:
     return words
 
 
-class Held(NamedTuple):
-    """Leased device of this process, with its lease and configuration."""
-
-    device: Device
-    name: str
-    """Name of the device for messages; every command accepts it."""
-    config: Config
-    supervisor: Supervisor
-    hold: Hold
-
-
 @contextlib.contextmanager
 def device_held(
-    wanted: str | None,
-    *,
-    purpose: str,
-    wait_s: float | None,
-    config_file: Path | None,
-    require: Callable[[Device], object] = lambda _: None,
+    wanted: str | None, command: str, words: Sequence[str], wait_s: float | None, require: Callable[[Device], object]
 ) -> Iterator[Held]:
     """Lease a device for the body: by name or SoC, else by ANDROID_SERIAL, else the only reserved device.
 
@@ -106,26 +103,27 @@ def device_held(
     from farm.cli.devices.lease import acquire, ended_in_order, find_devices
     from farm.devices.adb.names import named_device
 
-    with ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
+    with ended_in_order(), Supervisor() as supervisor, opened() as (config, store):
         # ANDROID_SERIAL, if set, names the device.
         wanted = wanted or ("" if named_device(os.environ) else _my_only(store))
         devices = _serving(find_devices(config, store, supervisor, wanted), require)
         try:
+            purpose = purpose_of(command, words)
             lease = acquire(store, devices, purpose=purpose, wait_s=wait_s or 0.0, ttl_s=config.leases.ttl_s)
             found = next(one for one in devices if one.id == lease.device)
-            name = found.name or found.id
-            with Hold(store, lease, config.leases, name) as hold:
+            with Held(store, lease, config, supervisor, found, words) as held:
                 _take_over(found)
-                yield Held(found, name, config, supervisor, hold)
+                yield held
         finally:
             # A signal may arrive between the grant and the assignment, so release all leases of this process.
-            store.leases.release(_held_here(store))
+            here = (os.getpid(), socket.gethostname())
+            held_here = [one for one in store.leases.all() if one.token and (one.pid, one.host) == here]
+            store.leases.release(held_here)
 
 
 def _my_only(store: Store) -> str:
     """Return the id of the only device that is reserved for this user. Raises UsageError."""
-    from farm.base.errors import UsageError
-    from farm.dispatch.pool.reserve import reserved_for
+    from farm.dispatch.pool.inventory import reserved_for
 
     mine = [lease.device for lease in reserved_for(store, store.user)]
     if len(mine) != 1:
@@ -136,8 +134,6 @@ def _my_only(store: Store) -> str:
 
 def _serving(devices: Sequence[Device], require: Callable[[Device], object]) -> list[Device]:
     """Return the devices that `require` accepts. Raises its error for the first device if it accepts none."""
-    from farm.base.errors import FarmError
-
     serving, refusals = [], []
     for device in devices:
         try:
@@ -150,19 +146,30 @@ def _serving(devices: Sequence[Device], require: Callable[[Device], object]) -> 
     return serving
 
 
-class Hold:
-    """Lease that is renewed in the background; its program is ended when the lease is lost."""
+class Held:
+    """Leased device of this process; its lease is renewed in the background, and its program ends with the lease."""
 
-    def __init__(self, store: Store, lease: Lease, times: LeaseConfig, name: str) -> None:
-        """Prepare the renewal; `name` is the name of the device for messages."""
-        self._store, self._lease, self._times, self._name = store, lease, times, name
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        config: Config,
+        supervisor: Supervisor,
+        device: Device,
+        words: Sequence[str],
+    ) -> None:
+        """Prepare the renewal; `words` stand behind `--`."""
+        self.device, self.words, self.config, self.supervisor = device, words, config, supervisor
+        self.name = device.name or device.id
+        """Name of the device for messages; every command accepts it."""
+        self._store, self._lease, self._times = store, lease, config.leases
         self._over = threading.Event()
         self._gone = threading.Event()
         self._lost = ""
         self._child: Child | None = None
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
-    def run(self, supervisor: Supervisor, argv: Sequence[str], env: dict[str, str], what: str = "the shell") -> int:
+    def run(self, argv: Sequence[str], env: dict[str, str], what: str = "the shell") -> int:
         """Run a program in the foreground and return its exit code, 128 + n for signal n.
 
         `what` is the name of the program for messages. Raises LeaseLostError, after the program has ended, when the
@@ -171,7 +178,7 @@ class Hold:
         # Ctrl-C is for the program on the device. A handler of ours and not SIG_IGN, which the child would inherit.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
-            self._child = supervisor.spawn(argv, name=what, env=env, foreground=True)
+            self._child = self.supervisor.spawn(argv, name=what, env=env, foreground=True)
             if self._lost:
                 self._end()
             code = self._child.process.wait()
@@ -187,13 +194,10 @@ class Hold:
         self._raise_if_lost(what)
 
     def _raise_if_lost(self, what: str) -> None:
-        from farm.base.errors import LeaseLostError
-
         if self._lost:
-            raise LeaseLostError(f"{self._name} {self._lost}: {what}")
+            raise LeaseLostError(f"{self.name} {self._lost}: {what}")
 
     def _renew(self) -> None:
-        from farm.base.errors import StoreError
         from farm.dispatch.pool.device_pool import LOOK_SECONDS
 
         renewed, ttl_s, heartbeat_s = time.monotonic(), self._times.ttl_s, self._times.heartbeat_s
@@ -214,7 +218,7 @@ class Hold:
 
     def _whose(self) -> str:
         """Return the reason for the loss of the lease. Raises StoreError."""
-        from farm.dispatch.pool.reserve import clock_time
+        from farm.dispatch.pool.inventory import clock_time
 
         now = next((one for one in self._store.leases.all() if one.device == self._lease.device), None)
         if now is not None and now.token:
@@ -233,7 +237,7 @@ class Hold:
                 self._child.process.wait(_HANGUP_SECONDS)
         self._child.terminate()
 
-    def __enter__(self) -> Hold:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -244,7 +248,6 @@ class Hold:
 
 def _take_over(device: Device) -> None:
     """End processes of former owners on a device; a failure is only reported, since a shell may help to repair it."""
-    from farm.base.errors import DeviceError
     from farm.devices.connect import open_transport
     from farm.devices.execution.takeover import take_over
 
@@ -255,11 +258,6 @@ def _take_over(device: Device) -> None:
         notice(str(error))
     finally:
         transport.close()
-
-
-def _held_here(store: Store) -> list[Lease]:
-    here = (os.getpid(), socket.gethostname())
-    return [lease for lease in store.leases.all() if lease.token and (lease.pid, lease.host) == here]
 
 
 def purpose_of(command: str, words: Sequence[str]) -> str:
@@ -291,3 +289,27 @@ def terminal_restored() -> Iterator[None]:
                 os.tcsetpgrp(terminal, group)
                 termios.tcsetattr(terminal, termios.TCSANOW, modes)
             signal.signal(signal.SIGTTOU, before)
+
+
+@click.command("shell", cls=CommandWithWords)
+@on_held_device("shell")
+def shell_command(held: Held) -> int:
+    """Open a shell on a device, or run COMMAND there, leased meanwhile.
+
+    Without a name, it is the device that is reserved for you. COMMAND is a
+    program and its arguments; for pipes and the like, sh -c '...'. The exit
+    code is the exit code of the shell or of COMMAND.
+    """
+    argv, env = shell_of(held.device, held.words)
+    return held.run(argv, env)
+
+
+def shell_of(device: Device, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the program, and its environment, that opens a shell on a device or runs the program `words` there.
+
+    The shell gets a terminal if standard input is one; a command, if standard output is one as well.
+    """
+    from farm.devices.connect import open_transport
+
+    terminal = sys.stdin.isatty() and (not words or sys.stdout.isatty())
+    return open_transport(device).shell_argv(words, terminal=terminal)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.config.settings import load_config
-from farm.base.errors import UsageError
+from farm.base.errors import ConfigError, UnknownNameError, UsageError
 from farm.base.text import one_line
 from farm.cli.devices.hold import CommandWithWords, words_of
-from farm.cli.options import FILE, ListingGroup, duration, json_option, yes_option
+from farm.cli.options import FILE, ListingGroup, configured, duration, is_json, json_option, yes_option
 from farm.cli.output import notice, require_consent, show
 from farm.report.terminal.layout import columns
 
@@ -32,7 +31,7 @@ def command() -> None:
     farm devices host add qdc --ssh user@gateway --adb TARGET:5037 --until 2h
     farm devices host list
     farm devices host remove qdc
-    Other hosts belong into farm.toml. Agents of a shared farm use none of these.
+    Other hosts belong in farm.toml. Agents of a shared farm use none of these.
     """
 
 
@@ -51,7 +50,6 @@ def command() -> None:
 @click.pass_context
 def add(
     context: click.Context,
-    config_file: Path | None,
     *,
     name: str,
     ssh: str,
@@ -60,7 +58,6 @@ def add(
     key_file: Path | None,
     known_hosts: Path | None,
     ssh_config: str,
-    as_json: bool,
 ) -> int:
     """Use the devices of a host until the time of --until.
 
@@ -71,7 +68,7 @@ def add(
     from farm.base.config.devices import HostTable
     from farm.devices.rented import RentedHost, add_rented, remove_rented, this_process
 
-    config = load_config(config_file)
+    config = configured()
     words = words_of(context)
     table = HostTable(
         name,
@@ -82,14 +79,14 @@ def add(
         ssh_config,
     )
     rented = RentedHost(table, time.time() + seconds, this_process() if words else None)
-    if words and as_json:
+    if words and is_json():
         raise UsageError("standard output belongs to COMMAND: leave --json or COMMAND out")
     devices, unusable = _look(rented)
     add_rented(config, rented)
     lines = _added_lines(rented, devices, unusable)
     if not words:
         lines.append(f"'farm devices host remove {name} --yes' removes it earlier")
-    show({"host": _facts(rented), "devices": devices, "unusable": unusable}, lines, as_json=as_json)
+    show({"host": _facts(rented), "devices": devices, "unusable": unusable}, lines)
     if not words:
         return 0
     try:
@@ -101,40 +98,34 @@ def add(
 
 @command.command("list")
 @json_option()
-def list_hosts(config_file: Path | None, *, as_json: bool) -> None:
+def list_hosts() -> None:
     """List the hosts with an end time."""
     from farm.devices.rented import rented_hosts
 
-    found = rented_hosts(load_config(config_file))
+    found = rented_hosts(configured())
     rows = [(one.host.name, f"until {_clock(one.until_s)}", _way(one)) for one in found]
-    show(
-        {"hosts": [_facts(one) for one in found]},
-        columns(rows) if rows else ["no host with an end time"],
-        as_json=as_json,
-    )
+    show({"hosts": [_facts(one) for one in found]}, columns(rows) if rows else ["no host with an end time"])
 
 
 @command.command("remove")
 @click.argument("name")
 @yes_option
 @json_option()
-def remove(config_file: Path | None, name: str, *, yes: bool, as_json: bool) -> None:
+def remove(name: str, *, yes: bool) -> None:
     """Remove a host before its end time. A running job on its devices is broken off."""
-    from farm.base.errors import UnknownNameError
     from farm.devices.rented import remove_rented, rented_hosts
 
-    config = load_config(config_file)
+    config = configured()
     known = [one.host.name for one in rented_hosts(config)]
     if name in known:
         require_consent(f"rented host {name}", yes=yes)
     if not remove_rented(config, name):
         raise UnknownNameError("rented host", name, known)
-    show({"removed": name}, [f"{name} is removed"], as_json=as_json)
+    show({"removed": name}, [f"{name} is removed"])
 
 
 def _look(rented: RentedHost) -> tuple[Sequence[Device], Sequence[Unusable]]:
     """Return the devices of a host. Raises UsageError for an invalid address, InfraError for an unreachable host."""
-    from farm.base.errors import ConfigError
     from farm.base.processes import Supervisor
     from farm.devices.discovery import scan
     from farm.devices.hosts import reach_server

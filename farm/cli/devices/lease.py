@@ -20,7 +20,6 @@ from farm.report.terminal.layout import columns
 if TYPE_CHECKING:
     import datetime
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
     from types import FrameType
 
     from farm.base.config.settings import Config
@@ -45,14 +44,7 @@ _SHOWN_CHARACTERS = 500
 @click.option("--no-wait", is_flag=True, help="Do not wait; show the user of the device.")
 @json_option()
 def lease_command(
-    *,
-    wanted: str,
-    seconds: float,
-    begin: datetime.datetime | None,
-    wait_s: float,
-    no_wait: bool,
-    as_json: bool,
-    config_file: Path | None,
+    *, wanted: str, seconds: float, begin: datetime.datetime | None, wait_s: float, no_wait: bool
 ) -> None:
     """Reserve a device: until the time of --for only your commands may use it.
 
@@ -61,24 +53,23 @@ def lease_command(
     """
     from farm.base.processes import Supervisor
     from farm.base.socs import reported_profile
-    from farm.dispatch.pool.inventory import resolve_device
-    from farm.dispatch.pool.reserve import clock_time, reserve_device, reserved_for
+    from farm.dispatch.pool.inventory import clock_time, reserve_device, reserved_for, resolve_device
 
     server = asked_server()
     if server is not None:
         from_ms = round(begin.timestamp() * 1000) if begin is not None else 0
         done = server.act("lease", device=wanted, seconds=round(seconds), from_ms=from_ms)
-        show({"id": done.device, "from_ms": from_ms, "until_ms": done.until_ms}, [done.done], as_json=as_json)
+        show({"id": done.device, "from_ms": from_ms, "until_ms": done.until_ms}, [done.done])
         return
     if begin is not None:
         from_ms = round(begin.timestamp() * 1000)
-        with opened(config_file) as (_, store):
+        with opened() as (_, store):
             later, lease = reserve_device(store, wanted, store.user, seconds, from_ms)
             answer = {"id": later.id, "user": store.user, "from_ms": from_ms, "until_ms": lease.reserved_until_ms}
         times = f"from {clock_time(from_ms)} until {clock_time(lease.reserved_until_ms)}"
-        show(answer, [f"{later.called} ({later.soc}, {later.kind}) is yours {times}"], as_json=as_json)
+        show(answer, [f"{later.called} ({later.soc}, {later.kind}) is yours {times}"])
         return
-    with ended_in_order(), Supervisor() as supervisor, opened(config_file) as (config, store):
+    with ended_in_order(), Supervisor() as supervisor, opened() as (config, store):
         devices = find_devices(config, store, supervisor, wanted)
         mine = {lease.device for lease in reserved_for(store, store.user)}
         is_soc = (reported_profile(wanted) or wanted).casefold() == devices[0].soc.casefold()
@@ -103,12 +94,9 @@ def lease_command(
         *_adb_hint(device, name),
         (f"farm devices release {name}", "gives it back"),
     ]
-    lines = [
-        f"{name} ({device.soc}, {device.kind}) is yours until {clock_time(until_ms)}",
-        *columns(hints, indent="  "),
-    ]
+    head = f"{name} ({device.soc}, {device.kind}) is yours until {clock_time(until_ms)}"
     answer = {"device": device, "id": device.id, "user": user, "until_ms": until_ms}
-    show(answer, lines, as_json=as_json)
+    show(answer, [head, *columns(hints, indent="  ")])
 
 
 def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
@@ -131,11 +119,9 @@ def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
               help="Release also a device of another user, or in use: its shell ends, its run leaves it after the job.",
 )  # fmt: skip
 @json_option()
-def release_command(
-    *, device: str | None, everything: bool, force: bool, as_json: bool, config_file: Path | None
-) -> None:
+def release_command(*, device: str | None, everything: bool, force: bool) -> None:
     """Give a device back: DEVICE, or the only device that is reserved for you."""
-    from farm.dispatch.pool.reserve import give_back, reserved_for
+    from farm.dispatch.pool.inventory import give_back, reserved_for
 
     if device and everything:
         raise UsageError("give a device or --all, not both")
@@ -143,11 +129,11 @@ def release_command(
     if server is not None:
         if not device:
             raise UsageError("name the device: with $FARM_SERVER each is released by its name")
-        _show_released({device: server.act("release", device=device, force=force).done}, as_json=as_json)
+        _show_released({device: server.act("release", device=device, force=force).done})
         return
-    with opened(config_file) as (_, store):
+    with opened() as (_, store):
         if device:
-            _show_released({device: give_back(store, device, store.user, force=force)}, as_json=as_json)
+            _show_released({device: give_back(store, device, store.user, force=force)})
             return
         later = [lease for lease in store.leases.upcoming() if lease.reserved_for == store.user]
         mine = [*reserved_for(store, store.user), *later]
@@ -158,13 +144,13 @@ def release_command(
             yours = ", ".join(names.get(lease.device, lease.device) for lease in mine)
             raise UsageError(f"{len(mine)} devices are yours: name one of {yours}, or give --all")
         done = {lease.device: give_back(store, lease.device, store.user, force=force) for lease in mine}
-    _show_released(done, as_json=as_json)
+    _show_released(done)
 
 
-def _show_released(done: Mapping[str, str], *, as_json: bool) -> None:
+def _show_released(done: Mapping[str, str]) -> None:
     """Print the devices that were given back, each with its effect on other commands."""
     released = [{"device": device, "done": line} for device, line in done.items()]
-    show({"released": released}, done.values(), as_json=as_json)
+    show({"released": released}, done.values())
 
 
 def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: str) -> list[Device]:
@@ -176,8 +162,7 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
     """
     from farm.base.socs import load_socs, reported_profile
     from farm.devices.discovery import scan_all
-    from farm.dispatch.pool.fleet import narrowed
-    from farm.dispatch.pool.reserve import why_unfit
+    from farm.dispatch.pool.fleet import narrowed, out_of_use
     from farm.store.leases.registry import Seen
 
     scan = scan_all(config, supervisor)
@@ -202,10 +187,10 @@ def find_devices(config: Config, store: Store, supervisor: Supervisor, wanted: s
             pinned = scan.pinned
             none = f"{pinned.name}, which ANDROID_SERIAL names, is no {soc}" if pinned else f"no {soc} is attached"
             raise NoDeviceError(f"{none}: 'farm devices' shows the devices, and why others cannot be used")
-    reasons = {device.id: why_unfit(known[device.id]) for device in found}
+    reasons = {device.id: out_of_use(known[device.id], known[device.id].called) for device in found}
     usable = [device for device in found if not reasons[device.id]]
     if not usable:
-        raise NoDeviceError("; ".join(f"{device.name or device.id} {reasons[device.id]}" for device in found))
+        raise NoDeviceError("; ".join(f"{device.name or device.id} is {reasons[device.id]}" for device in found))
     return sorted(usable, key=lambda device: (known[device.id].health != "healthy", device.id))
 
 
@@ -216,8 +201,9 @@ def acquire(
 
     With `seconds` the device is also reserved for the user, in the same step.
     """
+    from farm.devices.text import clean_text
     from farm.dispatch.pool.device_pool import LOOK_SECONDS
-    from farm.dispatch.pool.reserve import holder_text
+    from farm.dispatch.pool.inventory import holder_text
     from farm.policy.situation import Priority
 
     user = store.user
@@ -238,7 +224,8 @@ def acquire(
             held = [
                 holder_text(leases[device.id], device.name or device.id) for device in devices if device.id in leases
             ]
-            holders = "; ".join([_why(store, token), *held, *_queue(store, devices)])
+            why = clean_text(store.leases.why(token), _SHOWN_CHARACTERS)
+            holders = "; ".join([why, *held, *_queue(store, devices)])
             if time.monotonic() >= deadline:
                 hint = "wait longer" if wait_s else "wait for it"
                 raise NoDeviceError(f"{holders}: {hint} with --wait 10m, or choose another")
@@ -251,12 +238,6 @@ def acquire(
         return taken[0]
     finally:
         store.leases.withdraw(token)
-
-
-def _why(store: Store, token: str) -> str:
-    from farm.devices.text import clean_text
-
-    return clean_text(store.leases.why(token), _SHOWN_CHARACTERS)
 
 
 @contextlib.contextmanager
@@ -282,7 +263,7 @@ def ended_in_order() -> Iterator[None]:
 def _queue(store: Store, devices: Sequence[Device]) -> list[str]:
     """Return the other processes that wait for any of `devices`, in one text; empty without any."""
     from farm.devices.text import clean_text
-    from farm.dispatch.pool.reserve import clock_time
+    from farm.dispatch.pool.inventory import clock_time
 
     ids, here = {device.id for device in devices}, (os.getpid(), socket.gethostname())
     waiting = [

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.base.config.settings import load_config
 from farm.base.errors import InfraError, StoreError, UnknownNameError, UsageError
 from farm.base.text import one_line
-from farm.cli.options import FOLDER, SuggestingGroup, json_option, yes_option
+from farm.cli.options import FOLDER, SuggestingGroup, configured, json_option, yes_option
 from farm.cli.output import echo, opened, require_consent, show
 from farm.devices.virtual.faults import CONDITIONS, Fault, FaultKind, fired, inject, is_running
 from farm.devices.virtual.faults import clear as clear_faults
@@ -50,29 +49,15 @@ def command() -> None:
 @_folder_option
 @click.option("--soc", "socs", multiple=True, required=True, metavar="SOC", help="SoC of the devices; repeatable.")
 @click.option("-n", "--count", type=click.IntRange(1, _MOST_DEVICES), default=1, help="Devices of every SoC.")
-@click.option(
-    "--build-type",
-    "build",
-    type=click.Choice(BUILDS),
-    default=BUILDS[0],
-    show_default=True,
-    help="Build type: whether adbd can become root, or is root already.",
-)
+@click.option("--build-type", "build", type=click.Choice(BUILDS), default=BUILDS[0], show_default=True,
+              help="Build type: whether adbd can become root, or is root already.")  # fmt: skip
 @click.option("--own-server", is_flag=True, help="Start an adb server for these devices, instead of using yours.")
 @click.option("--fault-rate", type=click.FloatRange(0, 1), default=0.0, help="Share of operations that meet a fault.")
 @click.option("--fault-seed", type=int, default=0, help="The same faults for the same seed.")
 @click.option("--fault-kinds", default="", metavar="KIND,KIND", help="Only these kinds of faults; otherwise all.")
 @json_option("Print the started devices as JSON.")
 def up(
-    config_file: Path | None,
-    folder: Path | None,
-    socs: tuple[str, ...],
-    count: int,
-    fault_kinds: str,
-    *,
-    own_server: bool,
-    as_json: bool,
-    **behaviour: Any,
+    folder: Path | None, socs: tuple[str, ...], count: int, fault_kinds: str, *, own_server: bool, **behaviour: Any
 ) -> None:
     """Start virtual devices, attach them to your adb server, and stay until Ctrl-C."""
     from farm.base.processes import Supervisor
@@ -82,7 +67,7 @@ def up(
 
     kinds = [_kind(name) for name in fault_kinds.split(",") if name]
     names = [find_soc(name).name for name in dict.fromkeys(socs)]
-    place = _place(config_file, folder)
+    place = _place(folder)
     wanted = [name for name in names for _ in range(count)]
     for serial in (f"virtual-{name}-{number}" for name in names for number in range(count)):
         if is_running(place / serial):
@@ -99,7 +84,7 @@ def up(
             devices = boot(supervisor, server, wanted, place, fault_kinds=kinds, **behaviour)
             serials = {device.serial for device in devices}
             attached = [one.adb_name for one in server.attached() if one.serial in serials]
-            _show(devices, place, server, own_server=own_server, as_json=as_json)
+            _show(devices, place, server, own_server=own_server)
             _stay(supervisor, devices)
         except KeyboardInterrupt:
             echo("ending the virtual devices", err=True)
@@ -109,16 +94,15 @@ def up(
                 _detach(server, attached)
 
 
-def _show(devices: Sequence[Device], place: Path, server: AdbServer, *, own_server: bool, as_json: bool) -> None:
+def _show(devices: Sequence[Device], place: Path, server: AdbServer, *, own_server: bool) -> None:
     rows = [{"serial": one.serial, "soc": one.soc, "folder": str(place / one.serial)} for one in devices]
     lines = ("  ".join(row.values()) for row in rows)
-    show({"devices": rows, "adb_server_port": server.port}, lines, as_json=as_json)
+    show({"devices": rows, "adb_server_port": server.port}, lines)
     first = devices[0].serial
-    if own_server:
-        echo(f"reach them with: export ANDROID_ADB_SERVER_PORT={server.port}", err=True)
-    echo(f"a shell: adb -s product:{first} shell", err=True)
-    echo(f"a fault: farm virtual fault {first} reboot (farm virtual faults lists them)", err=True)
-    echo("Ctrl-C ends them", err=True)
+    hints = [f"reach them with: export ANDROID_ADB_SERVER_PORT={server.port}"] if own_server else []
+    hints += [f"a shell: adb -s product:{first} shell"]
+    hints += [f"a fault: farm virtual fault {first} reboot (farm virtual faults lists them)", "Ctrl-C ends them"]
+    echo("\n".join(hints), err=True)
 
 
 def _stay(supervisor: Supervisor, devices: Sequence[Device]) -> None:
@@ -154,21 +138,17 @@ def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
 @_folder_option
 @click.argument("device")
 @click.argument("kind")
-@click.option(
-    "--after-bytes", type=int, default=0, help="Strike at this byte of a file, or of the output of a command."
-)
-@click.option(
-    "--seconds", type=float, default=0.0, help="Duration, 0 until cleared; of clock_skew the error of the clock."
-)
+@click.option("--after-bytes", type=int, default=0,
+              help="Strike at this byte of a file, or of the output of a command.")  # fmt: skip
+@click.option("--duration", "seconds", type=float, default=0.0, metavar="S",
+              help="Duration in seconds, 0 until cleared; of clock_skew the error of the clock.")  # fmt: skip
 @click.option("--code", type=int, default=0, help="Exit code, signal, percent or degrees.")
 @click.option("--text", default="", help="Text of the fault.")
 @click.option("--match", default="", metavar="REGEX", help="Strike only commands or paths that match.")
 @click.option("--times", type=int, default=1, help="Number of times; 0 until cleared.")
 @click.option("--bytes-per-s", type=int, default=0, help="Speed of a slow link.")
 @json_option()
-def fault(
-    config_file: Path | None, folder: Path | None, device: str, kind: str, *, as_json: bool, **details: Any
-) -> None:
+def fault(folder: Path | None, device: str, kind: str, **details: Any) -> None:
     """Inject a fault into a virtual device: `farm virtual faults` lists the kinds."""
     if kind == "clear":
         raise UsageError(f"clear is no fault: 'farm virtual clear {one_line(device)} --yes' removes the present faults")
@@ -177,29 +157,29 @@ def fault(
         asked = Fault(wanted, **details)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    inject(_device_folder(config_file, folder, device), asked)
+    inject(_device_folder(folder, device), asked)
     until = f"for {asked.seconds:g} s" if asked.seconds and wanted is not FaultKind.CLOCK_SKEW else "until cleared"
     line = f"{device}: {wanted}{f', {until}' if wanted in CONDITIONS else ''}"
-    show({"device": device, "fault": asked}, [line], as_json=as_json)
+    show({"device": device, "fault": asked}, [line])
 
 
 @command.command("faults", short_help="List kinds of faults, or the faults of a device.")
 @_folder_option
 @click.argument("device", required=False)
 @json_option("Print JSON instead of a table.")
-def faults(config_file: Path | None, folder: Path | None, device: str | None, *, as_json: bool) -> None:
+def faults(folder: Path | None, device: str | None) -> None:
     """List the kinds of faults, or the faults that DEVICE has met so far."""
     if device is None:
         kinds = {str(kind): kind.description for kind in FaultKind}
-        show({"faults": kinds}, columns(list(kinds.items())), as_json=as_json)
+        show({"faults": kinds}, columns(list(kinds.items())))
         return
-    struck = fired(_device_folder(config_file, folder, device))
+    struck = fired(_device_folder(folder, device))
     rows = [
         (time.strftime("%H:%M:%S", time.localtime(one["time"])), f"{one['kind']:<14}", f"{one['operation']:<6}",
          one_line(one["subject"], 48))
         for one in struck
     ]  # fmt: skip
-    show({"device": device, "struck": struck}, columns(rows) if rows else [], as_json=as_json)
+    show({"device": device, "struck": struck}, columns(rows) if rows else [])
 
 
 @command.command("clear")
@@ -207,12 +187,12 @@ def faults(config_file: Path | None, folder: Path | None, device: str | None, *,
 @click.argument("device")
 @yes_option
 @json_option()
-def clear(config_file: Path | None, folder: Path | None, device: str, *, yes: bool, as_json: bool) -> None:
+def clear(folder: Path | None, device: str, *, yes: bool) -> None:
     """Remove all faults of a virtual device."""
-    place = _device_folder(config_file, folder, device)
+    place = _device_folder(folder, device)
     require_consent(f"every fault of {device}", yes=yes)
     clear_faults(place)
-    show({"device": device}, [f"{device} has no fault"], as_json=as_json)
+    show({"device": device}, [f"{device} has no fault"])
 
 
 def _kind(name: str) -> FaultKind:
@@ -222,25 +202,25 @@ def _kind(name: str) -> FaultKind:
         raise UnknownNameError("fault", name, map(str, FaultKind), "(farm virtual faults lists them)") from None
 
 
-def _place(config_file: Path | None, folder: Path | None) -> Path:
-    return (folder or load_config(config_file).state_dir / "virtual").resolve()
+def _place(folder: Path | None) -> Path:
+    return (folder or configured().state_dir / "virtual").resolve()
 
 
-def _device_folder(config_file: Path | None, folder: Path | None, device: str) -> Path:
+def _device_folder(folder: Path | None, device: str) -> Path:
     """Return the folder of a running virtual device. Raises UnknownNameError."""
-    place = _place(config_file, folder)
+    place = _place(folder)
     up = {path.name: path.name for path in place.glob("virtual-*") if is_running(path)}
-    known = up if device in up else {**_serials(config_file), **up}
+    known = up if device in up else {**_serials(), **up}
     if known.get(device) not in up:
         hint = "" if up else f"(none is up in {place}: 'farm virtual up --soc SM8650' starts one)"
         raise UnknownNameError("virtual device", device, [name for name, serial in known.items() if serial in up], hint)
     return place / known[device]
 
 
-def _serials(config_file: Path | None) -> dict[str, str]:
+def _serials() -> dict[str, str]:
     """Return the serials of named devices, by name."""
-    config = load_config(config_file)
+    config = configured()
     named = {one.name: one.serial for one in config.devices if one.name}
-    with contextlib.suppress(StoreError), opened(config_file, readonly=True, existing=True) as (_, store):
+    with contextlib.suppress(StoreError), opened(readonly=True, existing=True) as (_, store):
         return {**{known.name: known.serial for known in store.devices.all() if known.name}, **named}
     return named

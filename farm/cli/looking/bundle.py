@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.base.errors import FarmError, NoStoreError, UsageError
-from farm.cli.options import FOLDER, json_option, named, toolchain_option
+from farm.cli.options import FOLDER, configured, json_option, named, toolchain_option
 from farm.cli.output import opened, show
 
 if TYPE_CHECKING:
@@ -30,15 +30,7 @@ if TYPE_CHECKING:
 @toolchain_option()
 @json_option("Print the written files as JSON.")
 def command(
-    job: str,
-    folder: Path | None,
-    suite: Path | None,
-    ref: str | None,
-    toolchain: str,
-    config_file: Path | None,
-    *,
-    compiled: bool,
-    as_json: bool,
+    job: str, folder: Path | None, suite: Path | None, ref: str | None, toolchain: str, *, compiled: bool
 ) -> None:
     """Copy the bundle of JOB into a folder: the .pte, inputs, references,
     and a README.md with the commands to run it by hand with qnn_executor_runner.
@@ -62,31 +54,28 @@ def command(
     if suite is not None:
         if compiled or folder is not None:
             raise UsageError("--as-suite takes bundles that ran: leave --to and --compiled out")
-        _keep(config_file, job, ref, suite, toolchain, as_json=as_json)
+        _keep(job, ref, suite, toolchain)
         return
     if folder is None:
         raise UsageError("name a folder: --to for the program, or --as-suite for a suite of it")
     require_new(folder)
     if compiled and ref is not None:
         raise UsageError("--compiled takes no result of a run: leave out --compiled or --run")
-    bundle, job_id, target, about = (
-        _of_today(config_file, job, toolchain) if compiled else _of_result(config_file, job, ref, toolchain)
-    )
+    bundle, job_id, target, about = _of_today(job, toolchain) if compiled else _of_result(job, ref, toolchain)
     write_bundle_folder(bundle, job_id, target, about, folder)
     answer = {"job": job_id, "key": bundle.manifest.key, "folder": str(folder), "about": about}
-    show(answer, [*about, f"{folder}: {README} has the commands to run it"], as_json=as_json)
+    show(answer, [*about, f"{folder}: {README} has the commands to run it"])
 
 
-def _keep(config_file: Path | None, job: str, ref: str | None, folder: Path, toolchain: str, *, as_json: bool) -> None:
-    from farm.replay.kept_suite import keep_programs, write_kept_suite
+def _keep(job: str, ref: str | None, folder: Path, toolchain: str) -> None:
+    from farm.replay.kept_suite import keep_suite
     from farm.replay.scripts import require_new
     from farm.replay.stored_result import find_stored_results
 
     require_new(folder)
-    with opened(config_file, readonly=True, existing=True) as (config, store):
+    with opened(readonly=True, existing=True) as (config, store):
         results, missing = find_stored_results(store, job, ref)
-    kept, left_out = keep_programs(config, results, folder, toolchain)
-    write_kept_suite(folder, kept)
+    kept, left_out = keep_suite(config, results, folder, toolchain)
     left_out = [*missing, *left_out]
     first = kept[0].stored
     again = _run_command(folder, first.view, virtual=first.kind == "virtual")
@@ -104,7 +93,7 @@ def _keep(config_file: Path | None, job: str, ref: str | None, folder: Path, too
         ],
         "left_out": left_out,
     }  # fmt: skip
-    show(answer, lines, as_json=as_json)
+    show(answer, lines)
 
 
 def _run_command(folder: Path, view: JobView, *, virtual: bool) -> str:
@@ -122,15 +111,12 @@ def _compile_command(job: Job, suite: str, toolchain: str) -> str:
     return shlex.join([*words, *(["--toolchain", toolchain] if toolchain else [])])
 
 
-def _of_result(
-    config_file: Path | None, job: str, ref: str | None, toolchain: str
-) -> tuple[Bundle, str, Target, list[str]]:
+def _of_result(job: str, ref: str | None, toolchain: str) -> tuple[Bundle, str, Target, list[str]]:
     from farm.dispatch.request.resume import config_to_run_again
-    from farm.replay.repro_script import stored_bundle
-    from farm.replay.stored_result import find_stored_result, target_of
+    from farm.replay.stored_result import find_stored_result, stored_bundle, target_of
 
     try:
-        with opened(config_file, readonly=True, existing=True) as (config, store):
+        with opened(readonly=True, existing=True) as (config, store):
             stored = find_stored_result(store, job, ref)
     except FarmError as error:
         if ref is not None or not isinstance(error, UsageError | NoStoreError):
@@ -146,15 +132,14 @@ def _of_result(
     return bundle, stored.view.id, target_of(stored.view), about
 
 
-def _of_today(config_file: Path | None, job: str, toolchain: str) -> tuple[Bundle, str, Target, list[str]]:
-    from farm.base.config.settings import load_config
+def _of_today(job: str, toolchain: str) -> tuple[Bundle, str, Target, list[str]]:
     from farm.builds.bundles.cache import BundleCache
     from farm.builds.bundles.reuse import find_bundle_for
     from farm.builds.toolchains.prepare import prepare
     from farm.builds.toolchains.select import use_toolchain
     from farm.dispatch.request.named_job import named_job
 
-    config = use_toolchain(load_config(config_file), toolchain)
+    config = use_toolchain(configured(), toolchain)
     chosen = named_job(config, job, "farm jobs bundle --compiled")
     cache = BundleCache(config.cache_dir)
     found = find_bundle_for(chosen, prepare(config), cache)

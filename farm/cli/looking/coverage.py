@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from farm.base.backends.registry import DEFAULT_BACKEND
-from farm.cli.options import OUTPUT_FILE, branch_option, json_option, soc_option
-from farm.cli.output import echo, echo_coloured, opened, print_json, width, write_file
+from farm.cli.options import OUTPUT_FILE, branch_option, is_json, json_option, soc_option
+from farm.cli.output import as_called, echo, echo_coloured, opened, print_json, width, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,9 +36,6 @@ def command(
     runs: tuple[str, ...],
     branch: str | None,
     markdown: Path | None,
-    config_file: Path | None,
-    *,
-    as_json: bool,
 ) -> None:
     """Show every operator that ExecuTorch's Qualcomm backend builds, in every precision, and the results of its cases.
 
@@ -50,34 +45,18 @@ def command(
     """
     from farm.report.model.coverage.query import read_coverage
     from farm.report.terminal.coverage import coverage_lines, coverage_markdown
-    from farm.report.terminal.run import rendered
 
-    with opened(config_file, readonly=True) as (config, store):
+    with opened(readonly=True) as (config, store):
         table, about = read_coverage(store, config.suite_folders, soc, backend, suites, runs, branch)
     if markdown is not None:
-        write_file(
-            markdown,
-            coverage_markdown(table, about, _command(soc or table.soc, backend, suites, runs, branch, markdown)),
-        )
-    if as_json:
+        write_file(markdown, coverage_markdown(table, about, as_called()))
+    if is_json():
         print_json({"schema": 3, **_as_json(table, about)})
         return
     columns = max(_LEAST_WIDTH, min(_MOST_WIDTH, width()))
-    echo_coloured(rendered(coverage_lines(table, about, columns), columns, color=sys.stdout.isatty()))
+    echo_coloured("\n".join(coverage_lines(table, about, columns)))
     if markdown is not None:
         echo(f"written: {markdown}", err=True)
-
-
-def _command(
-    soc: str, backend: str, suites: Iterable[str], runs: Iterable[str], branch: str | None, markdown: Path
-) -> str:
-    words = ["farm", "jobs", "coverage", "--soc", soc]
-    words += ["--backend", backend] if backend != DEFAULT_BACKEND else []
-    for option, values in (("--suite", suites), ("--run", runs)):
-        for value in values:
-            words += [option, value]
-    words += [] if branch is None else ["--branch", branch]
-    return shlex.join([*words, "--markdown", str(markdown)])
 
 
 def _as_json(table: Coverage, about: Iterable[str]) -> Mapping[str, Any]:

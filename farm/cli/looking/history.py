@@ -10,14 +10,13 @@ import click
 
 from farm.base.errors import UsageError
 from farm.base.text import one_line
-from farm.cli.options import branch_option, json_option, limit_option, soc_option
+from farm.cli.options import branch_option, is_json, json_option, limit_option, soc_option
 from farm.cli.output import acted, echo, notice, opened, print_json, reading, show, width
 from farm.report.model.format import plural
 from farm.report.terminal.layout import LEAST_WIDTH, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from farm.numbers.regressions.baseline import Level
 
@@ -36,15 +35,7 @@ _MOST_JOBS = 200
 @limit_option("Newest attempts of a job.")
 @json_option("Print every metric as JSON instead of a table.")
 def history_command(
-    job: str,
-    soc: str | None,
-    metrics: tuple[str, ...],
-    branch: str | None,
-    limit: int,
-    config_file: Path | None,
-    *,
-    local: bool,
-    as_json: bool,
+    job: str, soc: str | None, metrics: tuple[str, ...], branch: str | None, limit: int, *, local: bool
 ) -> None:
     """Show the numbers of JOB run by run, oldest first.
 
@@ -58,7 +49,6 @@ def history_command(
     from msgspec.structs import replace
 
     from farm.report.model.history import USUAL, ended, tables
-    from farm.report.model.status_query import history_answer
     from farm.report.terminal.history import history_lines
     from farm.serve.pages.history import HistoryQuery, history_page
 
@@ -66,17 +56,18 @@ def history_command(
         job=job, soc=soc or "", metric=",".join(metrics), branch=branch or "", limit=limit, jobs=_MOST_JOBS,
         local=local, charts=False,
     )  # fmt: skip
-    with reading(config_file) as reader:
+    with reading() as reader:
         first = reader.read(history_page, query)
         more = [reader.read(history_page, replace(query, page=page)) for page in range(2, first.pages + 1)]
     parts = [first, *more]
     points = [one for part in parts for one in part.points]
     steps = [one for part in parts for one in part.alerts]
-    records = {(one.job_id, one.device_kind): one.record for part in parts for one in part.reliability}
+    reliability = [one for part in parts for one in part.reliability]
     facts = {key: values for part in parts for key, values in part.fingerprints.items()}
     shown, url = first.branch, first.commit_url
-    if as_json:
-        print_json(history_answer(points, records, steps, shown))
+    if is_json():
+        answer = {"schema": 2, "points": points, "reliability": reliability, "alerts": steps}
+        print_json({**answer, "branch": shown} if shown else answer)
         return
     if shown:
         notice(f"branch {shown}")
@@ -87,6 +78,7 @@ def history_command(
         notice("only your local runs are listed: numbers are judged once there are runs with --purpose nightly")
     for text in ended(points):
         notice(text)
+    records = {(one.job_id, one.device_kind): one.record for one in reliability}
     for text in history_lines(tables(points, metrics or USUAL, facts), records, steps, url, width()):
         echo(text)
 
@@ -97,9 +89,7 @@ def history_command(
 @click.option("--metric", "metrics", metavar="METRIC", multiple=True, help="Only this metric; repeatable.")
 @branch_option()
 @json_option("Print it as JSON.")
-def baseline_command(
-    job: str, soc: str | None, metrics: tuple[str, ...], branch: str | None, config_file: Path | None, *, as_json: bool
-) -> None:
+def baseline_command(job: str, soc: str | None, metrics: tuple[str, ...], branch: str | None) -> None:
     """Show the baselines for the next run of JOB.
 
     JOB is as for 'farm history'. A baseline is the median of at most 21 runs
@@ -107,13 +97,13 @@ def baseline_command(
     """
     from farm.numbers.regressions.baseline import levels
 
-    with opened(config_file, readonly=True) as (_, store):
+    with opened(readonly=True) as (_, store):
         found = levels(store, job, soc, metrics, store.status.branch_to_show(branch))
-    if not found and not as_json:
+    if not found and not is_json():
         _require(job, metrics)
         notice(f"{job}: no number with a baseline yet; 'farm history {shlex.quote(job)}' shows all numbers")
         return
-    show({"levels": found}, _levels(found), as_json=as_json)
+    show({"levels": found}, _levels(found))
 
 
 def _levels(found: Sequence[Level]) -> Iterator[str]:
@@ -138,15 +128,7 @@ def _levels(found: Sequence[Level]) -> Iterator[str]:
 @branch_option()
 @json_option("Print the accepted levels as JSON.")
 def accept_command(
-    job: str,
-    soc: str | None,
-    metrics: tuple[str, ...],
-    ref: str | None,
-    note: str,
-    branch: str | None,
-    config_file: Path | None,
-    *,
-    as_json: bool,
+    job: str, soc: str | None, metrics: tuple[str, ...], ref: str | None, note: str, branch: str | None
 ) -> None:
     """Accept the new level of JOB's numbers.
 
@@ -159,14 +141,14 @@ def accept_command(
     if not note.strip():
         raise UsageError("--note is empty: give the reason why the level is right")
     asked = {"job": job, "note": note, "soc": soc or "", "metric": ",".join(metrics), "run": ref or ""}
-    if acted("accept", **asked, branch=branch or "", as_json=as_json, taken=("metrics", "ref")):
+    if acted("accept", **asked, branch=branch or "", taken=("metrics", "ref")):
         return
-    with opened(config_file, existing=True) as (_, store):
+    with opened(existing=True) as (_, store):
         run_id = None if ref is None else store.runs.resolve(ref)
         # A named run determines its branch.
         chosen = store.runs.branch(run_id)[0] if run_id and branch is None else store.status.branch_to_show(branch)
         done = baseline.accept(store, job, soc, metrics, run_id, user=store.user, note=note, branch=chosen)
-    if as_json:
+    if is_json():
         print_json({"accepted": done})
         return
     for one in done:

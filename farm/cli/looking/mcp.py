@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from farm.cli.options import config_option
 from farm.cli.output import asked_server, reading
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from farm.serve.client import Reader
+
 
 @click.command("mcp")
 @config_option
-def command(config_file: Path | None) -> None:
+def command() -> None:
     """Answer requests of the Model Context Protocol on standard input.
 
     An assistant starts this command and gets a tool for each page of farm serve:
@@ -27,4 +33,11 @@ def command(config_file: Path | None) -> None:
     """
     from farm.serve.mcp_server import serve_mcp
 
-    serve_mcp(partial(reading, config_file), asked_server())
+    serve_mcp(partial(_reading, click.get_current_context()), asked_server())
+
+
+@contextmanager
+def _reading(context: click.Context) -> Iterator[Reader]:
+    """Yield the reader of one answer; click keeps the context of a command, with its configuration, per thread."""
+    with context.scope(cleanup=False), reading() as reader:
+        yield reader

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--files", "folder", type=FOLDER, metavar="FOLDER",
               help="Write the kept files here, such as inputs and outputs of failed attempts.")  # fmt: skip
 @json_option("Print the job in full as JSON.")
-def command(job: str, ref: str | None, folder: Path | None, config_file: Path | None, *, as_json: bool) -> None:
+def command(job: str, ref: str | None, folder: Path | None) -> None:
     """Show a job in full: attempts, logs with their tracebacks, numbers, files, commands to run it again.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one
@@ -37,7 +37,7 @@ def command(job: str, ref: str | None, folder: Path | None, config_file: Path | 
     from farm.serve.pages.jobs import JobQuery, job_page
     from farm.store.values import jsonable
 
-    with reading(config_file) as reader:
+    with reading() as reader:
         kept = reader.artifacts
         if folder is not None and kept is None:
             raise UsageError("--files copies from the store: leave it out, the server has the files on the job's page")
@@ -61,7 +61,7 @@ def command(job: str, ref: str | None, folder: Path | None, config_file: Path | 
     if folder is not None and not files:
         reason = "failures.keep_attempts in farm.toml sets how many failed attempts of a run have some"
         raise UsageError(f"no file is kept of {found.id} in run {view.id}: {reason}")
-    show(answer, job_lines(summary, item, files, places), as_json=as_json)
+    show(answer, job_lines(summary, item, files, places))
     if folder is not None and kept is not None:
         _write(kept, files, folder)
 

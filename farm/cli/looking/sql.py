@@ -6,13 +6,12 @@ import csv
 import io
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
 from farm.base.errors import UsageError
 from farm.base.text import one_line, spelled
-from farm.cli.options import json_option, limit_option, timeout_option
+from farm.cli.options import is_json, json_option, limit_option, timeout_option
 from farm.cli.output import echo, notice, opened, print_json
 from farm.report.terminal.layout import columns
 
@@ -25,7 +24,7 @@ _CELL = 60
 @limit_option("Most rows.", 1000)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header instead of a table.")
 @json_option("Print JSON instead of a table.")
-def command(query: str, limit: int, timeout_s: float, config_file: Path | None, *, as_csv: bool, as_json: bool) -> None:
+def command(query: str, limit: int, timeout_s: float, *, as_csv: bool) -> None:
     """Query the store in SQL, read-only; a QUERY of - is read from standard input.
 
     \b
@@ -35,16 +34,16 @@ def command(query: str, limit: int, timeout_s: float, config_file: Path | None, 
     or PostgreSQL's, depending on the store. Samples are shown as hexadecimal digits; control characters and invisible
     characters are spelled out.
     """
-    if as_csv and as_json:
+    if as_csv and is_json():
         raise UsageError("--csv or --json, one of the two")
     text = sys.stdin.read() if query == "-" else query
     if not text.strip():
         raise UsageError("an empty query: give it as an argument, or with - on standard input")
-    with opened(config_file, readonly=True) as (_, store):
+    with opened(readonly=True) as (_, store):
         names, rows = store.ask(text, limit + 1, timeout_s)
     more, rows = len(rows) > limit, rows[:limit]
     plain = [[_plain(value) for value in row] for row in rows]
-    if as_json:
+    if is_json():
         print_json({"columns": names, "rows": plain, "more": more})
     elif as_csv:
         stream = io.StringIO()

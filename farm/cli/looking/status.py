@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.cli.options import branch_option, json_option, limit_option
-from farm.cli.output import acted, echo, opened, print_json, reading, show, width
+from farm.cli.output import acted, opened, reading, show, width
 from farm.report.terminal.layout import LEAST_WIDTH, fitted, titled, wrapped
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from farm.store.records import Remark
-    from farm.store.store import Store
 
 _STATES = ("open", "acknowledged", "accepted", "fixed")
 
@@ -26,7 +23,7 @@ _STATES = ("open", "acknowledged", "accepted", "fixed")
 @branch_option()
 @limit_option("Most jobs of a kind.", 10)
 @json_option("Print every job as JSON.")
-def status_command(run: str | None, branch: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
+def status_command(run: str | None, branch: str | None, limit: int) -> None:
     """Show the status: new failures, regressions, not tested, infra trouble.
 
     Then follow fixed, newly flaky and healed jobs, and devices that are not fit.
@@ -42,23 +39,48 @@ def status_command(run: str | None, branch: str | None, limit: int, config_file:
     from farm.report.terminal.status import status_lines
     from farm.serve.pages.status import StatusQuery, status_page
 
-    with reading(config_file) as reader:
+    with reading() as reader:
         status = reader.read(status_page, StatusQuery(run=run or "", branch=branch or "", own=True)).status
     now_ms = time.time_ns() // 1_000_000
-    show({"schema": 3, "status": status}, status_lines(status, now_ms, limit, width()), as_json=as_json)
+    show({"schema": 3, "status": status}, status_lines(status, now_ms, limit, width()))
 
 
 @click.command("list")
 @branch_option()
 @limit_option("Most alerts, and most jobs of a run.", 10)
 @json_option("Print it as JSON.")
-def list_command(branch: str | None, limit: int, config_file: Path | None, *, as_json: bool) -> None:
+def list_command(branch: str | None, limit: int) -> None:
     """List open regressions and failing jobs, with their remarks.
 
     Accepted and fixed alerts are left out.
     """
-    with opened(config_file, readonly=True) as (_, store):
-        _list(store, branch, limit, as_json=as_json)
+    from farm.report.model.status import Standing, read_status
+    from farm.report.terminal.status import alert_lines
+
+    with opened(readonly=True) as (_, store):
+        status = read_status(store, branch=branch)
+        alerts, shown = status.regressions, status.branch
+        red = status.jobs(Standing.NEW_FAILURE, Standing.STILL_FAILING)
+        found = store.alerts.remarks([f"job:{job.job_id}" for _, job in red])
+    remarks = {job.job_id: found.get(f"job:{job.job_id}", []) for _, job in red}
+    jobs = [
+        {"job_id": job.job_id, "run": one.run.run_id, "reason": job.reason, "remarks": remarks[job.job_id]}
+        for one, job in red
+    ]
+    lines = [f"branch {shown}"] if shown else []
+    lines += [f"REGRESSIONS: {len(alerts)}", *alert_lines(alerts, limit)] if alerts else []
+    for one in status.runs:
+        blocks = [
+            [job.job_id, job.reason, *map(_remark_line, remarks[job.job_id][-1:])] for run, job in red if run is one
+        ]
+        lines += titled(f"RED in {one.run.run_id}{f' {one.run.name}' if one.run.name else ''}", blocks, limit)
+    unbegun = [[one.title, one.run.command] for one in status.runs if not one.run.began]
+    lines += titled("NEVER BEGAN", unbegun, limit)
+    if not (alerts or red or unbegun):
+        lines.append("nothing needs attention: no open regression, no red job")
+    answer = {"schema": 3, "alerts": alerts, "runs": [one.run.run_id for one in status.runs], "jobs": jobs}
+    answer |= {"branch": shown} if shown else {}
+    show(answer, (fitted(text, max(LEAST_WIDTH, width())) for text in lines))
 
 
 @click.command("assign")
@@ -68,16 +90,7 @@ def list_command(branch: str | None, limit: int, config_file: Path | None, *, as
 @click.option("--note", default="", metavar="TEXT", help="Note, such as the number of an issue.")
 @click.option("--until", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Last day (UTC) of the remark.")
 @json_option("Print it as JSON.")
-def assign_command(
-    subject: str,
-    state: str | None,
-    owner: str,
-    note: str,
-    until: datetime.datetime | None,
-    config_file: Path | None,
-    *,
-    as_json: bool,
-) -> None:
+def assign_command(subject: str, state: str | None, owner: str, note: str, until: datetime.datetime | None) -> None:
     """Record owner, state and note of a regression or a failing job.
 
     \b
@@ -91,49 +104,14 @@ def assign_command(
     from farm.numbers.regressions.remarks import assign
 
     asked = {"subject": subject, "state": state or "", "owner": owner, "note": note}
-    if acted("assign", **asked, until=f"{until:%Y-%m-%d}" if until else "", as_json=as_json):
+    if acted("assign", **asked, until=f"{until:%Y-%m-%d}" if until else ""):
         return
-    with opened(config_file, existing=True) as (_, store):
+    with opened(existing=True) as (_, store):
         key, title = assign(store, subject, store.user, state=state, owner=owner, note=note, until=until)
         remarks = store.alerts.remarks([key]).get(key, [])
     lines = [title, *(f"  {_remark_line(one)}" for one in remarks)]
     lines += [] if remarks else ["  no remark on it yet"]
-    show({"subject": key, "remarks": remarks}, (part for line in lines for part in wrapped(line)), as_json=as_json)
-
-
-def _list(store: Store, asked: str | None, limit: int, *, as_json: bool) -> None:
-    from farm.report.model.status import Standing
-    from farm.report.model.status_query import read_status
-    from farm.report.terminal.status import alert_lines
-
-    status = read_status(store, branch=asked)
-    alerts, branch = status.regressions, status.branch or ""
-    red = status.jobs(Standing.NEW_FAILURE, Standing.STILL_FAILING)
-    found = store.alerts.remarks([f"job:{job.job_id}" for _, job in red])
-    remarks = {job.job_id: found.get(f"job:{job.job_id}", []) for _, job in red}
-    if as_json:
-        jobs = [
-            {"job_id": job.job_id, "run": one.run.run_id, "reason": job.reason, "remarks": remarks[job.job_id]}
-            for one, job in red
-        ]
-        runs = [one.run.run_id for one in status.runs]
-        print_json(
-            {"schema": 3, "alerts": alerts, "runs": runs, "jobs": jobs, **({"branch": branch} if branch else {})}
-        )
-        return
-    lines = [f"branch {branch}"] if branch else []
-    lines += [f"REGRESSIONS: {len(alerts)}", *alert_lines(alerts, limit)] if alerts else []
-    for one in status.runs:
-        jobs_lines = [
-            [job.job_id, job.reason, *map(_remark_line, remarks[job.job_id][-1:])] for run, job in red if run is one
-        ]
-        lines += titled(f"RED in {one.run.run_id}{f' {one.run.name}' if one.run.name else ''}", jobs_lines, limit)
-    unbegun = [one for one in status.runs if not one.run.began]
-    lines += titled("NEVER BEGAN", [[one.title, one.run.command] for one in unbegun], limit)
-    if not alerts and not red and not unbegun:
-        lines.append("nothing needs attention: no open regression, no red job")
-    for text in lines:
-        echo(fitted(text, max(LEAST_WIDTH, width())))
+    show({"subject": key, "remarks": remarks}, (part for line in lines for part in wrapped(line)))
 
 
 def _remark_line(one: Remark) -> str:

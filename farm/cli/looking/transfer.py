@@ -10,8 +10,8 @@ import click
 
 from farm.base.durations import OLDEST_S, in_seconds
 from farm.base.errors import UsageError
-from farm.cli.options import OUTPUT_FILE, json_option
-from farm.cli.output import echo, notice, opened, print_json, standard_output, written
+from farm.cli.options import OUTPUT_FILE, is_json, json_option
+from farm.cli.output import echo, notice, opened, print_json, show, standard_output, written
 from farm.report.formats import DEFAULT, export_formats
 from farm.report.model.format import plural
 
@@ -34,35 +34,27 @@ _SHOWN = 8
 @click.option("--unfinished", is_flag=True, help="With --all or --since: unfinished runs as well.")
 @json_option("With --output: print the written runs as JSON.")
 def export_command(
-    runs: tuple[str, ...],
-    name: str,
-    output: Path | None,
-    since: str | None,
-    config_file: Path | None,
-    *,
-    everything: bool,
-    unfinished: bool,
-    as_json: bool,
+    runs: tuple[str, ...], name: str, output: Path | None, since: str | None, *, everything: bool, unfinished: bool
 ) -> None:
     """Write the contents of RUN (an id, the start of one, latest, latest~1) for other tools; otherwise the latest."""
     form = export_formats()[name]
-    if as_json and output is None:
+    if is_json() and output is None:
         raise UsageError("--json needs --output FILE: without it standard output has the runs themselves")
     if sum(map(bool, (runs, everything, since))) > 1:
-        raise UsageError("say which runs: RUN..., or --all, or --since TIME")
+        raise UsageError("name the runs: RUN..., or --all, or --since TIME")
     if unfinished and not (everything or since):
         raise UsageError("--unfinished needs --all or --since: a named run is written in its present state")
     if not form.several_runs and (everything or since or len(runs) > 1):
         raise UsageError(f"--format {name} is of one run: name one, or use --format {DEFAULT}")
     since_ms = _since_ms(since) if since else 0
-    with opened(config_file, readonly=True) as (_, store):
+    with opened(readonly=True) as (_, store):
         if everything or since:
             chosen = _chosen(store, since_ms, unfinished=unfinished)
         else:
             chosen = list(dict.fromkeys(store.runs.resolve(run) for run in runs or ("latest",)))
         with standard_output() if output is None else written(output) as file:
             file.writelines(form.write(store, chosen))
-    if as_json:
+    if is_json():
         print_json({"output": str(output), "format": name, "runs": chosen})
     elif output is not None:
         echo(f"export: {output}", err=True)
@@ -100,7 +92,7 @@ def _since_ms(text: str) -> int:
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @json_option("Print the new runs as JSON.")
-def import_command(files: tuple[str, ...], config_file: Path | None, *, as_json: bool) -> None:
+def import_command(files: tuple[str, ...]) -> None:
     """Read the runs in FILE, which 'farm data export --format jsonl' wrote, into this store; - is standard input.
 
     A run that the store already has stays unchanged. Every line is checked before the first run is imported: an
@@ -111,14 +103,14 @@ def import_command(files: tuple[str, ...], config_file: Path | None, *, as_json:
 
     with ExitStack() as stack:
         found = runs_in([stack.enter_context(LineFile(name)) for name in files])
-        with opened(config_file) as (_, store):
+        with opened() as (_, store):
             added, present = import_runs(store.transfer, found)
-    if as_json:
-        print_json({"imported": [run.id for run in added], "present": [run.id for run in present]})
-        return
-    for run in added:
-        state = "" if run.finished_ms is not None else ", not finished"
-        echo(f"imported {run.id}: {plural(run.jobs, 'job')}, {plural(run.attempts, 'attempt')}{state}")
-    for run in present:
-        echo(f"skipped {run.id}: it is there already, and the same")
-    echo(f"{plural(len(added), 'run')} imported, {len(present)} {'was' if len(present) == 1 else 'were'} there already")
+    lines = [
+        f"imported {run.id}: {plural(run.jobs, 'job')}, {plural(run.attempts, 'attempt')}"
+        f"{'' if run.finished_ms is not None else ', not finished'}"
+        for run in added
+    ]
+    lines += [f"skipped {run.id}: it is there already, and the same" for run in present]
+    were = "was" if len(present) == 1 else "were"
+    lines.append(f"{plural(len(added), 'run')} imported, {len(present)} {were} there already")
+    show({"imported": [run.id for run in added], "present": [run.id for run in present]}, lines)

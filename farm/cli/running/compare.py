@@ -9,23 +9,24 @@ import click
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND
 from farm.base.errors import UsageError
 from farm.cli.options import (
-    FOR_ATTACHED,
+    ATTACHED,
     OUTPUT_FILE,
     devices_options,
     json_option,
     limit_option,
     named,
     pull_request_option,
-    refuse_together,
+    refuse_attached,
+    refuse_given,
 )
-from farm.cli.output import as_called, echo, opened, print_json, width, write_file
+from farm.cli.output import as_called, opened, show, width, write_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.numbers.compare.compare import CompareOutcome
-
-_EXECUTING = "{} is for execution: leave it, or --programs-only, out"
+_SAME = ("suites", "backend", "precisions", "options", "keyword", "virtual", "most_devices", "pairs")
+"""Parameters that are fields of the request."""
 
 
 @click.command("compare")
@@ -35,7 +36,7 @@ _EXECUTING = "{} is for execution: leave it, or --programs-only, out"
               help="QNN SDK: once for both sides, twice for A and B.")  # fmt: skip
 @click.option("--options", "side_options", multiple=True, metavar="'NAME=VALUE ...'",
               help="Backend options of a side, may be empty: twice for A and B.")  # fmt: skip
-@click.option("--checkout", default="", callback=named, metavar="DIR",
+@click.option("--checkout", default="", callback=named, metavar="FOLDER",
               help="B is this source tree of ExecuTorch in its present state ...")  # fmt: skip
 @click.option("--base", default="", callback=named, metavar="COMMIT",
               help="... and A is this commit of it, in a separate worktree.")  # fmt: skip
@@ -56,9 +57,7 @@ _EXECUTING = "{} is for execution: leave it, or --programs-only, out"
 @pull_request_option()
 @limit_option("Jobs of a kind that are listed.")
 @json_option("Print everything as JSON instead of a summary.")
-def command(
-    config_file: Path | None, *, html: Path | None, limit: int, as_json: bool, programs_only: bool, **given: Any
-) -> int:
+def command(*, html: Path | None, limit: int, programs_only: bool, **given: Any) -> int:
     """Compare two toolchains, SDKs or option sets: is B worse than A?
 
     Both are compiled. Equal programs need no device; different programs run in
@@ -88,35 +87,26 @@ def command(
 
     if not given["suites"]:
         raise UsageError("--suite must be given; 'farm suites' lists the suites")
-    attached = {"--device": given["devices"], "--label": given["labels"], "--max-devices": given["most_devices"]}
-    if given["virtual"]:
-        refuse_together(attached, FOR_ATTACHED)
+    refuse_attached(virtual=given["virtual"])
     if programs_only:
-        refuse_together(attached, _EXECUTING)
+        refuse_given("{} is for execution: leave it, or --programs-only, out", *ATTACHED)
     request = ComparisonRequest(
         sides=sides_of(given["toolchains"], given["qnn"], given["side_options"], given["checkout"], given["base"]),
         socs=given["socs"] or ("SM8650",),
-        suites=given["suites"],
-        backend=given["backend"],
-        precisions=given["precisions"],
-        options=given["options"],
-        keyword=given["keyword"],
-        virtual=given["virtual"],
         choice=Choice(given["devices"], given["labels"]),
-        most_devices=given["most_devices"],
-        pairs=given["pairs"],
         execute=not programs_only,
         command=as_called(),
+        **{name: given[name] for name in _SAME},
     )
     pull = find_pull_request(given["pull_request"])
-    with opened(config_file) as (config, store):
+    with opened() as (config, store):
         outcome = compare_sides(config, store, request)
-    _deliver(outcome, html=html, limit=limit, as_json=as_json)
+    _deliver(outcome, html=html, limit=limit)
     post_review(pull, lambda: compare_review(outcome.report))
     return outcome.exit_code
 
 
-def _deliver(outcome: CompareOutcome, *, html: Path | None, limit: int, as_json: bool) -> None:
+def _deliver(outcome: CompareOutcome, *, html: Path | None, limit: int) -> None:
     """Print the comparison, write the page if asked, and the summary of a GitHub step. Raises UsageError."""
     from farm.numbers.compare.compare import PAGE_FILE
     from farm.report.formats.compare import compare_commands, compare_data, compare_markdown
@@ -127,9 +117,5 @@ def _deliver(outcome: CompareOutcome, *, html: Path | None, limit: int, as_json:
     if html is not None:
         write_file(html, page.read_text(encoding="utf-8"))
     add_summary(lambda: compare_markdown(report))
-    if as_json:
-        print_json(compare_data(report))
-        return
-    for line in (*compare_lines(report, limit, width()), *compare_commands(report)):
-        echo(line)
-    echo(f"page: {html or page}")
+    lines = [*compare_lines(report, limit, width()), *compare_commands(report), f"page: {html or page}"]
+    show(compare_data(report), lines)

@@ -1,11 +1,10 @@
-"""`farm run --compile-only`: its options and its output."""
+"""`farm run --compile-only`: its output."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from farm.cli.options import refuse_together
 from farm.cli.output import show, width
 from farm.cli.progress import make_front
 from farm.dispatch.run.compile_only import Compilation, CompiledJob, CompileOutcome, compile_only
@@ -13,38 +12,16 @@ from farm.report.model import format as fmt
 from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
-    from types import SimpleNamespace
-
     from farm.base.config.settings import Config
     from farm.dispatch.request.request import RunRequest
 
 
-def check_compile_only(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
-    """Raise UsageError for options about execution, which --compile-only skips."""
-    devices = {"--device": asked.devices, "--label": asked.labels, "--max-devices": asked.most_devices}
-    running = {
-        "--nightly": asked.nightly,
-        "--budget": asked.budget_s is not None,
-        "--heap": asked.heap,
-        "--seconds": asked.seconds is not None,
-        "--confirm": asked.confirm,
-        "--watch": asked.watch,
-        "--iterations": asked.iterations is not None,
-        "--warm-up": asked.warm_up is not None,
-        "--exitfirst": asked.exitfirst,
-        "--maxfail": asked.maxfail,
-        "--failed-first": asked.failed_first,
-        "--collect-only": asked.collect_only,
-    }
-    refuse_together({**devices, **running, **outputs}, "--compile-only runs nothing on a device: leave {} out")
-
-
-def compile_and_show(config: Config, request: RunRequest, *, as_json: bool) -> int:
+def compile_and_show(config: Config, request: RunRequest) -> int:
     """Compile the jobs, print the result of each, and return the exit code."""
     with make_front() as front:
         compilation = compile_only(config, request, front)
     answer = {"exit_code": compilation.exit_code, "interrupted": compilation.interrupted, "jobs": compilation.jobs}
-    show(answer, compiled_lines(compilation, width()), as_json=as_json)
+    show(answer, compiled_lines(compilation, width()))
     return compilation.exit_code
 
 

@@ -11,21 +11,13 @@ import click
 from farm.base.errors import FIRST_RUN, MissingToolError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.text import one_line
-from farm.cli.options import (
-    FOR_ATTACHED,
-    duration,
-    interleaved_options,
-    json_option,
-    refuse_together,
-    toolchain_option,
-)
+from farm.cli.options import duration, interleaved_options, json_option, refuse_attached, refuse_given, toolchain_option
 from farm.cli.output import as_called, opened, show
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from farm.numbers.regressions.confirm_job import ConfirmOutcome, PairsRequest
     from farm.numbers.regressions.confirm_run import RunFindings
@@ -37,12 +29,8 @@ if TYPE_CHECKING:
 
 @click.command("confirm")
 @click.argument("job", required=False)
-@click.option(
-    "--run",
-    "run_ref",
-    metavar="RUN",
-    help="Without JOB: all suspected regressions of this run; otherwise as farm status.",
-)
+@click.option("--run", "run_ref", metavar="RUN",
+              help="Without JOB: all suspected regressions of this run; otherwise as farm status.")  # fmt: skip
 @click.option("--budget", "budget_s", metavar="TIME", callback=duration,
               help="Without JOB: time limit, such as 30m; the least probable first. Otherwise as long as "
               "suspected changes take, and 10m for other new programs.")  # fmt: skip
@@ -67,9 +55,6 @@ def confirm_command(
     bad: str | None,
     metrics: tuple[str, ...],
     toolchain: str,
-    config_file: Path | None,
-    *,
-    as_json: bool,
     **bench: Any,
 ) -> int:
     """Measure whether JOB really got worse: interleaved A/B of both bundles on one device.
@@ -88,51 +73,41 @@ def confirm_command(
     Exit codes: 0 nothing confirmed; 2 usage; 3 it got worse; 4 no device or
     infrastructure; 7 no result, or a bundle is gone; 130 interrupted.
     """
+    refuse_attached(virtual=bench["virtual"])
     request = pairs_request(bench)
     if job is None:
-        because = "{0} is for one JOB: name it, or leave {0} out"
-        refuse_together({"--good": good, "--bad": bad, "--metric": metrics}, because)
-        return _confirm_run(config_file, run_ref, request, budget_s, toolchain, as_json=as_json)
+        refuse_given("{0} is for one JOB: name it, or leave {0} out", "good", "bad", "metrics")
+        return _confirm_run(run_ref, request, budget_s, toolchain)
     if run_ref is not None or budget_s is not None:
         raise UsageError("--run and --budget are for all suspected changes: leave JOB out, or use --bad RUN")
     from farm.dispatch.request.resume import config_to_run_again
     from farm.numbers.regressions.confirm_job import choose_results, confirm_job
 
-    with opened(config_file, existing=True) as (config, store):
+    with opened(existing=True) as (config, store):
         old, new = choose_results(store, job, good, bad)
         selected = config_to_run_again(config, new.run, toolchain)
         outcome = confirm_job(selected, store, old, new, request, metrics)
-    show(_confirm_data(outcome), _confirm_lines(outcome), as_json=as_json)
+    show(_confirm_data(outcome), _confirm_lines(outcome))
     return ExitCode.REGRESSION if outcome.confirmed else 0
 
 
 def pairs_request(bench: dict[str, Any]) -> PairsRequest:
-    """Return the request from the options of `interleaved_options`. Raises UsageError."""
+    """Return the request from the options of `interleaved_options`."""
     from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.results.analysis.confirmation import INFERENCES
 
-    if bench["virtual"]:
-        refuse_together({"--device": bench["device"]}, FOR_ATTACHED)
     inferences = {"inferences": bench["inferences"] or INFERENCES, "least_inferences": bench["inferences"] or 0}
     return PairsRequest(**bench | inferences, command=as_called())
 
 
-def _confirm_run(
-    config_file: Path | None,
-    run_ref: str | None,
-    request: PairsRequest,
-    budget_s: float | None,
-    toolchain: str,
-    *,
-    as_json: bool,
-) -> int:
+def _confirm_run(run_ref: str | None, request: PairsRequest, budget_s: float | None, toolchain: str) -> int:
     from farm.base.interrupts import InterruptHandler
     from farm.builds.toolchains.prepare import branch_of
     from farm.builds.toolchains.select import toolchain_of
     from farm.dispatch.request.resume import config_of_run
     from farm.numbers.regressions.confirm_run import confirm_run
 
-    with opened(config_file, existing=True) as (config, store):
+    with opened(existing=True) as (config, store):
         branch = branch_of(config, toolchain_of(config, toolchain)) if toolchain else store.status.branch_to_show(None)
         run_id = store.runs.resolve(run_ref) if run_ref else store.status.run_to_show(branch, own=not toolchain)
         if run_id is None:
@@ -148,7 +123,7 @@ def _confirm_run(
             raise UsageError(f"{problem}; --toolchain measures with another one") from None
         with InterruptHandler():
             findings = confirm_run(selected, store, run_id, request, budget_s=budget_s)
-    show({"findings": findings}, _findings_lines(run_id, findings), as_json=as_json)
+    show({"findings": findings}, _findings_lines(run_id, findings))
     return ExitCode.REGRESSION if findings.regressions else ExitCode.INFRA if findings.problems else 0
 
 

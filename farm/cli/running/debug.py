@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.base.config.settings import load_config
-from farm.base.errors import UsageError
-from farm.cli.options import OUTPUT_FILE, json_option, soc_option, timeout_option, toolchain_option, virtual_option
+from farm.builds.program.layers import LayerStep
+from farm.cli.options import (
+    OUTPUT_FILE,
+    configured,
+    json_option,
+    soc_option,
+    timeout_option,
+    toolchain_option,
+    virtual_option,
+)
 from farm.cli.output import as_called, echo, show, write_file
-from farm.report.terminal.layout import WIDTH, wrapped
+from farm.report.formats.layers_csv import layer_rows, layers_csv
+from farm.report.terminal.layout import WIDTH, columns, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,21 +39,15 @@ _NAME = WIDTH - 2 * _FIGURES
 @click.argument("job")
 @soc_option("SoC, if JOB has no target and results on several.")
 @click.option("--precision", metavar="PRECISION", help="Precision, if JOB has no target and the case has several.")
-@click.option(
-    "--method", metavar="METHOD", help="Method of a case with several; otherwise the method that the case executes."
-)
+@click.option("--method", metavar="METHOD",
+              help="Method of a case with several; otherwise the method that the case executes.")  # fmt: skip
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
 @virtual_option("Run on the HTP simulator only: no device, and no column for it.", one=True)
 @click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Number of the sample among the inputs of the case.")  # fmt: skip
 @timeout_option("Time limit of the job on one device.", 600.0)
-@click.option(
-    "--comparator",
-    "metrics",
-    multiple=True,
-    metavar="MODULE:CLASS[=THRESHOLD]",
-    help="Comparator of yours that judges layers in place of farm's own limits; repeatable.",
-)
+@click.option("--comparator", "metrics", multiple=True, metavar="MODULE:CLASS[=THRESHOLD]",
+              help="Comparator of yours that judges layers in place of farm's own limits; repeatable.")  # fmt: skip
 @click.option("--operators", is_flag=True,
               help="List layers with operators ahead of time and at run time, module and line as well.")  # fmt: skip
 @click.option("--csv-file", "csv_file", type=OUTPUT_FILE, help="Write the figures here too.")
@@ -60,13 +60,11 @@ def command(
     csv_file: Path | None,
     svg_file: Path | None,
     toolchain: str,
-    config_file: Path | None,
     *,
     virtual: bool,
     sample: int,
     timeout_s: float,
     operators: bool,
-    as_json: bool,
     **target: Any,
 ) -> int:
     """Compare the numbers of JOB layer by layer, and name the first layer that goes wrong and the likely cause.
@@ -89,10 +87,9 @@ def command(
     """
     from farm.builds.compile.debug.protocol import parse_metric
     from farm.builds.toolchains.select import use_toolchain
-    from farm.replay.debug import DebugRequest, debug
-    from farm.replay.debug_job import job_to_debug
+    from farm.replay.debug import DebugRequest, debug, job_to_debug
 
-    config = load_config(config_file)
+    config = configured()
     request = DebugRequest(
         job=job_to_debug(config, job, **target),
         virtual=virtual,
@@ -102,10 +99,8 @@ def command(
         command=as_called(),
     )
     files = {kind: file for kind, file in (("csv", csv_file), ("svg", svg_file)) if file is not None}
-    for file in files.values():
-        check_writable(file)
     outcome = debug(use_toolchain(config, toolchain), request)
-    show(_data(outcome, sample), _text(outcome, sample, operators=operators), as_json=as_json)
+    show(_data(outcome, sample), _text(outcome, sample, operators=operators))
     for kind, file in files.items():
         write_file(file, _file(outcome, kind))
         echo(f"{kind}: {file}", err=True)
@@ -113,7 +108,6 @@ def command(
 
 
 def _file(outcome: DebugOutcome, kind: str) -> str:
-    from farm.report.formats.layers_csv import layers_csv
     from farm.report.html.layer_graph import layer_graph
 
     if kind == "csv":
@@ -121,25 +115,7 @@ def _file(outcome: DebugOutcome, kind: str) -> str:
     return layer_graph(outcome.layers, outcome.diagnosis).decode()
 
 
-def check_writable(path: Path) -> None:
-    """Raise UsageError if a file cannot be written; makes its folder, and leaves no new file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
-            if not os.access(path, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
-        else:
-            path.unlink()
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-
-
 def _text(outcome: DebugOutcome, sample: int, *, operators: bool = False) -> list[str]:
-    from farm.builds.program.layers import LayerStep
 
     parts = ", ".join(f"{part} {serial}" for part, serial in outcome.devices.items())
     lines = [f"{outcome.job_id}, sample {sample}", *([parts] if parts else [])]
@@ -181,8 +157,6 @@ def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
 
 def _operators(layers: Sequence[Layer], known: Sequence[LayerStep]) -> list[str]:
     """Return a row for each layer: operators ahead of time and at run time, their gap, module and source line."""
-    from farm.builds.program.layers import LayerStep
-    from farm.report.terminal.layout import columns
 
     steps = [step for step in (LayerStep.DEVICE, LayerStep.COMPILER) if step in known]
     rows = [("#", "ahead of time", "at run time", f"{steps[0]} dB" if steps else "dB", "module", "line")]
@@ -247,7 +221,6 @@ def _verdict(outcome: DebugOutcome) -> list[str]:
 
 
 def _data(outcome: DebugOutcome, sample: int) -> dict[str, object]:
-    from farm.report.formats.layers_csv import layer_rows
 
     attempt = outcome.attempt
     return {

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from farm.base.errors import UsageError
+from farm.base.errors import IllegalTargetError, UsageError
+from farm.base.text import one_line
 from farm.cli.options import (
     FILE,
     FOLDER,
-    FOR_ATTACHED,
+    configured,
     executions,
+    given,
+    is_json,
     json_option,
     limit_option,
     one_off_options,
     purpose_options,
-    refuse_together,
+    refuse_attached,
+    refuse_given,
+    together,
     toolchain_option,
-    typed,
 )
 from farm.cli.output import acted, as_called, echo, notice, opened, print_json, show, width
-from farm.cli.running import exec_fit, exec_text
-from farm.cli.running.program import NamedProgram, program_options
+from farm.cli.running import exec_text
 from farm.devices.execution.raw import MOST_SECONDS
 from farm.dispatch.request.profiling import Profile
 from farm.report.model import format as fmt
@@ -35,32 +39,60 @@ from farm.suites.state import State
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.base.config.settings import Config
-    from farm.replay.exec_plan import PlannedProgram
-    from farm.replay.module_program import NamedModule
-    from farm.replay.one_off_request import OneOffRequest
+    from farm.replay.exec_plan import NamedModule, PlannedProgram
+    from farm.replay.llama_program import LlamaProgram
     from farm.replay.ready_program import OutputFigures, ReadyOutcome, ReadyProgram, ReadyRequest
     from farm.replay.repro import ReproOutcome
     from farm.results.attempt import Attempt, Comparison, Measurement
 
 _PROFILES = ("auto", "off", "basic", "detailed")
-_FOR_TENSORS = {
-    "inputs": "--inputs", "input_list": "--input-list", "seed": "--seed", "expect": "--expect", "method": "--method",
-    "state": "--state", "iterations": "--iterations", "warm_up": "--warm-up",
-}  # fmt: skip
-"""Options without a meaning for a program that generates text."""
+_FOR_TENSORS = ("inputs", "input_list", "seed", "expect", "method", "state", "iterations", "warm_up")
+"""Parameters without a meaning for a program that generates text."""
+_FOR_OURS = ("iterations", "warm_up", "stop", "seconds", "options", "profile", "script")
+"""Parameters that `--program` excludes."""
+_NEW = 32
+"""Default of --new, as --help shows it."""
 _ONCE = {"iterations": 1, "warm_up": 0, "reducible": False}
 
 
-def _state(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[State, ...]:
+def _state(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[State, ...]:
     """Return `OUTPUT:INPUT` pairs as numbers; raises BadParameter for another format."""
     found = []
-    for text in given:
+    for text in values:
         output, colon, input_ = text.partition(":")
         if not (colon and output.isascii() and output.isdecimal() and input_.isascii() and input_.isdecimal()):
             raise click.BadParameter(f"{text!r} is not OUTPUT:INPUT, two numbers from 0, as 1:2")
         found.append(State(int(output), int(input_)))
     return tuple(found)
+
+
+_program_options = together(
+    click.option("--program", type=FILE, metavar="FILE",
+                 help="Generate with ExecuTorch's own qnn_llama_runner, which you have built."),
+    click.option("--tokenizer", type=FILE, metavar="FILE",
+                 help="With --program: the tokenizer, which it always loads."),
+    click.option("--library", "libraries", type=FILE, multiple=True, metavar="FILE",
+                 help="With --program: a library that it needs; repeatable."),
+    click.option("--program-flag", "flags", multiple=True, metavar="NAME=VALUE",
+                 help="With --program: another flag, as decoder_model_version=qwen3; repeatable."),
+)  # fmt: skip
+
+
+def _take_program(options: dict[str, Any]) -> LlamaProgram | None:
+    """Take the values of `_program_options` out of `options`; return the program, None for farm's own runner.
+
+    Raises UsageError for options that exclude others.
+    """
+    named = {name: options.pop(name) for name in ("program", "tokenizer", "libraries", "flags")}
+    if named["program"] is None:
+        refuse_given("{} is for --program", "tokenizer", "libraries", "flags")
+        return None
+    if named["tokenizer"] is None:
+        raise UsageError("--program always loads a tokenizer: name it, with --tokenizer")
+    refuse_given("{} is for farm's own runner: leave it, or --program, out", *_FOR_OURS)
+    from farm.replay.llama_program import LlamaProgram
+
+    return LlamaProgram(**named)
 
 
 @click.command("exec")
@@ -97,42 +129,15 @@ def _state(_context: click.Context, _option: click.Parameter, given: tuple[str, 
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Run-time backend option; repeatable.")
 @click.option("--profile", type=click.Choice(_PROFILES), default="auto", show_default=True,
               help="Profiling level; detailed shows every node.")  # fmt: skip
-@click.option(
-    "--heap", is_flag=True, help="Measure the DSP's heap alone; each iteration, 1 by default, has a process of its own."
-)
+@click.option("--heap", is_flag=True,
+              help="Measure the DSP's heap alone; each iteration, 1 by default, has a process of its own.")  # fmt: skip
 @limit_option("Most rows of a profile.")
-@program_options
+@_program_options
 @one_off_options
 @purpose_options
 @toolchain_option("Toolchain whose runner and libraries execute it")
 @json_option("Print everything as JSON instead.")
-def exec_command(
-    model: str,
-    more: tuple[Path, ...],
-    inputs: tuple[Path, ...],
-    input_list: Path | None,
-    prompt: Path | None,
-    new: int | None,
-    stop: tuple[int, ...],
-    seconds: int | None,
-    output: Path | None,
-    socs: tuple[str, ...],
-    precision: str,
-    device: str | None,
-    limit: int,
-    iterations: int | None,
-    warm_up: int | None,
-    timeout_s: float,
-    name: str,
-    purpose: str | None,
-    toolchain: str,
-    config_file: Path | None,
-    *,
-    heap: bool,
-    by: NamedProgram,
-    as_json: bool,
-    **program: Any,
-) -> int:
+def exec_command(model: str, more: tuple[Path, ...], **options: Any) -> int:
     """Run one program on a device, and show its fit, outputs, latency and profile.
 
     The program is a .pte file, or a torch module with example_inputs in a Python file, which farm compiles. Before a
@@ -151,108 +156,116 @@ def exec_command(
     a program for another SoC or backend; 4 no device or infrastructure;
     6 missing tool; 130 interrupted.
     """
-    from farm.base.config.settings import load_config
-    from farm.builds.toolchains.select import use_toolchain
     from farm.dispatch.pool.fleet import Choice
-    from farm.dispatch.request.choose import require_dsp, require_heap
-    from farm.replay.exec_plan import plan_programs
-    from farm.replay.generation import run_generation
-    from farm.replay.llama_program import job_of
-    from farm.replay.module_program import find_module
-    from farm.replay.one_off_request import OneOffRequest
+    from farm.replay.exec_plan import find_module
     from farm.replay.ready_program import ReadyRequest
     from farm.store.view import Purpose
 
-    module = find_module(model)
-    program |= {"model": FILE.convert(model, None, click.get_current_context()) if module is None else Path(model)}
-    program |= {"virtual": bool(program["virtual"]), "profile": Profile(program["profile"])}
-    if program["virtual"]:
-        refuse_together({"--device": device}, FOR_ATTACHED)
-    asked = ReadyRequest(inputs=_input_files(inputs, more, input_list), **program)
-    asked_for = {
-        "virtual": asked.virtual,
-        "choice": Choice((device,)) if device else Choice(),
-        "timeout_s": timeout_s,
-        "profile": asked.profile,
-        "heap": heap,
-        "command": as_called(),
-        "name": name,
-        "purpose": Purpose(purpose or Purpose.LOCAL),
-        **executions(iterations, warm_up),
-    }
-    other = by.found()
-    if heap:
-        refuse_together({"--prompt": prompt}, "--heap is for programs that take tensors: leave {} out")
-        refuse_together({"--warm-up": warm_up, **dict.fromkeys(typed(profile="--profile"), True)},
-                        "--heap times nothing: leave {} out")  # fmt: skip
-    _check_together(module, precision, socs, {"--device": device, "--output": output, "--prompt": prompt}, asked)
-    if prompt is not None:
-        asked = msgspec.structs.replace(asked, soc="".join(socs))
-        foreign = typed(**_FOR_TENSORS) or (["an input"] if asked.inputs else [])
-        text = exec_text.plan(asked, prompt, new, stop, foreign)
-        if other is not None:
-            text.job = job_of(text.job)
-        request = OneOffRequest(job=text.job, seconds=seconds, program=other, **{**asked_for, **_ONCE})
-        with opened(config_file) as (config, store):
-            generated = run_generation(use_toolchain(config, toolchain), store, text, request, output)
-        show(exec_text.data(text, generated), exec_text.lines(text, generated, seconds), as_json=as_json)
-        return _saved(output, generated.one.exit_code, there=bool(generated.generated))
-    refuse_together(
-        {"--program": other, "--new": new, "--stop": stop, "--seconds": seconds},
-        "{} is for generated text: it needs --prompt",
+    module, other, asked = find_module(model), _take_program(options), SimpleNamespace(**options)
+    refuse_attached(virtual=asked.virtual)
+    file: Any = Path(model) if module else FILE.convert(model, None, click.get_current_context())
+    program = ReadyRequest(
+        model=file,
+        inputs=_input_files(asked.inputs, more, asked.input_list),
+        virtual=bool(asked.virtual),
+        profile=Profile(asked.profile),
+        **{name: options[name] for name in ("expect", "seed", "method", "state", "backend", "options")},
     )
-    config = use_toolchain(load_config(config_file), toolchain)
-    if heap and asked.virtual:
-        require_dsp(config)
-    programs = plan_programs(config, asked, socs, module, precision)
-    if heap:
-        require_heap(programs[0].ready.job.target.backend)
-    if not as_json:
-        exec_fit.show_fit(programs)
-    exec_fit.require_fit(programs)
-    if programs[0].ready.is_random:
-        notice(f"NO INPUTS GIVEN: they are random (seed {asked.seed}), so the outputs mean little")
-    requests = [OneOffRequest(job=one.ready.job, **asked_for) for one in programs]
-    return _run_programs(config, programs, requests, output, limit, as_json=as_json)
-
-
-def _check_together(
-    module: NamedModule | None, precision: str, socs: Sequence[str], for_one: dict[str, Any], asked: ReadyRequest
-) -> None:
-    """Raise UsageError for options that the program, or several SoCs, exclude; `for_one` are for one SoC."""
-    if len(socs) > 1:
-        refuse_together(for_one, "{} is for one --soc")
+    request = {
+        "virtual": program.virtual,
+        "choice": Choice((asked.device,)) if asked.device else Choice(),
+        "timeout_s": asked.timeout_s,
+        "profile": program.profile,
+        "heap": asked.heap,
+        "command": as_called(),
+        "name": asked.name,
+        "purpose": Purpose(asked.purpose or Purpose.LOCAL),
+        **executions(asked.iterations, asked.warm_up),
+    }
+    if asked.heap:
+        refuse_given("--heap is for programs that take tensors: leave {} out", "prompt")
+        refuse_given("--heap times nothing: leave {} out", "warm_up", "profile")
+    if len(asked.socs) > 1:
+        refuse_given("{} is for one --soc", "device", "output", "prompt")
     if module is None:
-        refuse_together({"--precision": precision}, "{} is for a module, as net.py:Net: a .pte is compiled already")
+        refuse_given("{} is for a module, as net.py:Net: a .pte is compiled already", "precision")
     else:
-        refuse_together({"--prompt": for_one["--prompt"], "--state": asked.state}, "{} is for a .pte file")
+        refuse_given("{} is for a .pte file", "prompt", "state")
+    if asked.prompt is not None:
+        return _generate(asked, program, other, request)
+    refuse_given("{} is for generated text: it needs --prompt", "program", "new", "stop", "seconds")
+    return _execute(asked, program, module, request)
 
 
-def _run_programs(
-    config: Config,
-    programs: Sequence[PlannedProgram],
-    requests: Sequence[OneOffRequest],
-    output: Path | None,
-    limit: int,
-    *,
-    as_json: bool,
+def _generate(
+    asked: SimpleNamespace, program: ReadyRequest, other: LlamaProgram | None, request: dict[str, Any]
 ) -> int:
-    """Run each program, print its result, and return the exit code."""
+    """Generate text with a program, print it, and return the exit code."""
+    from farm.builds.toolchains.select import use_toolchain
+    from farm.replay.generation import plan_generation, run_generation
+    from farm.replay.llama_program import job_of
+    from farm.replay.one_off import OneOffRequest
+
+    foreign = given(*_FOR_TENSORS) or (["an input"] if program.inputs else [])
+    if foreign:
+        raise UsageError(f"{foreign[0]} is for a program of tensors: leave it, or --prompt, out")
+    if program.profile in (Profile.BASIC, Profile.DETAILED):
+        raise UsageError("no profile is taken while text is generated: leave --profile out")
+    program = msgspec.structs.replace(program, soc="".join(asked.socs))
+    text = plan_generation(program, asked.prompt, asked.new or _NEW, asked.stop)
+    if other is not None:
+        text.job = job_of(text.job)
+    one = OneOffRequest(job=text.job, seconds=asked.seconds, program=other, **{**request, **_ONCE})
+    with opened() as (config, store):
+        generated = run_generation(use_toolchain(config, asked.toolchain), store, text, one, asked.output)
+    show(exec_text.data(text, generated), exec_text.lines(text, generated, asked.seconds))
+    return _saved(asked.output, generated.one.exit_code, there=bool(generated.generated))
+
+
+def _execute(asked: SimpleNamespace, program: ReadyRequest, module: NamedModule | None, request: dict[str, Any]) -> int:
+    """Run a program for each SoC, print its fit and its result, and return the exit code."""
+    from farm.builds.toolchains.select import use_toolchain
+    from farm.dispatch.request.choose import require_dsp, require_heap
+    from farm.replay.exec_plan import plan_programs
+    from farm.replay.one_off import OneOffRequest
     from farm.replay.ready_program import run_ready
     from farm.store.store import open_store
 
+    config = use_toolchain(configured(), asked.toolchain)
+    if asked.heap and program.virtual:
+        require_dsp(config)
+    programs = plan_programs(config, program, asked.socs, module, asked.precision)
+    if asked.heap:
+        require_heap(programs[0].ready.job.target.backend)
+    _show_fit(programs)
+    if programs[0].ready.is_random:
+        notice(f"NO INPUTS GIVEN: they are random (seed {program.seed}), so the outputs mean little")
     answers: list[dict[str, object]] = []
     exit_codes = []
     with open_store(config.store_url) as store:
-        for one, request in zip(programs, requests, strict=True):
-            outcome = run_ready(config, store, one.ready, request, output)
-            answers.append({**_exec_data(one.ready, outcome), "fit": exec_fit.data(one)})
+        for one in programs:
+            outcome = run_ready(config, store, one.ready, OneOffRequest(job=one.ready.job, **request), asked.output)
+            answers.append({**_exec_data(one.ready, outcome), "fit": one.fit})
             exit_codes.append(outcome.one.exit_code)
-            if not as_json:
-                show({}, _exec_lines(one.ready, outcome, limit), as_json=False)
-    if as_json:
+            if not is_json():
+                show({}, _exec_lines(one.ready, outcome, asked.limit))
+    if is_json():
         print_json(answers[0] if len(answers) == 1 else {"programs": answers})
-    return _saved(output, max(exit_codes), there=bool(outcome.outputs))
+    return _saved(asked.output, max(exit_codes), there=bool(outcome.outputs))
+
+
+def _show_fit(programs: Sequence[PlannedProgram]) -> None:
+    """Print the fit of each program. Raises IllegalTargetError for a program that no device can run."""
+    from farm.replay.properties import Level
+
+    if not is_json():
+        for one in programs:
+            rows = [[str(fit.level), str(fit.name), one_line(fit.line)] for fit in one.fit]
+            echo("\n".join([one.ready.job.id, *columns(rows, indent="  "), ""]))
+    for one in programs:
+        for fit in one.fit:
+            if fit.level is Level.ERROR:
+                raise IllegalTargetError(f"{one.ready.path.name}: {fit.name}: {fit.line}")
 
 
 def _saved(folder: Path | None, exit_code: int, *, there: bool) -> int:
@@ -268,7 +281,7 @@ def _input_files(inputs: tuple[Path, ...], more: tuple[Path, ...], input_list: P
         return (*inputs, *more)
     if inputs or more:
         raise UsageError("--input-list names all inputs: leave other files out")
-    from farm.replay.tensor_files import read_list
+    from farm.replay.ready_program import read_list
 
     return tuple(read_list(input_list))
 
@@ -325,12 +338,8 @@ def _time_line(one: Measurement) -> str:
 
 
 def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
-    one = outcome.one
     return {
-        "job": ready.job.id,
-        "run": one.run_id,
-        "exit_code": one.exit_code,
-        "device_kind": one.kind,
+        **exec_text.run_data(ready.job, outcome.one),
         "inputs": [
             {"dtype": tensor.dtype.name, "shape": tensor.shape, "source": source}
             for tensor, source in zip(ready.samples[0], ready.sources, strict=True)
@@ -338,8 +347,6 @@ def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
         "random_inputs": ready.is_random,
         "inferences": len(ready.samples),
         "outputs": outcome.outputs,
-        "attempt": one.attempt,
-        "report": str(one.report),
     }
 
 
@@ -347,28 +354,14 @@ def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
 @click.argument("job")
 @click.option("--run", "ref", metavar="RUN", help="Result of this run: latest, latest~1 or an id.")
 @click.option("--device", metavar="NAME", default="",
-              help="Run it on this device: name, serial or id, or 'same' for that of the past result.")  # fmt: skip
+              help="Run it on this device: name, serial, id, or 'same' for the device of the past result.")  # fmt: skip
 @click.option("--script", type=FOLDER, metavar="FOLDER",
               help="Run nothing: write the bundle to FOLDER, with a shell script that needs only adb.")  # fmt: skip
-@program_options
+@_program_options
 @one_off_options
 @toolchain_option("Toolchain whose runner and libraries execute it")
 @json_option("Print both results as JSON instead of a table.")
-def rerun_command(
-    job: str,
-    ref: str | None,
-    device: str,
-    virtual: int | None,
-    script: Path | None,
-    iterations: int | None,
-    warm_up: int | None,
-    timeout_s: float,
-    toolchain: str,
-    config_file: Path | None,
-    *,
-    by: NamedProgram,
-    as_json: bool,
-) -> int:
+def rerun_command(job: str, ref: str | None, device: str, script: Path | None, **options: Any) -> int:
     """Run a past result of JOB again, from its exact bundle, and show both side by side.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. Without --run it is the
@@ -384,31 +377,31 @@ def rerun_command(
     from farm.replay.repro import repro
     from farm.replay.stored_result import find_stored_result
 
-    if virtual:
-        refuse_together({"--device": device}, FOR_ATTACHED)
-    if script is not None and (device or as_json):
+    other, virtual, toolchain = _take_program(options), bool(options["virtual"]), options["toolchain"]
+    refuse_attached(virtual=virtual)
+    if script is not None and (device or is_json()):
         raise UsageError("--script runs nothing: leave --device and --json out")
-    if acted("rerun", job=job, run=ref or "", virtual=bool(virtual), as_json=as_json, taken=("ref",)):
+    if acted("rerun", job=job, run=ref or "", virtual=virtual, taken=("ref",)):
         return 0
-    asked: dict[str, Any] = {"virtual": bool(virtual), "timeout_s": timeout_s, **executions(iterations, warm_up)}
-    other = by.found()
+    asked = executions(options["iterations"], options["warm_up"])
+    asked |= {"virtual": virtual, "timeout_s": options["timeout_s"]}
     if other is not None:
         asked |= _ONCE
-    with opened(config_file, readonly=script is not None, existing=True) as (config, store):
+    with opened(readonly=script is not None, existing=True) as (config, store):
         past = find_stored_result(store, job, ref)
         notice(past.description)
         if past.is_heap and other is None and script is None:
-            refuse_together({"--warm-up": warm_up}, f"run {past.run.id} measured the DSP's heap: leave {{}} out")
+            refuse_given(f"run {past.run.id} measured the DSP's heap: leave {{}} out", "warm_up")
         selected = config_to_run_again(config, past.run, toolchain)
         if script is not None:
             from farm.replay.repro_script import write_script
 
             del asked["reducible"]
-            asked["named"] = typed(iterations="--iterations", warm_up="--warm-up", timeout_s="--timeout")
+            asked["named"] = given("iterations", "warm_up", "timeout_s")
             echo("\n".join(write_script(selected, past, script, **asked)))
             return 0
         outcome = repro(selected, store, past, device=device, command=as_called(), program=other, **asked)
-    show(_repro_data(outcome), _repro_lines(outcome), as_json=as_json)
+    show(_repro_data(outcome), _repro_lines(outcome))
     return outcome.now.exit_code
 
 

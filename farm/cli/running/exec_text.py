@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farm.base.errors import UsageError
-from farm.dispatch.request.profiling import Profile
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from farm.builds.bundles.bundle import Generation
     from farm.replay.generation import GeneratingProgram, GenerationOutcome
-    from farm.replay.ready_program import ReadyRequest
+    from farm.replay.one_off import OneOffOutcome
     from farm.results.runner_report import Generated
+    from farm.suites.suite import Job
 
 _ENDED = {
     "stop": ", the last of them a stop token",
@@ -25,23 +23,8 @@ _ENDED = {
     "early": ", then it ended early",
 }
 _LINE = 78
-_NEW = 32
-"""Default of --new, as --help shows it."""
 _WHOLE = 512
 """Tokens of one prompt that are printed."""
-
-
-def plan(
-    program: ReadyRequest, prompt: Path, new: int | None, stop: tuple[int, ...], foreign: list[str]
-) -> GeneratingProgram:
-    """Return the plan of `farm exec --prompt`. Raises UsageError for options in `foreign`, or for a profile."""
-    from farm.replay.generation import GenerateRequest, plan_generation
-
-    if foreign:
-        raise UsageError(f"{foreign[0]} is for a program of tensors: leave it, or --prompt, out")
-    if program.profile in (Profile.BASIC, Profile.DETAILED):
-        raise UsageError("no profile is taken while text is generated: leave --profile out")
-    return plan_generation(GenerateRequest(program=program, prompts=prompt, new=new or _NEW, stop=stop))
 
 
 def lines(program: GeneratingProgram, outcome: GenerationOutcome, seconds: int | None) -> list[str]:
@@ -98,12 +81,9 @@ def _prompt_lines(entry: Generated, generation: Generation) -> Iterator[str]:
 
 def data(program: GeneratingProgram, outcome: GenerationOutcome) -> dict[str, object]:
     """Return the generated tokens and the time of every step, for JSON."""
-    one, generation = outcome.one, program.generation
+    generation = program.generation
     return {
-        "job": program.job.id,
-        "run": one.run_id,
-        "exit_code": one.exit_code,
-        "device_kind": one.kind,
+        **run_data(program.job, outcome.one),
         "mode": generation.mode,
         "context": generation.context,
         "vocabulary": generation.vocabulary,
@@ -123,6 +103,16 @@ def data(program: GeneratingProgram, outcome: GenerationOutcome) -> dict[str, ob
             }
             for entry in outcome.generated
         ],
+    }
+
+
+def run_data(job: Job, one: OneOffOutcome) -> dict[str, object]:
+    """Return a run of one job for JSON."""
+    return {
+        "job": job.id,
+        "run": one.run_id,
+        "exit_code": one.exit_code,
+        "device_kind": one.kind,
         "attempt": one.attempt,
         "report": str(one.report),
     }

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
 from farm.base.exit_codes import ExitCode
-from farm.cli.options import FILE, json_option, pull_request_option
+from farm.cli.options import FILE, configured, json_option, pull_request_option
 from farm.cli.output import asked_server, echo, notice, show, width
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from farm.dispatch.nightly.record import NightlyRun
-    from farm.dispatch.progress import ProgressListener
 
 
 @click.command("nightly")
@@ -27,9 +24,7 @@ if TYPE_CHECKING:
 @click.option("--resume", is_flag=True, help="Finish the last nightly run of this name, killed or interrupted.")
 @pull_request_option()
 @json_option("Print the nightly run, or its plan, as JSON.")
-def command(
-    file: Path, config_file: Path | None, *, check: bool, resume: bool, pull_request: str, as_json: bool
-) -> int:
+def command(file: Path, *, check: bool, resume: bool, pull_request: str) -> int:
     """Run a matrix of SoCs, suites, backends and options within a budget.
 
     Each [[run]] on each of its backends is a run as of farm run, one after
@@ -45,7 +40,7 @@ def command(
     """
     from farm.dispatch.nightly.check import matrix, matrix_lines
     from farm.dispatch.nightly.plan import read_plan
-    from farm.dispatch.notify.credentials import Credentials
+    from farm.dispatch.notify.credentials import hide_secrets, missing_secrets
 
     if check and resume:
         raise UsageError("--check runs nothing, and --resume runs: leave one of them out")
@@ -54,34 +49,35 @@ def command(
             "the server of $FARM_SERVER starts no nightly runs: list the file in [agent] nights of a device host, or "
             "unset FARM_SERVER to run it with the store of this machine (docs/guides/nightly.md, 'Several hosts')"
         )
-    config = load_config(config_file)
+    config = configured()
     plan, jobs = read_plan(file, config)
-    for lacking in Credentials(plan.webhooks, plan.mail).missing():
+    hide_secrets(plan.webhooks, plan.mail)
+    for lacking in missing_secrets(plan.webhooks, plan.mail):
         notice(f"a notification cannot be sent: {lacking}")
     if check:
         rows = matrix(config, plan, jobs)
         answer = {"schema": 2, "nightly_run": plan.name, "budget_s": plan.budget_s, "runs": rows}
-        show(answer, matrix_lines(plan.name, rows, plan.budget_s, width()), as_json=as_json)
+        show(answer, matrix_lines(plan.name, rows, plan.budget_s, width()))
         if any(row.problem for row in rows):
             return ExitCode.MISSING_TOOL
         return 0 if any(row.jobs for row in rows) else ExitCode.NOTHING
 
-    from farm.cli.running.confirm_suspected import confirm_suspected
-    from farm.cli.running.debug_failures import debug_failures
+    from farm.cli.progress import QuietFront, make_front
+    from farm.cli.running.cell_steps import confirm_suspected, debug_failures
     from farm.cli.running.reviews import find_pull_request, post_review
-    from farm.dispatch.nightly.nightly_run import CellWork, run_nightly
+    from farm.dispatch.nightly.nightly_run import run_nightly
     from farm.dispatch.nightly.render import nightly_review
 
     pull = find_pull_request(pull_request)
-    work = CellWork(config, plan, confirm_suspected, debug_failures)
-    nightly_run = run_nightly(config, plan, _front, work, resume=resume)
-    _show_nightly_run(nightly_run, as_json=as_json)
+    front = partial(make_front, QuietFront)
+    nightly_run = run_nightly(config, plan, front, confirm_suspected, debug_failures, resume=resume)
+    _show_nightly_run(nightly_run)
     post_review(pull, lambda: nightly_review(nightly_run))
     assert nightly_run.code is not None  # noqa: S101 - it has ended
     return nightly_run.code
 
 
-def _show_nightly_run(nightly_run: NightlyRun, *, as_json: bool) -> None:
+def _show_nightly_run(nightly_run: NightlyRun) -> None:
     from farm.dispatch.nightly.render import nightly_annotations, nightly_lines, nightly_markdown
     from farm.report.formats.github import add_summary
 
@@ -89,13 +85,4 @@ def _show_nightly_run(nightly_run: NightlyRun, *, as_json: bool) -> None:
     # GitHub reads standard error as well as standard output, which may be JSON.
     for line in nightly_annotations(nightly_run):
         echo(line, err=True)
-    show({"schema": 2, "nightly_run": nightly_run}, nightly_lines(nightly_run, width()), as_json=as_json)
-
-
-@contextmanager
-def _front() -> Iterator[ProgressListener]:
-    """Yield the progress display of a run: a live display on a terminal, otherwise lines for failures."""
-    from farm.cli.progress import QuietFront, make_front
-
-    with make_front(QuietFront) as front:
-        yield front
+    show({"schema": 2, "nightly_run": nightly_run}, nightly_lines(nightly_run, width()))

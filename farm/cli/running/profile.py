@@ -11,7 +11,7 @@ from farm.base.backends.registry import runs_on_cpu
 from farm.base.errors import UsageError
 from farm.builds.bundles.key import stub_of
 from farm.cli.options import FOLDER, OUTPUT_FILE, json_option, limit_option
-from farm.cli.output import echo, opened, print_json, width, write_file
+from farm.cli.output import echo, opened, show, width, write_file
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import STUBBED
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @limit_option("Most rows of a table.")
 @click.option("--trace", type=OUTPUT_FILE, metavar="FILE",
               help="Write a trace for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
-@click.option("--artifacts", type=FOLDER, metavar="FOLDER",
+@click.option("--files", "artifacts", type=FOLDER, metavar="FOLDER",
               help="Write all files kept with the attempt, unchanged.")  # fmt: skip
 @json_option("Print every row as JSON instead of tables.")
 def command(
@@ -48,9 +48,6 @@ def command(
     limit: int,
     trace: Path | None,
     artifacts: Path | None,
-    config_file: Path | None,
-    *,
-    as_json: bool,
 ) -> None:
     """Show where the time of JOB goes, node by node, in its newest attempt that has a profile.
 
@@ -59,42 +56,36 @@ def command(
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians over the timed
     inferences. 'farm run --profile detailed' makes profiles.
     """
+    from farm.report.model.profile_tables import origin_sums
+
     if diff is not None:
         if run or trace or artifacts or by:
-            raise UsageError("--diff takes two runs, and neither --run, --by, --trace nor --artifacts")
-        _compare(config_file, job or "*", diff, limit, as_json=as_json)
+            raise UsageError("--diff takes two runs, and neither --run, --by, --trace nor --files")
+        _compare(job or "*", diff, limit)
         return
     if depth and by != "module":
         raise UsageError("--depth is for --by module")
     if job is None:
         raise UsageError("which JOB? Give suite/case; or --diff RUN RUN alone, for all jobs of two runs")
-    with opened(config_file, readonly=True) as (config, store):
-        found = store.profiles.newest(job, store.runs.resolve(run) if run else None)
+    with opened(readonly=True) as (config, store):
+        found = store.history.profiles(job, store.runs.resolve(run) if run else None)
     if (trace or artifacts) and len(found) > 1:
         names = ", ".join(record.job_id for record in found[:4]) + (", ..." if len(found) > 4 else "")
         raise UsageError(f"{job} means {len(found)} jobs, files are written of one: {names}")
-    sums = [_sums(one, by, depth or 0) for one in found]
+    sums = [origin_sums(one.operators, by_line=by == "line", depth=depth or 0) if by else () for one in found]
     if by and not any(sums):
         raise UsageError(
             f"of {job} no module or line is known: its programs were compiled by an older farm or elsewhere, or their "
             "nodes have no names of the model, as on the CPU"
         )
-    if as_json:
-        with_sums = ({**msgspec.to_builtins(record), "sums": one} for record, one in zip(found, sums, strict=True))
-        print_json({"profiles": list(with_sums) if by else found})
-    else:
-        for number, (record, one) in enumerate(zip(found, sums, strict=True)):
-            echo("\n".join([*([""] if number else []), *_shown(record, _tables(record, one, by, limit))]))
+    both = list(zip(found, sums, strict=True))
+    with_sums = [{**msgspec.to_builtins(record), "sums": one} for record, one in both]
+    lines = [line for record, one in both for line in ("", *_shown(record, _tables(record, one, by, limit)))]
+    show({"profiles": with_sums if by else found}, lines[1:])
     if trace:
         _write_trace(config, found[0], trace)
     if artifacts:
         _write_artifacts(config, found[0], artifacts)
-
-
-def _sums(record: ProfileRecord, by: str | None, depth: int) -> tuple[OriginSum, ...]:
-    from farm.report.model.profile_tables import origin_sums
-
-    return origin_sums(record.operators, by_line=by == "line", depth=depth) if by else ()
 
 
 def _tables(record: ProfileRecord, sums: Sequence[OriginSum], by: str | None, limit: int) -> list[str]:
@@ -125,27 +116,25 @@ def _shown(record: ProfileRecord, tables: Sequence[str]) -> list[str]:
     return lines
 
 
-def _compare(config_file: Path | None, job: str, runs: tuple[str, str], limit: int, *, as_json: bool) -> None:
+def _compare(job: str, runs: tuple[str, str], limit: int) -> None:
     from farm.report.terminal.profile import change_lines, job_changes
 
-    with opened(config_file, readonly=True) as (_, store):
+    with opened(readonly=True) as (_, store):
         run_ids = [store.runs.resolve(run) for run in runs]
-        before, after = (store.profiles.newest(job, run_id) for run_id in run_ids)
+        before, after = (store.history.profiles(job, run_id) for run_id in run_ids)
     found = job_changes(before, after)
-    if not any(one.comparable for one in found):
+    if all(one.refused for one in found):
         reason = found[0].refused if found else f"{before[0].run_id} and {after[0].run_id} profiled different jobs"
         raise UsageError(f"nothing to compare: {reason}")
-    if as_json:
-        print_json({"schema": 2, "jobs": found})
-        return
-    for number, one in enumerate(found):
-        lines = [*([""] if number else []), *_heading(one)]
-        if one.comparable:
-            lines += ["", *change_lines(one.nodes, limit, width())]
-        echo("\n".join(lines))
-    echo("\n  ~ the ranges of before and after overlap.\n  A run is one sample: a change without ~ may be noise, too.")
+    lines: list[str] = []
+    for one in found:
+        lines += _heading(one)
+        lines += ["", *change_lines(one.nodes, limit, width()), ""] if not one.refused else [""]
+    lines += ["  ~ the ranges of before and after overlap."]
+    lines += ["  A run is one sample: a change without ~ may be noise, too."]
     if any(one.device_kind == "virtual" for one in found):
-        echo("  VIRTUAL: two runs of one program on the simulator often differ by half.")
+        lines.append("  VIRTUAL: two runs of one program on the simulator often differ by half.")
+    show({"schema": 2, "jobs": found}, lines)
 
 
 def _heading(one: JobChanges) -> Sequence[str]:

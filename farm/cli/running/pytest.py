@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND
-from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
 from farm.cli.options import (
-    FOR_ATTACHED,
     OUTPUT_FILE,
+    configured,
     devices_options,
+    is_json,
     json_option,
     purpose_options,
-    refuse_together,
+    refuse_attached,
+    refuse_given,
     require_separator,
     toolchain_option,
 )
@@ -27,16 +28,10 @@ if TYPE_CHECKING:
 
 
 @click.command("pytest")
-@click.option(
-    "--soc", metavar="SOC", default="", help="SoC of the devices; otherwise the only SoC of the attached devices."
-)
-@click.option(
-    "--backend",
-    metavar="BACKEND",
-    default=DEFAULT_BACKEND,
-    show_default=True,
-    help=f"Backend of the programs: {', '.join(BACKENDS)}.",
-)
+@click.option("--soc", metavar="SOC", default="",
+              help="SoC of the devices; otherwise the only SoC of the attached devices.")  # fmt: skip
+@click.option("--backend", metavar="BACKEND", default=DEFAULT_BACKEND, show_default=True,
+              help=f"Backend of the programs: {', '.join(BACKENDS)}.")  # fmt: skip
 @devices_options
 @purpose_options
 @toolchain_option()
@@ -48,10 +43,7 @@ def command(
     labels: tuple[str, ...],
     html: Path | None,
     toolchain: str,
-    config_file: Path | None,
     pytest_arguments: tuple[str, ...],
-    *,
-    as_json: bool,
     **asked: Any,
 ) -> int:
     """Run any pytest tests on devices, one worker a device.
@@ -70,8 +62,8 @@ def command(
 
     \b
     Exit codes: 0 all passed, expected failures aside; 1 a test failed;
-    2 usage or configuration; 4 no device or infrastructure; 5 no test;
-    6 missing tool; 130 interrupted.
+    2 usage or configuration; 4 no device or infrastructure; 5 no test,
+    or all skipped; 6 missing tool; 130 interrupted.
     """
     from farm.builds.toolchains.select import use_toolchain
     from farm.dispatch.pool.fleet import Choice
@@ -85,18 +77,16 @@ def command(
         devices, pytest_arguments = _with_upstream(upstream, asked, devices)
         asked["upstream"] = upstream.attributes
     if is_listing(pytest_arguments):
-        refuse_together({"--toolchain": toolchain}, "tests are listed by farm's own Python: leave {} out")
+        refuse_given("tests are listed by farm's own Python: leave {} out", "toolchain")
         return list_tests(pytest_arguments)
-    if asked["virtual"]:
-        attached = {"--device": devices, "--label": labels, "--max-devices": asked["most_devices"]}
-        refuse_together(attached, FOR_ATTACHED)
-        if not asked["soc"]:
-            raise UsageError("--soc must be given with --virtual; 'farm devices socs' lists the SoCs")
+    refuse_attached(virtual=asked["virtual"])
+    if asked["virtual"] and not asked["soc"]:
+        raise UsageError("--soc must be given with --virtual; 'farm devices socs' lists the SoCs")
     asked["purpose"] = Purpose(asked["purpose"] or Purpose.LOCAL)
     choice = Choice(devices, labels)
-    request = SuiteRequest(**asked, choice=choice, arguments=pytest_arguments, command=as_called(), quiet=as_json)
-    outcome = run(use_toolchain(load_config(config_file), toolchain), request)
-    deliver(outcome.view, report=outcome.report, html=html, junitxml=None, as_json=as_json)
+    request = SuiteRequest(**asked, choice=choice, arguments=pytest_arguments, command=as_called(), quiet=is_json())
+    outcome = run(use_toolchain(configured(), toolchain), request)
+    deliver(outcome.view, report=outcome.report, html=html, junitxml=None)
     return outcome.exit_code
 
 

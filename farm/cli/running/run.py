@@ -1,34 +1,43 @@
-"""`farm run`."""
+"""`farm run`, on this machine, on a shared farm, or by the server of $FARM_SERVER."""
 
 from __future__ import annotations
 
+import base64
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
-from farm.base.config.settings import Config, load_config
-from farm.base.errors import UsageError
+from farm.base.config.settings import Config
+from farm.base.errors import InfraError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED
+from farm.base.paths import is_suite_path
 from farm.cli.options import (
-    FOR_ATTACHED,
+    ATTACHED,
     OUTPUT_FILE,
     TOOLCHAIN_VALUES,
+    configured,
     devices_options,
     duration,
     executions,
+    given,
     is_given,
     json_option,
     named,
     pull_request_option,
     purpose_options,
-    refuse_together,
+    refuse_attached,
+    refuse_given,
+    require_for_server,
     require_no_words,
     timeout_option,
 )
-from farm.cli.output import as_called, asked_server, deliver, echo, notice
+from farm.cli.output import as_called, asked_server, deliver, echo, notice, show
+from farm.cli.progress import make_front
 from farm.cli.running.reviews import find_pull_request, post_review, review_of_run
 from farm.devices.execution.raw import MOST_SECONDS
 from farm.dispatch.request.profiling import Profile
@@ -36,12 +45,12 @@ from farm.report.model.alerts import change_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from pathlib import Path
 
     from farm.cli.progress import Front
     from farm.dispatch.cluster.client.submit_options import SubmitOptions
     from farm.dispatch.notify.pull_request import PullRequest
     from farm.dispatch.request.request import RunOutcome, RunRequest
+    from farm.serve.client import Server
 
 # Exit codes after which --confirm measures: all jobs have ended.
 _CONFIRMED_AFTER = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INFRA)
@@ -49,6 +58,25 @@ _CONFIRMED_AFTER = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INFRA)
 _WORST = (
     ExitCode.PASSED, ExitCode.NOTHING, ExitCode.REGRESSION, ExitCode.FAILED, ExitCode.INFRA, INTERRUPTED,
 )  # fmt: skip
+_NO_RUN = "no run is recorded that has it: leave {} out"
+_EXCLUDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("collect_only", _NO_RUN, ("name", "pull_request")),
+    ("collect_only", "the jobs within a budget depend on the devices: leave {} out to list the jobs", ("budget_s",)),
+    ("compile_only", _NO_RUN, ("name", "purpose", "pull_request")),
+    ("compile_only", "--compile-only runs nothing on a device: leave {} out", (
+        *ATTACHED, "nightly", "budget_s", "heap", "seconds", "confirm", "watch", "iterations", "warm_up", "exitfirst",
+        "maxfail", "failed_first", "collect_only", "html", "junitxml",
+    )),
+    ("heap", "--heap times nothing: leave {} out", ("warm_up",)),
+    ("confirm", "--confirm measures again: leave {} out", ("collect_only",)),
+    ("rebuild", "--rebuild compiles everything once: leave {} out", ("watch", "collect_only")),
+    ("detach", "a submitted run has no report yet, 'farm runs watch' writes it: leave {} out",
+     ("html", "junitxml", "pull_request", "watch", "confirm")),
+    ("watch", "--watch runs changed jobs until Ctrl-C: leave {} out", (
+        "as_json", "pull_request", "collect_only", "confirm", "shard", "changed_since", "last_failed", "budget_s",
+    )),
+)  # fmt: skip
+"""Parameters of a fresh run that exclude others, with the reason and the excluded ones."""
 
 
 @click.command("run")
@@ -68,9 +96,8 @@ _WORST = (
               help="Backend option; repeatable. Every combination of values is a target of its own.")  # fmt: skip
 @click.option("--profile", type=click.Choice([profile.value for profile in Profile]), default=Profile.AUTO.value,
               show_default=True, help="Profiling level of every program: see farm jobs profile.")  # fmt: skip
-@click.option(
-    "--heap", is_flag=True, help="Measure the DSP's heap alone; each iteration, 1 by default, has a process of its own."
-)
+@click.option("--heap", is_flag=True,
+              help="Measure the DSP's heap alone; each iteration, 1 by default, has a process of its own.")  # fmt: skip
 @click.option("-k", "keyword", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first job that is failed or infra.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N jobs that are failed or infra.")
@@ -111,15 +138,7 @@ _WORST = (
 @pull_request_option()
 @json_option("Print the run as JSON instead of a summary.")
 @click.argument("words", nargs=-1, metavar="")
-def command(
-    config_file: Path | None,
-    words: tuple[str, ...],
-    *,
-    html: Path | None,
-    junitxml: Path | None,
-    as_json: bool,
-    **given: Any,
-) -> int:
+def command(words: tuple[str, ...], **options: Any) -> int:
     """Compile suites for SoCs, run them on devices, judge and report.
 
     Attached devices are leased for the run. A nightly run hands one over,
@@ -152,31 +171,22 @@ def command(
     (reference/exit_codes of the site); 130 interrupted.
     """
     require_no_words(words)
-    asked, server = SimpleNamespace(**given), asked_server()
+    asked, server = SimpleNamespace(**options), asked_server()
     if server is not None:
-        from farm.cli.running.run_there import run_there
-
-        return run_there(server, asked, html=html, junitxml=junitxml, as_json=as_json)
-    return _execute(config_file, asked, html=html, junitxml=junitxml, as_json=as_json)
+        return _run_there(server, asked)
+    return _execute(asked)
 
 
-def _execute(
-    config_file: Path | None, asked: SimpleNamespace, *, html: Path | None, junitxml: Path | None, as_json: bool
-) -> int:
+def _execute(asked: SimpleNamespace) -> int:
     from farm.dispatch.cluster.client.anywhere import run
     from farm.dispatch.request.choose import collect
 
     if asked.resume is not None:
         pull = find_pull_request(asked.pull_request)
-        outcome = _resumed(asked, config_file)
-        return _deliver(outcome, pull, load_config(config_file), html=html, junitxml=junitxml, as_json=as_json)
-    _check(asked, {"--html": html, "--junitxml": junitxml, "--json": as_json, "--pull-request": asked.pull_request})
-    if asked.compile_only:
-        from farm.cli.running.compile_only import check_compile_only
-
-        check_compile_only(asked, {"--html": html, "--junitxml": junitxml})
+        return _deliver(_resumed(asked), pull, configured(), asked)
+    _check(asked)
     requests = _requests(asked)
-    config = load_config(config_file)
+    config = configured()
     if asked.collect_only:
         from farm.dispatch.cluster.client.devices import kind_of
 
@@ -185,11 +195,10 @@ def _execute(
         return 0
 
     from farm.builds.toolchains.select import use_toolchain
-    from farm.cli.progress import make_front
 
     pull = find_pull_request(asked.pull_request)
     if asked.watch:
-        return _watched(config, requests[0], asked, html=html, junitxml=junitxml)
+        return _watched(config, requests[0], asked)
     if len(requests) > 1:
         # A missing toolchain is reported before the first run spends an hour.
         for request in requests:
@@ -201,12 +210,11 @@ def _execute(
         if asked.compile_only:
             from farm.cli.running.compile_only import compile_and_show
 
-            codes.append(compile_and_show(config, request, as_json=as_json))
+            codes.append(compile_and_show(config, request))
         else:
             with make_front() as front:
                 outcome = run(config, request, front, options=_submit_options(asked, front))
-            outcome = _confirmed(config, outcome)
-            codes.append(_deliver(outcome, pull, config, html=html, junitxml=junitxml, as_json=as_json))
+            codes.append(_deliver(_confirmed(config, outcome), pull, config, asked))
         if codes[-1] == INTERRUPTED:
             break
     return max(codes, key=_WORST.index)
@@ -214,17 +222,14 @@ def _execute(
 
 def _submit_options(asked: SimpleNamespace, front: Front) -> SubmitOptions:
     """Return the options of a submission to a shared farm."""
-    from farm.cli.cluster.following import asking
+    from farm.cli.cluster.attach import asking
     from farm.dispatch.cluster.client.submit_options import SubmitOptions
 
     return SubmitOptions(detach=asked.detach, build_here=asked.build == "here", wait=asked.wait, ask=asking(front))
 
 
-def _watched(
-    config: Config, request: RunRequest, asked: SimpleNamespace, *, html: Path | None, junitxml: Path | None
-) -> int:
+def _watched(config: Config, request: RunRequest, asked: SimpleNamespace) -> int:
     """Run jobs again that edits touch, until Ctrl-C; return the last exit code."""
-    from farm.cli.progress import make_front
     from farm.dispatch.cluster.client.anywhere import run
     from farm.dispatch.run.watch import Watch
 
@@ -235,7 +240,7 @@ def _watched(
 
     def after(outcome: RunOutcome) -> None:
         nonlocal code
-        code = _deliver(outcome, None, config, html=html, junitxml=junitxml, as_json=False)
+        code = _deliver(outcome, None, config, asked)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
 
@@ -246,47 +251,26 @@ def _watched(
     return code
 
 
-def _check(asked: SimpleNamespace, outputs: dict[str, Any]) -> None:
-    """Raise UsageError for options of a fresh run that exclude each other; `outputs` are options that name a result."""
+def _check(asked: SimpleNamespace) -> None:
+    """Raise UsageError for options of a fresh run that exclude each other."""
     missing = [option for option, values in (("--soc", asked.socs), ("--suite", asked.suites)) if not values]
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be given; 'farm devices socs' and 'farm suites' list them")
-    if asked.virtual:
-        attached = {"--device": asked.devices, "--label": asked.labels, "--max-devices": asked.most_devices}
-        refuse_together(attached, FOR_ATTACHED)
+    refuse_attached(virtual=asked.virtual)
     if asked.nightly and asked.purpose == "local":
         raise UsageError("--nightly is --purpose nightly, not local: leave one of them out")
-    if asked.collect_only or asked.compile_only:
-        purpose = asked.purpose if asked.compile_only else None
-        of_a_run = {"--name": asked.name, "--purpose": purpose, "--pull-request": asked.pull_request}
-        refuse_together(of_a_run, "no run is recorded that has it: leave {} out")
-    if asked.heap and asked.warm_up is not None:
-        raise UsageError("--heap times nothing: leave --warm-up out")
-    if asked.confirm:
-        refuse_together({"--collect-only": asked.collect_only}, "--confirm measures again: leave {} out")
-    if asked.collect_only and asked.budget_s is not None:
-        raise UsageError("the jobs within a budget depend on the devices: leave --budget out to list the jobs")
-    if asked.rebuild:
-        because = "--rebuild compiles everything once: leave {} out"
-        refuse_together({"--watch": asked.watch, "--collect-only": asked.collect_only}, because)
-    if asked.detach:
-        because = "a submitted run has no report yet, 'farm runs watch' writes it: leave {} out"
-        given = {name: value for name, value in outputs.items() if name != "--json"}
-        refuse_together(given | {"--watch": asked.watch, "--confirm": asked.confirm}, because)
-    if asked.watch:
-        given = {name: outputs[name] for name in ("--json", "--pull-request")}
-        given |= {"--collect-only": asked.collect_only, "--confirm": asked.confirm}
-        narrowing = {"--shard": asked.shard, "--changed-since": asked.changed_since, "--lf": asked.last_failed}
-        timed = {
-            "--budget": asked.budget_s,
-            "--purpose nightly": _purpose(asked) == "nightly",
-            "a second --toolchain": asked.toolchains[1:],
-        }
-        refuse_together(given | narrowing | timed, "--watch runs changed jobs until Ctrl-C: leave {} out")
-    if len(asked.toolchains) > 1:
-        refuse_together({"a second --toolchain": asked.collect_only}, "the jobs of one run are listed: leave {} out")
+    for option, because, excluded in _EXCLUDED:
+        if given(option):
+            refuse_given(because, *excluded)
+    several = len(asked.toolchains) > 1
+    if asked.watch and (several or _purpose(asked) == "nightly"):
+        option = "a second --toolchain" if several else "--purpose nightly"
+        raise UsageError(f"--watch runs changed jobs until Ctrl-C: leave {option} out")
+    if several and asked.collect_only:
+        raise UsageError("the jobs of one run are listed: leave a second --toolchain out")
+    if several:
         because = "{} is of one run, and every --toolchain is a run of its own: give one, or leave it out"
-        refuse_together(outputs, because)
+        refuse_given(because, "html", "junitxml", "as_json", "pull_request")
 
 
 def _purpose(asked: SimpleNamespace) -> str:
@@ -350,11 +334,9 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
     return outcome
 
 
-def _resumed(asked: SimpleNamespace, config_file: Path | None) -> RunOutcome:
-    from farm.cli.progress import make_front
+def _resumed(asked: SimpleNamespace) -> RunOutcome:
     from farm.dispatch.cluster.client.anywhere import resume
 
-    context = click.get_current_context()
     own = {
         "resume",
         "budget_s",
@@ -367,36 +349,96 @@ def _resumed(asked: SimpleNamespace, config_file: Path | None) -> RunOutcome:
         "as_json",
         "config_file",
     }
-    given = [p for p in context.command.params if p.name not in own and is_given(context, p)]
-    if given:
-        raise UsageError(f"--resume keeps the options of the run: leave {given[0].opts[-1]} out")
-    config = load_config(config_file)
+    names = [str(one.name) for one in click.get_current_context().command.params]
+    refuse_given("--resume keeps the options of the run: leave {} out", *(one for one in names if one not in own))
+    config = configured()
     with make_front() as front:
         outcome = resume(config, asked.resume, front, asked.budget_s, options=_submit_options(asked, front))
     return _confirmed(config, outcome)
 
 
-def _deliver(
-    outcome: RunOutcome,
-    pull: PullRequest | None,
-    config: Config,
-    *,
-    html: Path | None,
-    junitxml: Path | None,
-    as_json: bool,
-) -> int:
+def _deliver(outcome: RunOutcome, pull: PullRequest | None, config: Config, asked: SimpleNamespace) -> int:
     from farm.report.formats.github import add_summary, run_markdown
     from farm.report.formats.spans import send_spans
 
     if outcome.left:
-        from farm.cli.cluster.following import show_left
+        from farm.cli.cluster.attach import show_left
 
-        return show_left(outcome, as_json=as_json)
+        return show_left(outcome)
     add_summary(lambda: run_markdown(outcome.view))
-    deliver(outcome.view, report=outcome.report, html=html, junitxml=junitxml, as_json=as_json)
+    deliver(outcome.view, report=outcome.report, html=asked.html, junitxml=asked.junitxml)
     post_review(pull, lambda: review_of_run(config, outcome.view))
     if problem := send_spans(outcome.view):
         notice(problem)
     if outcome.exit_code == INTERRUPTED:
         notice(f"interrupted: 'farm run --resume {outcome.view.id}' executes the missing jobs")
     return outcome.exit_code
+
+
+def _run_there(server: Server, asked: SimpleNamespace) -> int:
+    """Start a run on the server of $FARM_SERVER, and follow it. Raises UsageError for options that it does not take."""
+    from farm.serve.submission import RUN_OPTIONS
+
+    context = click.get_current_context()
+    fields = {"socs", "suites", "keyword", "name", "virtual", "detach", "resume", "html", "junitxml", "as_json"}
+    sent = {
+        str(option.name): (option, long)
+        for option in context.command.params
+        for long in option.opts
+        if long in RUN_OPTIONS and is_given(context, option)
+    }
+    require_for_server({*fields, *sent})
+    words: list[str] = []
+    for name, (option, long) in sent.items():
+        values = context.params[name]
+        words += [_word(option, long, one) for one in (values if isinstance(values, tuple) else [values])]
+    if asked.resume is not None:
+        if words or asked.socs or asked.suites:
+            raise UsageError("--resume keeps the options of the run: leave the others out")
+        done = server.act("resume", run=asked.resume)
+    elif asked.socs and asked.suites:
+        suites = [_uploaded(server, suite) for suite in asked.suites]
+        done = server.act(
+            "run", soc=",".join(asked.socs), suite=",".join(suites), keyword=asked.keyword or "",
+            name=asked.name or "", virtual=asked.virtual or 0, options=words, followed=not asked.detach,
+        )  # fmt: skip
+    else:
+        raise UsageError("--soc and --suite must be given")
+    if not asked.detach and not done.run_id:
+        raise InfraError(f"{done.done}, and has no id yet: 'farm runs list' shows it")
+    if asked.detach:
+        # A server of one machine starts the command, whose run it does not know yet.
+        show({"done": done.done, "run": done.run_id, "log": done.log}, [done.run_id or done.done])
+        return 0
+    notice(done.done)
+    from farm.cli.cluster.attach import follow_there
+
+    return follow_there(server, done.run_id, html=asked.html, junitxml=asked.junitxml)
+
+
+def _word(option: click.Parameter, long: str, value: object) -> str:
+    if value is True:
+        return long
+    return f"{long}={value}s" if option.callback is duration else f"{long}={value}"
+
+
+def _uploaded(server: Server, suite: str) -> str:
+    """Return the name of a suite on the server, after an upload of a suite that is given by its path."""
+    if not is_suite_path(suite):
+        return suite
+    from farm.dispatch.cluster.files.exchange import suite_members
+    from farm.store.objects.archive import write_archive
+    from farm.suites.manifests import load_suite, resolve_suite
+
+    loaded = resolve_suite(str(Path(suite).resolve()), {})
+    manifest = Path(loaded.path)
+    files = {f"suites/{manifest.parent.name}/{manifest.name}": manifest}
+    # Included suites are whole, as the server reads their manifests.
+    for one in {manifest, *(case.manifest for case in loaded.cases if case.manifest.is_file())}:
+        for case in load_suite(one).cases:
+            files |= suite_members(case)
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder, "suite.tar")
+        write_archive(files, archive)
+        content = base64.b64encode(archive.read_bytes()).decode()
+    return server.act("upload", name=manifest.parent.name, content=content).suite

@@ -1,1 +1,1 @@
-"""Commands about this machine: toolchains, SDKs, runtimes, signing, caches and old runs."""
+"""Commands about this machine: toolchains, SDKs, runtimes, signing and caches; rights and quotas of a lab."""

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.base.config.settings import load_config
 from farm.base.durations import age_in_seconds
 from farm.base.errors import UsageError
-from farm.builds.bundles.cache import BundleCache, Leftover, leftovers
-from farm.builds.toolchains.sdk.removal import CachedSdk, cached_sdks, removable_sdks, remove_sdk
-from farm.builds.toolchains.worktrees import STALE_S, WorktreeEntry, prune_worktrees, worktrees
-from farm.cli.options import SuggestingGroup, json_option
+from farm.builds.bundles.cache import BundleCache, leftovers
+from farm.builds.toolchains.sdks import CachedSdk, cached_sdks, removable_sdks, remove_sdk
+from farm.builds.toolchains.worktrees import STALE_S, prune_worktrees, worktrees
+from farm.cli.options import SuggestingGroup, configured, json_option
 from farm.cli.output import as_called, show
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
-from farm.store.objects.cached import CachedObject, cached_objects, prune_objects
+from farm.store.objects.cached import cached_objects, prune_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from farm.builds.toolchains.overview import EnvironmentRow
 
 _SIZE = re.compile(r"(\d+)([kMGT]?)B?")
 _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_PRUNE = "'farm setup cache prune --older 30d --yes'"
+_OTHERS = {
+    "leftovers": ("folder", " that compiles left", f"{_PRUNE} and the next compile remove them"),
+    "environments": ("environment", " of toolchains", "'farm setup toolchain list' shows them"),
+    "sdks": ("QNN SDK", "", "'farm setup sdk list' shows them"),
+    "worktrees": ("source tree", " of commits", f"{_PRUNE} removes the unused ones"),
+    "files": ("file", " of a shared farm", f"{_PRUNE} removes them, and farm fetches them again"),
+}
+"""Contents of the cache besides bundles: noun, origin and next step."""
 
 
 @click.group("cache", cls=SuggestingGroup, invoke_without_command=True)
@@ -44,36 +52,25 @@ def command(context: click.Context) -> None:
 
 @command.command("show")
 @json_option("Print JSON instead of a table.")
-def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> None:
+def show_bundles() -> None:
     """List the bundles, most recently used first."""
     from farm.builds.toolchains.overview import environment_rows
 
-    config = load_config(config_file)
+    config = configured()
     cache = BundleCache(config.cache_dir)
-    entries, left, environments = cache.entries(), leftovers(cache.root), environment_rows(cache.root)
-    sdks = cached_sdks(config)
-    files, trees = cached_objects(cache.root), worktrees(cache.root)
+    entries = cache.entries()
+    others: dict[str, Sequence[Any]] = {
+        "leftovers": leftovers(cache.root),
+        "environments": environment_rows(cache.root),
+        "sdks": cached_sdks(config),
+        "worktrees": worktrees(cache.root),
+    }
     rows = [[entry.key[:12], size(entry.nbytes), short_age(entry.used_ms), entry.job_id] for entry in entries]
     lines = columns(rows, right=(1, 2)) if rows else []
     lines.append(f"{len(entries)} bundles, {size(sum(entry.nbytes for entry in entries))} in {cache.root}")
-    prune_old = "'farm setup cache prune --older 30d --yes'"
-    nexts = (
-        f"{prune_old} and the next compile remove them",
-        "'farm setup toolchain list' shows them",
-        "'farm setup sdk list' shows them",
-        f"{prune_old} removes the unused ones",
-        f"{prune_old} removes them, and farm fetches them again",
-    )
-    texts = _texts(left, environments, sdks, trees, files)
-    lines += [f"{one}: {following}" for one, following in zip(texts, nexts, strict=True) if one]
-    answer = {
-        "bundles": entries,
-        "leftovers": left,
-        "environments": environments,
-        "sdks": _facts(sdks),
-        "worktrees": trees,
-    }
-    show(answer, lines, as_json=as_json)
+    texts = _texts(others | {"files": cached_objects(cache.root)})
+    lines += [f"{text}: {_OTHERS[kind][2]}" for kind, text in texts.items()]
+    show({"bundles": entries, **others, "sdks": _facts(others["sdks"])}, lines)
 
 
 @command.command("prune")
@@ -82,9 +79,7 @@ def show_bundles(config_file: Path | None = None, *, as_json: bool = False) -> N
 @click.option("--all", "everything", is_flag=True, help="All bundles.")
 @click.option("--yes", is_flag=True, help="Remove; otherwise only list the bundles and files to remove.")
 @json_option()
-def prune(
-    config_file: Path | None, older: str | None, keep: str | None, *, everything: bool, yes: bool, as_json: bool
-) -> None:
+def prune(older: str | None, keep: str | None, *, everything: bool, yes: bool) -> None:
     """Remove bundles, and files left by interrupted compiles.
 
     Environments of toolchains are removed as well: by AGE or all; with --keep-size
@@ -98,42 +93,32 @@ def prune(
 
     if sum(map(bool, (older, keep, everything))) != 1:
         raise UsageError("no choice of bundles: give one of --older AGE, --keep-size SIZE, --all")
-    config = load_config(config_file)
+    config = configured()
     cache = BundleCache(config.cache_dir)
     left = leftovers(cache.root)
     age_s = _age_s(older) if older else None
-    removed = cache.prune(
-        older_than_s=age_s or 0.0,
-        keep_bytes=_parse_size(keep) if keep else None,
-        dry_run=not yes,
-    )
-    environments = _old_environments(cache.root, 0.0 if everything else age_s)
-    for row in environments if yes else []:
-        remove_environment(row)
-    sdks = removable_sdks(config, 0.0 if everything else age_s)
-    for sdk in sdks if yes else []:
-        remove_sdk(config, sdk)
-    trees = prune_worktrees(
-        cache.root, older_than_s=0.0 if everything else STALE_S if age_s is None else age_s, dry_run=not yes
-    )
-    # --keep-size limits the size of bundles; these files are small and stay.
-    files = [] if keep else prune_objects(cache.root, older_than_s=age_s or 0.0, dry_run=not yes)
-    freed = size(sum(entry.nbytes for entry in removed))
-    others = list(filter(None, _texts(left, environments, sdks, trees, files)))
-    more = "".join(f", and {one}" for one in others)
-    lines = [f"{'removed' if yes else 'would remove'} {len(removed)} bundles, {freed}{more}"]
-    if not yes and (removed or others):
-        lines.append(f"nothing was removed; to remove it: {as_called()} --yes")
-    answer = {
-        "removed": yes,
-        "bundles": removed,
+    removed = cache.prune(older_than_s=age_s or 0.0, keep_bytes=_parse_size(keep) if keep else None, dry_run=not yes)
+    least_s = 0.0 if everything else age_s
+    environments, sdks = _old_environments(cache.root, least_s), removable_sdks(config, least_s)
+    if yes:
+        for row in environments:
+            remove_environment(row)
+        for sdk in sdks:
+            remove_sdk(config, sdk)
+    others: dict[str, Sequence[Any]] = {
         "leftovers": left,
         "environments": environments,
-        "sdks": _facts(sdks),
-        "worktrees": trees,
-        "files": files,
+        "sdks": sdks,
+        "worktrees": prune_worktrees(cache.root, older_than_s=STALE_S if least_s is None else least_s, dry_run=not yes),
+        # --keep-size limits the size of bundles; these files are small and stay.
+        "files": [] if keep else prune_objects(cache.root, older_than_s=age_s or 0.0, dry_run=not yes),
     }
-    show(answer, lines, as_json=as_json)
+    texts = _texts(others)
+    freed = ", and ".join([size(sum(entry.nbytes for entry in removed)), *texts.values()])
+    lines = [f"{'removed' if yes else 'would remove'} {len(removed)} bundles, {freed}"]
+    if not yes and (removed or texts):
+        lines.append(f"nothing was removed; to remove it: {as_called()} --yes")
+    show({"removed": yes, "bundles": removed, **others, "sdks": _facts(sdks)}, lines)
 
 
 def _old_environments(cache_dir: Path, age_s: float | None) -> list[EnvironmentRow]:
@@ -151,25 +136,13 @@ def _facts(sdks: Sequence[CachedSdk]) -> list[dict[str, object]]:
     return [{"version": sdk.version, "root": str(sdk.root), "nbytes": sdk.nbytes} for sdk in sdks]
 
 
-def _texts(
-    left: Sequence[Leftover],
-    environments: Sequence[EnvironmentRow],
-    sdks: Sequence[CachedSdk],
-    trees: Sequence[WorktreeEntry],
-    files: Sequence[CachedObject],
-) -> list[str]:
-    """Return numbers and sizes of the other contents of the cache, empty for none of a kind."""
-    kinds: list[tuple[str, str, Sequence[Leftover | EnvironmentRow | CachedSdk | WorktreeEntry | CachedObject]]] = [
-        ("folder", f" that compiles left, with {sum(one.files for one in left)} files", left),
-        ("environment", " of toolchains", environments),
-        ("QNN SDK", "", sdks),
-        ("source tree", " of commits", trees),
-        ("file", " of a shared farm", files),
-    ]
-    return [
-        f"{plural(len(found), noun)}{of}, {size(sum(one.nbytes for one in found))}" if found else ""
-        for noun, of, found in kinds
-    ]
+def _texts(others: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+    """Return number and size of the other contents of the cache, by kind."""
+    return {
+        kind: f"{plural(len(found), _OTHERS[kind][0])}{_OTHERS[kind][1]}, {size(sum(one.nbytes for one in found))}"
+        for kind, found in others.items()
+        if found
+    }
 
 
 def _age_s(text: str) -> float:

@@ -12,11 +12,10 @@ import click
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import BACKENDS, find_backend
-from farm.base.config.settings import Config, load_config
 from farm.base.errors import FarmError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.socs import check_backend, find_soc, load_socs
-from farm.cli.options import json_option, soc_option, toolchain_option
+from farm.cli.options import configured, json_option, soc_option, toolchain_option
 from farm.cli.output import show
 from farm.report.terminal.layout import WIDTH, columns, wrapped
 
@@ -44,15 +43,7 @@ _NAMES = {"here": "yes"}
 )
 @toolchain_option("Toolchain to check")
 @json_option()
-def command(
-    config_file: Path | None,
-    soc: str | None,
-    backend: str | None,
-    bundle: Path | None,
-    toolchain: str,
-    *,
-    as_json: bool,
-) -> int:
+def command(soc: str | None, backend: str | None, bundle: Path | None, toolchain: str) -> int:
     """Show what can be compiled, staged and run here, and how to repair the rest.
 
     Nothing is built or fetched.
@@ -71,9 +62,13 @@ def command(
     chosen = find_soc(soc) if soc else None
     if chosen is not None and backend is not None:
         check_backend(chosen, backend)
-    config = use_toolchain(load_config(config_file), toolchain)
+    config = use_toolchain(configured(), toolchain)
     if bundle is not None:
-        _write_bundle(bundle, config, as_json=as_json)
+        from farm.cli.setup.doctor_bundle import write_bundle
+
+        names = write_bundle(bundle, config, list_tools(config))
+        about = f"versions, configuration without secrets, {len(names) - 2} logs: look through it before you send it"
+        show({"bundle": str(bundle), "files": names}, [f"{bundle}: {about}"])
         return 0
     attached, note = _attached()
     compiler = compiler_versions() if config.toolchain.python is None else look_into(config, config.toolchain).versions
@@ -89,19 +84,9 @@ def command(
         for gaps in [doctor.direct(one, name)]
     ]
     answer = {"abilities": abilities, "direct": direct, "tools": tools, "adb": note}
-    show(answer, [*_abilities(abilities), *_direct(direct), *_tools(tools, note)], as_json=as_json)
+    show(answer, [*_abilities(abilities), *_direct(direct), *_tools(tools, note)])
     asked = chosen is not None and backend is not None
     return ExitCode.MISSING_TOOL if asked and not runnable(abilities[0]) else 0
-
-
-def _write_bundle(path: Path, config: Config, *, as_json: bool) -> None:
-    from farm.builds.runtime.doctor import list_tools
-    from farm.cli.setup.doctor_bundle import write_bundle
-
-    names = write_bundle(path, config, list_tools(config))
-    logs = f"{len(names) - 2} logs"
-    line = f"{path}: versions, configuration without secrets, {logs}: look through it before you send it"
-    show({"bundle": str(path), "files": names}, [line], as_json=as_json)
 
 
 def _attached() -> tuple[dict[str, list[str]] | None, str]:

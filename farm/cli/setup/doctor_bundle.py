@@ -21,7 +21,7 @@ from farm.base.config.store_address import secrets_of, shown_address
 from farm.base.errors import FarmError, UsageError
 from farm.base.logs import end_of_log
 from farm.base.text import HIDDEN, json_document, redacted, visible
-from farm.dispatch.notify.credentials import Credentials
+from farm.dispatch.notify.credentials import hide_secrets, read_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -119,7 +119,7 @@ def _secrets(config: Config) -> Iterator[str]:
                 if _SECRET_NAME.search(name) and len(value) >= _LEAST_SECRET_CHARS)  # fmt: skip
     yield os.environ.get("PGPASSWORD", "")
     notify = config.notify
-    credentials = Credentials(notify.webhook, notify.mail)
+    hide_secrets(notify.webhook, notify.mail)
     named = [(one.url_env, one.url_file) for one in notify.webhook]
     named += [(one.token_env, one.token_file) for one in notify.webhook]
     yield from (one.url for one in notify.webhook)
@@ -127,7 +127,7 @@ def _secrets(config: Config) -> Iterator[str]:
         named.append((notify.mail.password_env, notify.mail.password_file))
     for variable, file in named:
         try:
-            yield credentials.get(variable, file)
+            yield read_secret(variable, file)
         except FarmError:
             continue
     yield from _secrets_of_files()

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from farm.base.config.settings import load_config
+from farm.base.errors import IllegalTargetError
 from farm.base.exit_codes import ExitCode
 from farm.base.socs import find_soc
-from farm.cli.options import FOLDER, SuggestingGroup, json_option, soc_option
+from farm.builds.runtime.native.targets import ANDROID, HOST, OE_LINUX, find_target
+from farm.cli.options import FOLDER, SuggestingGroup, configured, is_json, json_option, soc_option
 from farm.cli.output import echo, print_json, show
 from farm.report.model.format import size
 from farm.report.terminal.layout import columns, wrapped
@@ -46,20 +47,18 @@ def command() -> None:
 @click.option("--backend", metavar="BACKEND", help="Only runtimes for this backend.")
 @_direct_option
 @json_option()
-def list_runtimes(
-    config_file: Path | None, soc: str | None, backend: str | None, *, direct: bool, as_json: bool
-) -> None:
+def list_runtimes(soc: str | None, backend: str | None, *, direct: bool) -> None:
     """List the runtimes, and the missing parts of each. Builds nothing."""
     from farm.builds.runtime.inventory import list_offers
 
     chosen = find_soc(soc) if soc else None
     if backend is not None:
         find_backend(backend)
-    offers = list_offers(load_config(config_file), chosen, backend, "direct" if direct else "traditional")
+    offers = list_offers(configured(), chosen, backend, "direct" if direct else "traditional")
     table = [("runtime", "kind", "backends", "state")]
     table += [(offer.name, offer.kind, ", ".join(offer.backends), offer.state) for offer in offers]
     repairs = _repairs((repair, offer.name) for offer in offers for repair in offer.repairs)
-    show({"runtimes": offers}, [*columns(table), *repairs], as_json=as_json)
+    show({"runtimes": offers}, [*columns(table), *repairs])
 
 
 @command.command("build")
@@ -71,84 +70,75 @@ def list_runtimes(
     help="linux-x86_64, linux-aarch64, android-arm64; oe-linux-aarch64, whose QNN libraries are fetched.",
 )
 @json_option()
-def build(config_file: Path | None, target: str, *, as_json: bool) -> None:
+def build(target: str) -> None:
     """Build the runner for a target, once, and print its path."""
     from farm.builds.runtime.device_files import android_kit
     from farm.builds.runtime.native.build import build_native
     from farm.builds.runtime.native.executorch import runner_executorch
-    from farm.builds.runtime.native.targets import HOST, OE_LINUX
     from farm.builds.runtime.qnn_sdk import fetch_linux_files
     from farm.builds.runtime.simulator import host_sdk
 
-    config = load_config(config_file)
+    config = configured()
     if target == OE_LINUX:
         # This target uses ExecuTorch's runner, so farm builds none and only fetches QNN's libraries.
         config.require_there("sdk_root", "executorch_linux_build")
         libraries = fetch_linux_files(config.cache_dir, config.sdk_root)
-        show({"target": target, "libraries": str(libraries)}, [str(libraries)], as_json=as_json)
+        show({"target": target, "libraries": str(libraries)}, [str(libraries)])
         return
     executorch = runner_executorch(config) if target == HOST else None
     native = build_native(config.cache_dir, target, android=android_kit(config), executorch=executorch)
     if target == HOST:
         host_sdk(config.cache_dir, sdk_root=config.sdk_root, native=native)
     answer = {"target": target, "runner": str(native.runner), "log": str(native.folder / "build.log")}
-    show(answer, [str(native.runner)], as_json=as_json)
+    show(answer, [str(native.runner)])
 
 
 @command.command("check")
 @click.option("--soc", metavar="SOC", required=True, help="The device's SoC.")
 @_backend_option
-@click.option(
-    "--target", metavar="TARGET", help="See farm setup runtime --help; otherwise the first that has the backend."
-)
+@click.option("--target", metavar="TARGET",
+              help="See farm setup runtime --help; otherwise the first that has the backend.")  # fmt: skip
 @_direct_option
 @json_option()
-def check(config_file: Path | None, soc: str, backend: str, target: str | None, *, direct: bool, as_json: bool) -> int:
+def check(soc: str, backend: str, target: str | None, *, direct: bool) -> int:
     """Check every file of a runtime: its origin and its problems.
 
     Exit codes: 0 all are right; 6 a file is missing or not right.
     """
     from farm.builds.runtime.inventory import default_target, inspect
-    from farm.builds.runtime.native.targets import find_target
 
     chosen = find_soc(soc)
     find_backend(backend)
     mode: Mode = "direct" if direct else "traditional"
     place = find_target(target) if target else default_target(backend, mode)
-    states = inspect(load_config(config_file), chosen, backend, place, mode)
+    states = inspect(configured(), chosen, backend, place, mode)
     bad = [state for state in states if state.state != "ok"]
-    if as_json:
-        print_json({"soc": chosen.name, "backend": backend, "target": place.name, "ok": not bad, "files": states})
-        return ExitCode.MISSING_TOOL if bad else 0
     lines = list(_state_lines(states))
     if place.kind == "linux" and not bad:
         from farm.builds.runtime.native.elf import required_versions
 
         needed = required_versions(Path(state.source) for state in states)
         lines += ["", f"the device needs {' and '.join(f'{name} {version}' for name, version in needed.items())}"]
-    echo("\n".join([*lines, *_repairs((state.repair, state.name) for state in bad)]))
+    lines += _repairs((state.repair, state.name) for state in bad)
+    answer = {"soc": chosen.name, "backend": backend, "target": place.name, "ok": not bad, "files": states}
+    show(answer, lines)
     return ExitCode.MISSING_TOOL if bad else 0
 
 
 @command.command("stage")
 @click.option("--soc", metavar="SOC", required=True, help="The device's SoC.")
 @_backend_option
-@click.option(
-    "--target", metavar="TARGET", default="android-arm64", show_default=True, help="android-arm64 or oe-linux-aarch64."
-)
+@click.option("--target", metavar="TARGET", default="android-arm64", show_default=True,
+              help="android-arm64 or oe-linux-aarch64.")  # fmt: skip
 @_direct_option
 @click.argument("folder", type=FOLDER)
 @json_option()
-def stage(
-    config_file: Path | None, soc: str, backend: str, target: str, folder: Path, *, direct: bool, as_json: bool
-) -> None:
+def stage(soc: str, backend: str, target: str, folder: Path, *, direct: bool) -> None:
     """Copy a device's runtime into FOLDER, every file checked.
 
     For programs that you run by hand: farm run and farm exec bring the runtime
     to a device by themselves.
     """
-    from farm.base.errors import IllegalTargetError
-    from farm.builds.runtime.native.targets import ANDROID, OE_LINUX, find_target
     from farm.builds.runtime.runtime import device_command, stage_into, staged_runtime
 
     chosen, place = find_soc(soc), find_target(target)
@@ -158,7 +148,7 @@ def stage(
         mode_name = "direct mode" if direct else backend
         raise IllegalTargetError(f"there is nothing to stage of {mode_name} for {place.name}: use --target {ANDROID}")
     mode: Mode = "direct" if direct else "traditional"
-    runtime = staged_runtime(load_config(config_file), chosen, backend, place, mode)
+    runtime = staged_runtime(configured(), chosen, backend, place, mode)
     stage_into(runtime, folder)
     run = device_command(runtime, backend, mode)
     lines = [
@@ -169,13 +159,13 @@ def stage(
     ]
     files = sorted(path.name for path in folder.iterdir())
     answer = {"folder": str(folder), "files": files, "needs_root": runtime.needs_root, "command": run}
-    show(answer, lines, as_json=as_json)
+    show(answer, lines)
 
 
 @command.command("env")
 @soc_option("SoC to check for an HTP; the simulator is the same for every SoC.")
 @json_option()
-def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
+def env(soc: str | None) -> None:
     """Print the environment for tools outside farm.
 
     Runner and libraries are built first, if needed.
@@ -190,13 +180,9 @@ def env(config_file: Path | None, soc: str | None, *, as_json: bool) -> None:
 
     if soc:
         check_backend(find_soc(soc), DEFAULT_BACKEND)
-    config = load_config(config_file)
-    variables = outside_environment(
-        config.cache_dir,
-        sdk_root=config.sdk_root,
-        executorch=runner_executorch(config),
-    )
-    if as_json:
+    config = configured()
+    variables = outside_environment(config.cache_dir, config.sdk_root, runner_executorch(config))
+    if is_json():
         print_json({"env": variables})
         return
     for name, value in variables.items():

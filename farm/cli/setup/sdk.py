@@ -11,17 +11,17 @@ from urllib.parse import urlsplit
 import click
 from msgspec.structs import replace
 
-from farm.base.config.settings import Config, load_config
+from farm.base.config.settings import Config
 from farm.base.errors import FarmError, UsageError
-from farm.cli.options import SuggestingGroup, json_option, named
+from farm.cli.options import SuggestingGroup, configured, json_option, named
 from farm.cli.output import notice, show
 from farm.report.model.format import size
 from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    from farm.builds.toolchains.sdk.download import SdkOffer
     from farm.builds.toolchains.sdks import SdkState
 
 _SHA256 = 64
@@ -44,7 +44,7 @@ def command() -> None:
 
 @command.command("list")
 @json_option()
-def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
+def list_sdks() -> None:
     """List the SDKs on this machine, and SDKs that can be fetched.
 
     The column compiles has the backends that an SDK can compile for, each for at
@@ -52,7 +52,7 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
     """
     from farm.builds.toolchains.sdks import sdk_states
 
-    config = load_config(config_file)
+    config = configured()
     states = sdk_states(config)
     offers = list(_offers(config))
     rows = [("QNN", "compiles", "size", "from")]
@@ -74,30 +74,21 @@ def list_sdks(config_file: Path | None, *, as_json: bool) -> None:
     if offers:
         lines += ["", "can be fetched:"]
         lines += columns([(f"farm setup sdk fetch {offer['fetch']}", offer["from"]) for offer in offers], indent="  ")
-    show({"sdks": [_state(one) for one in states], "can_be_fetched": offers}, lines, as_json=as_json)
+    show({"sdks": [_state(one) for one in states], "can_be_fetched": offers}, lines)
 
 
 @command.command("fetch")
 @click.argument("version", required=False)
 @click.option("--source", type=click.Choice(_SOURCES), help="wheel of onnxruntime-qnn; qairt: Qualcomm's archive, for "
               "compiler and devices; maven: com.qualcomm.qti:qnn-runtime, for Android devices only.")  # fmt: skip
-@click.option(
-    "--toolchain", callback=named, metavar="NAME|PATH|VERSION", help="Toolchain whose ExecuTorch names Qualcomm's SDK."
-)
+@click.option("--toolchain", callback=named, metavar="NAME|PATH|VERSION",
+              help="Toolchain whose ExecuTorch names Qualcomm's SDK.")  # fmt: skip
 @click.option("--accept-licence", is_flag=True, help="You have read and accept the licence.")
 @click.option("--sha256", metavar="HASH", default="", help="Expected hash of the archive.")
 @click.option("--url", default="", metavar="URL", help="Other address: of the archive, or of the Maven repository.")
 @json_option()
 def fetch(
-    config_file: Path | None,
-    version: str | None,
-    source: str | None,
-    toolchain: str | None,
-    sha256: str,
-    url: str,
-    *,
-    accept_licence: bool,
-    as_json: bool,
+    version: str | None, source: str | None, toolchain: str | None, sha256: str, url: str, *, accept_licence: bool
 ) -> None:
     """Fetch an SDK into the cache, check it, and print its folder.
 
@@ -107,10 +98,11 @@ def fetch(
     wheels.
     """
     from farm.builds.toolchains.sdk.download import require_safe
-    from farm.builds.toolchains.sdks import require_version
+    from farm.builds.toolchains.sdk.wheels import fetch_wheel_sdk
+    from farm.builds.toolchains.sdks import find_cached, require_version
     from farm.builds.toolchains.select import use_toolchain
 
-    config = use_toolchain(load_config(config_file), toolchain or "")
+    config = use_toolchain(configured(), toolchain or "")
     if sha256 and (len(sha256) != _SHA256 or any(letter not in "0123456789abcdefABCDEF" for letter in sha256)):
         raise UsageError(f"--sha256 {sha256!r} is no SHA-256: expected 64 hexadecimal digits")
     if url:
@@ -125,18 +117,11 @@ def fetch(
     elif source == _WHEEL:
         if version is None or sha256 or accept_licence:
             raise UsageError(f"--source {_WHEEL} takes a VERSION, such as 2.49, and neither --sha256 nor a licence")
-        folder = _fetch_wheel(config, version)
+        folder = find_cached(config, version) or fetch_wheel_sdk(config.cache_dir, version)
     else:
         ours = bool(source or accept_licence or sha256 or toolchain)
         folder = _fetch_archive(config, version, sha256, named=ours, only=source == _QAIRT, accepted=accept_licence)
-    show({"folder": str(folder)}, [str(folder)], as_json=as_json)
-
-
-def _fetch_wheel(config: Config, version: str) -> Path:
-    from farm.builds.toolchains.sdk.wheels import fetch_wheel_sdk
-    from farm.builds.toolchains.sdks import find_cached
-
-    return find_cached(config, version) or fetch_wheel_sdk(config.cache_dir, version)
+    show({"folder": str(folder)}, [str(folder)])
 
 
 def _fetch_archive(
@@ -146,7 +131,7 @@ def _fetch_archive(
 
     `named`: options are about Qualcomm's archive, which comes first then. `only`: no wheel is looked at.
     """
-    from farm.builds.toolchains.sdk.downloader import LICENCE, fetch_sdk, is_complete, offered_sdk
+    from farm.builds.toolchains.sdk.downloader import fetch_sdk, is_complete, offered_sdk
     from farm.builds.toolchains.sdk.wheels import candidates, fetch_wheel_sdk
     from farm.builds.toolchains.sdks import is_version
 
@@ -161,11 +146,10 @@ def _fetch_archive(
             example = f"a complete version, as {offer.version}"
             raise UsageError(f"ExecuTorch's downloader knows QNN {offer.version}, not {version}: name {example}")
         if named:
-            notice(f"ExecuTorch's downloader knows QNN {offer.version}, not {version}: looking at {_WHEELS}")
+            notice(f"ExecuTorch's downloader knows QNN {offer.version}, not {version}: looking at onnxruntime-qnn")
         return fetch_wheel_sdk(config.cache_dir, version)
     if (there := _cached_sdk(config, offer.version, sha256, only=only)) is None:
-        about = f"QNN SDK {offer.version} is Qualcomm's, under a licence of its own: {LICENCE}"
-        _require_licence(config, LICENCE, about, offer.url, lambda: offer.nbytes, accepted=accepted)
+        _require_licence(config, offer, accepted=accepted)
         there = fetch_sdk(config, offer, sha256)
     return there
 
@@ -186,13 +170,11 @@ def _cached_sdk(config: Config, version: str, sha256: str, *, only: bool) -> Pat
 
 
 def _fetch_runtime(config: Config, version: str, sha256: str, *, accepted: bool) -> Path:
-    from farm.builds.runtime.qnn_sdk import MAVEN
     from farm.builds.toolchains.sdk.maven import fetch_release, offered_release, release_folder
 
     release = offered_release(config, version)
     if not release_folder(config, release.version).is_dir():
-        about = f"{MAVEN} {release.version} is Qualcomm's, under a licence of its own: {release.licence}"
-        _require_licence(config, release.licence, about, release.url, lambda: release.nbytes, accepted=accepted)
+        _require_licence(config, release, accepted=accepted)
     folder = fetch_release(config, release, sha256)
     notice(f"for Android devices: export FARM_ANDROID_QNN={folder}, or android_qnn in the [qnn] table of farm.toml")
     return folder
@@ -201,55 +183,52 @@ def _fetch_runtime(config: Config, version: str, sha256: str, *, accepted: bool)
 @command.command("use")
 @click.argument("sdk", metavar="VERSION|PATH")
 @json_option()
-def use(config_file: Path | None, sdk: str, *, as_json: bool) -> None:
+def use(sdk: str) -> None:
     """Make an SDK the default: sdk_root in the [qnn] table of farm.toml.
 
     VERSION is from 'farm setup sdk list', PATH is the folder of an SDK. Comments
     and all other settings in farm.toml stay as they are.
     """
     from farm.base.config.edit import set_sdk_root
-    from farm.builds.toolchains.sdks import default_path, resolve_qnn
+    from farm.builds.toolchains.sdks import resolve_qnn
+    from farm.builds.toolchains.select import absolute_ref
 
-    config = load_config(config_file)
-    root = resolve_qnn(config, default_path(sdk))
+    config = configured()
+    root = resolve_qnn(config, absolute_ref(sdk))
     wanted = [] if root is None else ["[qnn]", f'sdk_root = "{root}"']
     if config.file is None and not wanted:
         line = "there is no farm.toml: the wheel in farm's environment is used already"
-        show({"file": None, "sdk_root": None, "changed": False}, [line], as_json=as_json)
+        show({"file": None, "sdk_root": None, "changed": False}, [line])
         return
     if config.file is None:
         raise UsageError(f"there is no farm.toml yet: write one with these two lines: {wanted[0]} and {wanted[1]}")
     changed = set_sdk_root(config.file, root)
     what = f"sdk_root is {root}" if root is not None else "the wheel in farm's environment is used"
     answer = {"file": str(config.file), "sdk_root": None if root is None else str(root), "changed": changed}
-    show(answer, [f"{config.file}: {what}{'' if changed else ' already'}"], as_json=as_json)
+    show(answer, [f"{config.file}: {what}{'' if changed else ' already'}"])
     if os.environ.get("QNN_SDK_ROOT"):
         notice("QNN_SDK_ROOT is set, which overrides it: unset it")
 
 
-_WHEELS = "wheels of onnxruntime-qnn"
-
-
-def _require_licence(
-    config: Config, licence: str, about: str, url: str, nbytes: Callable[[], int], *, accepted: bool
-) -> None:
+def _require_licence(config: Config, offer: SdkOffer, *, accepted: bool) -> None:
     """Ask on a terminal, once for each licence, whether the user accepts it; record the consent.
 
     Raises UsageError for a refusal, and without a terminal.
     """
-    from farm.builds.toolchains.sdk.consent import is_accepted, record_consent
+    from farm.builds.toolchains.sdk.download import is_accepted, record_consent
 
-    if is_accepted(config, licence):
+    if is_accepted(config, offer.licence):
         return
-    shown_size = size(total) if (total := nbytes()) else "unknown size"
     if not accepted:
+        about = f"{offer.name} {offer.version} is Qualcomm's, under a licence of its own: {offer.licence}"
+        shown_size = size(total) if (total := offer.nbytes) else "unknown size"
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UsageError(f"{about} ({shown_size} from {url}): read it and add --accept-licence")
+            raise UsageError(f"{about} ({shown_size} from {offer.url}): read it and add --accept-licence")
         notice(about)
-        notice(f"it is fetched from {url}, {shown_size}")
+        notice(f"it is fetched from {offer.url}, {shown_size}")
         if not click.confirm("Do you accept the licence?", default=False, err=True):
             raise UsageError("without the licence nothing was fetched")
-    record_consent(config, licence, url)
+    record_consent(config, offer)
 
 
 def _offers(config: Config) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from farm.base.config.settings import Config, load_config
+from farm.base.config.settings import Config
 from farm.base.errors import UsageError
-from farm.cli.options import FILE, json_option, timeout_option
-from farm.cli.output import echo, notice, print_json
+from farm.cli.options import FILE, configured, json_option, timeout_option
+from farm.cli.output import echo, notice, show
 
 if TYPE_CHECKING:
     from farm.builds.runtime.signing.sign import Signing
@@ -34,8 +35,7 @@ def _folder(_context: click.Context, parameter: click.Parameter, value: Path | N
         return None
     folder = value.expanduser().absolute()
     if not folder.is_dir():
-        name = parameter.opts[0]
-        raise UsageError(f"{name}: there is no folder {folder}")
+        raise UsageError(f"{parameter.opts[0]}: there is no folder {folder}")
     return folder
 
 
@@ -44,16 +44,14 @@ def _folder(_context: click.Context, parameter: click.Parameter, value: Path | N
 @click.option("--direct", is_flag=True, help="Sign the files of direct mode too; needs --htp.")
 @click.option("--htp", metavar="VERSION", callback=_version, help="Hexagon architecture of direct mode's files: v81.")
 @click.option("--sdk-root", type=_ROOT, callback=_folder, help="QNN SDK; otherwise $QNN_SDK_ROOT, or farm.toml.")
-@click.option(
-    "--hexagon-sdk", type=_ROOT, callback=_folder, help="Hexagon SDK; otherwise $HEXAGON_SDK_ROOT, or farm.toml."
-)
+@click.option("--hexagon-sdk", type=_ROOT, callback=_folder,
+              help="Hexagon SDK; otherwise $HEXAGON_SDK_ROOT, or farm.toml.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Sign files again that are signed already, by any user.")
 @click.option("--adopt", is_flag=True, help="Sign nothing: vouch for the present signed files.")
 @click.option("--python", type=FILE, help="Interpreter for elfsigner (< 3.12).")
 @timeout_option("Time limit of one file.")
 @json_option()
 def command(
-    config_file: Path | None,
     lpai: int,
     htp: int,
     sdk_root: Path | None,
@@ -64,7 +62,6 @@ def command(
     direct: bool,
     force: bool,
     adopt: bool,
-    as_json: bool,
 ) -> None:
     """Sign the skel that an LPAI loads, with the Hexagon SDK's elfsigner.
 
@@ -89,22 +86,18 @@ def command(
     for name, given in (("--force", force), ("--python", python is not None)):
         if adopt and given:
             raise UsageError(f"--adopt signs nothing: leave {name} out")
-    config = _with_roots(load_config(config_file), sdk_root, hexagon_sdk)
+    roots = {"sdk_root": sdk_root, "hexagon_sdk_root": hexagon_sdk}
+    config = msgspec.structs.replace(configured(), **{name: path for name, path in roots.items() if path is not None})
     from farm.builds.runtime.signing.sign import adopt_all, plan_signing
 
     if adopt:
         done = [(path, "adopted") for path in adopt_all(config, lpai, htp)]
     else:
         done = _sign(config, plan_signing(config, lpai, htp), python, timeout_s, force=force)
-    if as_json:
-        print_json({"files": [{"file": str(path), "state": state} for path, state in done]})
-        return
-    folder = None
-    for path, state in done:
-        if path.parent != folder:
-            folder = path.parent
-            echo(folder)
-        echo(f"  {path.name:<36}{state}")
+    lines: list[str] = []
+    for folder, files in itertools.groupby(done, lambda one: one[0].parent):
+        lines += [str(folder), *(f"  {path.name:<36}{state}" for path, state in files)]
+    show({"files": [{"file": str(path), "state": state} for path, state in done]}, lines)
 
 
 def _sign(
@@ -133,8 +126,3 @@ def _sign(
                 timeout_s=timeout_s,
             )
     return [(one.signed, "signed" if one in todo else "is signed already") for one in plan]
-
-
-def _with_roots(config: Config, sdk_root: Path | None, hexagon_sdk: Path | None) -> Config:
-    changed = {"sdk_root": sdk_root, "hexagon_sdk_root": hexagon_sdk}
-    return msgspec.structs.replace(config, **{name: path for name, path in changed.items() if path is not None})

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.base.backends.registry import DEFAULT_BACKEND, cpu_backends
-from farm.base.config.settings import load_config
 from farm.base.config.toolchains import release_of
 from farm.base.errors import UsageError
 from farm.base.exit_codes import ExitCode
-from farm.cli.options import SuggestingGroup, json_option, named, yes_option
+from farm.cli.options import SuggestingGroup, configured, json_option, named, yes_option
 from farm.cli.output import require_consent, show
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from farm.builds.compile.compile_check import CompileCheck
     from farm.builds.toolchains.overview import EnvironmentRow, ToolchainRow
@@ -44,7 +42,7 @@ def command() -> None:
 
 @command.command("list")
 @json_option()
-def list_command(config_file: Path | None, *, as_json: bool) -> None:
+def list_command() -> None:
     """List toolchains, and environments that farm made.
 
     The list has the environment farm runs in, the tables of farm.toml, and
@@ -52,10 +50,10 @@ def list_command(config_file: Path | None, *, as_json: bool) -> None:
     """
     from farm.builds.toolchains.overview import environment_rows, toolchain_rows
 
-    config = load_config(config_file)
+    config = configured()
     rows, environments = toolchain_rows(config), environment_rows(config.cache_dir)
     answer = {"toolchains": rows, "environments": environments}
-    show(answer, [*_listed(rows), *_environments(environments)], as_json=as_json)
+    show(answer, [*_listed(rows), *_environments(environments)])
 
 
 def _listed(rows: Sequence[ToolchainRow]) -> Iterator[str]:
@@ -110,7 +108,7 @@ def _environments(rows: Sequence[EnvironmentRow]) -> Iterator[str]:
 @command.command("show")
 @click.argument("name", callback=named, metavar="NAME|PATH|VERSION")
 @json_option()
-def show_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
+def show_command(name: str) -> int:
     """Show a toolchain in full, with remarks on possible problems.
 
     \b
@@ -119,7 +117,7 @@ def show_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     from farm.builds.toolchains.prepare import prepare
     from farm.builds.toolchains.select import use_toolchain
 
-    config = use_toolchain(load_config(config_file), name)
+    config = use_toolchain(configured(), name)
     tools = prepare(config)
     selected = config.toolchain
     facts = {
@@ -137,7 +135,7 @@ def show_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
         "environment": tools.compiler.env,
         "source": tools.source,
     }
-    show(facts, _shown(facts, tools), as_json=as_json)
+    show(facts, _shown(facts, tools))
     return 0
 
 
@@ -172,7 +170,7 @@ def _shown(facts: dict[str, object], tools: Toolchain) -> Iterator[str]:
 @command.command("check")
 @click.argument("name", callback=named, metavar="[NAME|PATH|VERSION]", default="default")
 @json_option()
-def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
+def check_command(name: str) -> int:
     """Compile two small jobs, and list the missing parts.
 
     The jobs are a quantized one for the HTP and a float one for the CPU. The
@@ -188,7 +186,7 @@ def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     from farm.dispatch.request.choose import jobs_of
     from farm.dispatch.request.request import RunRequest
 
-    config = use_toolchain(load_config(config_file), name)
+    config = use_toolchain(configured(), name)
     tools = prepare(config, virtual=True)
     jobs = [
         next(
@@ -200,7 +198,7 @@ def check_command(name: str, config_file: Path | None, *, as_json: bool) -> int:
     ]
     checks = try_compiling(config, tools, jobs)
     answer = {"name": tools.name or "default", "versions": tools.versions, "warnings": tools.source.warnings}
-    show({**answer, "schema": 2, "checks": checks}, [*_tried(tools, checks)], as_json=as_json)
+    show({**answer, "schema": 2, "checks": checks}, [*_tried(tools, checks)])
     return 0 if all(check.ok for check in checks) else ExitCode.FAILED
 
 
@@ -221,7 +219,7 @@ def _tried(tools: Toolchain, checks: Sequence[CompileCheck]) -> Iterator[str]:
 @command.command("make")
 @click.argument("version")
 @json_option()
-def make_command(version: str, config_file: Path | None, *, as_json: bool) -> None:
+def make_command(version: str) -> None:
     """Make the environment of a release of ExecuTorch.
 
     VERSION is a release such as 1.5.0. farm makes the environment itself when --toolchain VERSION first asks for it.
@@ -233,22 +231,22 @@ def make_command(version: str, config_file: Path | None, *, as_json: bool) -> No
     release = release_of(version)
     if not release:
         raise UsageError(f"{version!r} is no release of ExecuTorch: expected one such as 1.5.0")
-    config = load_config(config_file)
+    config = configured()
     folder = made_environment(config.cache_dir, release)
     rows = [row for row in environment_rows(config.cache_dir) if row.folder == str(folder)]
     lines = [f"ExecuTorch {row.executorch}, torch {row.torch}, {size(row.nbytes)} on disk" for row in rows]
-    show({"folder": str(folder), "environments": rows}, [*lines, str(folder)], as_json=as_json)
+    show({"folder": str(folder), "environments": rows}, [*lines, str(folder)])
 
 
 @command.command("remove")
 @click.argument("version")
 @yes_option
 @json_option()
-def remove_command(version: str, config_file: Path | None, *, yes: bool, as_json: bool) -> None:
+def remove_command(version: str, *, yes: bool) -> None:
     """Remove the environments of a release from the cache."""
     from farm.builds.toolchains.overview import environment_rows, remove_environment
 
-    rows = environment_rows(load_config(config_file).cache_dir)
+    rows = environment_rows(configured().cache_dir)
     chosen = [row for row in rows if row.executorch == version]
     if not chosen:
         known = ", ".join(sorted({row.executorch for row in rows})) or "none"
@@ -257,4 +255,4 @@ def remove_command(version: str, config_file: Path | None, *, yes: bool, as_json
     require_consent(removed, [row.folder for row in chosen], yes=yes)
     for row in chosen:
         remove_environment(row)
-    show({"removed": chosen}, [f"removed {removed}"], as_json=as_json)
+    show({"removed": chosen}, [f"removed {removed}"])

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from farm.base.config.devices import Endpoint
 from farm.base.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 from farm.base.ids import NAME
-from farm.devices.adb.names import RELAYED_PRODUCT, VIRTUAL_PREFIX, adb_target, network_address
+from farm.devices.adb.names import RELAYED_PRODUCT, VIRTUAL_PREFIX, adb_target
 from farm.devices.device import LOOPBACK
 from farm.devices.text import clean_text
 
@@ -35,6 +35,8 @@ _GONE = re.compile(r"not found|no devices|device offline|still connecting|device
 # Every state of ConnectionState in AOSP's adb.h, as `adb devices` prints it; the text before it is the name.
 _STATES = "offline|bootloader|device|host|recovery|rescue|sideload|unauthorized|authorizing|connecting|detached|unknown"
 _LINE = re.compile(rf"(.+) +({_STATES}|no permissions)( ?[(;].*?)?((?: [a-z_]+:\S*)*)\s*")
+
+_HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 
 # Linux alone has it; elsewhere an option that does no harm.
 _QUICKACK = getattr(socket, "TCP_QUICKACK", socket.TCP_NODELAY)
@@ -71,7 +73,7 @@ class Attached(NamedTuple):
     @property
     def network_address(self) -> str:
         """The `HOST:PORT` that it was attached at; empty for one on a cable."""
-        return network_address(self.adb_name)
+        return self.adb_name if _HOST_PORT.fullmatch(self.adb_name) else ""
 
 
 class _RefusedError(Exception):
@@ -147,16 +149,16 @@ class AdbHost:
         named_by: str = "",
         target: str = "",
         tunnel: str = "",
-        also: Sequence[AdbHost] = (),
     ) -> None:
         """`named_by` is the variable that names a server on another host, empty where farm.toml does.
 
         `tunnel` is the `[[host]]` of farm.toml whose tunnel has the port, empty for a server that listens there itself.
-        `target` is the server's name of the one device that is used, empty for `adb_target`; `also` are other
-        addresses of that device, which `open` takes where the first one is gone.
+        `target` is the server's name of the one device that is used, empty for `adb_target`.
         """
         self.port, self.host, self._named_by, self.tunnel = port, host, named_by, tunnel
-        self._target, self._also = target, also
+        self._target = target
+        self.also: Sequence[AdbHost] = ()
+        """Other addresses of that device, which `open` takes where this one is gone."""
 
     @property
     def place(self) -> str:
@@ -260,7 +262,7 @@ class AdbHost:
         except _RefusedError as error:
             reason = clean_text(str(error))
             if _GONE.search(reason):
-                for other in self._also:
+                for other in self.also:
                     if other.leads_to(serial, timeout_s):
                         return other.open(serial, service, timeout_s=timeout_s, argv=argv)
             kind = DeviceGoneError if _GONE.search(reason) else DeviceError
@@ -294,7 +296,7 @@ class AdbHost:
             state = clean_text(str(error))
         if state == "device":
             return DeviceError(serial, problem, argv=argv, stderr=stderr)
-        return DeviceGoneError(serial, f"{problem}, and adb says of it: {state}", argv=argv, stderr=stderr)
+        return DeviceGoneError(serial, f"{problem}, and its state in adb is: {state}", argv=argv, stderr=stderr)
 
     def _check(self) -> str:
         """Return the next step for a server that accepts connections and does not answer."""

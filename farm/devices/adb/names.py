@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, MutableMapping
 
 # The name that a virtual device has as serial and as product.
@@ -16,8 +15,6 @@ SERIAL_VARIABLE = "ANDROID_SERIAL"
 # Variables by which programs of adb choose a server and a device. ADB_SERVER_SOCKET wins over the two after it.
 _CHOOSING = ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_ADDRESS", "ANDROID_ADB_SERVER_PORT", SERIAL_VARIABLE)
 
-_HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
-
 
 def adb_target(serial: str) -> str:
     """Return what an adb server, and `adb -s`, finds the device `serial` by.
@@ -26,11 +23,6 @@ def adb_target(serial: str) -> str:
     product, and a virtual device's product is its serial.
     """
     return f"product:{serial}" if serial.startswith(VIRTUAL_PREFIX) else serial
-
-
-def network_address(adb_name: str) -> str:
-    """Return the `HOST:PORT` by which adb calls a device that `adb connect` attached; empty for every other."""
-    return adb_name if _HOST_PORT.fullmatch(adb_name) else ""
 
 
 def choose_server(environment: MutableMapping[str, str], variables: Mapping[str, str]) -> None:

@@ -110,7 +110,11 @@ def find_adb() -> Path:
         path = Path(folder) / "binaries" / "adb"
         if os.access(path, os.X_OK):
             return path
-    return _adb_on_path("nor does adbutils bring one for this machine")
+    if found := shutil.which("adb"):
+        return Path(found)
+    raise MissingToolError(
+        "there is no adb on PATH, nor does adbutils bring one for this machine: install Android's platform-tools"
+    )
 
 
 def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> AdbServer:
@@ -287,10 +291,3 @@ def _candidates() -> list[Path]:
     with contextlib.suppress(MissingToolError):
         found.append(find_adb())
     return list(dict.fromkeys(found)) or [find_adb()]
-
-
-def _adb_on_path(otherwise: str) -> Path:
-    found = shutil.which("adb")
-    if found is None:
-        raise MissingToolError(f"there is no adb on PATH, {otherwise}: install Android's platform-tools")
-    return Path(found)

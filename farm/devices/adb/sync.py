@@ -7,15 +7,16 @@ import os
 import stat
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from farm.base.errors import DeviceError, DeviceSpaceError
 from farm.devices.adb.host import acknowledge
 from farm.devices.adb.sync_protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames
-from farm.devices.local.files import local_errors, replacing
-from farm.devices.min_throughput import MinThroughput, ahead
+from farm.devices.local_files import local_errors, replacing
+from farm.devices.min_throughput import MinThroughput
+from farm.devices.process import Link
 from farm.devices.text import clean_text, says_full
-from farm.devices.transport import Link
 
 if TYPE_CHECKING:
     import socket
@@ -73,7 +74,10 @@ class SyncStream:
     def pull(self, files: Mapping[PurePosixPath, Path], limits: Mapping[PurePosixPath, int]) -> None:
         """Read every file. Raises DeviceError for a file that is missing or larger than its limit."""
         self._throughput = MinThroughput(self._serial, len(files), self._stall_s)
-        for path, _ in ahead(files, lambda path: self._request(b"RECV", _name(path, self._serial)), _WINDOW):
+        unasked = iter(files)
+        for number, path in enumerate(files):
+            for other in islice(unasked, 1 if number else _WINDOW):
+                self._request(b"RECV", _name(other, self._serial))
             self._receive_file(path, files[path], limits[path])
 
     def _send_file(self, path: PurePosixPath, source: Path | bytes | Link) -> None:

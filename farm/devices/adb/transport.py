@@ -1,30 +1,145 @@
-"""The transport over a real adb server, for phones and virtual devices alike."""
+"""The transport over a real adb server, for phones and virtual devices alike.
+
+Programs run over adb's shell protocol v2: standard streams and the exit code over one stream. A frame is one byte for
+its kind, a little-endian u32 for its length, and its bytes (shell_protocol.h of AOSP's packages/modules/adb).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import select
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from farm.base.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, InfraError
 from farm.devices.adb.host import AdbHost, acknowledge
 from farm.devices.adb.names import environment_with
 from farm.devices.adb.server import suitable_adb
-from farm.devices.adb.shell import ShellProcess
 from farm.devices.adb.sync import HungUpError, LinkRefusedError, SyncStream
-from farm.devices.device import LOOPBACK, AdbAddress
+from farm.devices.device import AdbAddress
 from farm.devices.marks import END_MARKED, export_mark, new_mark
+from farm.devices.process import Link, Output, Process
 from farm.devices.text import clean_text, says_full
-from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS, Link, Transport, communicate, shell_command
+from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS, TAIL_BYTES, Transport, communicate, shell_command
+
+if TYPE_CHECKING:
+    import socket
+
+_FRAME = struct.Struct("<BI")
+_STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN = range(5)
+# adb's largest payload; a device that announces more does not speak this protocol.
+_FRAME_BYTES = 1 << 20
+_STDIN_CHUNK = 64 * 1024
+_READ_BYTES = 256 * 1024
+
+
+class ShellProcess(Process):
+    """Program on a device, from its start to its exit code: see Process. Owns the stream."""
+
+    def __init__(
+        self,
+        stream: socket.socket,
+        host: AdbHost,
+        serial: str,
+        argv: Sequence[str],
+        end: Callable[[], None] | None = None,
+    ) -> None:
+        """Take `end`, which ends the program and its children on the device after an early close."""
+        super().__init__()
+        self._stream, self._host, self._serial, self._argv, self._end = stream, host, serial, argv, end
+        stream.setblocking(False)
+        self._poll = select.poll()
+        self._received = bytearray()
+        self._tail = b""
+
+    def send(self, data: bytes) -> None:
+        """See Process."""
+        pieces = [data[start : start + _STDIN_CHUNK] for start in range(0, len(data), _STDIN_CHUNK)]
+        super().send(b"".join(_FRAME.pack(_STDIN, len(piece)) + piece for piece in pieces))
+
+    def close_stdin(self) -> None:
+        """See Process."""
+        super().send(_FRAME.pack(_CLOSE_STDIN, 0))
+
+    def receive(self, timeout_s: float) -> Output:
+        """See Process."""
+        output: dict[int, list[bytes]] = {_STDOUT: [], _STDERR: []}
+        deadline = time.monotonic() + timeout_s
+        while self._code is None and not any(output.values()):
+            self._poll.register(self._stream, select.POLLIN | (select.POLLOUT if self._sending else 0))
+            left = deadline - time.monotonic()
+            events = self._poll.poll(max(0.0, left) * 1000)
+            for _, event in events:
+                if event & select.POLLOUT:
+                    self._send()
+                if event & ~select.POLLOUT:
+                    self._read(output)
+            # Also when something came: it may have been nothing that this waits for.
+            if left <= 0:
+                break
+        stdout, stderr = (b"".join(output[kind]) for kind in (_STDOUT, _STDERR))
+        self._tail = (self._tail + stderr[-TAIL_BYTES:])[-TAIL_BYTES:]
+        return Output(stdout, stderr, self._code)
+
+    def close(self) -> None:
+        """See Process."""
+        # The stream closes first: adbd then hangs up the program even if this process is killed meanwhile.
+        self._stream.close()
+        end, self._end = self._end, None
+        if end is not None and self._code is None:
+            end()
+
+    def _send(self) -> None:
+        try:
+            while self._sending:
+                self._sending = self._sending[self._stream.send(self._sending) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            # The program ended without reading everything: its exit code is on the way, or the end of the stream.
+            self._sending = self._sending[:0]
+
+    def _read(self, output: dict[int, list[bytes]]) -> None:
+        try:
+            data = self._stream.recv(_READ_BYTES)
+            acknowledge(self._stream)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._broke(f"the connection broke: {error.strerror}") from None
+        if not data:
+            raise self._broke("the connection ended before the program did")
+        self._received += data
+        position = 0
+        while len(self._received) - position >= _FRAME.size:
+            kind, size = _FRAME.unpack_from(self._received, position)
+            if size > _FRAME_BYTES:
+                problem = f"announced a frame of {size} bytes: it does not speak adb's shell protocol v2"
+                stderr = self._tail.decode(errors="replace")
+                raise DeviceError(self._serial, problem, argv=self._argv, stderr=stderr)
+            start = position + _FRAME.size
+            if len(self._received) < start + size:
+                break
+            payload = bytes(memoryview(self._received)[start : start + size])
+            position = start + size
+            if kind in output and payload:
+                output[kind].append(payload)
+            elif kind == _EXIT and payload:
+                self._code = payload[0]
+        del self._received[:position]
+
+    def _broke(self, problem: str) -> DeviceError:
+        return self._host.classify(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))
+
 
 # Folder in which an ordinary adb user may write and execute; it has all files of farm.
 STORAGE = PurePosixPath("/data/local/tmp/farm")
 
-# A device that moves no byte of a file for so long is gone; flash storage that stalls recovers sooner.
-STALL_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 # A phone's adbd is back, as root, within two or three seconds.
 _ROOT_SECONDS = 60.0
@@ -41,7 +156,7 @@ _NO_ROOT = "install a userdebug or eng build of its system, or allow its su for 
 
 
 class AdbTransport(Transport):
-    """The device `serial` behind the adb server on `port` of `host`.
+    """The device `serial` behind the adb server at `address`.
 
     Streams for files are kept open and used again: opening one costs as much as a small file.
     """
@@ -49,27 +164,14 @@ class AdbTransport(Transport):
     is_android = True
     no_reboot = ""
 
-    def __init__(
-        self,
-        serial: str,
-        port: int,
-        *,
-        host: str = LOOPBACK,
-        stall_s: float = STALL_SECONDS,
-        attached_at: str = "",
-        name: str = "",
-        tunnel: str = "",
-        also: Sequence[AdbAddress] = (),
-    ) -> None:
-        """`attached_at` is the HOST:PORT of a device on a network, for a server that has forgotten it.
-
-        `name` is the server's name of the device, empty for its serial; `tunnel` is the host whose tunnel has the port;
-        `also` are other addresses of the device.
-        """
+    def __init__(self, serial: str, address: AdbAddress) -> None:
         super().__init__(serial)
-        self._stall_s, self._attached_at = stall_s, attached_at
-        others = [AdbHost(one.port, one.host, target=one.name, tunnel=one.tunnel) for one in also]
-        self._host = AdbHost(port, host, target=name, tunnel=tunnel, also=others)
+        self._attached_at = address.attached_at
+        first, *others = (
+            AdbHost(one.port, one.host, target=one.name, tunnel=one.tunnel) for one in (address, *address.also)
+        )
+        first.also = others
+        self._host = first
         self._idle: list[SyncStream] = []
         self._lock = threading.Lock()
         self._sync_links = True
@@ -125,7 +227,7 @@ class AdbTransport(Transport):
             'while [ $# -gt 1 ]; do rm -f -- "$2"; ln -s -- "$1" "$2" || exit 1; shift 2; done'
         )
         argv = ["sh", "-c", script, "sh", str(len(folders)), *folders, *words]
-        done = self.run(argv, timeout_s=self._stall_s)
+        done = self.run(argv, timeout_s=self.stall_s)
         if done.code != 0:
             stderr = done.stderr.decode(errors="replace")
             kind = DeviceSpaceError if says_full(stderr) else DeviceError
@@ -175,7 +277,7 @@ class AdbTransport(Transport):
             self.elevation = self._find_elevation()
             if self.elevation:
                 return
-            problem = f"root is needed, and adbd says {answer!r}"
+            problem = f"root is needed, and adbd answers {answer!r}"
             if _PRODUCTION in answer:
                 problem += f": {_NO_ROOT}, or use another device"
             raise DeviceError(self.serial, problem)
@@ -270,9 +372,9 @@ class AdbTransport(Transport):
                 pass
             else:
                 return
-        opened = self._host.open(self.serial, "sync:", timeout_s=self._stall_s)
+        opened = self._host.open(self.serial, "sync:", timeout_s=self.stall_s)
         try:
-            self._transfer(SyncStream(opened, self.serial, self._stall_s), transfer)
+            self._transfer(SyncStream(opened, self.serial, self.stall_s), transfer)
         except HungUpError as error:
             raise self._host.classify(self.serial, str(error).removeprefix(f"{self.serial}: ")) from None
 

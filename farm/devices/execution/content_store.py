@@ -23,9 +23,10 @@ from farm.base.errors import DeviceSpaceError
 from farm.base.text import count_of
 from farm.devices.execution.liveness import DamagedError, staging_error
 from farm.devices.execution.shell import shell_script
+from farm.devices.process import Link
 from farm.devices.room import TELL_ROOM, free_bytes
 from farm.devices.text import clean_text
-from farm.devices.transport import Completed, Link, Transport
+from farm.devices.transport import Completed, Transport
 
 OBJECTS = "objects"
 SESSION_PREFIX = "run-"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from farm.base.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceSpaceError
 from farm.devices.identity import PRINT_BOOT
 from farm.devices.text import LINE_CHARACTERS, clean_text, says_full
+from farm.devices.transport import ANSWER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 # A device that is busy with a job may take some seconds to start a shell.
 _ASK_SECONDS = 15.0
-_ANSWER_BYTES = 4096
 
 
 class Liveness:
@@ -32,23 +32,18 @@ class Liveness:
 
     def demand(self) -> None:
         """Raise LostError for a device that does not answer or has started anew, AdbServerError for its adb server."""
-        serial = self._transport.serial
+        serial, argv = self._transport.serial, ["sh", "-c", PRINT_BOOT]
         try:
-            boot = self._ask()
+            boot = clean_text(self._transport.run(argv, timeout_s=_ASK_SECONDS, max_output=ANSWER_BYTES).stdout)
         except AdbServerError:
             raise
         except DeviceGoneError:
-            raise LostError(serial, "it is not there any more") from None
+            raise LostError(serial, "it is no longer there") from None
         except DeviceError:
             raise LostError(serial, "it does not answer any more") from None
         before, self._boot = self._boot, boot or self._boot
         if before and boot and before != boot:
             raise LostError(serial, "it was rebooted")
-
-    def _ask(self) -> str:
-        """Return the identity of the device's start, empty where it prints none. Raises DeviceError."""
-        done = self._transport.run(["sh", "-c", PRINT_BOOT], timeout_s=_ASK_SECONDS, max_output=_ANSWER_BYTES)
-        return clean_text(done.stdout)
 
 
 class StagingError(DeviceError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,20 +20,13 @@ from farm.base.errors import DeviceError
 from farm.base.text import count_of
 from farm.builds.bundles.bundle import MODEL, Bundle, Generation, read_tensor
 from farm.builds.bundles.generation import NO_TOKEN
-from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime
+from farm.builds.runtime.runtime import LLAMA_RUNNER
 from farm.devices.execution.observed import Observed, ObservedError, read_observed
-from farm.devices.execution.one_shot import answered, refusal, report_of
-from farm.devices.execution.runner_process import RunnerEnding, RunnerProcess
-from farm.devices.execution.shell import shell_script
-from farm.devices.execution.workspace import Workspace, library_paths
+from farm.devices.execution.one_shot import NOTHING, OneShot, answered, refusal, report_of
 from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Mapping
-
-    from farm.devices.execution.raw import RunnerOptions
-    from farm.devices.transport import Transport
+    from farm.devices.execution.runner_process import RunnerEnding
 
 TOKENIZER = "tokenizer"
 """The folder of the runtime that has it, alone."""
@@ -71,24 +64,15 @@ def ids_of(bundle: Bundle, sample: int, index: int) -> tuple[int, ...]:
     return tuple(token for token in map(int, found) if token != NO_TOKEN)
 
 
-def run_prompts(
-    transport: Transport,
-    runtime: Runtime,
-    libraries: PurePosixPath,
-    workspace: Workspace,
-    options: RunnerOptions,
-    *,
-    demand: Callable[[], None],
-    aborted: threading.Event,
-) -> RunnerEnding:
+def run_prompts(job: OneShot) -> RunnerEnding:
     """Generate after each prompt of a bundle, and return how that ended, with the logits in the workspace.
 
-    Arguments as of `run_once`; `options.timeout_s` is for all prompts together. Raises DeviceError.
+    The time limit of the job is for all prompts together. Raises DeviceError.
     """
-    runs = _Runs(transport, runtime, libraries, workspace, options.timeout_s, demand, aborted)
-    manifest, generation = workspace.bundle.manifest, workspace.bundle.manifest.generation
+    runs = _Runs(job)
+    manifest, generation = job.workspace.bundle.manifest, job.workspace.bundle.manifest.generation
     if generation is None:
-        return answered(runs.nothing, report_of(1, error=_refused(f"{LLAMA_RUNNER} does nothing but generate text")))
+        return answered(NOTHING, report_of(1, error=_refused(f"{LLAMA_RUNNER} does nothing but generate text")))
     generated: list[dict[str, Any]] = []
     observed: list[Observed] = []
     notes: list[str] = []
@@ -134,21 +118,10 @@ def _refused(message: str) -> dict[str, str]:
 class _Runs:
     """The processes of one job."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        runtime: Runtime,
-        libraries: PurePosixPath,
-        workspace: Workspace,
-        timeout_s: float,
-        demand: Callable[[], None],
-        aborted: threading.Event,
-    ) -> None:
-        self._transport, self._runtime, self._libraries = transport, runtime, libraries
-        self._workspace, self._demand, self._aborted = workspace, demand, aborted
-        self._deadline = time.monotonic() + timeout_s
-        self.nothing = RunnerEnding(None, b"", "", None, began=True)
-        self.ending = self.nothing
+    def __init__(self, job: OneShot) -> None:
+        self._job, self._transport, self._workspace = job, job.transport, job.workspace
+        self._deadline = time.monotonic() + job.options.timeout_s
+        self.ending = NOTHING
         """Ending of the last process."""
 
     def generate(self, generation: Generation, sample: int) -> tuple[list[int], Observed]:
@@ -184,14 +157,17 @@ class _Runs:
         """Run a process to its end, with a text of `length` tokens in all. Raises _EndedError."""
         folder = self._workspace.folder
         self._transport.push({folder / "prompt.raw": np.array(prompt, "<u8").tobytes()})
-        [tokenizer] = (name for name in self._runtime.files if name.startswith(f"{TOKENIZER}/"))
+        runtime = self._job.runtime
+        [tokenizer] = (name for name in runtime.files if name.startswith(f"{TOKENIZER}/"))
         flags = {
-            "model_path": MODEL, "tokenizer_path": str(self._libraries / tokenizer), "tokenized_prompt": "prompt.raw",
-            "seq_len": str(length), "eval_mode": mode, "temperature": "0", "output_path": "text.txt",
-            "performance_output_path": "speed.txt", **({"dump_logits_path": dump} if dump else {}),
+            "model_path": MODEL, "tokenizer_path": str(self._job.libraries / tokenizer),
+            "tokenized_prompt": "prompt.raw", "seq_len": str(length), "eval_mode": mode, "temperature": "0",
+            "output_path": "text.txt", "performance_output_path": "speed.txt",
+            **({"dump_logits_path": dump} if dump else {}),
         }  # fmt: skip
         started = time.monotonic()
-        self.ending = ending = self._process(flags | self._runtime.flags)
+        left_s = max(0.0, self._deadline - started)
+        self.ending = ending = self._job.run(0, ".", flags | runtime.flags, left_s)
         if ending.code is None:
             raise _EndedError(ending)
         if ending.code != 0:
@@ -202,21 +178,6 @@ class _Runs:
             return read_observed(ending.stderr, len(prompt), length - len(prompt), time.monotonic() - started)
         except ObservedError as error:
             raise self._failed(f"{error}, and ended with 0") from None
-
-    def _process(self, flags: Mapping[str, str]) -> RunnerEnding:
-        script = [shell_script("run_once"), "sh", "0", "repeated_list.txt", "."]
-        words = [f"--{name}={value}" for name, value in flags.items()]
-        process = RunnerProcess(
-            self._transport,
-            ["sh", "-c", *script, str(self._libraries / self._runtime.runner), *words],
-            cwd=self._workspace.folder,
-            env=library_paths(self._libraries),
-            aborted=self._aborted,
-        )
-        try:
-            return process.run_out(max(0.0, self._deadline - time.monotonic()), self._demand)
-        finally:
-            process.close()
 
     def _require_size(self, name: str, size: int) -> None:
         done = self._transport.run(

@@ -8,7 +8,7 @@ RESULT_FILE is made from outputs, log and exit code. Table: docs/guides/runtime.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +37,8 @@ _SPEED = "inference_speed.txt"
 _MOST_OUTPUTS = 1000
 _GATHER_SECONDS = 60.0
 _LISTING_BYTES = 1 << 20
+NOTHING = RunnerEnding(None, b"", "", None, began=True)
+"""Ending of a job for which no process was started."""
 _NAMED = 32
 """Executions that differ are named up to here, as farm's runner does."""
 
@@ -91,62 +93,61 @@ def _most_executions(samples: int, outputs: int) -> int:
     return max(1, _MOST_OUTPUTS // max(1, samples * outputs))
 
 
-def run_once(
-    transport: Transport,
-    runtime: Runtime,
-    libraries: PurePosixPath,
-    workspace: Workspace,
-    options: RunnerOptions,
-    flags: dict[str, str],
-    *,
-    demand: Callable[[], None],
-    aborted: threading.Event,
-) -> RunnerEnding:
-    """Run a job in its own process with the runtime in the folder `libraries`, and return its ending.
+@dataclass(frozen=True)
+class OneShot:
+    """Job for a runner whose process takes one job, with the runtime in the folder `libraries`."""
 
-    `flags` are the job's flags without the places of lists and outputs. A process that exceeds its time is ended.
-    `demand` and `aborted` are as in `RunnerProcess`. Too many executions are refused like a runner's refusal,
-    because no other device could make them. Raises DeviceError.
+    transport: Transport
+    runtime: Runtime
+    libraries: PurePosixPath
+    workspace: Workspace
+    options: RunnerOptions
+    demand: Callable[[], None]
+    """As in `RunnerProcess.run`."""
+    aborted: threading.Event
+    """As in `RunnerProcess`."""
+
+    def run(self, times: int, outputs: str, flags: Mapping[str, str], timeout_s: float) -> RunnerEnding:
+        """Run a process with each line of the input list `times` times; after `timeout_s` the process is ended."""
+        workspace, script = self.workspace, ["sh", "-c", shell_script("run_once"), "sh", str(times), _LINES, outputs]
+        program = [str(self.libraries / self.runtime.runner), *(f"--{name}={value}" for name, value in flags.items())]
+        process = RunnerProcess(
+            self.transport,
+            [*script, *program],
+            cwd=workspace.folder,
+            env=library_paths(self.libraries, *packages_folder(workspace.bundle, workspace.folder)),
+            aborted=self.aborted,
+        )
+        try:
+            return process.run_out(timeout_s, self.demand)
+        finally:
+            process.close()
+
+
+def run_once(job: OneShot, flags: dict[str, str]) -> RunnerEnding:
+    """Run a job in its own process and return its ending.
+
+    `flags` are the job's flags without the places of lists and outputs. Too many executions are refused like a runner's
+    refusal, because no other device could make them. Raises DeviceError.
     """
+    workspace, options, runner = job.workspace, job.options, job.runtime.runner
     manifest = workspace.bundle.manifest
     times = options.warm_up + options.iterations
     if manifest.state:
-        problem = f"{runtime.runner} hands no state on from one inference to the next"
+        problem = f"{runner} hands no state on from one inference to the next"
     elif manifest.generation is not None:
-        problem = f"{runtime.runner} generates no text"
+        problem = f"{runner} generates no text"
     else:
-        problem = too_many(runtime.runner, manifest.samples, len(manifest.outputs), times)
+        problem = too_many(runner, manifest.samples, len(manifest.outputs), times)
     if problem:
-        report = report_of(1, error={"stage": "unsupported", "message": problem})
-        return answered(RunnerEnding(None, b"", "", None, began=True), report)
+        return answered(NOTHING, report_of(1, error={"stage": "unsupported", "message": problem}))
     own = {"input_list_path": _LINES, **_whole_paths(workspace.folder, flags)}
-    words = [f"--{name}={value}" for name, value in (flags | own | runtime.flags | options.process_flags).items()]
-    process = RunnerProcess(
-        transport,
-        [
-            "sh",
-            "-c",
-            shell_script("run_once"),
-            "sh",
-            str(times),
-            _LINES,
-            _OUTPUTS,
-            str(libraries / runtime.runner),
-            *words,
-        ],
-        cwd=workspace.folder,
-        env=library_paths(libraries, *packages_folder(workspace.bundle, workspace.folder)),
-        aborted=aborted,
-    )
-    try:
-        ending = process.run_out(options.timeout_s, demand)
-    finally:
-        process.close()
+    ending = job.run(times, _OUTPUTS, flags | own | job.runtime.flags | options.process_flags, options.timeout_s)
     if ending.code is None:
         return ending
-    found = refusal(ending.stderr, ending.code) if ending.code else None
     if ending.code == 0:
-        found = _gather(transport, workspace, options, ending.stderr)
+        return answered(ending, _gather(job.transport, workspace, options, ending.stderr))
+    found = refusal(ending.stderr, ending.code)
     return ending if found is None else answered(ending, found)
 
 

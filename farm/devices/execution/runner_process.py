@@ -152,7 +152,7 @@ class RunnerProcess:
                 answer = RunnerAnswer()
             if answer.schema != 1 or (not answer.ready and answer.job != number):
                 text = clean_text(line, 80)
-                raise DeviceError(self._serial, f"the runner said {text!r}, which is no answer to job {number}")
+                raise DeviceError(self._serial, f"the runner wrote {text!r}, which is no answer to job {number}")
             if not answer.ready:
                 return answer, line
         return None

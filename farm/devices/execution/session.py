@@ -13,29 +13,105 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from farm.base.errors import DeviceError, DeviceSpaceError
-from farm.builds.bundles.bundle import Bundle
+from farm.builds.bundles.bundle import MODEL, Bundle, Manifest
 from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime
 from farm.devices.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
-from farm.devices.execution.flags import options_for, program_and_profile, seconds_of, session_flags
 from farm.devices.execution.liveness import Liveness, StagingError, cause_of, staging_error
-from farm.devices.execution.one_shot import reduced, run_once
-from farm.devices.execution.raw import HEAP_PROCESS, ErrorCause, RawResult, RunnerOptions
-from farm.devices.execution.result import Execution, collect, collect_heap, collect_tokens
+from farm.devices.execution.one_shot import OneShot, reduced, run_once
+from farm.devices.execution.raw import (
+    DEBUG_FILE,
+    ETDUMP_FILE,
+    HEAP_PROCESS,
+    TOKENS_FILE,
+    ErrorCause,
+    RawResult,
+    RunnerOptions,
+)
+from farm.devices.execution.result import DEBUG_BYTES, Execution, collect, collect_heap, collect_tokens
 from farm.devices.execution.runner_process import RunnerEnding, RunnerProcess
 from farm.devices.execution.takeover import take_over
 from farm.devices.execution.workspace import (
     ANCHOR,
+    INPUT_LIST,
+    OUTPUTS,
+    PROMPT_LIST,
     Layout,
     Workspace,
     job_layout,
     library_paths,
     packages_folder,
+    program_flags,
     runtime_layout,
+    shape_flags,
 )
 from farm.devices.identity import PRINT_BOOT
 from farm.devices.transport import Completed, Transport
+
+if TYPE_CHECKING:
+    from farm.builds.runtime.native.targets import Kind
+
+_DEBUG_FLAGS = {
+    "dump_intermediate_outputs": "true",
+    "debug_output_path": DEBUG_FILE,
+    "debug_buffer_size": str(DEBUG_BYTES),
+}
+_DUMPS = "dump_intermediate_outputs"
+_PROFILE_LEVEL = "profile_level"
+
+
+def options_for(manifest: Manifest, options: RunnerOptions) -> RunnerOptions:
+    """Return `options` as the program of a bundle allows them."""
+    if manifest.generation is not None:
+        # Thousands of steps would be in an ETDump, and each prompt is generated after once.
+        flags = {name: value for name, value in options.flags.items() if name != _PROFILE_LEVEL}
+        return replace(options, iterations=1, etdump=False, debug=False, flags=flags)
+    if manifest.stateful and options.outputs and not options.repeats:
+        # Executions of a stateful program continue from the state before; the reference has one execution per sample.
+        options = replace(options, iterations=1, warm_up=0)
+    if _DUMPS in manifest.features:
+        # ExecuTorch 1.5 aborts where such a program finds no room for its layers.
+        return replace(options, debug=True)
+    return options
+
+
+def seconds_of(options: RunnerOptions) -> float:
+    """Return the seconds that an execution may take: its limit plus the time that it is asked to fill."""
+    return options.timeout_s + (options.seconds or 0)
+
+
+def program_and_profile(manifest: Manifest, options: RunnerOptions, kind: Kind) -> dict[str, str]:
+    """Return the flags of an execution that every runner of a runtime of `kind` takes."""
+    return {
+        "model_path": MODEL,
+        **program_flags(manifest, kind),
+        **shape_flags(manifest),
+        **({"etdump_path": ETDUMP_FILE} if options.profiles else {}),
+        **(_DEBUG_FLAGS if options.debug else {}),
+    }
+
+
+def session_flags(workspace: Workspace, options: RunnerOptions) -> dict[str, str]:
+    """Return the flags of a session's runner besides the flags of `program_and_profile`."""
+    generates = workspace.bundle.manifest.generation is not None
+    # A run for times alone scores no sequence.
+    lines = PROMPT_LIST if generates and not options.outputs else INPUT_LIST
+    flags = {
+        "working_folder": workspace.folder.name,
+        "input_list_path": lines,
+        "output_folder_path": OUTPUTS,
+        "iteration": str(options.iterations),
+        "warm_up": str(options.warm_up),
+        "timeout_ms": str(round(seconds_of(options) * 1000)),
+    }
+    if generates:
+        flags["tokens_path"] = TOKENS_FILE
+        if options.seconds:
+            flags["seconds"] = str(options.seconds)
+    return flags
+
 
 _SHELL_SECONDS = 30.0
 # Seconds for a device that did not answer before.
@@ -166,7 +242,7 @@ class DeviceSession:
 
     def execute_alone(self, job_id: str, workspace: Workspace, folder: Path, options: RunnerOptions) -> RawResult:
         """Do the same in a process that begins anew and runs nothing else; the heap in a process for each iteration."""
-        self._hang_up()
+        self.end_process()
         anchor, self._anchor = self._anchor, None
         try:
             if options.heap:
@@ -175,15 +251,11 @@ class DeviceSession:
                     raw = self.execute(job_id, workspace, folder / f"{HEAP_PROCESS}{number}", options)
                     if raw.error or raw.exit_code != 0:
                         return raw
-                    self._hang_up()
+                    self.end_process()
             return self.execute(job_id, workspace, folder, options)
         finally:
-            self._hang_up()
+            self.end_process()
             self._anchor = anchor
-
-    def end_process(self) -> None:
-        """End the process of the runner: the next execution begins a new one."""
-        self._hang_up()
 
     def abort(self) -> None:
         """End executions at once with an error, also in another thread."""
@@ -199,10 +271,10 @@ class DeviceSession:
         try:
             # Not the runtime: all jobs would be wrong, and it is large.
             if spoilt := self._damaged(bundle, raw.workspace, ()):
-                return f"files on the device were not what was pushed ({spoilt})"
+                return f"files on the device differed from the pushed ones ({spoilt})"
             changed = differing(self._transport, raw.workspace, hashes_of(raw.folder.glob("output_*.raw")))
         except DeviceError as problem:
-            return f"whether its files were damaged cannot be told: {problem}"
+            return f"its files could not be checked for damage: {problem}"
         return f"{', '.join(changed[:3])} did not arrive as the device has it" if changed else ""
 
     def run_tool(
@@ -218,7 +290,7 @@ class DeviceSession:
 
         With exit code 0 its files are pulled. Raises DeviceError.
         """
-        self._hang_up()
+        self.end_process()
         with self._staging:
             self._count += 1
             folder = self._folder / str(self._count)
@@ -237,7 +309,7 @@ class DeviceSession:
 
         With `free` every object without another session is removed to make room.
         """
-        self._hang_up()
+        self.end_process()
         is_lost = self._last is not None and self._last.cause == "gone"
         try:
             with self._staging:
@@ -271,7 +343,7 @@ class DeviceSession:
         if _may_be_damage(execution.ending) and self._damaged(
             bundle, execution.workspace.folder, self._runtime.hashes.values()
         ):
-            self._hang_up()
+            self.end_process()
             execution.notes.append("files on the device were damaged; they were replaced and the job run again")
             self._done.append(execution.workspace.folder)
             execution.ending = None
@@ -281,33 +353,29 @@ class DeviceSession:
                 return
             execution.ending = self._run(execution.workspace, options)
         if execution.process_ended or execution.refused:
-            self._hang_up()
+            self.end_process()
 
     def _run(self, workspace: Workspace, options: RunnerOptions) -> RunnerEnding:
-        if self._runtime.runner == LLAMA_RUNNER:
+        runtime, demand = self._runtime, self._liveness.demand
+        job = OneShot(self._transport, runtime, self.runtime_folder, workspace, options, demand, self._aborted)
+        if runtime.runner == LLAMA_RUNNER:
             from farm.devices.execution.llama_runner import run_prompts
 
-            return run_prompts(
-                self._transport, self._runtime, self.runtime_folder, workspace, options,
-                demand=self._liveness.demand, aborted=self._aborted,
-            )  # fmt: skip
-        flags = program_and_profile(workspace.bundle.manifest, options, self._runtime.kind)
-        if self._runtime.one_shot:
-            return run_once(
-                self._transport, self._runtime, self.runtime_folder, workspace, options, flags,
-                demand=self._liveness.demand, aborted=self._aborted,
-            )  # fmt: skip
+            return run_prompts(job)
+        flags = program_and_profile(workspace.bundle.manifest, options, runtime.kind)
+        if runtime.one_shot:
+            return run_once(job, flags)
         words = _words(flags | session_flags(workspace, options))
         try:
             for _ in range(_STARTS):
                 runner = self._start_runner(options, packages_folder(workspace.bundle, workspace.folder))
-                ending = runner.run(words, seconds_of(options) + _GRACE_SECONDS, self._liveness.demand)
+                ending = runner.run(words, seconds_of(options) + _GRACE_SECONDS, demand)
                 if ending.answer or ending.began:
                     return ending
                 # The runner ended between two jobs, so this job is not the cause.
-                self._hang_up()
+                self.end_process()
         except DeviceError:
-            self._hang_up()
+            self.end_process()
             raise
         problem = "the runner takes no job: it does not answer" if ending.code is None else "the runner did not start"
         raise StagingError(
@@ -322,7 +390,7 @@ class DeviceSession:
             flags["keep_loaded"] = str(self.runtime_folder / ANCHOR)
         known = (self._runner_flags, self._runner_env) == (flags, env)
         if self._runner is None or not known or self._runner.jobs >= _JOBS_OF_A_PROCESS:
-            self._hang_up()
+            self.end_process()
             self._runner = RunnerProcess(
                 self._transport,
                 [str(self.runtime_folder / self._runtime.runner), "--serve", *_words(flags)],
@@ -333,7 +401,8 @@ class DeviceSession:
             self._runner_flags, self._runner_env = flags, env
         return self._runner
 
-    def _hang_up(self) -> None:
+    def end_process(self) -> None:
+        """End the process of the runner: the next execution begins a new one."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()

@@ -27,5 +27,5 @@ def take_over(transport: Transport, session: str) -> None:
             f"a former owner's processes do not end, not even by SIGKILL: {clean_text(done.stdout)}: reboot it",
         )
     if done.code != 0:
-        problem = "what a former owner left cannot be removed"
+        problem = "files of an earlier owner cannot be removed"
         raise DeviceError(transport.serial, problem, code=done.code, stderr=clean_text(done.stderr))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.builds.bundles.bundle import INPUTS, MODEL, OP_PACKAGES, Bundle, Generation, Manifest, TensorSpec
 from farm.devices.execution.content_store import OBJECTS
-from farm.devices.transport import Link
+from farm.devices.process import Link
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -127,8 +127,8 @@ def _generation_flags(generation: Generation | None) -> dict[str, str]:
     if generation is None:
         return {}
     stop = ",".join(map(str, generation.stop))
-    told = {"told": "true"} if generation.likelihoods is not None else {}
-    return {"generate": str(generation.new), **({"stop": stop} if stop else {}), **told}
+    likelihoods = {"likelihoods": "true"} if generation.likelihoods is not None else {}
+    return {"generate": str(generation.new), **({"stop": stop} if stop else {}), **likelihoods}
 
 
 def shape_flags(manifest: Manifest) -> dict[str, str]:

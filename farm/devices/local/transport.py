@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
-import shutil
-import stat
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from farm.base import atomic
-from farm.base.errors import DeviceError, DeviceSpaceError, InfraError
+from farm.base.errors import DeviceError, InfraError
 from farm.base.processes import Supervisor
-from farm.devices.local.files import local_errors, replacing
-from farm.devices.transport import COMMAND_BYTES, Link, Output, Process, Transport, shell_command
+from farm.devices.process import Output, Process
+from farm.devices.transport import COMMAND_BYTES, Transport, shell_command
 
 if TYPE_CHECKING:
     from farm.devices.device import LocalAddress
@@ -52,50 +48,6 @@ class LocalTransport(Transport):
         del terminal
         argv = ["sh", "-c", shell_command(words, None, None)] if words else [os.environ.get("SHELL", "/bin/sh")]
         return argv, dict(os.environ)
-
-    def push(self, files: Mapping[PurePosixPath, Path | bytes | Link]) -> None:
-        """Write files, each whole at once: see Transport."""
-        for path, source in files.items():
-            with self._device_errors("push", path):
-                _check(path)
-                Path(path.parent).mkdir(parents=True, exist_ok=True)
-                _write(Path(path), source)
-
-    def pull(self, files: Mapping[PurePosixPath, Path], *, max_bytes: int | Mapping[PurePosixPath, int]) -> None:
-        """Read files: see Transport."""
-        for path, target in files.items():
-            left = limit = max_bytes[path] if isinstance(max_bytes, Mapping) else max_bytes
-            with contextlib.ExitStack() as opened:
-                with self._device_errors("pull", path):
-                    _check(path)
-                    # A pipe without a writer would be waited for.
-                    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                    opened.callback(os.close, number)
-                    if not stat.S_ISREG(os.fstat(number).st_mode):
-                        raise OSError(errno.EINVAL, "not a regular file")
-                copy = opened.enter_context(replacing(target))
-                while data := self._read(path, number):
-                    left -= len(data)
-                    if left < 0:
-                        problem = f"pull of {path}: it has more than the {limit} bytes it may have"
-                        raise DeviceError(self.serial, problem)
-                    copy.write(data)
-
-    def _read(self, path: PurePosixPath, number: int) -> bytes:
-        with self._device_errors("pull", path):
-            return os.read(number, _READ_BYTES)
-
-    @contextlib.contextmanager
-    def _device_errors(self, what: str, path: PurePosixPath) -> Iterator[None]:
-        try:
-            yield
-        except InfraError:
-            raise
-        except (OSError, ValueError) as error:
-            full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
-            kind = DeviceSpaceError if full else DeviceError
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            raise kind(self.serial, f"{what} of {str(path)[:400]}: {reason}") from None
 
 
 class LocalProcess(Process):
@@ -179,33 +131,3 @@ class LocalProcess(Process):
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._child.process.wait(timeout_s)
             self._code = code if code >= 0 else 128 - code
-
-
-def _check(path: PurePosixPath) -> None:
-    if not path.is_absolute():
-        raise ValueError("cannot be a path on a device: absolute, without NUL")
-
-
-def _write(path: Path, source: Path | bytes | Link) -> None:
-    """Make `path` anew, whole or not at all. Raises OSError of the device's side, InfraError of the other."""
-    if isinstance(source, Link):
-        new = path.with_name(f".push-{os.urandom(6).hex()}")
-        new.symlink_to(source.target)
-        try:
-            new.replace(path)
-        except BaseException:
-            new.unlink()
-            raise
-    elif isinstance(source, bytes):
-        with atomic.replacing(path) as copy:
-            os.fchmod(copy.fileno(), 0o644)
-            copy.write(source)
-    else:
-        with local_errors(source):
-            opened = source.open("rb", buffering=0)
-        with opened, atomic.replacing(path) as copy:
-            status = os.fstat(opened.fileno())
-            shutil.copyfileobj(opened, copy, _READ_BYTES)
-            copy.flush()
-            os.fchmod(copy.fileno(), 0o755 if status.st_mode & 0o111 else 0o644)
-            os.utime(copy.fileno(), (status.st_mtime, status.st_mtime))

@@ -16,6 +16,7 @@ import msgspec
 
 from farm.base.config.devices import SSH_PORT, SshLogin, is_ssh_host, is_ssh_user
 from farm.base.errors import InfraError, MissingToolError
+from farm.base.processes import ask_program
 from farm.base.trust import weakness
 from farm.devices.device import SshAddress
 from farm.devices.text import clean_text
@@ -54,7 +55,7 @@ def _file(login: SshLogin) -> Path | None:
     if problem := weakness(file):
         # The file may name commands and files of trusted host keys.
         remedy = f"let only yourself write it ('chmod go-w {file}'), or set ssh_config = 'none'"
-        raise InfraError(f"{file} is not used, as somebody else could have written it: {problem}: {remedy}")
+        raise InfraError(f"{file} is not used, as another user could have written it: {problem}: {remedy}")
     return file
 
 
@@ -107,19 +108,17 @@ def _ask_ssh(file: Path, name: str, user: str, port: int) -> dict[str, list[str]
     """Return what ssh would do: each option, in lower case, with its values."""
     argv = ["ssh", "-G", "-T", "-F", str(file), *(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
     try:
-        done = subprocess.run(
-            [*argv, "--", name], stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
-        )
+        answer = ask_program([*argv, "--", name], _SECONDS)
     except FileNotFoundError:
         raise MissingToolError(
             f"{file} is there, and no ssh to read it: install openssh-client, or set ssh_config = 'none'"
         ) from None
     except subprocess.TimeoutExpired:
         raise InfraError(f"{file}: ssh did not read it in {_SECONDS:g} s: what does 'Match exec' run?") from None
-    if done.returncode:
-        raise InfraError(f"{file}: ssh does not take it: {clean_text(done.stderr, 400)}")
+    if answer.code:
+        raise InfraError(f"{file}: ssh does not take it: {clean_text(answer.errors, 400)}")
     facts = defaultdict(list)
-    for line in done.stdout.decode(errors="replace").splitlines():
+    for line in answer.output.splitlines():
         key, _, value = line.partition(" ")
         facts[key].append(value)
     return dict(facts)

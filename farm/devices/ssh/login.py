@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import paramiko
 
 from farm.base.config.devices import SSH_PORT
 from farm.base.errors import DeviceError, DeviceGoneError
 from farm.devices.device import LOOPBACK, SshAddress
-from farm.devices.ssh.alive import HeardStream, keep_alive
 from farm.devices.text import clean_text
 
 OPEN_SECONDS = 15.0
@@ -22,9 +24,61 @@ _AUTH_SECONDS = 20.0
 # A connection on which nothing was acknowledged for so long is dead; keep-alives see to it that something is sent.
 _DEAD_MS = 30_000
 
+# The kernel sees acknowledgements alone, and a forward on the way sends them itself, as the user-mode network of an
+# emulated board or `ssh -L`. So the other end gets requests and has to answer.
+ASK_SECONDS = 10.0
+"""Between two questions, while nothing comes."""
+DEAD_SECONDS = 30.0
+"""A connection over which nothing came for so long is dead."""
+
+_LOOKS = 10
+# RFC 4254, 4: a server without this name answers with a refusal, which is an answer.
+_REQUEST = 80
+_NAME = "keepalive@openssh.com"
+
 _SYSTEM_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 
 _DROPBEAR = "SSH-2.0-dropbear"
+
+
+class HeardStream:
+    """A stream to an SSH server, as paramiko takes it in the place of a socket, that notes when something came."""
+
+    def __init__(self, stream: socket.socket | paramiko.Channel) -> None:
+        self._stream = stream
+        self.heard_s = time.monotonic()
+
+    def recv(self, size: int) -> bytes:
+        """Return what came, as a socket does."""
+        data = self._stream.recv(size)
+        self.heard_s = time.monotonic()
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def keep_alive(transport: paramiko.Transport, stream: HeardStream) -> None:
+    """Ask the other end now and then as long as nothing comes, and end the connection where it does not answer."""
+    message = paramiko.Message()
+    message.add_byte(bytes([_REQUEST]))
+    message.add_string(_NAME)
+    # An answer is wanted: paramiko's own keep-alive wants none, or waits for it without end.
+    message.add_boolean(True)
+    # paramiko's reading thread sends the request, so that no blocked writer delays it.
+    send = transport._send_user_message  # type: ignore[attr-defined] # noqa: SLF001
+    transport.packetizer.set_keepalive(ASK_SECONDS, lambda: send(message))
+    stream.heard_s = time.monotonic()
+    threading.Thread(target=_watch, args=(transport, stream), daemon=True, name="ssh alive").start()
+
+
+def _watch(transport: paramiko.Transport, stream: HeardStream) -> None:
+    while transport.is_active():
+        if time.monotonic() > stream.heard_s + DEAD_SECONDS:
+            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+                transport.close()
+            return
+        time.sleep(min(1.0, DEAD_SECONDS / _LOOKS))
 
 
 class Connection:
@@ -152,8 +206,8 @@ def _remedy(hop: SshAddress, name: str, error: Exception, reason: str) -> str:
     file = _known_hosts(hop)[0]
     if isinstance(error, paramiko.BadHostKeyException):
         return (
-            f"its host key is not the one that {file} has for {name}: somebody may be in between. Only if it was "
-            f"set up anew: ssh-keygen -R '{name}' -f {file}, and add its new key"
+            f"its host key differs from the key in {file} for {name}: another machine may intercept the "
+            f"connection. Only if it was set up anew: ssh-keygen -R '{name}' -f {file}, and add its new key"
         )
     if isinstance(error, paramiko.PasswordRequiredException):
         return f"the key {hop.key_file or 'of this user'} has a passphrase: unlock it with ssh-add"
@@ -164,7 +218,7 @@ def _remedy(hop: SshAddress, name: str, error: Exception, reason: str) -> str:
     if "not found in known_hosts" in reason:
         return (
             f"its host key is not in {file}: run 'ssh-keyscan -p {hop.port} {hop.host}', compare the "
-            "fingerprint ('... | ssh-keygen -lf -') with what the machine itself shows, and add the line"
+            "fingerprint ('... | ssh-keygen -lf -') with the one on the machine, and add the line"
         )
     return ""
 

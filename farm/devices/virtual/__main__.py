@@ -28,8 +28,6 @@ _SERIAL = re.compile(rf"{VIRTUAL_PREFIX}[A-Za-z0-9_-]{{1,48}}")
 
 async def _serve(tree: DeviceTree, arguments: argparse.Namespace, serial: str) -> None:
     daemon = Daemon(tree, tree.properties)
-    if arguments.fault_rate:
-        daemon.faults.randomize(arguments.fault_rate, arguments.fault_seed, _kinds(arguments.fault_kinds))
     with contextlib.closing(Port(arguments.port)) as port:
         serving = asyncio.create_task(daemon.serve(port, port.listen()))
         loop = asyncio.get_running_loop()
@@ -51,10 +49,6 @@ def _known_soc(name: str) -> str:
     return find_soc(name).name
 
 
-def _kinds(text: str) -> list[str]:
-    return [kind for kind in text.split(",") if kind]
-
-
 def main() -> int:
     """Return 0 after an ordinary end, 2 for invalid arguments."""
     parser = argparse.ArgumentParser("python -m farm.devices.virtual", description="One virtual Snapdragon device.")
@@ -68,9 +62,6 @@ def main() -> int:
         default=BUILDS[0],
         help="kind of Android build, which decides whether adbd can become root",
     )
-    parser.add_argument("--fault-rate", type=float, default=0.0, help="share of operations that meet a fault")
-    parser.add_argument("--fault-seed", type=int, default=0, help="seed of the random faults")
-    parser.add_argument("--fault-kinds", default="", help="kinds of faults, separated by commas; default: all")
     arguments = parser.parse_args()
     try:
         soc = _known_soc(arguments.soc)

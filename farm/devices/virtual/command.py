@@ -86,61 +86,42 @@ class Command:
         self._terminal = terminal is not None
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._lifeline = Lifeline()
+        theirs: list[int] = []
         try:
             if terminal is None:
-                self._start_on_sockets(argv, folder, environment, separate_stderr=separate_stderr)
+                # As adbd: a socket for input and output. What opens /dev/stdout, or asks for a pipe's size, is refused
+                # there too.
+                self.stdout = _open_end(socket.socketpair(), theirs)
+                if separate_stderr:
+                    self.stderr = _open_end(socket.socketpair(), theirs)
             else:
                 environment[b"TERM"] = terminal.encode(errors="surrogateescape") or b"dumb"
                 environment[b"PS1"] = b"virtual:$PWD $ "
-                self._start_on_terminal(argv, folder, environment)
-        except BaseException:
-            self._lifeline.cut()
-            raise
-        self._lifeline.tie(self._process.pid, group=True)
-
-    def _start_on_sockets(
-        self, argv: list[bytes], folder: bytes, environment: dict[bytes, bytes], *, separate_stderr: bool
-    ) -> None:
-        # As adbd: one for input and output. What opens /dev/stdout, or asks for a pipe's size, is refused there too.
-        with contextlib.ExitStack() as opened:
-            pairs = [socket.socketpair() for _ in range(2 if separate_stderr else 1)]
-            for end in (end for pair in pairs for end in pair):
-                opened.enter_context(end)
+                self.stdout, end = os.openpty()
+                os.set_blocking(self.stdout, False)
+                theirs.append(end)
+            self.stdin = os.dup(self.stdout)
             self._process = subprocess.Popen(
                 argv,
-                stdin=pairs[0][1].fileno(),
-                stdout=pairs[0][1].fileno(),
-                stderr=pairs[-1][1].fileno(),
-                cwd=folder,
-                env=environment,
-                start_new_session=True,
-                pass_fds=(self._lifeline.child_end,),
-            )
-            for ours, _ in pairs:
-                ours.setblocking(False)
-            self.stdin, self.stdout = os.dup(pairs[0][0].fileno()), pairs[0][0].detach()
-            if separate_stderr:
-                self.stderr = pairs[1][0].detach()
-
-    def _start_on_terminal(self, argv: list[bytes], folder: bytes, environment: dict[bytes, bytes]) -> None:
-        ours, theirs = os.openpty()
-        os.set_blocking(ours, False)
-        self.stdin, self.stdout = os.dup(ours), ours
-        try:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=theirs,
-                stdout=theirs,
-                stderr=theirs,
+                stdin=theirs[0],
+                stdout=theirs[0],
+                stderr=theirs[-1],
                 cwd=folder,
                 env=environment,
                 start_new_session=True,
                 pass_fds=(self._lifeline.child_end,),
                 # Safe: this process has one thread. A terminal belongs to a session only when its leader asks.
-                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+                preexec_fn=_take_terminal if self._terminal else None,  # noqa: PLW1509
             )
+        except BaseException:
+            self._lifeline.cut()
+            for number in {self.stdin, self.stdout, self.stderr} - {-1}:
+                os.close(number)
+            raise
         finally:
-            os.close(theirs)
+            for number in theirs:
+                os.close(number)
+        self._lifeline.tie(self._process.pid, group=True)
 
     async def write(self, data: memoryview) -> None:
         """Write `data` to standard input; a command that stopped reading loses it."""
@@ -216,6 +197,18 @@ class Command:
         if not self._ended.done():
             code = self._process.wait()
             self._ended.set_result(code if code >= 0 else 128 - code)
+
+
+def _open_end(pair: tuple[socket.socket, socket.socket], theirs: list[int]) -> int:
+    """Return this process's end of a pair, non-blocking; the other is added to `theirs`."""
+    ours, other = pair
+    ours.setblocking(False)
+    theirs.append(other.detach())
+    return ours.detach()
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 async def _ready(number: int, event: int) -> None:

@@ -40,12 +40,15 @@ _LOW_PERCENT = 5
 _PAGE_KIB = 16
 _OTHER_SOCS = ("SM8550", "SM8650")
 
-# Property of the device during a condition, and its value; the page size is computed.
+# Property of the device during a condition, and the tools of this machine that a condition replaces.
 _PROPERTIES = {
-    FaultKind.PAGE_SIZE: ("farm.page_bytes", ""),
-    FaultKind.SELINUX_DENIAL: ("farm.selinux", "Enforcing"),
-    FaultKind.UNEVEN_TIMES: ("farm.uneven_times", "1"),
+    FaultKind.DISK_FULL: "farm.free_bytes",
+    FaultKind.CLOCK_SKEW: "farm.clock_skew_s",
+    FaultKind.PAGE_SIZE: "farm.page_bytes",
+    FaultKind.SELINUX_DENIAL: "farm.selinux",
+    FaultKind.UNEVEN_TIMES: "farm.uneven_times",
 }
+_TOOLS = {FaultKind.DISK_FULL: ("df",), FaultKind.CLOCK_SKEW: ("date", "stat"), FaultKind.PAGE_SIZE: ("getconf",)}
 
 _HEALTHY_BODY = {FaultKind.OVERHEATED: {"celsius": HEALTHY_CELSIUS}, FaultKind.LOW_BATTERY: {"level": HEALTHY_LEVEL}}
 
@@ -91,8 +94,6 @@ class Injection:
         """True if operations may meet faults; only then `strike` is called."""
         self.free_bytes: int | None = None
         """Free bytes of the device; None for the free space of this machine."""
-        self.skew_s = 0
-        """How far the device's clock is off."""
         self.hostile = False
         """Listings name what cannot be."""
         self.unauthorized = False
@@ -153,13 +154,18 @@ class Injection:
             await asyncio.Event().wait()
 
     @property
+    def skew_s(self) -> int:
+        """Seconds by which the device's clock is off."""
+        return int(self._tree.properties.get(_PROPERTIES[FaultKind.CLOCK_SKEW], "0"))
+
+    @property
     def uneven(self) -> bool:
         """True while runners stand still again and again."""
-        return _PROPERTIES[FaultKind.UNEVEN_TIMES][0] in self._tree.properties
+        return _PROPERTIES[FaultKind.UNEVEN_TIMES] in self._tree.properties
 
     def begin_runner(self) -> None:
         """Log the denial of a runner that starts, where SELinux denies it something."""
-        if _PROPERTIES[FaultKind.SELINUX_DENIAL][0] in self._tree.properties:
+        if _PROPERTIES[FaultKind.SELINUX_DENIAL] in self._tree.properties:
             self._tree.log("auditd", DENIAL)
 
     def use_space(self, size: int) -> bool:
@@ -181,7 +187,7 @@ class Injection:
     def tell_space(self) -> None:
         """Let df know what pushes have used."""
         if self.free_bytes is not None:
-            self._tree.set_property("farm.free_bytes", str(self.free_bytes))
+            self._tree.set_property(_PROPERTIES[FaultKind.DISK_FULL], str(self.free_bytes))
 
     def _hit(self, fault: Fault, seconds: float) -> asyncio.Future[Any] | None:
         """Start the fault now; return a future to wait for if the fault ends every connection."""
@@ -209,10 +215,6 @@ class Injection:
         tree = self._tree
         if kind is FaultKind.SLOW_LINK:
             self._throttle.limit(fault.bytes_per_s or _SLOW)
-        elif kind is FaultKind.DISK_FULL:
-            self.free_bytes = fault.after_bytes
-            self.tell_space()
-            self._add_tool("df")
         elif kind is FaultKind.WRONG_SOC:
             other = next(name for name in _OTHER_SOCS if name != self._soc)
             tree.set_property(SOC_PROPERTY, fault.text or other)
@@ -220,16 +222,19 @@ class Injection:
             self._set_body(celsius=fault.code or _HOT_CELSIUS)
         elif kind is FaultKind.LOW_BATTERY:
             self._set_body(level=fault.code or _LOW_PERCENT)
-        elif kind is FaultKind.CLOCK_SKEW:
-            self.skew_s = int(fault.seconds)
-            tree.set_property("farm.clock_skew_s", str(self.skew_s))
-            self._add_tool("date")
-            self._add_tool("stat")
         elif kind in _PROPERTIES:
-            name, value = _PROPERTIES[kind]
-            tree.set_property(name, value or str((fault.code or _PAGE_KIB) * 1024))
-            if kind is FaultKind.PAGE_SIZE:
-                self._add_tool("getconf")
+            values = {
+                FaultKind.DISK_FULL: fault.after_bytes,
+                FaultKind.CLOCK_SKEW: int(fault.seconds),
+                FaultKind.PAGE_SIZE: (fault.code or _PAGE_KIB) * 1024,
+                FaultKind.SELINUX_DENIAL: "Enforcing",
+                FaultKind.UNEVEN_TIMES: 1,
+            }
+            if kind is FaultKind.DISK_FULL:
+                self.free_bytes = fault.after_bytes
+            tree.set_property(_PROPERTIES[kind], str(values[kind]))
+            for name in _TOOLS.get(kind, ()):
+                tree.write(f"system/bin/{name}", FAULTY_TOOLS[name], mode=0o755)
         elif kind is FaultKind.HOSTILE_NAMES:
             self.hostile = True
             self._make_hostile_files()
@@ -242,23 +247,16 @@ class Injection:
             self._throttle.resume()
         elif kind is FaultKind.SLOW_LINK:
             self._throttle.limit(0)
-        elif kind is FaultKind.DISK_FULL and self.free_bytes is not None:
-            self.free_bytes = None
-            tree.remove("system/bin/df")
-            tree.set_property("farm.free_bytes", None)
         elif kind is FaultKind.WRONG_SOC and tree.properties[SOC_PROPERTY] != self._soc:
             tree.set_property(SOC_PROPERTY, self._soc)
         elif kind in _HEALTHY_BODY:
             self._set_body(**_HEALTHY_BODY[kind])
-        elif kind is FaultKind.CLOCK_SKEW and self.skew_s:
-            self.skew_s = 0
-            for name in ("date", "stat"):
+        elif kind in _PROPERTIES and _PROPERTIES[kind] in tree.properties:
+            for name in _TOOLS.get(kind, ()):
                 tree.remove(f"system/bin/{name}")
-            tree.set_property("farm.clock_skew_s", None)
-        elif kind in _PROPERTIES:
-            tree.set_property(_PROPERTIES[kind][0], None)
-            if kind is FaultKind.PAGE_SIZE:
-                tree.remove("system/bin/getconf")
+            tree.set_property(_PROPERTIES[kind], None)
+            if kind is FaultKind.DISK_FULL:
+                self.free_bytes = None
         elif kind is FaultKind.HOSTILE_NAMES:
             self._remove_hostile_files()
         elif kind is FaultKind.UNAUTHORIZED and self.unauthorized:
@@ -271,9 +269,6 @@ class Injection:
         if body != self._body:
             self._body = body
             self._tree.set_body(*body)
-
-    def _add_tool(self, name: str) -> None:
-        self._tree.write(f"system/bin/{name}", FAULTY_TOOLS[name], mode=0o755)
 
     def _make_hostile_files(self) -> None:
         for folder in HOSTILE_FOLDERS:

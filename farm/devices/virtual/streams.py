@@ -10,20 +10,8 @@ import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
-from farm.devices.virtual.wire import (
-    AUTH,
-    CLSE,
-    CNXN,
-    MAX_PAYLOAD,
-    OKAY,
-    OLDEST_VERSION,
-    OPEN,
-    VERSION,
-    WRTE,
-    Packet,
-    PacketLink,
-    ProtocolError,
-)
+from farm.devices.virtual import wire
+from farm.devices.virtual.wire import Packet, PacketLink, ProtocolError
 
 # adb itself opens a handful at a time.
 _MOST_STREAMS = 512
@@ -71,7 +59,7 @@ class Stream:
             await self._wait()
         data = self._received.popleft()
         if not self._closed.is_set():
-            await self._link.write(OKAY, self._number, self.peer)
+            await self._link.write(wire.OKAY, self._number, self.peer)
         return data
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -83,7 +71,7 @@ class Stream:
                 raise StreamClosedError
             piece, view = view[: self._link.max_payload], view[self._link.max_payload :]
             self._may_write = False
-            await self._link.write(WRTE, self._number, self.peer, piece)
+            await self._link.write(wire.WRTE, self._number, self.peer, piece)
 
     async def wait_writable(self) -> None:
         """Return once the host has acknowledged the data before, or has closed the stream."""
@@ -121,14 +109,14 @@ class Stream:
         if not self._closed.is_set():
             self.hang_up()
             if self.peer:
-                await self._link.write(CLSE, self._number, self.peer)
+                await self._link.write(wire.CLSE, self._number, self.peer)
 
     async def finish(self) -> None:
         """Tell the host that the service is done, once it has taken everything."""
         await self.wait_writable()
         if not self._closed.is_set():
             self._closed.set()
-            await self._link.write(CLSE, self._number, self.peer)
+            await self._link.write(wire.CLSE, self._number, self.peer)
 
 
 Service = Callable[[Stream], Awaitable[None]]
@@ -190,32 +178,32 @@ class HostConnection:
 
     async def _welcome(self) -> None:
         self._online = True
-        await self._link.write(CNXN, VERSION, MAX_PAYLOAD, self._banner)
+        await self._link.write(wire.CNXN, wire.VERSION, wire.MAX_PAYLOAD, self._banner)
 
     async def _handle(self, packet: Packet) -> None:
-        if packet.command == CNXN:
-            if packet.arg0 < OLDEST_VERSION:
+        if packet.command == wire.CNXN:
+            if packet.arg0 < wire.OLDEST_VERSION:
                 raise ProtocolError("the adb server is too old")
-            self._link.sums = packet.arg0 < VERSION
-            self._link.max_payload = max(1, min(packet.arg1, MAX_PAYLOAD))
+            self._link.sums = packet.arg0 < wire.VERSION
+            self._link.max_payload = max(1, min(packet.arg1, wire.MAX_PAYLOAD))
             self._asked = True
             if self._trusts():
                 await self._welcome()
             else:
-                await self._link.write(AUTH, _AUTH_TOKEN, 0, os.urandom(_TOKEN_BYTES))
-        elif packet.command == AUTH and packet.arg0 == _AUTH_SIGNATURE and not self._online:
+                await self._link.write(wire.AUTH, _AUTH_TOKEN, 0, os.urandom(_TOKEN_BYTES))
+        elif packet.command == wire.AUTH and packet.arg0 == _AUTH_SIGNATURE and not self._online:
             # Not by a key that it knows. The host tries its next one; its public key, after the last, waits for a user.
-            await self._link.write(AUTH, _AUTH_TOKEN, 0, os.urandom(_TOKEN_BYTES))
-        elif packet.command == OPEN and self._online:
+            await self._link.write(wire.AUTH, _AUTH_TOKEN, 0, os.urandom(_TOKEN_BYTES))
+        elif packet.command == wire.OPEN and self._online:
             await self._open(packet)
         elif stream := self._streams.get(packet.arg1):
-            if packet.command == CLSE:
+            if packet.command == wire.CLSE:
                 await stream.closed_by_host()
             elif stream.peer not in {packet.arg0, 0}:
                 raise ProtocolError("a packet for a stream of another")
-            elif packet.command == WRTE:
+            elif packet.command == wire.WRTE:
                 stream.deliver(packet.payload)
-            elif packet.command == OKAY:
+            elif packet.command == wire.OKAY:
                 stream.acknowledge(packet.arg0)
 
     async def call(self, name: str, service: Service) -> None:
@@ -224,7 +212,7 @@ class HostConnection:
         A host that refuses closes it at once.
         """
         number, stream = self._new_stream(0)
-        await self._link.write(OPEN, number, 0, name.encode(errors="surrogateescape") + b"\0")
+        await self._link.write(wire.OPEN, number, 0, name.encode(errors="surrogateescape") + b"\0")
         await self._run(number, stream, service)
 
     def _new_stream(self, peer: int) -> tuple[int, Stream]:
@@ -236,10 +224,10 @@ class HostConnection:
         name = bytes(packet.payload[:_MOST_SERVICE_BYTES]).rstrip(b"\0").decode(errors="surrogateescape")
         service = self._find(name)
         if service is None or len(self._streams) >= _MOST_STREAMS or not packet.arg0:
-            await self._link.write(CLSE, 0, packet.arg0)
+            await self._link.write(wire.CLSE, 0, packet.arg0)
             return
         number, stream = self._new_stream(packet.arg0)
-        await self._link.write(OKAY, number, packet.arg0)
+        await self._link.write(wire.OKAY, number, packet.arg0)
         self.start(self._run(number, stream, service))
 
     async def _run(self, number: int, stream: Stream, service: Service) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from farm.devices.virtual.faults import CONTROL
 
 _GETPROP = """#!/bin/sh
-# getprop, as on Android: all properties, or the one that is named, or its default.
+# getprop, as on Android: all properties, or the named property, or its default.
 file="${0%/bin/getprop}/build.prop"
 if [ $# -eq 0 ]; then
     exec sed 's/^\\([^=]*\\)=\\(.*\\)$/[\\1]: [\\2]/' "$file"
@@ -25,7 +25,7 @@ printf '%s\\n' "${2-}"
 
 # `id` with toybox's text for adbd's two users, and this machine's text for others.
 _ID = """#!/bin/sh
-# id, as on Android: the user that adbd, or su, says its commands run as.
+# id, as on Android: the user of commands according to adbd or su.
 if [ "${VIRTUAL_USER-}" = root ] || [ "$("${0%/id}/getprop" service.adb.root)" = 1 ]; then
     number=0 name=root
 else
@@ -90,7 +90,7 @@ printf '%s %5d %5d %s %-8s: %s\\n' "$(date '+%m-%d %H:%M:%S.%3N')" $$ $$ "$prior
 """
 
 _REMOUNT = """#!/bin/sh
-# remount, as on Android: whoever may write at all may write in /system, which is a folder as any other here.
+# remount, as on Android: any user who may write may write in /system, which is an ordinary folder here.
 if [ "$("${0%/remount}/id" -u)" != 0 ]; then
     echo 'Not running as root. Try "adb root" first.' >&2
     echo "remount failed" >&2

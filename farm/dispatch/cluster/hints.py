@@ -7,45 +7,39 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from farm.base.processes import ready_of
+from farm.store.cluster.part import CHANNEL
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from farm.store.store import Store
-
-CHANNEL = "farm"
-"""Channel of NOTIFY; payloads are a word and a name: `work SM8650`, `cancel RUN`, `ended RUN`, `result RUN`."""
 
 _RETRY_SECONDS = 2.0
 
 
 class Hints:
-    """Listening connection to the database. Belongs to one thread."""
+    """Listening connection to the database, to be closed. Belongs to one thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._connection: Any = None
         self._tried_s = float("-inf")
 
-    def __enter__(self) -> Hints:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def wait(self, timeout_s: float, also: int | None = None) -> set[str]:
         """Return payloads as soon as one arrives; empty after `timeout_s`.
 
         Empty as well once the descriptor `also` is readable. Waits in the same way while the database is away.
         """
+        import psycopg
+
         self._connect()
-        watched = [fd for fd in (self._descriptor(), also) if fd is not None]
-        ready = ready_of(watched, timeout_s)
-        if self._connection is None or self._descriptor() not in ready:
+        descriptor = None if self._connection is None else self._connection.fileno()
+        if descriptor not in ready_of([fd for fd in (descriptor, also) if fd is not None], timeout_s):
             return set()
-        return self._received()
+        try:
+            return {notification.payload for notification in self._connection.notifies(timeout=0)}
+        except psycopg.Error:
+            # The connection is lost: the next `wait` opens another.
+            self.close()
+            return set()
 
     def close(self) -> None:
         """Close the connection; `wait` opens another."""
@@ -53,9 +47,6 @@ class Hints:
             with contextlib.suppress(Exception):
                 self._connection.close()
             self._connection = None
-
-    def _descriptor(self) -> int | None:
-        return None if self._connection is None else int(self._connection.fileno())
 
     def _connect(self) -> None:
         import psycopg
@@ -68,13 +59,3 @@ class Hints:
             self._connection.execute(f"LISTEN {CHANNEL}")
         except psycopg.Error:
             self.close()
-
-    def _received(self) -> set[str]:
-        import psycopg
-
-        try:
-            return {notification.payload for notification in self._connection.notifies(timeout=0)}
-        except psycopg.Error:
-            # The connection is lost: a later `wait` opens another.
-            self.close()
-            return set()

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.config.shared import NightlyConfig
-    from farm.dispatch.cluster.delivery.app import Periodic
     from farm.store.cluster.records import AgentId, NightlyStart
     from farm.store.store import Store
 
@@ -50,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 # Names as in farm.dispatch.nightly.plan.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
-_EVERY_HALF_MINUTE = "* * * * * */30"
 _RETRY_S = 3.0
 # Time for `farm nightly` to finish running cells and report after a request to end.
 _STOP_PATIENCE_S = 60.0
@@ -96,17 +94,9 @@ def receivers_of(file: Path) -> list[Receiver]:
 def nightly_lines(starts: Iterable[NightlyStart]) -> list[str]:
     """Return starts of nightly runs as text, a line each."""
     return [
-        " ".join(
-            filter(
-                None,
-                (
-                    f"nightly run {one.name} of {clock(one.due_ms)}: {one.state}",
-                    f"on {one.agent}",
-                    "" if one.exit_code is None else f"exit code {one.exit_code}",
-                    f"({one.why})" if one.why else "",
-                ),
-            )
-        )
+        f"nightly run {one.name} of {clock(one.due_ms)}: {one.state} on {one.agent}"
+        + ("" if one.exit_code is None else f" exit code {one.exit_code}")
+        + (f" ({one.why})" if one.why else "")
         for one in starts
     ]
 
@@ -134,20 +124,15 @@ class NightlyStarter:
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
 
-    def periodic(self) -> tuple[Periodic, ...]:
-        """Return Procrastinate's periodic calls: `check` of each nightly run, on a single agent that has the run."""
-        from farm.dispatch.cluster.delivery.app import Periodic
-
-        def checks(name: str) -> Callable[[], None]:
-            return lambda: self.check(name)
-
-        return tuple(Periodic(f"nightly-{name}", _EVERY_HALF_MINUTE, checks(name)) for name in self._nightly_runs)
+    def checks(self) -> dict[str, Callable[[], None]]:
+        """Return `check` of each nightly run, by name, to be called periodically."""
+        return {f"nightly-{name}": partial(self.check, name) for name in self._nightly_runs}
 
     def begin(self, agent: AgentId) -> None:
         """Start nightly runs as `agent` from now on, and resume the ones of its former life. Raises StoreError."""
         self._agent = agent
         for name, nightly_run in self._nightly_runs.items():
-            due_ms = due_before(nightly_run, self._store.cluster.nightly_runs.now_ms())
+            due_ms = due_before(nightly_run, self._store.leases.now_ms())
             # Only the newest due time is resumed: the nightly run of an earlier day is not.
             left = self._store.cluster.nightly_runs.take_up(agent, name, since_ms=due_ms - 1)
             if left is not None:
@@ -160,7 +145,7 @@ class NightlyStarter:
         if agent is None or self._stopping.is_set():
             return
         nightly_runs = self._store.cluster.nightly_runs
-        due_ms = due_before(nightly_run, nightly_runs.now_ms())
+        due_ms = due_before(nightly_run, self._store.leases.now_ms())
         with self._checking:
             if self._started.get(name) == due_ms:
                 return

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from farm.builds.runtime.native.targets import Kind, Mode
+from farm.builds.runtime.native.targets import Mode
+from farm.builds.runtime.runtime import Runtime
 from farm.dispatch.request.profiling import Execution
 from farm.store.cluster.records import PlannedJob
 
 
 class RemoteRuntime(msgspec.Struct, frozen=True, kw_only=True):
-    """Runtime (`farm.builds.runtime.runtime.Runtime`) with its files in the artifact store."""
+    """Runtime of devices of other hosts, with its files in the artifact store."""
 
     soc: str
     device_kind: str
     """Kind of its devices: `virtual` or `hardware`."""
     os: str
-    files: dict[str, str]
-    """SHA-256 by path on the device."""
-    digest: str
-    runner: str
-    versions: dict[str, str]
-    kind: Kind
-    needs_root: bool
-    one_shot: bool
-    flags: dict[str, str]
+    runtime: Runtime
+    """The runtime, without local files: `hashes` has the SHA-256 by path on the device."""
 
 
 class WorkTerms(Execution, frozen=True, kw_only=True):

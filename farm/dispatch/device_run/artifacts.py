@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -69,24 +70,22 @@ class FailedFiles:
         return bool(self._limits.keep_attempts) and attempt.verdict is Verdict.FAILED and not attempt.known_issue
 
 
+@dataclass
 class AttemptArtifacts:
     """Keeper of the files that a command selects from its executions. Errors here change no verdict."""
 
-    def __init__(
-        self,
-        root: Path,
-        profile: Profile,
-        *,
-        outputs: bool = False,
-        optrace: OptraceTools | None = None,
-        failed: FailedFiles | None = None,
-    ) -> None:
-        """Keep the ETDump where `profile` wants one, `outputs`, and the SDK's timeline of what passed by `optrace`.
+    root: Path
+    """Folder of artifacts."""
+    profile: Profile
+    """Profiling level, which may want the ETDump."""
+    outputs: bool = False
+    optrace: OptraceTools | None = None
+    """Tools for the SDK's timeline of attempts that passed."""
+    failed: FailedFiles | None = None
+    """Places for inputs and outputs of failed attempts."""
 
-        `failed` has places for inputs and outputs of failed attempts.
-        """
-        self._store = ArtifactStore(root)
-        self._profile, self._outputs, self._optrace, self._failed = profile, outputs, optrace, failed
+    def __post_init__(self) -> None:
+        self._store = ArtifactStore(self.root)
 
     def keep(
         self, attempt: Attempt, bundle: Bundle, folder: Path, session: Callable[[], DeviceSession]
@@ -102,12 +101,12 @@ class AttemptArtifacts:
         if bundle.manifest.generation is not None and attempt.verdict is Verdict.PASSED:
             tokens, problems = self.keep_files(_tokens(folder, bundle.manifest.samples))
             kept, notes = [*kept, *tokens], [*notes, *problems]
-        if self._optrace is not None and attempt.verdict is Verdict.PASSED:
+        if self.optrace is not None and attempt.verdict is Verdict.PASSED:
             from farm.devices.execution.optrace import collect_optrace
 
             try:
                 files = collect_optrace(
-                    session(), bundle, find_soc(bundle.manifest.soc), self._optrace, folder / "optrace"
+                    session(), bundle, find_soc(bundle.manifest.soc), self.optrace, folder / "optrace"
                 )
                 kept += [self._put(kind, path) for kind, path in files.items()]
             except (FarmError, OSError) as error:
@@ -145,26 +144,26 @@ class AttemptArtifacts:
     def _wanted(self, folder: Path, notes: list[str]) -> dict[Path, str]:
         """Return the kinds of the files to keep; too large files are left out, with a note if requested."""
         wanted = {}
-        outputs = sorted(folder.glob(_OUTPUTS)) if self._outputs else []
+        outputs = sorted(folder.glob(_OUTPUTS)) if self.outputs else []
         if sum(path.stat().st_size for path in outputs) <= _OUTPUT_BYTES:
             wanted = {path: f"{OUTPUT}{path.name}" for path in outputs}
         else:
             notes.append(f"its outputs are not kept: they have more than {_OUTPUT_BYTES >> 20} MiB")
         etdump = folder / ETDUMP_FILE
-        if self._profile.kept and etdump.is_file() and etdump.stat().st_size <= ETDUMP_LIMIT:
+        if self.profile.kept and etdump.is_file() and etdump.stat().st_size <= ETDUMP_LIMIT:
             wanted[etdump] = "etdump"
         return wanted
 
     def _of_failure(self, attempt: Attempt, bundle: Bundle, folder: Path, notes: list[str]) -> dict[Path, str]:
         """Return the kinds of the inputs and outputs to keep of a failed attempt, and of the manifest with shapes."""
         outputs = sorted(folder.glob(_OUTPUTS))
-        if self._failed is None or not self._failed.is_selected(attempt) or not outputs:
+        if self.failed is None or not self.failed.is_selected(attempt) or not outputs:
             return {}
         files = {path: f"{OUTPUT}{path.name}" for path in outputs}
         for sample in range(bundle.manifest.samples):
             files |= {path: f"{INPUT}{path.name}" for path in bundle.input_files(sample)}
         try:
-            problem = self._failed.refusal(sum(path.stat().st_size for path in files))
+            problem = self.failed.refusal(sum(path.stat().st_size for path in files))
         except OSError as error:
             problem = str(error)
         if problem:

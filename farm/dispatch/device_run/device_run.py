@@ -42,7 +42,7 @@ from farm.devices.execution.raw import RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
 from farm.devices.execution.takeover import take_over
 from farm.devices.health import FULL, RUNTIME
-from farm.devices.local.files import local_error
+from farm.devices.local_files import local_error
 from farm.devices.status import POLL_SECONDS, STATUS_SECONDS, check, read_status, wait_until_cool
 from farm.devices.transport import Transport
 from farm.policy.retries import damaged
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from farm.builds.runtime.runtime import Runtime
     from farm.devices.execution.workspace import Workspace
     from farm.dispatch.device_run.artifacts import AttemptArtifacts
-    from farm.dispatch.request.profiling import Profile
+    from farm.dispatch.request.profiling import Execution, Profile
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
     from farm.suites.suite import Job, Target
@@ -331,6 +331,23 @@ class DeviceRun:
         """
         profiled = profile is not None and not target.direct
         return {**runtime_flags(target), **(profile.flags(self.device.kind) if profile and profiled else {})}
+
+    def options(self, job: Job, execution: Execution) -> RunnerOptions:
+        """Return the options of the runner for an execution of `job`."""
+        if execution.heap:
+            processes = 1 if execution.reducible else execution.iterations
+            return RunnerOptions(processes, 0, execution.timeout_s, self.flags(job.target, None), heap=True)
+        return RunnerOptions(
+            iterations=execution.iterations,
+            warm_up=execution.warm_up,
+            timeout_s=execution.timeout_s,
+            flags=self.flags(job.target, execution.profile),
+            etdump=execution.profile.kept,
+            reducible=execution.reducible,
+            repeats=job.case.deterministic is True,
+            # A health check generates nothing.
+            seconds=execution.seconds if job.case.generate is not None else None,
+        )
 
     def stage(self, bundle: Bundle) -> Staged:
         """Bring a bundle to the device. Device failures become part of the result, except a refused root.

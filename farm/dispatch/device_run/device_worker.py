@@ -1,29 +1,47 @@
-"""The device of one worker: its health, the health check, and bringing it back."""
+"""Device of one worker: its health and recovery, and the executions of its jobs.
+
+The next job is staged while one runs, and begun while one is recorded.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
+import shutil
 import time
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from farm.base.errors import FarmError
+from farm.base.errors import BundleError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
+from farm.base.logs import end_of_log
 from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.devices.health import RECOVERY, Event, Health, HealthEvent, HealthMark, is_doubtful, next_health
+from farm.devices.local_files import local_error
 from farm.devices.recovery import StepResult, recover
 from farm.dispatch.device_run.artifacts import AttemptArtifacts, FailedFiles
-from farm.dispatch.device_run.builds import await_reply, has_reply
-from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
-from farm.results.attempt import Attempt, Cause, Verdict
+from farm.dispatch.device_run.device_run import DeviceRun, HeatGate, Staged
+from farm.policy.retries import Tried, after_rerun, needs_new_session
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
+from farm.results.dsp_trouble import finalize_error, infeasible
+from farm.results.heap import unmeasured
+from farm.results.judge import build_failure, not_simulated
+from farm.suites.frame_settings import frame_setting, late_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
+    from farm.devices.execution.raw import RawResult
     from farm.devices.execution.session import DeviceSession
     from farm.dispatch.request.plan import RunPlan
-    from farm.policy.retries import Tried
     from farm.store.cluster.records import PlannedJob
+    from farm.store.records import ArtifactRecord
+
+    Recordable = tuple[tuple[Attempt, ...], tuple[ArtifactRecord, ...]]
+
 
 # A person removes files in minutes.
 _ROOM_POLL_SECONDS = 2.0
@@ -169,9 +187,7 @@ class DeviceWorker:
     def await_health_check(self) -> None:
         """Wait for the health check's program, once: it belongs into the runner's start."""
         health_check = self._health_check
-        if health_check is None or not (
-            self._is_built(health_check) or await_reply(self._plan.folder, health_check.key, self._stop) is not None
-        ):
+        if health_check is None or not self._plan.await_build(health_check, self._stop):
             return
         self._health_check = None
         with contextlib.suppress(FarmError):
@@ -179,7 +195,7 @@ class DeviceWorker:
             self.run.set_health_check(health_check.job, bundle, self._plan.profile, heap=self._plan.heap)
 
     def _opened(self, session: DeviceSession) -> None:
-        if self._health_check is not None and self._is_built(self._health_check):
+        if self._health_check is not None and self._plan.is_built(self._health_check):
             self.await_health_check()
         self.run.prepare(session, self._compiled)
 
@@ -193,9 +209,6 @@ class DeviceWorker:
             with contextlib.suppress(FarmError):
                 bundles.append(load_bundle(self._cache.folder(key)))
         return bundles
-
-    def _is_built(self, planned: PlannedJob) -> bool:
-        return planned.cached or has_reply(self._plan.folder, planned.key)
 
     def _probe(self) -> str:
         """Return the problem of the device, empty for none."""
@@ -229,3 +242,229 @@ class DeviceWorker:
             return
         with contextlib.suppress(FarmError):
             self._record_event(HealthEvent(device, event, str(state), reason, {"run": self._plan.run_id}, latency_ns))
+
+
+_LOG_BYTES = 64 * 1024
+
+
+class Executor:
+    """Executor of jobs on a device. Belongs to one thread, and has its own thread for executions."""
+
+    def __init__(self, plan: RunPlan, device_worker: DeviceWorker) -> None:
+        self._plan, self._device_run = plan, device_worker.run
+        self._cache = BundleCache(plan.cache_root)
+        self._staged: dict[str, Future[Staged]] = {}
+        self._begun: dict[str, Future[_JobExecution]] = {}
+        self._thread = ThreadPoolExecutor(1, "run")
+
+    def has_begun(self, planned: PlannedJob) -> bool:
+        """Return whether a job runs already."""
+        return planned.job.id in self._begun
+
+    def run(self, planned: PlannedJob, following: PlannedJob | None, may_begin: Callable[[], bool]) -> Recordable:
+        """Return the records of a job, and the files of its last attempt.
+
+        `following` is staged meanwhile. After the execution, if `may_begin` returns True, it begins as soon as the
+        outputs are here, so that the device need not wait for their judgement.
+
+        Raises LocalError for trouble of this machine, which concerns neither job nor device.
+        """
+        if why := self._device_run.lacks_heap:
+            return (unmeasured(planned.job, planned.key, self._device_run.device.serial, why),), ()
+        try:
+            attempts, artifacts = self._run(planned, following, may_begin)
+            folder = self._plan.folder / "raw" / f"crash-logs-{self._device_run.device.serial}"
+            last, logs = self._device_run.keep_crash_logs(attempts[-1], folder)
+            return (*attempts[:-1], last), (*artifacts, *logs)
+        except OSError as error:
+            raise local_error(error) from None
+
+    def _run(self, planned: PlannedJob, following: PlannedJob | None, may_begin: Callable[[], bool]) -> Recordable:
+        job = planned.job
+        try:
+            running = self._begun.pop(job.id, None) or self._begin(planned)
+            if following is not None and self._plan.is_built(following):
+                self._staged[following.job.id] = self._stage(following)
+            execution = running.result()
+            if following is not None and execution.is_broken:
+                # The next job was staged during trouble of the device or its connection.
+                self._staged.pop(following.job.id, None)
+        except _BuildFailedError as failed:
+            return (build_failure(job, failed.reason, failed.log, planned.key, infra=failed.infra),), ()
+        except NeedsDeviceError:
+            return (not_simulated(job, load_bundle(self._cache.folder(planned.key))),), ()
+        except MissingPackageError as error:
+            return (build_failure(job, str(error), bundle_key=planned.key),), ()
+        except LocalError:
+            raise
+        except FarmError as error:
+            return (build_failure(job, str(error), "", planned.key, infra=True),), ()
+        if following is not None and execution.has_answer and self._may_overlap(following) and may_begin():
+            self._begun[following.job.id] = self._begin(following)
+        refused = self._infeasible(planned, execution)
+        attempt, artifacts = self._judged(planned, execution) if refused is None else (refused, ())
+        if self._plan.heap or refused is not None:
+            return (attempt,), artifacts
+
+        def again() -> tuple[Attempt, RawResult | None]:
+            nonlocal artifacts
+            staged = self._device_run.stage(execution.staged.workspace.bundle)
+            alone = self._execute(planned, staged, alone=True)
+            second, artifacts = self._judged(planned, alone)
+            return second, alone.raw
+
+        attempts = with_rerun(attempt, execution.raw, again)
+        return attempts, artifacts
+
+    def _infeasible(self, planned: PlannedJob, execution: _JobExecution) -> Attempt | None:
+        """Return the attempt of a program that was refused for its frame rate alone, None for any other.
+
+        The proof is another execution, in a process of its own: without the demand for real time it is not refused.
+        """
+        raw, target, bundle = execution.raw, planned.job.target, execution.staged.workspace.bundle
+        flags, setting = late_flags(target), frame_setting(target.backend, dict(target.options))
+        if raw is None or setting is None or not (flags and was_refused(raw) and (error := finalize_error(raw.stderr))):
+            return None
+        late = self._execute(planned, self._device_run.stage(bundle), alone=True, flags=flags)
+        shutil.rmtree(late.folder, ignore_errors=True)
+        if not late.has_answer:
+            return None
+        attempt = self._device_run.judge(planned.job, bundle, raw)
+        shutil.rmtree(execution.folder, ignore_errors=True)
+        return infeasible(attempt, setting, error)
+
+    def forget(self) -> None:
+        """Drop staged bundles, and the running execution once it has ended."""
+        self.finish()
+        self._begun.clear()
+        self._staged.clear()
+
+    def finish(self) -> None:
+        """Wait for what runs: it is kept."""
+        for running in self._begun.values():
+            running.exception()
+
+    def close(self) -> None:
+        """Abort the running execution, and end the thread."""
+        self._device_run.abort()
+        self.forget()
+        self._thread.shutdown()
+
+    def _may_overlap(self, following: PlannedJob) -> bool:
+        """Return whether a job may run while another is recorded: not where that would need the device."""
+        return following.job.id in self._staged and not self._plan.heap and self._plan.optrace is None
+
+    def _begin(self, planned: PlannedJob) -> Future[_JobExecution]:
+        staging = self._staged.pop(planned.job.id, None) or self._stage(planned)
+        return self._thread.submit(lambda: self._execute(planned, staging.result(), alone=self._alone(planned)))
+
+    def _alone(self, planned: PlannedJob) -> bool:
+        # The peak memory of a process covers all jobs that it ran.
+        return self._plan.heap or planned.job.case.generate is not None
+
+    def _execute(
+        self, planned: PlannedJob, staged: Staged, *, alone: bool, flags: Mapping[str, str] | None = None
+    ) -> _JobExecution:
+        """Execute a job; `flags` of the runner replace flags of the target, in a folder with another name."""
+        # Two jobs may differ in `/` and `_` alone, and one is executed while the other is judged.
+        name = hashlib.sha256(planned.job.id.encode()).hexdigest()
+        folder = self._plan.folder / "raw" / (f"{name}.late" if flags else name)
+        options = self._device_run.options(planned.job, self._plan)
+        if flags:
+            options = replace(options, flags={**options.flags, **flags})
+        try:
+            raw = self._device_run.execute(planned.job.id, staged, folder, options, alone=alone)
+            return _JobExecution(staged, folder, raw)
+        except LocalError:
+            raise
+        except (FarmError, ConnectionError, TimeoutError) as error:
+            return _JobExecution(staged, folder, None, str(error))
+
+    def _judged(self, planned: PlannedJob, execution: _JobExecution) -> tuple[Attempt, tuple[ArtifactRecord, ...]]:
+        run, raw, bundle = self._device_run, execution.raw, execution.staged.workspace.bundle
+        try:
+            if raw is None:
+                return self._infra(planned, execution.problem), ()
+            attempt = run.judge(planned.job, bundle, raw, operators=self._plan.profile.kept)
+            return run.keep(attempt, bundle, execution.folder)
+        except LocalError:
+            raise
+        except FarmError as error:
+            return self._infra(planned, str(error)), ()
+        finally:
+            # The result is in the store now; raw outputs of every run would fill the disk.
+            shutil.rmtree(execution.folder, ignore_errors=True)
+
+    def _infra(self, planned: PlannedJob, reason: str) -> Attempt:
+        return Attempt(
+            planned.job.id,
+            Verdict.INFRA,
+            Stage.EXECUTE,
+            reason,
+            device=self._device_run.device.serial,
+            bundle_key=planned.key,
+            cause=Cause.CONNECTION,
+        )
+
+    def _stage(self, planned: PlannedJob) -> Future[Staged]:
+        return self._device_run.stage_ahead(lambda: self._bundle(planned))
+
+    def _bundle(self, planned: PlannedJob) -> Bundle:
+        if not planned.cached:
+            reply = self._plan.read_reply(planned.key)
+            if not reply.ok:
+                log = end_of_log(self._plan.build_log(planned.key), _LOG_BYTES)
+                raise _BuildFailedError(reply.reason, log, infra=reply.infra)
+        bundle = load_bundle(self._cache.folder(planned.key))
+        bundle.verify()
+        soc = self._device_run.device.soc
+        if bundle.manifest.soc != soc:
+            raise BundleError(f"the bundle is for {bundle.manifest.soc}, the device is a {soc}")
+        return bundle
+
+
+class _JobExecution(NamedTuple):
+    """Execution before its judgement."""
+
+    staged: Staged
+    folder: Path
+    raw: RawResult | None
+    """None where the farm itself failed."""
+    problem: str = ""
+    """Reason of a missing result."""
+
+    @property
+    def is_broken(self) -> bool:
+        """True if the device or its connection failed."""
+        return self.raw is None or bool(self.raw.error)
+
+    @property
+    def has_answer(self) -> bool:
+        """True for a runner that executed the job and takes the next one."""
+        return self.raw is not None and not (self.raw.error or self.raw.process_ended or self.raw.refused)
+
+
+class _BuildFailedError(Exception):
+    def __init__(self, reason: str, log: str, *, infra: bool) -> None:
+        self.reason, self.log, self.infra = reason, log, infra
+        super().__init__(reason)
+
+
+def was_refused(raw: RawResult | None) -> bool:
+    """Return whether the runner answered a job with an error and did not end."""
+    return raw is not None and raw.refused and not raw.process_ended
+
+
+def with_rerun(
+    attempt: Attempt, raw: RawResult | None, again: Callable[[], tuple[Attempt, RawResult | None]]
+) -> tuple[Attempt, ...]:
+    """Return the attempts of a job on one device, as they are recorded; the last decides.
+
+    `again` executes the job in a process of its own, and is called where the job ended the runner or was refused by it.
+    """
+    refused = was_refused(raw) and needs_new_session(attempt)
+    if not (refused or (raw is not None and raw.process_ended)):
+        return (attempt,)
+    second, raw_alone = again()
+    ended_again = (raw_alone is not None and raw_alone.process_ended) or (refused and was_refused(raw_alone))
+    return after_rerun(attempt, second, ended_again=ended_again, refused=refused)

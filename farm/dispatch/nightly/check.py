@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.config.toolchains import DEFAULT
-from farm.base.errors import MissingToolError, NothingSelectedError, StoreError
-from farm.base.log_setup import only_warnings
+from farm.base.errors import MissingToolError, StoreError
 from farm.base.socs import find_soc
 from farm.base.text import one_line
 from farm.devices.device import common_kind
 from farm.dispatch.nightly.render import LEAST_WIDTH
-from farm.dispatch.request.choose import narrow
 from farm.dispatch.request.selection import total_seconds
 from farm.report.model import format as fmt
 
@@ -64,13 +62,15 @@ def matrix_lines(name: str, rows: Sequence[CellForecast], budget_s: float | None
     lines = [f"nightly run {name}: runs: {len(rows)}, jobs: {jobs}, {budget}"]
     for row in rows:
         on = f"virtual devices, {row.virtual} of each SoC" if row.virtual else "attached devices"
-        expected = "no past to tell how long" if row.expected_s is None else f"about {fmt.duration(row.expected_s)}"
+        expected = (
+            "no earlier run for an estimate" if row.expected_s is None else f"about {fmt.duration(row.expected_s)}"
+        )
         if row.expected_s is not None and not row.virtual:
             expected += " on one device a SoC"
         lines += ["", one_line(row.name, width)]
         for text in (
             f"{', '.join(row.socs)}; {row.backend}; {', '.join(one_line(suite) for suite in row.suites)}",
-            f"{row.jobs} {'job' if row.jobs == 1 else 'jobs'} on {on}; {expected}",
+            f"{fmt.plural(row.jobs, 'job')} on {on}; {expected}",
             *([f"CANNOT RUN HERE: {one_line(row.problem)}"] if row.problem else []),
         ):
             lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
@@ -84,11 +84,10 @@ def _forecast(config: Config, cell: PlannedCell, jobs: tuple[Job, ...], store: S
     request = cell.request
     branch = branch_of(config, toolchain_of(config, request.toolchain or DEFAULT))
     if store is not None and request.last_failed and jobs:
-        try:
-            with only_warnings():
-                jobs = narrow(request, jobs, store, None, branch, kind=_kind_of(cell, store))
-        except NothingSelectedError:
-            jobs = ()
+        failed = store.selection.failed_last(
+            [job.id for job in jobs], _kind_of(cell, store), store.user, branch, private=False
+        )
+        jobs = tuple(job for job in jobs if job.id in failed) or jobs
     expected = None
     if store is not None:
         ids = [job.id for job in jobs]

@@ -8,47 +8,132 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import time
 import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from time import monotonic, time_ns
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.errors import FarmError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
+from farm.base.text import one_line
 from farm.base.user import user_name
-from farm.dispatch.nightly.collect_results import collect_results, export_files
-from farm.dispatch.nightly.plan import MailTable, WebhookTable
+from farm.dispatch.cluster.client import anywhere
+from farm.dispatch.nightly.plan import MailTable, Plan, PlannedCell, WebhookTable, When
 from farm.dispatch.nightly.record import (
     NOTHING,
     CellResult,
     DebuggedJob,
     Findings,
+    JobNote,
     NightlyRun,
+    NightlyRuns,
     cell_code,
     has_changed,
+    new_id,
     nightly_code,
+    write_whole,
 )
 from farm.dispatch.nightly.render import write_pages
-from farm.dispatch.nightly.state import NightlyRuns, new_id
 from farm.dispatch.nightly.templates import render, subject
 from farm.dispatch.notify.delivery import GRACE_S, Delivery, Notice, find_receivers, send_notices
-from farm.report.model.format import duration
-from farm.store.messages.notices import Message
+from farm.dispatch.request.ending import report_context
+from farm.dispatch.request.request import RunOutcome, RunRequest
+from farm.report.formats import export_formats
+from farm.report.formats.spans import send_spans
+from farm.report.html.page_of_run import render_html
+from farm.report.model.format import duration, plural
+from farm.report.model.status import Standing, standing
+from farm.report.model.summary import summarize
+from farm.store.messages.messages import Message, NoticeArguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
-    from farm.base.config.settings import Config
-    from farm.dispatch.nightly.plan import Plan, PlannedCell, When
     from farm.dispatch.progress import ProgressListener
-    from farm.dispatch.request.request import RunOutcome, RunRequest
+    from farm.store.records import JobStatus
+    from farm.store.view import RunView
+
 
 logger = logging.getLogger(__name__)
+
+_REASON_CHARS = 300
+
+
+def collect_results(config: Config, plan: Plan, folder: Path, cell: CellResult) -> CellResult:
+    """Return `cell` with the results of its run; writes its page into `folder`, and its exports. Raises InfraError."""
+    from farm.store.store import open_store
+
+    page = folder / f"{cell.name}.html"
+    with open_store(config.store_url, readonly=True) as store:
+        view = store.runs.view(cell.run_id)
+        jobs = store.status.of_run(cell.run_id).jobs
+        exports = export_files(plan, cell.name)
+        for name, path in exports.items():
+            write_whole(path, b"".join(export_formats()[name].write(store, [view.id], view)))
+    write_page(config, cell.run_id, page)
+    if problem := send_spans(view):
+        logger.warning(problem)
+    summary = summarize(view)
+    by_kind: dict[Standing, list[JobStatus]] = {kind: [] for kind in Standing}
+    for job in jobs:
+        by_kind[standing(job)].append(job)
+
+    def notes(kind: Standing) -> tuple[JobNote, ...]:
+        return tuple(
+            JobNote(job.job_id, one_line(f"{job.stage}: {job.reason}" if job.stage else job.reason, _REASON_CHARS))
+            for job in by_kind[kind]
+        )
+
+    return msgspec.structs.replace(
+        cell,
+        problem=cell.problem or _without_device(view),
+        counts={str(outcome): count for outcome, count in summary.counts.items() if count},
+        seconds=summary.seconds or 0.0,
+        new_failures=notes(Standing.NEW_FAILURE),
+        still_failing=notes(Standing.STILL_FAILING),
+        fixed=tuple(job.job_id for job in by_kind[Standing.FIXED]),
+        infra=notes(Standing.INFRA),
+        not_tested=len(by_kind[Standing.NOT_TESTED]),
+        report=page.name,
+        exports=tuple(map(str, exports.values())),
+    )
+
+
+def write_page(config: Config, run_id: str, page: Path) -> None:
+    """Write the page of a run into the file `page`. Raises InfraError, StoreError."""
+    from farm.report.html.page_of_run import artifact_links
+    from farm.store.artifacts import open_artifacts
+    from farm.store.store import open_store
+
+    artifacts = open_artifacts(config)
+    with open_store(config.store_url, readonly=True) as store:
+        view = store.runs.view(run_id)
+        context = report_context(store, view, artifacts, lambda known: artifact_links(known, artifacts, page))
+    write_whole(page, render_html(view, context).encode())
+
+
+def export_files(plan: Plan, cell: str) -> dict[str, Path]:
+    """Return the files of a cell's exports by format; none for a plan without exports."""
+    if plan.export_dir is None:
+        return {}
+    return {name: plan.export_dir / f"{cell}.{export_formats()[name].suffix}" for name in plan.formats}
+
+
+def _without_device(view: RunView) -> str:
+    """Return a line about the SoCs that had no device in a finished run; empty for none."""
+    if view.finished_ms is None or view.exit_code != ExitCode.INFRA:
+        return ""
+    left = [job for job in view.jobs if not job.attempts and job.skipped is None]
+    socs = sorted({job.soc for job in left} - {job.soc for job in view.jobs if job.attempts})
+    were = plural(len(left), "job was", "jobs were")
+    return f"no device of {', '.join(socs)}: {were} not run" if socs else ""
 
 
 def due_notices(plan: Plan, nightly_run: NightlyRun, before: NightlyRun | None) -> tuple[list[Notice], list[Delivery]]:
@@ -60,7 +145,7 @@ def due_notices(plan: Plan, nightly_run: NightlyRun, before: NightlyRun | None) 
         if not _is_due(one.table.when, nightly_run, before):
             continue
         try:
-            notices.append(Notice(one, _message(one.table, nightly_run), about))
+            notices.append(Notice(one, NoticeArguments(_message(one.table, nightly_run), about)))
         except UsageError as error:
             failed.append(Delivery(one.to, ok=False, problem=str(error)))
     return notices, failed
@@ -110,65 +195,27 @@ DEBUG_SHARE = 0.5
 """Part of the time after a cell's run for debugging its new numeric failures."""
 
 
-class CellWork:
-    """Steps of each cell of a nightly run; `confirm` and `debug` come from packages above this one."""
-
-    clock = staticmethod(time.monotonic)
-
-    def __init__(
-        self,
-        config: Config,
-        plan: Plan,
-        confirm: Callable[..., Findings],
-        debug: Callable[..., tuple[DebuggedJob, ...]],
-    ) -> None:
-        self._config, self._plan = config, plan
-        self._confirm, self._debug = confirm, debug
-
-    def run(
-        self, request: RunRequest, front: ProgressListener, interrupts: InterruptHandler, begun: Callable[[str], None]
-    ) -> RunOutcome:
-        """Run a cell; `begun` is called with the run's id."""
-        from farm.dispatch.cluster.client.anywhere import run
-
-        return run(self._config, request, front, interrupts=interrupts, begun=begun)
-
-    def resume(
-        self, run_id: str, front: ProgressListener, interrupts: InterruptHandler, budget_s: float | None
-    ) -> RunOutcome:
-        """Run the missing jobs of a cell's run. Raises UsageError if the run cannot go on."""
-        from farm.dispatch.cluster.client.anywhere import resume
-
-        return resume(self._config, run_id, front, budget_s, interrupts=interrupts)
-
-    def confirm_suspected(self, run_id: str, budget_s: float | None) -> Findings:
-        """Measure the suspected regressions of a run."""
-        return self._confirm(self._config, run_id, budget_s)
-
-    def debug_failures(self, cell: CellResult, folder: Path, budget_s: float | None) -> tuple[DebuggedJob, ...]:
-        """Debug the jobs of a cell that newly fail by numerics, within a time; pages and pictures go into `folder`."""
-        request = next(one.request for one in self._plan.cells if one.name == cell.name)
-        end_s = None if budget_s is None else time.monotonic() + budget_s
-        return self._debug(self._config, request, self._plan.debug, folder, cell, end_s)
-
-    def collect_results(self, cell: CellResult, folder: Path) -> CellResult:
-        """Return `cell` with the results of its run; pages go into `folder`."""
-        return collect_results(self._config, self._plan, folder, cell)
+Confirm = Callable[[Config, str, float | None], Findings]
+"""Measures the suspected regressions of a run, by its id, within some seconds; None for no limit."""
+Debug = Callable[[Config, RunRequest, int, Path, CellResult, float | None], tuple[DebuggedJob, ...]]
+"""Debugs at most some new numeric failures of a cell until a time of `monotonic`; files go into a folder."""
 
 
 def run_nightly(
     config: Config,
     plan: Plan,
     fronts: Callable[[], AbstractContextManager[ProgressListener]],
-    work: CellWork,
+    confirm: Confirm,
+    debug: Debug,
     *,
     resume: bool = False,
 ) -> NightlyRun:
     """Run the cells of `plan`, write reports and exports, send notifications, and return the nightly run.
 
-    `fronts` makes the display of one run. Ctrl-C and SIGTERM let the running jobs finish; the results so far are
-    reported, and `resume` goes on with the rest. Raises UsageError while another nightly run of this name runs, or
-    without one to resume; InfraError for failed writes of its own files.
+    `fronts` makes the display of one run; `confirm` and `debug` come from packages above this one. Ctrl-C and SIGTERM
+    let the running jobs finish; the results so far are reported, and `resume` goes on with the rest. Raises UsageError
+    while another nightly run of this name runs, or without one to resume; InfraError for failed writes of its own
+    files.
     """
     nightly_runs = NightlyRuns(config.state_dir / "nightly" / plan.name)
     with nightly_runs.alone(), InterruptHandler(term=True) as interrupts:
@@ -182,7 +229,9 @@ def run_nightly(
                     path.unlink(missing_ok=True)
         if not nightly_run.is_done:
             folder = reports / nightly_run.id
-            nightly_run = _Cells(plan, nightly_run, nightly_runs, folder, interrupts, fronts, work).run()
+            nightly_run = _Cells(
+                config, plan, nightly_run, nightly_runs, folder, interrupts, fronts, confirm, debug
+            ).run()
         before = next((one for one in reversed(known) if one.started_ms < nightly_run.started_ms and one.is_done), None)
         write_pages(nightly_run, known, reports)
         # Notify after the exit code is saved: it does not wait for a network.
@@ -215,65 +264,64 @@ def _new_nightly_run(plan: Plan) -> NightlyRun:
         digest=plan.digest,
         user=user_name(),
         host=socket.gethostname(),
-        started_ms=time.time_ns() // 1_000_000,
+        started_ms=time_ns() // 1_000_000,
         cells=cells,
     )
 
 
+@dataclass
 class _Cells:
     """Cells of a nightly run, executed one after the other; the nightly run is saved after each step."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        nightly_run: NightlyRun,
-        nightly_runs: NightlyRuns,
-        folder: Path,
-        interrupts: InterruptHandler,
-        fronts: Callable[[], AbstractContextManager[ProgressListener]],
-        work: CellWork,
-    ) -> None:
-        self._plan, self._nightly_runs, self._folder, self._work = plan, nightly_runs, folder, work
-        self._interrupts, self._fronts = interrupts, fronts
-        self._results = {cell.name: cell for cell in nightly_run.cells}
-        self._nightly_run = nightly_run
-        self._end_s = None if plan.budget_s is None else work.clock() + plan.budget_s
+    config: Config
+    plan: Plan
+    nightly_run: NightlyRun
+    nightly_runs: NightlyRuns
+    folder: Path
+    interrupts: InterruptHandler
+    fronts: Callable[[], AbstractContextManager[ProgressListener]]
+    confirm: Confirm
+    debug: Debug
+
+    def __post_init__(self) -> None:
+        self._results = {cell.name: cell for cell in self.nightly_run.cells}
+        self._end_s = None if self.plan.budget_s is None else monotonic() + self.plan.budget_s
         self._is_stopped = False
 
     def run(self) -> NightlyRun:
         """Run the unfinished cells and return the nightly run, with its exit code."""
         self._save()
-        left = [cell for cell in self._plan.cells if not self._results[cell.name].is_done]
+        left = [cell for cell in self.plan.cells if not self._results[cell.name].is_done]
         for number, cell in enumerate(left):
             logger.info("%s: %s", cell.name, cell.request.command)
             try:
                 self._cell(cell, self._seconds(cell, left[number:]))
             except KeyboardInterrupt:
                 self._is_stopped = True
-            if self._is_stopped or self._interrupts.was_interrupted:
+            if self._is_stopped or self.interrupts.was_interrupted:
                 break
         self._save(
             code=nightly_code(
-                tuple(self._results.values()), interrupted=self._is_stopped or self._interrupts.was_interrupted
+                tuple(self._results.values()), interrupted=self._is_stopped or self.interrupts.was_interrupted
             ),
-            finished_ms=time.time_ns() // 1_000_000,
+            finished_ms=time_ns() // 1_000_000,
             is_unnotified=True,
-            report=str(self._folder / "index.html"),
-            report_url=self._plan.report_url,
+            report=str(self.folder / "index.html"),
+            report_url=self.plan.report_url,
         )
-        return self._nightly_run
+        return self.nightly_run
 
     def _seconds(self, cell: PlannedCell, left: list[PlannedCell]) -> float | None:
         """Return the time of a cell: its share of the remaining time, with the unused time of earlier cells."""
         if self._end_s is None:
             return None
-        return max(0.0, self._end_s - self._work.clock()) * cell.share / sum(one.share for one in left)
+        return max(0.0, self._end_s - monotonic()) * cell.share / sum(one.share for one in left)
 
     def _cell(self, cell: PlannedCell, seconds: float | None) -> None:
         if seconds is not None and seconds < 1:
             self._keep(cell, code=NOTHING, problem="the budget of the nightly run was over before it could begin")
             return
-        end_s = None if seconds is None else self._work.clock() + seconds
+        end_s = None if seconds is None else monotonic() + seconds
         code, problem = 0, ""
         try:
             code = self._run(cell, None if seconds is None else seconds * (1 - SUSPECTED_SHARE)).exit_code
@@ -295,28 +343,26 @@ class _Cells:
         def begun(run_id: str) -> None:
             self._keep(cell, run_id=run_id)
 
-        with self._fronts() as front:
+        with self.fronts() as front:
             if run_id:
                 try:
-                    return self._work.resume(run_id, front, self._interrupts, seconds)
+                    return anywhere.resume(self.config, run_id, front, seconds, interrupts=self.interrupts)
                 except UsageError as error:
                     logger.warning("%s: begins anew: %s", cell.name, error)
-            request: RunRequest = msgspec.structs.replace(
-                cell.request, budget_s=seconds, name=f"{self._plan.name}/{cell.name}", nightly_run=self._nightly_run.id
+            request = msgspec.structs.replace(
+                cell.request, budget_s=seconds, name=f"{self.plan.name}/{cell.name}", nightly_run=self.nightly_run.id
             )
-            return self._work.run(request, front, self._interrupts, begun)
+            return anywhere.run(self.config, request, front, interrupts=self.interrupts, begun=begun)
 
     def _collect(self, cell: PlannedCell, code: int, problem: str, end_s: float | None) -> None:
-        """Debug new failures, confirm suspected regressions until `end_s`, and keep the results of a cell."""
+        """Keep the results of a cell, after a closer look at them until `end_s`."""
         result = self._keep(cell, problem=problem)
         try:
             if result.run_id:
                 if code != INTERRUPTED:
-                    # Debugging gets half of the time at most: the rest is for suspected regressions.
-                    result = self._keep(cell, debugged=self._debugged(result, end_s))
-                    # Confirm before the report of the run, which shows the findings.
-                    result = self._keep(cell, findings=self._confirmed(result.run_id, end_s))
-                result = self._results[cell.name] = self._work.collect_results(result, self._folder)
+                    self._examine(cell, result, end_s)
+                result = collect_results(self.config, self.plan, self.folder, self._results[cell.name])
+                self._results[cell.name] = result
         except FarmError as error:
             logger.warning("%s: %s", cell.name, error)
             result = self._keep(cell, problem=problem or str(error))
@@ -326,25 +372,18 @@ class _Cells:
         took = f" in {duration(result.seconds)}" if result.seconds else ""
         logger.info("%s: %s%s", cell.name, result.word, took)
 
-    def _debugged(self, result: CellResult, end_s: float | None) -> tuple[DebuggedJob, ...]:
+    def _examine(self, cell: PlannedCell, result: CellResult, end_s: float | None) -> None:
+        """Debug new failures of a run, then confirm its suspected regressions, for the report that follows."""
         try:
-            left = None if end_s is None else max(0.0, end_s - self._work.clock()) * DEBUG_SHARE
-            return self._work.debug_failures(result, self._folder, left)
+            # Debugging gets half of the time at most: the rest is for suspected regressions.
+            debug_s = None if end_s is None else monotonic() + max(0.0, end_s - monotonic()) * DEBUG_SHARE
+            debugged = self.debug(self.config, cell.request, self.plan.debug, self.folder, result, debug_s)
+            self._keep(cell, debugged=debugged)
+            left_s = None if end_s is None else max(0.0, end_s - monotonic())
+            self._keep(cell, findings=self.confirm(self.config, result.run_id, left_s))
         except KeyboardInterrupt:
             # The results of the run are reported all the same.
             self._is_stopped = True
-            return result.debugged
-
-    def _confirmed(self, run_id: str, end_s: float | None) -> Findings:
-        if self._is_stopped:
-            return Findings()
-        try:
-            left = None if end_s is None else max(0.0, end_s - self._work.clock())
-            return self._work.confirm_suspected(run_id, left)
-        except KeyboardInterrupt:
-            # The results of the run are reported all the same.
-            self._is_stopped = True
-            return Findings()
 
     def _keep(self, cell: PlannedCell, **changes: object) -> CellResult:
         """Change and save the result of a cell, and return it."""
@@ -353,5 +392,5 @@ class _Cells:
         return result
 
     def _save(self, **changes: object) -> None:
-        self._nightly_run = msgspec.structs.replace(self._nightly_run, cells=tuple(self._results.values()), **changes)
-        self._nightly_runs.save(self._nightly_run)
+        self.nightly_run = msgspec.structs.replace(self.nightly_run, cells=tuple(self._results.values()), **changes)
+        self.nightly_runs.save(self.nightly_run)

@@ -109,44 +109,6 @@ class MailTable(Mail, frozen=True, kw_only=True):
     when: When = "change"
 
 
-class Tables(msgspec.Struct, frozen=True, kw_only=True):
-    """Tables of the file, without the unreadable ones."""
-
-    nightly: NightlyTable | None = None
-    run: tuple[tuple[str, RunTable], ...] = ()
-    """Name in messages and table, for each `[[run]]`."""
-    export: ExportTable | None = None
-    webhooks: tuple[tuple[str, WebhookTable], ...] = ()
-    mail: MailTable | None = None
-
-
-def read_tables(path: Path, problems: list[str]) -> Tables:
-    """Return the tables of a file and add their errors to `problems`.
-
-    Raises UsageError for a missing file, ConfigError for an unreadable one or invalid TOML, with the line.
-    """
-    data = _read(path)
-    _check_keys(data, ("nightly", "run", "export", "notify"), "the file", problems, kind="table")
-    notify = data.get("notify", {})
-    if isinstance(notify, dict):
-        _check_keys(notify, ("webhook", "mail"), "[notify]", problems, kind="table")
-    else:
-        problems.append("notify: expected tables [[notify.webhook]] and [notify.mail]")
-        notify = {}
-    if "nightly" not in data:
-        problems.append("[nightly] is missing: it needs a name")
-    runs = _several(RunTable, data.get("run", []), "run", problems)
-    if not data.get("run"):
-        problems.append("[[run]] is missing: it says what to run")
-    return Tables(
-        nightly=_table(NightlyTable, data["nightly"], "[nightly]", problems) if "nightly" in data else None,
-        run=runs,
-        export=_table(ExportTable, data["export"], "[export]", problems) if "export" in data else None,
-        webhooks=_several(WebhookTable, notify.get("webhook", []), "notify.webhook", problems),
-        mail=_table(MailTable, notify["mail"], "[notify.mail]", problems) if "mail" in notify else None,
-    )
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -199,6 +161,9 @@ def _check_keys(data: dict[str, Any], known: Any, place: str, problems: list[str
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
+# Keys of a `[[run]]` that are fields of its request.
+_SAME = ("precisions", "virtual", "keyword", "timeout_s", "profile", "heap", "seconds", "most_devices", "last_failed",
+         "failed_first")  # fmt: skip
 # Default timeout of `farm run`.
 _TIMEOUT_S = 300.0
 
@@ -246,24 +211,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def read_plan(path: Path, config: Config) -> tuple[Plan, dict[str, tuple[Job, ...]]]:
     """Return the plan of the file, and the jobs of each cell after -k, before selection by results in the store.
 
-    Raises UsageError with all problems of the file, each with its table.
+    Raises UsageError for a missing file, and with all problems of the file, each with its table; ConfigError for an
+    unreadable file or invalid TOML, with the line.
     """
     problems: list[str] = []
-    tables = read_tables(path, problems)
+    data = _read(path)
+    _check_keys(data, ("nightly", "run", "export", "notify"), "the file", problems, kind="table")
     base = path.absolute().parent
-    nightly = tables.nightly or NightlyTable(name="unnamed")
-    _check_nightly(nightly, problems)
+    nightly = _nightly(data, problems)
     wait_s = _seconds(nightly.wait, "[nightly]: wait", problems)
     cells: list[PlannedCell] = []
     jobs: dict[str, tuple[Job, ...]] = {}
-    for place, table in tables.run:
+    if not data.get("run"):
+        problems.append("[[run]] is missing: it names the suites to run")
+    for place, table in _several(RunTable, data.get("run", []), "run", problems):
         for cell in _cells(table, place, base, wait_s, config, problems):
             if cell.name in jobs:
                 problems.append(f"{place}: another [[run]] is called {cell.name} as well: give it a name")
             jobs[cell.name] = _jobs(cell, config, problems)
             cells.append(cell)
-    mail, webhooks = _notify(tables, base, problems)
-    export = tables.export
+    mail, webhooks = _notify(data.get("notify", {}), base, problems)
+    export = _table(ExportTable, data["export"], "[export]", problems) if "export" in data else None
     if export is not None:
         unknown = [name for name in export.formats if name not in export_formats()]
         problems += [f"[export]: formats: {UnknownNameError('format', name, export_formats())}" for name in unknown]
@@ -287,7 +255,15 @@ def read_plan(path: Path, config: Config) -> tuple[Plan, dict[str, tuple[Job, ..
     return plan, jobs
 
 
-def _check_nightly(table: NightlyTable, problems: list[str]) -> None:
+def _nightly(data: dict[str, Any], problems: list[str]) -> NightlyTable:
+    """Return the table [nightly], for a missing or unreadable one a valid table without a meaning."""
+    table = None
+    if "nightly" in data:
+        table = _table(NightlyTable, data["nightly"], "[nightly]", problems)
+    else:
+        problems.append("[nightly] is missing: it needs a name")
+    if table is None:
+        return NightlyTable(name="unnamed")
     if not _NAME.fullmatch(table.name):
         problems.append(f"[nightly]: {_bad_name(table.name)}")
     if table.budget:
@@ -297,6 +273,7 @@ def _check_nightly(table: NightlyTable, problems: list[str]) -> None:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
             # The message omits the value: a mistaken address may hold a password.
             problems.append("[nightly]: report_url: expected http://HOST/PATH or https://HOST/PATH, without a user")
+    return table
 
 
 def _seconds(text: str, place: str, problems: list[str]) -> float:
@@ -327,25 +304,16 @@ def _cells(
             socs=tuple(find_soc(name).name for name in dict.fromkeys(table.socs)),
             suites=tuple(dict.fromkeys(suites)),
             backend=backend,
-            precisions=table.precisions,
             toolchain=toolchain,
-            virtual=table.virtual,
-            keyword=table.keyword or "",
             iterations=3 if table.iterations is None else table.iterations,
             warm_up=1 if table.warm_up is None else table.warm_up,
             reducible=table.iterations is None and table.warm_up is None,
-            timeout_s=table.timeout_s,
             options=tuple(_option(*item) for item in table.options.items()),
-            profile=table.profile,
-            heap=table.heap,
-            seconds=table.seconds,
             choice=Choice(table.devices, table.labels, table.heap),
-            most_devices=table.most_devices,
             purpose=Purpose.NIGHTLY,
             confirm=True,
-            last_failed=table.last_failed,
-            failed_first=table.failed_first,
             wait_s=None if table.virtual else wait_s,
+            **{name: getattr(table, name) for name in _SAME},
         )
         request = msgspec.structs.replace(request, command=command_of(request))
         yield PlannedCell(name, place, request, table.share)
@@ -416,14 +384,18 @@ def _jobs(cell: PlannedCell, config: Config, problems: list[str]) -> tuple[Job, 
         return ()
 
 
-def _notify(tables: Tables, base: Path, problems: list[str]) -> tuple[MailTable | None, tuple[WebhookTable, ...]]:
+def _notify(data: object, base: Path, problems: list[str]) -> tuple[MailTable | None, tuple[WebhookTable, ...]]:
+    if not isinstance(data, dict):
+        problems.append("notify: expected tables [[notify.webhook]] and [notify.mail]")
+        return None, ()
+    _check_keys(data, ("webhook", "mail"), "[notify]", problems, kind="table")
     webhooks = []
-    for place, hook in tables.webhooks:
+    for place, hook in _several(WebhookTable, data.get("webhook", []), "notify.webhook", problems):
         problems += [f"{place}: {why}" for why in webhook_problems(hook)]
         template = hook.template if hook.template in BUILT_IN else _beside(base, hook.template)
         problems += [f"{place}: template: {why}" for why in check_template(template, "json")]
         webhooks.append(msgspec.structs.replace(with_files_of(hook, partial(beside, base)), template=template))
-    mail = tables.mail
+    mail = _table(MailTable, data["mail"], "[notify.mail]", problems) if "mail" in data else None
     if mail is not None:
         problems += [f"[notify.mail]: {why}" for why in mail_problems(mail)]
         mail = msgspec.structs.replace(

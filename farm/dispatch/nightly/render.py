@@ -9,8 +9,7 @@ from pathlib import Path
 
 from farm.base.text import one_line
 from farm.dispatch.nightly import record
-from farm.dispatch.nightly.record import JobNote, NightlyRun, counted, meaning
-from farm.dispatch.nightly.state import write_whole
+from farm.dispatch.nightly.record import JobNote, NightlyRun, counted, meaning, write_whole
 from farm.report.formats.github import escaped, table, workflow_commands
 from farm.report.formats.review import (
     FAILING_BEFORE,
@@ -23,7 +22,7 @@ from farm.report.formats.review import (
     rerun_commands,
 )
 from farm.report.html.layer_graph import image_address
-from farm.report.html.page_of_run import render_page
+from farm.report.html.templates import render_page
 from farm.report.model import format as fmt
 
 LEAST_WIDTH = 40

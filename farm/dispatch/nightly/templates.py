@@ -87,6 +87,13 @@ def _environment(*, html: bool) -> jinja2.Environment:
 
 def context(nightly_run: NightlyRun) -> dict[str, Any]:
     """Return the variable `nightly_run` of a template: plain values; output of devices is one line of visible text."""
+    found = {
+        "new_failures": nightly_run.new_failures,
+        "still_failing": nightly_run.still_failing,
+        "debugged": nightly_run.debugged,
+        "regressions": nightly_run.regressions,
+        "infra": nightly_run.troubles,
+    }
     return {
         "schema": 2,
         "name": nightly_run.name,
@@ -103,17 +110,9 @@ def context(nightly_run: NightlyRun) -> dict[str, Any]:
         "counts": nightly_run.counts,
         "counted": counted(nightly_run.counts),
         "runs": [_cell(cell) for cell in nightly_run.cells],
-        "new_failures": _notes(nightly_run.new_failures),
-        "still_failing": _notes(nightly_run.still_failing),
-        "debugged": _notes(nightly_run.debugged),
-        "regressions": _notes(nightly_run.regressions),
-        "infra": _notes(nightly_run.troubles),
+        **{name: _notes(notes) for name, notes in found.items()},
         "totals": {
-            "new_failures": len(nightly_run.new_failures),
-            "still_failing": len(nightly_run.still_failing),
-            "debugged": len(nightly_run.debugged),
-            "regressions": len(nightly_run.regressions),
-            "infra": len(nightly_run.troubles),
+            **{name: len(notes) for name, notes in found.items()},
             "fixed": sum(len(cell.fixed) for cell in nightly_run.cells),
             "not_tested": sum(cell.not_tested for cell in nightly_run.cells),
         },
@@ -125,7 +124,7 @@ def context(nightly_run: NightlyRun) -> dict[str, Any]:
 def subject(nightly_run: NightlyRun) -> str:
     """Return a notification's title: one line."""
     found = [
-        f"{len(notes)} {word}{'' if len(notes) == 1 else 's'}"
+        fmt.plural(len(notes), word)
         for word, notes in (("new failure", nightly_run.new_failures), ("regression", nightly_run.regressions))
         if notes
     ]

@@ -27,41 +27,39 @@ class NotifyError(FarmError):
         self.may_pass = may_pass
 
 
-class Credentials:
-    """Secrets of webhooks and mail, removed from the environment, which every child process inherits."""
+def hide_secrets(webhooks: Sequence[Webhook], mail: Mail | None) -> None:
+    """Take the secrets of receivers out of the environment, before anything starts that would inherit them."""
+    names = [name for hook in webhooks for name in (hook.url_env, hook.token_env)]
+    names += [mail.password_env] if mail is not None else []
+    for name in filter(None, names):
+        if value := os.environ.pop(name, "").strip():
+            TAKEN[name] = value
 
-    def __init__(self, webhooks: Sequence[Webhook], mail: Mail | None) -> None:
-        self._webhooks, self._mail = webhooks, mail
-        names = [name for hook in webhooks for name in (hook.url_env, hook.token_env)]
-        names += [mail.password_env] if mail is not None else []
-        for name in filter(None, names):
-            if value := os.environ.pop(name, "").strip():
-                TAKEN[name] = value
 
-    def missing(self) -> Iterator[str]:
-        """Yield a line for each missing secret."""
-        wanted = [(f"[[notify.webhook]] {number}", env, file)
-                  for number, hook in enumerate(self._webhooks, start=1)
-                  for env, file in ((hook.url_env, hook.url_file), (hook.token_env, hook.token_file))]  # fmt: skip
-        if self._mail is not None:
-            wanted += [("[notify.mail]", self._mail.user_env, ""),
-                       ("[notify.mail]", self._mail.password_env, self._mail.password_file)]  # fmt: skip
-        for who, env, file in wanted:
-            try:
-                self.get(env, file)
-            except NotifyError as error:
-                yield f"{who}: {error}"
-
-    def get(self, env: str, file: str = "") -> str:
-        """Return the secret in an environment variable or a file, empty without both names. Raises NotifyError."""
-        if env:
-            value = os.environ.get(env, "").strip() or TAKEN.get(env)
-            if not value:
-                raise NotifyError(f"the environment variable {env} is not set")
-            return value
-        if not file:
-            return ""
+def missing_secrets(webhooks: Sequence[Webhook], mail: Mail | None) -> Iterator[str]:
+    """Yield a line for each missing secret of receivers."""
+    wanted = [(f"[[notify.webhook]] {number}", env, file)
+              for number, hook in enumerate(webhooks, start=1)
+              for env, file in ((hook.url_env, hook.url_file), (hook.token_env, hook.token_file))]  # fmt: skip
+    if mail is not None:
+        wanted += [("[notify.mail]", mail.user_env, ""), ("[notify.mail]", mail.password_env, mail.password_file)]
+    for who, env, file in wanted:
         try:
-            return Path(file).read_text(encoding="utf-8")[:_MOST_SECRET_CHARS].strip()
-        except (OSError, UnicodeDecodeError):
-            raise NotifyError(f"{file} cannot be read") from None
+            read_secret(env, file)
+        except NotifyError as error:
+            yield f"{who}: {error}"
+
+
+def read_secret(env: str, file: str = "") -> str:
+    """Return the secret in an environment variable or a file, empty without both names. Raises NotifyError."""
+    if env:
+        value = os.environ.get(env, "").strip() or TAKEN.get(env)
+        if not value:
+            raise NotifyError(f"the environment variable {env} is not set")
+        return value
+    if not file:
+        return ""
+    try:
+        return Path(file).read_text(encoding="utf-8")[:_MOST_SECRET_CHARS].strip()
+    except (OSError, UnicodeDecodeError):
+        raise NotifyError(f"{file} cannot be read") from None

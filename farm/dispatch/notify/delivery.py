@@ -16,14 +16,12 @@ import msgspec
 
 from farm.base.config.notify import Mail, Webhook
 from farm.base.errors import FarmError
-from farm.dispatch.notify.credentials import Credentials, NotifyError
+from farm.dispatch.notify.credentials import NotifyError, hide_secrets, read_secret
 from farm.dispatch.notify.webhook import origin, post
-from farm.store.messages.notices import Message, NoticeArguments, QueuedNotice
+from farm.store.messages.messages import Message, Messages, NoticeArguments, QueuedNotice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from farm.store.messages.messages import Messages
 
 _WAITS_S = (1.0, 2.0, 4.0)
 """Waits before each further attempt of one process."""
@@ -59,7 +57,6 @@ class Receiver:
     table: Webhook | Mail
     number: int
     """Position among the webhooks of its file."""
-    credentials: Credentials
 
     @property
     def queue(self) -> str:
@@ -80,27 +77,27 @@ class Receiver:
         """Attempt once to deliver `message`; `key` is the same in all attempts. Raises NotifyError."""
         if isinstance(self.table, Webhook):
             address, is_secret = self._address(self.table)
-            token = self.credentials.get(self.table.token_env, self.table.token_file)
+            token = read_secret(self.table.token_env, self.table.token_file)
             post(address, message.body, token, secret=is_secret, key=key)
             return
         from farm.dispatch.notify import mail
 
         table = self.table
-        user = self.credentials.get(table.user_env)
-        password = self.credentials.get(table.password_env, table.password_file)
+        user = read_secret(table.user_env)
+        password = read_secret(table.password_env, table.password_file)
         mail.send(table, mail.message(table, message.subject, message.body, message.html, key), user, password)
 
     def _address(self, hook: Webhook) -> tuple[str, bool]:
         """Return the address of a webhook, and whether it is secret. Raises NotifyError."""
         public = getattr(hook, "url", "")
-        return public or self.credentials.get(hook.url_env, hook.url_file), not public
+        return public or read_secret(hook.url_env, hook.url_file), not public
 
 
 def find_receivers(webhooks: Sequence[Webhook], mail: Mail | None) -> list[Receiver]:
     """Return the receivers of a configuration; their secrets leave the environment."""
-    credentials = Credentials(webhooks, mail)
+    hide_secrets(webhooks, mail)
     tables: list[Webhook | Mail] = [*webhooks, *([mail] if mail is not None else [])]
-    return [Receiver(table, number, credentials) for number, table in enumerate(tables, start=1)]
+    return [Receiver(table, number) for number, table in enumerate(tables, start=1)]
 
 
 @dataclass(frozen=True)
@@ -108,21 +105,17 @@ class Notice:
     """Notice of an event for one receiver."""
 
     receiver: Receiver
-    message: Message
-    about: str
-    """Event, in words; no two events have the same."""
-    claim: int = 0
-    """Id of the health event that records the outcome; 0 for none."""
+    args: NoticeArguments
+    """Message and event; no two events are described by the same words."""
 
     @property
     def key(self) -> str:
         """Name of the notice, the same in all attempts of all processes."""
-        return f"notice:{hashlib.sha256(f'{self.receiver.queue} {self.about}'.encode()).hexdigest()[:32]}"
+        return f"notice:{hashlib.sha256(f'{self.receiver.queue} {self.args.about}'.encode()).hexdigest()[:32]}"
 
     def queued(self) -> QueuedNotice:
         """Return the notice for the queue of its receiver."""
-        arguments = NoticeArguments(self.message, self.about, self.claim)
-        return QueuedNotice(self.receiver.queue, self.key, arguments)
+        return QueuedNotice(self.receiver.queue, self.key, self.args)
 
 
 def send_notices(notices: Iterable[Notice], messages: Messages | None) -> list[Delivery]:
@@ -139,7 +132,7 @@ def _send(notice: Notice, messages: Messages | None, end_s: float) -> Delivery:
     try:
         if messages is not None and time.monotonic() > end_s:
             return Delivery(to, ok=False, problem=f"no time was left{later}")
-        persistently(lambda: notice.receiver.deliver(notice.message, notice.key))
+        persistently(lambda: notice.receiver.deliver(notice.args.message, notice.key))
         delivery = Delivery(to, ok=True)
     except NotifyError as error:
         delivery = Delivery(to, ok=False, problem=f"{error}{later if error.may_pass else ''}")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -59,19 +59,6 @@ class Place(msgspec.Struct, frozen=True):
         return f"{self.project}@{self.commit[:12]}" if self.number is None else f"{self.project}{mark}{self.number}"
 
 
-class Forge(Protocol):
-    """Server with pull requests."""
-
-    def head(self) -> str:
-        """Return the head commit of the pull request."""
-
-    def set_status(self, commit: str, review: Review) -> None:
-        """Set the status of a commit under the name of the review."""
-
-    def comment(self, marker: str, body: str) -> None:
-        """Replace the own comment that begins with `marker`, or write the first one."""
-
-
 def place_of(text: str, env: Mapping[str, str]) -> Place:
     """Return the place of an address, or with `ci` of the running CI job. Raises UsageError."""
     if text == "ci":
@@ -102,7 +89,7 @@ class PullRequest:
         """Look for the pull request. Raises ReviewError; MissingToolError without the extra `review`."""
         self.place = place
         with _reported(place):
-            self._forge: Forge = _GitHub(place, token) if place.kind == "github" else _GitLab(place, token)
+            self._forge: _GitHub | _GitLab = _GitHub(place, token) if place.kind == "github" else _GitLab(place, token)
             self._commit = place.commit or self._forge.head()
 
     def post(self, review: Review) -> None:
@@ -120,6 +107,8 @@ class PullRequest:
 
 
 class _GitHub:
+    """Pull request of GitHub, or its repository; `_GitLab` has the same methods."""
+
     def __init__(self, place: Place, token: str) -> None:
         import github
 

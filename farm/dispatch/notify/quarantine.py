@@ -1,42 +1,48 @@
-"""Notice that a device was quarantined: its text, and one POST or mail to each receiver in farm.toml."""
+"""Notices that a device was quarantined: one POST or mail to each receiver in farm.toml.
+
+Threads send the notices: jobs neither wait for them nor fail with them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.config.notify import Mail
+from farm.base.errors import FarmError
 from farm.base.text import one_line
 from farm.base.user import user_name
-from farm.dispatch.notify.delivery import Notice
+from farm.dispatch.notify.credentials import hide_secrets
+from farm.dispatch.notify.delivery import GRACE_S, Notice, Receiver, find_receivers, send_notices
 from farm.dispatch.notify.webhook import slack_text
-from farm.store.messages.notices import Message
+from farm.store.leases.quarantines import Quarantine
+from farm.store.messages.messages import Message, NoticeArguments, defer_notices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from farm.dispatch.notify.delivery import Receiver
+    from sqlalchemy import Connection
+
+    from farm.base.config.settings import Config
+    from farm.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 _REASON_CHARS = 300
+_LOOK_SECONDS = 2.0
+_LAST_SECONDS = 15.0
+"""Longest wait at the end of a command for notices in transit."""
 
 
-class QuarantineNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a quarantined device for a notice."""
+class QuarantineNotice(Quarantine, frozen=True, kw_only=True):
+    """Notice of a quarantine."""
 
-    device: str
-    """Id of the device."""
-    name: str = ""
-    serial: str = ""
-    soc: str = ""
-    kind: str = ""
-    host: str = ""
-    reason: str
-    since_ms: int
-    """Time of the quarantine; epoch, milliseconds."""
-    run: str = ""
     test: bool = False
     """True for a test of notices: no device was quarantined."""
 
@@ -72,7 +78,7 @@ class QuarantineNotice(msgspec.Struct, frozen=True, kw_only=True):
             "sent by": _sender(),
         }
         lines = ["This is a test of notices: nothing happened.", ""] if self.test else []
-        lines += ["A device is in quarantine: it is given no job until somebody releases it.", ""]
+        lines += ["A device is in quarantine: it gets no job until a person releases it.", ""]
         lines += [f"{label + ':':9}{value}" for label, value in facts.items() if value]
         lines += ["", *(f"{command}\n    {purpose}" for command, purpose in self.commands.items())]
         return "\n".join(lines) + "\n"
@@ -103,10 +109,10 @@ class QuarantineNotice(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode({"text": slack_text(text)}).decode()
 
 
-def quarantine_notices(receivers: Iterable[Receiver], notice: QuarantineNotice, claim: int = 0) -> list[Notice]:
+def quarantine_notices(receivers: Iterable[Receiver], notice: QuarantineNotice) -> list[Notice]:
     """Return the notice for all receivers in farm.toml."""
     about = f"quarantine of {notice.called}, {notice.since_ms}"
-    return [Notice(one, _message(one, notice), about, claim) for one in receivers]
+    return [Notice(one, NoticeArguments(_message(one, notice), about, notice.claim)) for one in receivers]
 
 
 def made_up_notice() -> QuarantineNotice:
@@ -114,6 +120,64 @@ def made_up_notice() -> QuarantineNotice:
     return QuarantineNotice(
         device="no-device", soc="SM8650", reason="nothing happened", since_ms=time.time_ns() // 1_000_000, test=True
     )
+
+
+class Announcer:
+    """Sender of a notice for each quarantine in `store` without one; a notice that cannot be sent is logged."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self._config, self._store = config, store
+        hide_secrets(config.notify.webhook, config.notify.mail)
+        self._looked_s = float("-inf")
+        self._sending: dict[threading.Thread, Quarantine] = {}
+
+    def look(self) -> None:
+        """Send due notices, each from its own thread; the store is asked once in two seconds."""
+        if self._config.notify.is_set and time.monotonic() >= self._looked_s + _LOOK_SECONDS:
+            self._looked_s = time.monotonic()
+            with contextlib.suppress(FarmError):
+                queue = (self._queue,) if self._config.is_shared else ()
+                for one in self._store.quarantines.claim(*queue):
+                    thread = threading.Thread(target=self._send, args=(one,), daemon=True, name="notice")
+                    self._sending[thread] = one
+                    thread.start()
+
+    def close(self) -> None:
+        """Send due notices, and wait shortly for those in transit."""
+        self._looked_s = float("-inf")
+        self.look()
+        deadline = time.monotonic() + _LAST_SECONDS
+        for thread, one in self._sending.items():
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                self._record(one, f"no answer in {_LAST_SECONDS:g} s", f"NOT SENT: no answer in {_LAST_SECONDS:g} s")
+
+    def _queue(self, connection: Connection, one: Quarantine) -> None:
+        defer_notices(connection, [notice.queued() for notice in self._notices(one)], GRACE_S)
+
+    def _notices(self, one: Quarantine) -> list[Notice]:
+        receivers = find_receivers(self._config.notify.webhook, self._config.notify.mail)
+        return quarantine_notices(receivers, QuarantineNotice(**msgspec.structs.asdict(one)))
+
+    def _send(self, one: Quarantine) -> None:
+        for delivery in send_notices(self._notices(one), self._store.messages if self._config.is_shared else None):
+            self._record(one, "" if delivery.ok else f"{delivery.to}: {delivery.problem}", delivery.line)
+
+    def _record(self, one: Quarantine, problem: str, line: str) -> None:
+        if problem:
+            logger.warning("NOT NOTIFIED that %s is quarantined: %s", one.name or one.device, problem)
+        with contextlib.suppress(FarmError):
+            self._store.quarantines.add_outcome(one.claim, line)
+
+
+@contextlib.contextmanager
+def announcing(config: Config, store: Store) -> Iterator[None]:
+    """Send, at the end of the body, a notice of every device that was quarantined."""
+    hide_secrets(config.notify.webhook, config.notify.mail)
+    try:
+        yield
+    finally:
+        Announcer(config, store).close()
 
 
 def _message(receiver: Receiver, notice: QuarantineNotice) -> Message:

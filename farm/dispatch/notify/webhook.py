@@ -97,7 +97,7 @@ def _request(url: str, body: str, token: str, *, secret: bool, key: str) -> urll
         raise NotifyError(f"{origin(url)}: the address has a user in it, which is not sent: use token_env")
     if parts.scheme == "http" and (secret or token) and not is_loopback(parts):
         what = "the address itself" if secret else "the token"
-        raise NotifyError(f"{origin(url)}: {what} is a secret, which http shows to everybody: use https")
+        raise NotifyError(f"{origin(url)}: {what} is a secret, which http would send unencrypted: use https")
     if not (token.isascii() and token.isprintable()):
         raise NotifyError(f"{origin(url)}: the token has characters that no header may have")
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"farm/{__version__}"}

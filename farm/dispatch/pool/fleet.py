@@ -117,7 +117,7 @@ def attached_fleet(
         names = [name for name in names if any(device.soc == name for device in devices)] or names
     _require(names, devices, refused)
     servers = Servers(supervisor, devices, scan.warnings)
-    fleet = Fleet(devices, runtimes_of(config, socs, backend, devices, mode), leased=True, revive=servers.revive)
+    fleet = Fleet(devices, runtimes_of(config, backend, devices, mode), leased=True, revive=servers.revive)
     return _with_root(fleet, names, refused)
 
 
@@ -258,38 +258,29 @@ def refusal(device: Device | AgentDevice, names: Collection[str], known: Registe
         return f"not labelled {' and '.join(missing)}"
     if choice.heap and device.os == "linux":
         return NO_HEAP
-    return out_of_use(device, known) if known is not None else ""
+    return out_of_use(known, device.called) if known is not None else ""
 
 
-def out_of_use(device: Device | AgentDevice, known: Registered) -> str:
+def out_of_use(known: Registered, called: str) -> str:
     """Return the reason why a device is out of use, with the command to return it; empty for none. Pure."""
     if not known.in_service:
         note = f": {known.service_note}" if known.service_note else ""
-        return f"out of service{note}; 'farm devices enable {device.called}' puts it back"
+        return f"out of service{note}; 'farm devices enable {called}' puts it back"
     if known.health == "quarantined":
-        return (
-            f"quarantined: {known.health_reason}; 'farm devices unquarantine {device.called}' gives it another chance"
-        )
+        return f"quarantined: {known.health_reason}; 'farm devices unquarantine {called}' gives it another chance"
     return ""
 
 
 def runtimes_of(
-    config: Config, socs: Sequence[Soc], backend: str, devices: Sequence[Device], mode: Mode = "traditional"
+    config: Config, backend: str, devices: Sequence[Device], mode: Mode = "traditional"
 ) -> dict[str, Runtime]:
-    """Return the runtimes of devices of some SoCs, by serial. Raises MissingToolError for a missing runtime."""
+    """Return the runtimes of devices, by serial. Raises MissingToolError for a missing runtime."""
     from farm.builds.runtime.kept import keep
-    from farm.builds.runtime.runtime import attached_runtime, virtual_runtime
+    from farm.builds.runtime.runtime import runtime_for
 
-    by_name = {soc.name: soc for soc in socs}
     made: dict[tuple[str, str, str], Runtime] = {}
     for device in devices:
         key = (device.soc, device.kind, device.os)
         if key not in made:
-            soc = by_name[device.soc]
-            made[key] = keep(
-                config.cache_dir,
-                virtual_runtime(config, soc, backend, mode=mode)
-                if device.kind == "virtual"
-                else attached_runtime(config, soc, backend, mode, linux=device.os == "linux"),
-            )
+            made[key] = keep(config.cache_dir, runtime_for(config, *key, backend, mode))
     return {device.serial: made[device.soc, device.kind, device.os] for device in devices}

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from farm.base.text import one_line
-from farm.dispatch.pytest_plugin.bundles import Bundles
 from farm.dispatch.pytest_plugin.record import UpstreamResult
-from farm.dispatch.pytest_plugin.runner import Runner
+from farm.dispatch.pytest_plugin.runner import Bundles, Runner
 from farm.results.attempt import Cause, Stage
 
 if TYPE_CHECKING:
@@ -35,6 +34,9 @@ _FAILURES = {
     "LOWER_FAIL": (Stage.BUILD, Cause.COMPILE),
     "OUTPUT_MISMATCH_FAIL": (Stage.NUMERICS, Cause.NUMERICS),
 }
+
+
+_UNEXECUTED = "nothing was delegated: the program was not executed"
 
 
 def flow_of(item: pytest.Item) -> Any:
@@ -60,7 +62,8 @@ def result_of(item: pytest.Item) -> UpstreamResult | None:
     stage, cause = _FAILURES.get(kind.name, (Stage.EXECUTE, Cause.NONE))
     error = record.error
     text = f"{kind.display_name()}: {type(error).__name__}: {_first_line(error)}" if error is not None else ""
-    return UpstreamResult(text or kind.display_name(), stage, cause, tuple(_notes(record)))
+    unexecuted = _UNEXECUTED if kind.name == "SUCCESS_UNDELEGATED" else ""
+    return UpstreamResult(text or kind.display_name(), stage, cause, tuple(_notes(record)), unexecuted)
 
 
 def _first_line(error: BaseException) -> str:
@@ -71,8 +74,6 @@ def _notes(record: Any) -> list[str]:
     notes = []
     if left := record.undelegated_op_counts:
         notes.append("on the CPU: " + ", ".join(f"{one_line(str(name))} {left[name]}" for name in sorted(left)))
-    if record.result.name == "SUCCESS_UNDELEGATED":
-        notes.append("nothing was delegated: the program was not executed")
     for index, stats in enumerate(record.tensor_error_statistics):
         if stats.sqnr is not None:
             notes.append(f"output {index}: SQNR {stats.sqnr:.1f} dB")

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +23,7 @@ from farm.base.config.settings import Config, LeaseConfig
 from farm.base.errors import InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
-from farm.base.processes import Child, Supervisor, ending
+from farm.base.processes import Child, Supervisor, ask_program, ending
 from farm.base.socs import Soc, find_soc, load_socs
 from farm.base.text import one_line
 from farm.builds.compile.pool import MemoryLimits
@@ -31,12 +31,11 @@ from farm.devices.device import Device, common_kind
 from farm.dispatch.pool.fleet import Choice, Fleet
 from farm.dispatch.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, SuitePlan
 from farm.dispatch.request.ending import exit_code_of, write_report
+from farm.dispatch.request.request import RunOutcome
 from farm.report.model.format import plural
-from farm.store.view import Purpose, RunView
+from farm.store.view import Purpose
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from farm.builds.toolchains.toolchain import Compiler, Toolchain
     from farm.store.store import Store
 
@@ -98,7 +97,7 @@ def rooted_arguments(arguments: Sequence[str], folder: Path) -> list[str]:
     tree, place = found
     names = [argument.partition("=")[0] for argument in arguments]
     if named := next((name for name in names if name in tree.filled_in), ""):
-        raise UsageError(f"{named} is filled in for each device: say --soc, --backend or --device, before the --")
+        raise UsageError(f"{named} is filled in for each device: give --soc, --backend or --device before the --")
     wanted = {
         "-c": os.devnull,
         "--rootdir": str(place.parent),
@@ -117,65 +116,48 @@ def require_tree(arguments: Sequence[str], folder: Path, compiler: Compiler) -> 
     tree, place = found
     if not any(tree.package.encode() in path.read_bytes() for path in place.rglob("*.py")):
         return
-    done = subprocess.run(
-        [compiler.python, "-c", _INSTALLED],
-        env={**os.environ, **compiler.env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    trees = [Path(line) for line in done.stdout.splitlines() if line]
+    output = ask_program([compiler.python, "-c", _INSTALLED], None, {**os.environ, **compiler.env}).output
+    trees = [Path(line) for line in output.splitlines() if line]
     if not any(one.joinpath(*tree.folder).resolve() == place.resolve() for one in trees):
-        installed = one_line(done.stdout) or "no executorch"
+        installed = one_line(output) or "no executorch"
         raise UsageError(
-            f"{place} would be run with {installed}, which is another tree: say --toolchain with an environment that "
-            "tree is installed in, or run the tests that are installed there"
+            f"{place} would be run with {installed}, which is another tree: give --toolchain with an environment in "
+            "which the tree is installed, or run the installed tests"
         )
 
 
 _LAST_SECONDS = 5.0
-
-
-class OutputRelay:
-    """Relay of output by threads; `finish` is called once the child has ended."""
-
-    def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
-
-    def start(self, source: int, target: int) -> None:
-        """Copy data from the descriptor `source` to `target`, and close both at the end of the data."""
-        thread = threading.Thread(target=_hand_on, args=(source, target), name="output", daemon=True)
-        thread.start()
-        self._threads.append(thread)
-
-    def finish(self) -> None:
-        """Wait at most 5 s for each output's last data; a process that the child left may keep an output open."""
-        for thread in self._threads:
-            thread.join(_LAST_SECONDS)
+"""Longest wait for the last data of an output."""
 
 
 @contextmanager
-def relayed_output() -> Iterator[OutputRelay]:
-    """Replace standard output and error, if they are pipes, by pipes of a relay for processes started in the block.
+def relayed_output(*, quiet: bool = False) -> Iterator[list[threading.Thread]]:
+    """Replace standard output and error, if they are pipes, by pipes for processes started in the block.
 
-    The reader of a pipe may close it before the child has ended, as `| head` does, which many programs do not survive.
+    Threads, which are yielded, copy the data to the originals; a process that the child left may keep one going. With
+    `quiet` standard output goes to standard error. The reader of a pipe may close it before the child has ended, as
+    `| head` does, which many programs do not survive.
     """
-    relay, kept = OutputRelay(), {}
+    sys.stdout.flush()
+    threads: list[threading.Thread] = []
+    kept = {number: os.dup(number) for number in (1, 2)}
     pipes: dict[tuple[int, int], int] = {}
-    for number in (1, 2):
+    if quiet:
+        os.dup2(2, 1)
+    for number in kept:
         status = os.fstat(number)
         if not stat.S_ISFIFO(status.st_mode):
             continue
-        original = kept[number] = os.dup(number)
-        # Two outputs into the same pipe, as with `2>&1`, share one relay, which keeps their order.
+        # Two outputs into the same pipe, as with `2>&1`, share one thread, which keeps their order.
         place = status.st_dev, status.st_ino
         if place not in pipes:
             source, pipes[place] = os.pipe()
-            relay.start(source, os.dup(original))
+            thread = threading.Thread(target=_hand_on, args=(source, os.dup(number)), name="output", daemon=True)
+            thread.start()
+            threads.append(thread)
         os.dup2(pipes[place], number)
     try:
-        yield relay
+        yield threads
     finally:
         for number, original in kept.items():
             os.dup2(original, number)
@@ -185,6 +167,7 @@ def relayed_output() -> Iterator[OutputRelay]:
 
 
 def _hand_on(source: int, target: int) -> None:
+    """Copy data from one descriptor to another, and close both at the end of the data."""
     is_read = True
     while data := os.read(source, 1 << 16):
         try:
@@ -236,15 +219,6 @@ class SuiteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Pytest writes to standard error, as standard output is for other data."""
 
 
-class SuiteOutcome(msgspec.Struct, frozen=True):
-    """Outcome of a `farm pytest`."""
-
-    exit_code: int
-    view: RunView
-    report: Path
-    """HTML file of the report."""
-
-
 def is_listing(arguments: Sequence[str]) -> bool:
     """Return whether pytest only prints information, so that no device is needed. Pure."""
     return not _LISTING.isdisjoint(arguments)
@@ -257,17 +231,16 @@ def list_tests(arguments: Sequence[str]) -> int:
     return done.returncode if done.returncode in (0, _PYTEST_EMPTY) else ExitCode.USAGE
 
 
-def check_arguments(arguments: Sequence[str]) -> None:
+def _check_arguments(arguments: Sequence[str]) -> None:
     """Raise UsageError for arguments that farm sets itself, or that cannot work in a worker."""
     for argument in arguments:
         if argument.startswith(_OTHER_MACHINES):
             raise UsageError(f"{argument}: workers run on this machine, one a device; -n N starts fewer")
         if argument in _TERMINAL or argument.startswith("--pdbcls"):
             raise UsageError(f"{argument} needs a terminal, which a worker has not: run plain pytest for that")
-    rooted_arguments(arguments, Path.cwd())
 
 
-def run(config: Config, request: SuiteRequest) -> SuiteOutcome:
+def run(config: Config, request: SuiteRequest) -> RunOutcome:
     """Run the user's pytest on devices, end all started processes, and return the outcome.
 
     Raises UsageError, NoDeviceError or MissingToolError before any change to the store, NothingSelectedError without a
@@ -277,12 +250,13 @@ def run(config: Config, request: SuiteRequest) -> SuiteOutcome:
     from farm.builds.runtime.runtime import require_backend
     from farm.store.store import open_store
 
-    check_arguments(request.arguments)
+    _check_arguments(request.arguments)
+    rooted = rooted_arguments(request.arguments, Path.cwd())
     soc = find_soc(request.soc) if request.soc else None
     with InterruptHandler(), open_store(config.store_url) as store, Supervisor() as supervisor:
         soc = soc or _attached_soc(config, request.choice, supervisor, store)
         require_backend(soc, request.backend, config.sdk_root)
-        return _Launch(config, request, soc, store).execute(supervisor)
+        return _Launch(config, request, soc, store, rooted).execute(supervisor)
 
 
 def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store: Store) -> Soc:
@@ -307,12 +281,11 @@ def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store:
 class _Launch:
     """Part of a `farm pytest` with effects: store, folder, processes."""
 
-    def __init__(self, config: Config, request: SuiteRequest, soc: Soc, store: Store) -> None:
-        self._config, self._request, self._soc, self._store = config, request, soc, store
+    def __init__(self, config: Config, request: SuiteRequest, soc: Soc, store: Store, rooted: Sequence[str]) -> None:
+        self._config, self._request, self._soc, self._store, self._rooted = config, request, soc, store, rooted
         self._interrupted = False
-        self._rooted = rooted_arguments(request.arguments, Path.cwd())
 
-    def execute(self, supervisor: Supervisor) -> SuiteOutcome:
+    def execute(self, supervisor: Supervisor) -> RunOutcome:
         from farm.base.publish import own_folder
         from farm.builds.toolchains.prepare import prepare
 
@@ -355,8 +328,8 @@ class _Launch:
             nonlocal printed
             lines = plan.notes()[printed:]
             printed += len(lines)
-            for number, reason in plan.devices_left().items():
-                pool.retire(number, reason)
+            for device, reason in plan.devices_left().items():
+                pool.retire(device, reason)
             return [*lines, *fleet.revive()]
 
         pool = DevicePool(fleet.devices, self._store, None, revive=look)
@@ -433,7 +406,7 @@ class _Launch:
         # Set all on the command line, which takes precedence over an ini file.
         python = plan.compiler.python
         argv = [python, "-m", "pytest", *_PLUGINS, *self._rooted, "-n", "auto", *self._request.arguments]
-        with _standard_output_for(quiet=self._request.quiet), relayed_output() as relay:
+        with relayed_output(quiet=self._request.quiet) as threads:
             child = supervisor.spawn(argv, name="pytest", env=self._environment(plan), foreground=True)
         try:
             return child.process.wait()
@@ -441,7 +414,8 @@ class _Launch:
             self._interrupted = True
             return _let_end(child)
         finally:
-            relay.finish()
+            for thread in threads:
+                thread.join(_LAST_SECONDS)
 
     def _environment(self, plan: SuitePlan) -> dict[str, str]:
         from farm.builds.runtime.native.executorch import runner_executorch
@@ -449,8 +423,8 @@ class _Launch:
         from farm.devices.adb.server import find_adb
         from farm.dispatch.pytest_plugin.upstream import lay_out_sdk
 
-        executorch = runner_executorch(self._config)
-        outside = outside_environment(self._config.cache_dir, sdk_root=self._config.sdk_root, executorch=executorch)
+        config = self._config
+        outside = outside_environment(config.cache_dir, config.sdk_root, runner_executorch(config))
         sdk = lay_out_sdk(plan.folder / "sdk", Path(outside["QNN_SDK_ROOT"]), self._soc)
         return {
             **os.environ,
@@ -462,7 +436,7 @@ class _Launch:
             STORE_VARIABLE: self._config.store_url,
         }
 
-    def _finished(self, run_id: str, status: int, *, interrupted: bool) -> SuiteOutcome:
+    def _finished(self, run_id: str, status: int, *, interrupted: bool) -> RunOutcome:
         if not run_id:
             raise _without_tests(status, interrupted=interrupted)
         exit_code: int = ExitCode.INFRA
@@ -474,11 +448,11 @@ class _Launch:
         folder = self._config.run_folder(run_id)
         folder.mkdir(parents=True, exist_ok=True)
         report = write_report(view, folder / "report.html", self._store, self._config)
-        return SuiteOutcome(exit_code, view, report)
+        return RunOutcome(exit_code, view, report)
 
     def _exit_code(self, run_id: str, status: int) -> int:
         if status == _PYTEST_INTERNAL or status < 0:
-            logger.warning("pytest broke down (%s): what it says above tells why", ending(status))
+            logger.warning("pytest ended by an internal error (%s): the reason is in its output above", ending(status))
             return ExitCode.INFRA
         found = exit_code_of(self._store.runs.view(run_id))
         # Other plugins may fail a session by themselves, for example for its coverage.
@@ -489,18 +463,12 @@ def _require_plugin(compiler: Compiler) -> None:
     """Raise MissingToolError if the interpreter of a toolchain cannot load pytest with farm's plugin."""
     if Path(compiler.python) == Path(sys.executable):
         return
-    done = subprocess.run(
-        [compiler.python, "-c", "import pytest, xdist; from farm.dispatch.pytest_plugin import plugin, worker"],
-        env={**os.environ, **compiler.env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode:
-        why = (done.stderr.decode(errors="replace").strip().splitlines() or ["it ends without a word"])[-1]
+    imports = "import pytest, xdist; from farm.dispatch.pytest_plugin import plugin, worker"
+    answer = ask_program([compiler.python, "-c", imports], None, {**os.environ, **compiler.env})
+    if answer.code:
         raise MissingToolError(
-            f"farm pytest runs your tests under {compiler.python}, which cannot load farm's plugin: {one_line(why)}: "
-            f"{compiler.python} -m pip install snapdragon-farm"
+            f"farm pytest runs your tests under {compiler.python}, which cannot load farm's plugin: "
+            f"{one_line(answer.reason)}: {compiler.python} -m pip install snapdragon-farm"
         )
 
 
@@ -511,10 +479,8 @@ def _without_tests(status: int, *, interrupted: bool) -> BaseException:
     if status == _PYTEST_EMPTY:
         return NothingSelectedError("pytest collected no test: what stands behind -- selects none")
     if status == _PYTEST_USAGE:
-        return UsageError(
-            "pytest could not begin: what it says above tells which argument, ini file or conftest it was"
-        )
-    return InfraError(f"pytest ended and no test is recorded ({ending(status)}): what it says above tells why")
+        return UsageError("pytest could not start: its output above names the argument, ini file or conftest")
+    return InfraError(f"pytest ended without a recorded test ({ending(status)}): the reason is in its output above")
 
 
 def _let_end(child: Child) -> int:
@@ -543,19 +509,3 @@ def _hears_terminal() -> bool:
         return False
     finally:
         os.close(terminal)
-
-
-@contextlib.contextmanager
-def _standard_output_for(*, quiet: bool) -> Iterator[None]:
-    """Redirect standard output of processes started in the block to standard error, with `quiet`."""
-    if not quiet:
-        yield
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from farm.base.clock import now_s
 from farm.base.errors import LeaseLostError
-from farm.dispatch.pool.device_pool import DevicePool
-from farm.dispatch.pool.lease_keeper import LeaseTerms
+from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
 from farm.policy.situation import Lease, Priority, Waiting
 from farm.store.store import Store, open_store
 from farm.store.values import clean
@@ -43,8 +42,6 @@ class DeviceLease:
         self._plan, self._exchanges = plan, exchanges
         self._store: Store | None = None
         self._pool: DevicePool | None = None
-        self._number = 0
-        """Number of the device in the pool."""
         self.fence = 0
         """Fence of the lease; 0 for the own devices of a command."""
         self.device: Device | None = None
@@ -54,26 +51,27 @@ class DeviceLease:
     @property
     def is_ours(self) -> bool:
         """True while the device may be used."""
-        return self._pool is not None and self._pool.is_ours(self._number) and not self.is_lost
+        if self._pool is None or self.device is None:
+            return False
+        return self._pool.is_ours(self.device.id) and not self.is_lost
 
     @property
     def is_lost(self) -> bool:
         """True if the lease has ended although this worker has not released it."""
-        if self._pool is None:
+        if self._pool is None or self.device is None:
             return False
-        until_s = self._pool.leases.until_s(self._number)
+        until_s = self._pool.until_s(self.device.id)
         return until_s is None or now_s() >= until_s
 
-    def acquire(self, numbers: Sequence[int], wait_s: float = math.inf) -> Device | None:
-        """Release the former device, lease a device whose number in the plan is in `numbers`, and return it.
+    def acquire(self, devices: Sequence[Device], wait_s: float = math.inf) -> Device | None:
+        """Release the former device, and return a newly leased device among `devices`.
 
         Returns None after `wait_s`. Raises NoDeviceError if no device is left to wait for.
         """
         self.release()
-        if not numbers:
+        if not devices:
             return None
         plan = self._plan
-        devices = [plan.devices[number] for number in numbers]
         terms = LeaseTerms(times=plan.lease_times, priority=Priority.PERSON, purpose=plan.purpose, most=1)
         pool = self._pool = DevicePool(devices, self._opened(), terms)
         try:
@@ -86,9 +84,9 @@ class DeviceLease:
         if not (held := pool.held()):
             self.release()
             return None
-        self.device, self._number = held[0], devices.index(held[0])
+        self.device = held[0]
         self._own = self._own or self.device
-        self.fence = pool.leases.fence(self._number) if plan.leased else 0
+        self.fence = pool.fence(self.device.id) if plan.leased else 0
         return self.device
 
     def release(self) -> None:
@@ -104,25 +102,23 @@ class DeviceLease:
             self._store.close()
             self._store = None
 
-    def usable(self) -> list[int]:
-        """Return the numbers of the devices that this worker may wait for."""
+    def usable(self) -> list[Device]:
+        """Return the devices that this worker may wait for."""
         left, own = self._plan.devices_left(), None if self._exchanges else self._own
-        numbers = enumerate(self._plan.devices)
-        return [number for number, device in numbers if number not in left and own in (None, device)]
+        return [device for device in self._plan.devices if device.id not in left and own in (None, device)]
 
-    def others(self, tried: Collection[str]) -> list[int]:
-        """Return the numbers of devices that this session has or could lease now, except for the serials `tried`."""
+    def others(self, tried: Collection[str]) -> list[Device]:
+        """Return the devices that this session has or could lease now, except for the serials `tried`."""
         if not self._exchanges:
             return []
         leases = {lease.device: lease for lease in self._opened().leases.all()}
         return [
-            number
-            for number in self.usable()
-            if (device := self._plan.devices[number]).serial not in tried
-            and ((lease := leases.get(device.id)) is None or self._may_have(lease))
+            device
+            for device in self.usable()
+            if device.serial not in tried and ((lease := leases.get(device.id)) is None or self._may_have(lease))
         ]
 
-    def wanted_elsewhere(self) -> list[int]:
+    def wanted_elsewhere(self) -> list[Device]:
         """Return free devices to lease instead, if another worker waits for this device and cannot use them."""
         if self.device is None or not self._exchanges or len(self._plan.devices) == 1:
             return []
@@ -131,13 +127,12 @@ class DeviceLease:
         if wanted is None:
             return []
         held = {lease.device for lease in self._opened().leases.all() if lease.token}
-        ids = [device.id for device in self._plan.devices]
-        return [n for n in self.others({self.device.serial}) if ids[n] not in {*held, *wanted.devices}]
+        return [one for one in self.others({self.device.serial}) if one.id not in {*held, *wanted.devices}]
 
     def require(self) -> None:
         """Raise LeaseLostError if the lease was lost."""
         if self.device is not None and self.is_lost:
-            raise LeaseLostError(f"{self.device.serial} may not be used any more: its lease was lost")
+            raise LeaseLostError(f"{self.device.serial} may no longer be used: its lease was lost")
 
     def _may_have(self, lease: Lease) -> bool:
         if lease.token:

@@ -78,10 +78,7 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def run_id(self) -> str:
         """Id of the run; empty before the first test is collected."""
-        try:
-            return (self.folder / _RUN).read_text()
-        except FileNotFoundError:
-            return ""
+        return self._text(_RUN)
 
     def leave_run(self, run_id: str) -> None:
         """Write the id of the run, for the command."""
@@ -96,26 +93,23 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
         """Mark pytest as interrupted, for the command."""
         (self.folder / _INTERRUPTED).touch()
 
-    def leave_device(self, number: int, reason: str) -> None:
-        """Mark the device `number` as given up by its worker for good, for the command."""
-        write_atomically(self.folder / f"{_LEFT}{number}", reason)
+    def leave_device(self, device: Device, reason: str) -> None:
+        """Mark a device as given up by its worker for good, for the command."""
+        write_atomically(self.folder / f"{_LEFT}{self.devices.index(device)}", reason)
 
-    def devices_left(self) -> dict[int, str]:
-        """Return the reasons of devices that workers have given up for good, by number."""
-        left = self.folder.glob(f"{_LEFT}*")
-        return {int(path.name.removeprefix(_LEFT)): path.read_text() for path in left if not path.suffix}
+    def devices_left(self) -> dict[str, str]:
+        """Return the reasons of devices that workers have given up for good, by their ids."""
+        left = {device.id: self._text(f"{_LEFT}{number}") for number, device in enumerate(self.devices)}
+        return {id_: reason for id_, reason in left.items() if reason}
 
     def leave_note(self, text: str) -> None:
         """Have the command print a line: pytest captures the output of a worker while a test runs."""
-        with (self.folder / _NOTES).open("a") as file:
+        with (self.folder / _NOTES).open("a", encoding="utf-8") as file:
             file.write(f"{one_line(text)}\n")
 
     def notes(self) -> list[str]:
         """Return the lines of `leave_note` so far."""
-        try:
-            return (self.folder / _NOTES).read_text().splitlines()
-        except FileNotFoundError:
-            return []
+        return self._text(_NOTES).splitlines()
 
     def leave_files(self, files: dict[str, str]) -> None:
         """Write the paths of test files, by the beginning of their node ids (empty for files outside the root)."""
@@ -123,10 +117,14 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def files(self) -> dict[str, str]:
         """Return the paths of the last `leave_files`."""
+        return msgspec.json.decode(self._text(_FILES) or "{}", type=dict[str, str])
+
+    def _text(self, name: str) -> str:
+        """Return the text of a file of the command; empty before it is there."""
         try:
-            return msgspec.json.decode((self.folder / _FILES).read_bytes(), type=dict[str, str])
+            return (self.folder / name).read_text(encoding="utf-8")
         except FileNotFoundError:
-            return {}
+            return ""
 
     def write(self) -> None:
         """Write the plan for the processes of pytest."""

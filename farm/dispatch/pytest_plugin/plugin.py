@@ -15,13 +15,12 @@ import pytest
 from farm.base.log_setup import RecordHandler
 from farm.dispatch.pytest_plugin.plan import GIVEN_UP, read_plan
 from farm.dispatch.pytest_plugin.record import FACTS, OPEN, PROCESS, SERIAL
-from farm.dispatch.pytest_plugin.rework import is_framework, provide_subtests
+from farm.dispatch.pytest_plugin.upstream import is_framework, provide_subtests
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from farm.dispatch.pytest_plugin.bundles import Bundles
-    from farm.dispatch.pytest_plugin.runner import Runner
+    from farm.dispatch.pytest_plugin.runner import Bundles, Runner
     from farm.dispatch.pytest_plugin.scheduling import GroupScheduling
     from farm.dispatch.pytest_plugin.worker import LeasedDevice, SuiteWorker
 
@@ -62,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     worker_input = getattr(config, "workerinput", None)
     if worker_input is None:
-        from farm.dispatch.pytest_plugin.recorder import SuiteRecorder
+        from farm.dispatch.pytest_plugin.record import SuiteRecorder
 
         config.pluginmanager.register(SuiteRecorder(plan, config), "farm-recorder")
     if worker_input is not None or not config.getoption("numprocesses", None):
@@ -179,7 +178,13 @@ def pytest_runtest_makereport(
         from farm.dispatch.pytest_plugin.backend_suite import result_of
 
         worker.upstream_result = result_of(item)
-    if report.failed and call.excinfo is not None and (why := worker.classify(call.excinfo.value)):
+    is_expected = report.skipped and hasattr(report, "wasxfail")
+    error = call.excinfo.value if call.excinfo is not None and (report.failed or is_expected) else None
+    if error is not None and (why := worker.classify(error)):
+        if is_expected:
+            # The test may be expected to fail, its device is not.
+            report.outcome = "failed"
+            del report.wasxfail
         setattr(report, INFRA, why)
         report.sections.append(("farm", f"the farm or the device is at fault, not the test: {why}"))
     elif report.failed and (cause := worker.open_cause):
@@ -213,8 +218,7 @@ def device(pytestconfig: pytest.Config) -> LeasedDevice:
 @pytest.fixture(scope="session")
 def runner(pytestconfig: pytest.Config) -> Runner:
     """Runner of programs of `bundle` on the device of this worker: outputs as numpy arrays, latency, profile."""
-    from farm.dispatch.pytest_plugin.bundles import Bundles
-    from farm.dispatch.pytest_plugin.runner import Runner
+    from farm.dispatch.pytest_plugin.runner import Bundles, Runner
 
     worker = _worker(pytestconfig)
     return Runner(worker, Bundles(worker).health_check)
@@ -223,7 +227,7 @@ def runner(pytestconfig: pytest.Config) -> Runner:
 @pytest.fixture(scope="session")
 def bundle(pytestconfig: pytest.Config) -> Bundles:
     """Programs for the device: `bundle.case`, `bundle.module` and `bundle.pte`."""
-    from farm.dispatch.pytest_plugin.bundles import Bundles
+    from farm.dispatch.pytest_plugin.runner import Bundles
 
     return Bundles(_worker(pytestconfig))
 

@@ -91,7 +91,7 @@ class GroupScheduling:
         if self._first is None:
             self._first = list(collection)
         if list(collection) != self._first:
-            text = "other tests, or another order, than those of the first worker: see pytest-xdist, known limitations"
+            text = "other tests, or another order, than the first worker: see pytest-xdist, known limitations"
             report = pytest.CollectReport(nodeid=str(node), outcome="failed", longrepr=text, result=[])
             self._config.hook.pytest_collectreport(report=report)
             self._workers -= 1

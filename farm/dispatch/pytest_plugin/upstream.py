@@ -3,15 +3,22 @@
 Their `SimpleADB` needs the folders of a QNN SDK and of an Android build, pushes a runner and seven libraries for every
 class of tests, and works in one folder of the device. Its runner here is a script that executes farm's runner, which is
 on the device with its libraries, by hash; the other pushed files are small and unused.
+
+The newer tests, below `backends/qualcomm/tests/rework`, have the options of their conftest. They import a class of
+pytest-subtests, which pytest 9 has itself. They create a folder on the device once a process, although the device may
+reboot.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shlex
 import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,11 +27,8 @@ from farm.base.backends.registry import BACKENDS
 from farm.base.errors import DeviceError, UsageError
 from farm.builds.runtime.device_files import dsp_file, soc_name
 from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, android_files
-from farm.dispatch.pytest_plugin.rework import follow_workspaces, is_framework
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import pytest
 
     from farm.base.socs import Soc
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from farm.devices.execution.session import DeviceSession
     from farm.dispatch.device_run.device_run import DeviceRun
     from farm.dispatch.pytest_plugin.plan import SuitePlan
+
 
 RUNNER = "qnn_executor_runner"
 """Name of the runner: under this name farm's runner always writes an ETDump, which upstream's tests require."""
@@ -127,7 +132,7 @@ class Upstream:
         if not self.owns(item):
             return
         if self._run is None or not self._options()["device"]:
-            raise UsageError("upstream's tests speak adb, and the device of this worker hangs on no adb server")
+            raise UsageError("upstream's tests need adb, and the device of this worker has no adb server")
         session = self._run.session
         if session is not self._session:
             session.prepare([])
@@ -207,3 +212,47 @@ def with_name(runtime: Runtime, name: str) -> Runtime:
     return msgspec.structs.replace(
         runtime, files=files, hashes={**runtime.hashes, name: runtime.hashes[runtime.runner]}
     )
+
+
+_UTILITIES = "executorch.backends.qualcomm.export_utils"
+# executorch 1.5.1, tests/rework/conftest.py: the key in pytest's stash of reports by node id.
+_COUNTS: Any = "total_test_count"
+
+
+def is_framework(config: pytest.Config) -> bool:
+    """Return whether upstream's conftest has declared its options."""
+    return hasattr(config.option, "direct_build_folder")
+
+
+def provide_subtests(modules: MutableMapping[str, ModuleType] = sys.modules) -> None:
+    """Provide pytest's report of a subtest under the name in pytest-subtests, unless that package is installed."""
+    import pytest
+
+    report = getattr(pytest, "SubtestReport", None)
+    if report is None or "pytest_subtests" in modules or importlib.util.find_spec("pytest_subtests") is not None:
+        return
+    package, plugin = ModuleType("pytest_subtests"), ModuleType("pytest_subtests.plugin")
+    plugin.SubTestReport = report  # type: ignore[attr-defined]
+    package.plugin = plugin  # type: ignore[attr-defined]
+    modules.update({package.__name__: package, plugin.__name__: plugin})
+
+
+def count_report(config: pytest.Config, report: pytest.TestReport) -> None:
+    """Count a worker's report for upstream's summary, which counts only tests of its own process."""
+    counts = config.stash.get(_COUNTS, None)
+    if counts is not None and report.when == "call":
+        counts[report.nodeid] += 1
+
+
+def follow_workspaces(notify: Callable[[Any], None]) -> None:
+    """Call `notify` with every new SimpleADB, before its first use of a device."""
+    cls = getattr(sys.modules.get(_UTILITIES), "SimpleADB", None)
+    if cls is None or hasattr(cls, "farm_follows"):
+        return
+    initialize = cls.__init__
+
+    def followed(self: Any, *arguments: Any, **named: Any) -> None:
+        initialize(self, *arguments, **named)
+        notify(self)
+
+    cls.__init__, cls.farm_follows = followed, True

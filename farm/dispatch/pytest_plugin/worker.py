@@ -24,6 +24,7 @@ from farm.base.errors import (
 )
 from farm.base.processes import Supervisor
 from farm.base.text import count_of
+from farm.builds.compile.torch_graphs import TorchGraphs
 from farm.devices.adb.names import choose_server
 from farm.devices.execution.content_store import SESSION_PREFIX
 from farm.devices.execution.liveness import Liveness, cause_of
@@ -224,6 +225,7 @@ class SuiteWorker:
         self.given_up = ""
         """Reason for the lack of any device; empty with one."""
         self._classified: list[BaseException] = []
+        self._graphs = TorchGraphs()
         self._history: tuple[Tried, ...] = ()
         """Attempts of the running test on other devices."""
         self._is_alone = False
@@ -233,6 +235,7 @@ class SuiteWorker:
     def begin_test(self, folder: Path) -> None:
         """Reset the state of the earlier test; a repeated test keeps its attempts."""
         self.test_folder = folder
+        self._graphs.release()
         self._history = (*self._history, self._tried_now()) if self.repeats else ()
         self._is_alone = self._is_alone and self.repeats
         self._begin_attempt()
@@ -325,36 +328,29 @@ class SuiteWorker:
     def facts(self) -> DeviceFacts:
         """Return the facts of the ending test for its record."""
         only = self._executed[0] if len(self._executed) == 1 else ExecutedProgram("")
-        trouble, failure = self._trouble, self._failure
-        facts = DeviceFacts(
+        several = f"ran {len(self._executed)} programs: the numbers of none are kept" if self._executed[1:] else ""
+        result, trouble = self.upstream_result or UpstreamResult(), self._trouble
+        stage, cause = result.stage, result.cause
+        if self._failure is not None:
+            stage, cause = Stage(self._failure.stage), Cause(self._failure.cause)
+        if trouble is not None:
+            cause = _cause_of(trouble)
+        return DeviceFacts(
             self.serial,
-            self._fence,
+            # Without the fence the store accepts the attempt, although another user has the device.
+            0 if isinstance(trouble, LeaseLostError) else self._fence,
+            infra=str(trouble or ""),
+            stage=stage,
+            cause=cause,
+            reason=result.reason,
+            unexecuted=result.unexecuted,
             bundle_key=only.bundle_key,
             measurements=only.measurements,
             operators=only.operators,
-            notes=tuple(self._notes),
+            notes=(*self._notes, *filter(None, [several]), *result.notes),
             earlier=self._history,
             others=self._others or 0,
         )
-        if len(self._executed) > 1:
-            note = f"ran {len(self._executed)} programs: the numbers of none are kept"
-            facts = msgspec.structs.replace(facts, notes=(*facts.notes, note))
-        if (result := self.upstream_result) is not None:
-            notes = (*facts.notes, *result.notes)
-            facts = msgspec.structs.replace(
-                facts, reason=result.reason, stage=result.stage, cause=result.cause, notes=notes
-            )
-        if failure is not None:
-            facts = msgspec.structs.replace(facts, stage=Stage(failure.stage), cause=Cause(failure.cause))
-        if trouble is not None:
-            cause = Cause(cause_of(trouble)) if isinstance(trouble, DeviceError) else Cause.NONE
-            cause = trouble.cause if isinstance(trouble, UnfitDeviceError) else cause
-            if isinstance(trouble, LeaseLostError):
-                # Record without the fence, so that the store accepts the attempt although another user has the device.
-                facts = msgspec.structs.replace(facts, fence=0)
-                cause = Cause.LEASE
-            facts = msgspec.structs.replace(facts, infra=str(trouble), cause=cause)
-        return facts
 
     def close(self) -> None:
         """Clean and release the device."""
@@ -377,10 +373,10 @@ class SuiteWorker:
         if not self._lease.is_ours or self.serial in tried:
             self._take(tried)
         elif instead := self._lease.wanted_elsewhere():
-            self._take(tried, [*instead, self.plan.devices.index(self.info)])
+            self._take(tried, [*instead, self.info])
 
-    def _take(self, tried: set[str], numbers: Sequence[int] = ()) -> None:
-        """Lease a device without an attempt of the test, else one with the given numbers, and begin on it."""
+    def _take(self, tried: set[str], devices: Sequence[Device] = ()) -> None:
+        """Lease a device without an attempt of the test, else any of `devices`, and begin to run tests there."""
         self._leave()
         device = None
         if tried:
@@ -388,17 +384,18 @@ class SuiteWorker:
                 device = self._lease.acquire(self._lease.others(tried), _OTHER_SECONDS)
             self._is_alone = device is None
         while device is None:
-            device = self._lease.acquire(numbers or self._usable())
+            device = self._lease.acquire(devices or self._usable())
         self.use(device)
         self._takeover_due = self.plan.leased
         self._begin()
 
-    def _usable(self) -> list[int]:
-        """Return the numbers of the devices that are not given up. Raises NoDeviceError without any."""
-        if numbers := self._lease.usable():
-            return numbers
-        left = [f"{self.plan.devices[number].serial}: {why}" for number, why in self.plan.devices_left().items()]
-        self.given_up = f"no {self.plan.soc} is left to run tests: {'; '.join(left)}"
+    def _usable(self) -> list[Device]:
+        """Return the devices that are not given up. Raises NoDeviceError without any."""
+        if devices := self._lease.usable():
+            return devices
+        left = self.plan.devices_left()
+        why = [f"{device.serial}: {left[device.id]}" for device in self.plan.devices if device.id in left]
+        self.given_up = f"no {self.plan.soc} is left to run tests: {'; '.join(why)}"
         raise NoDeviceError(self.given_up)
 
     def _leave(self) -> None:
@@ -428,7 +425,7 @@ class SuiteWorker:
         ).problem
         self.run.end_session()
         if problem:
-            self.plan.leave_device(self.plan.devices.index(self.info), f"{self._doubt}; {problem}")
+            self.plan.leave_device(self.info, f"{self._doubt}; {problem}")
             self._leave()
             return
         # The device may have rebooted: begin with its present state.
@@ -460,6 +457,15 @@ class SuiteWorker:
         if isinstance(trouble, DeviceError) and not self._doubt and not self.given_up:
             self._doubt = str(trouble)
         return str(trouble)
+
+
+def _cause_of(trouble: InfraError) -> Cause:
+    """Return the cause of a failure of the farm or the device; NONE for an unknown one."""
+    if isinstance(trouble, LeaseLostError):
+        return Cause.LEASE
+    if isinstance(trouble, UnfitDeviceError):
+        return trouble.cause
+    return Cause(cause_of(trouble)) if isinstance(trouble, DeviceError) else Cause.NONE
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

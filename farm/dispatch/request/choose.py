@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import re
 import shlex
+from contextlib import suppress
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import BACKENDS, find_backend
-from farm.base.errors import IllegalTargetError, NothingSelectedError, UsageError
+from farm.base.errors import FarmError, IllegalTargetError, NothingSelectedError, UsageError
 from farm.base.socs import find_soc
 from farm.devices.device import MIXED
 from farm.dispatch.request.profiling import Profile, require_profilable
 from farm.dispatch.request.recording import is_private_run
 from farm.dispatch.request.selection import Version, changed, in_shard, total_seconds
-from farm.store.view import Purpose
+from farm.store.view import Purpose, RunView
 from farm.suites.limits import require_limits
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from farm.base.config.settings import Config
+    from farm.builds.runtime.native.targets import Mode
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.devices.execution.optrace import OptraceTools
     from farm.dispatch.request.request import RunRequest
@@ -51,15 +52,10 @@ def jobs_of(config: Config, request: RunRequest) -> tuple[Job, ...]:
     _check_measurements(request)
     jobs = plan(suites, socs, request.backend, request.precisions, _option_sets(request))
     if jobs and jobs[0].target.direct:
-        _check_direct(request)
+        if request.heap:
+            raise UsageError(f"direct mode's runner has no heap profile: leave --heap or {DIRECT_MODE} out")
+        require_profilable(request.profile, direct=True)
     return jobs
-
-
-def _check_direct(request: RunRequest) -> None:
-    """Raise UsageError for measurements that direct mode's runner cannot make."""
-    if request.heap:
-        raise UsageError(f"direct mode's runner has no heap profile: leave --heap or {DIRECT_MODE} out")
-    require_profilable(request.profile, direct=True)
 
 
 def _check_measurements(request: RunRequest) -> None:
@@ -172,37 +168,32 @@ def _check_executions(request: RunRequest, jobs: Sequence[Job]) -> None:
 
 
 def narrow(
-    request: RunRequest,
-    jobs: tuple[Job, ...],
-    store: Store,
-    tools: Callable[[], Toolchain] | None,
-    branch: str = "",
-    *,
-    kind: str,
-    cache_dir: Path | None = None,
+    config: Config, request: RunRequest, jobs: tuple[Job, ...], store: Store, kind: Callable[[], str]
 ) -> tuple[Job, ...]:
     """Return the `jobs` that remain after selection by the store: --changed-since, then --shard, then --lf.
 
-    `kind` is `virtual` or `hardware`, `branch` the branch whose results count. `tools` returns the toolchain; without
-    it --changed-since compares keys by versions alone, and not with the bundles in `cache_dir`. Failed jobs are
-    selected last, because they change while other shards run, and the jobs of a shard must stay the same.
-
-    Raises UsageError for a run that cannot be compared, NothingSelectedError.
+    `kind` returns `virtual` or `hardware`. Failed jobs are selected last, because they change while other shards run,
+    and the jobs of a shard must stay the same. Raises UsageError for a run that cannot be compared,
+    NothingSelectedError.
     """
+    if not request.asks_the_store:
+        return jobs
+    from farm.builds.toolchains.prepare import branch_of, prepare
+
+    tools = cache(partial(prepare, config, virtual=request.virtual > 0))
+    branch, kind_now = branch_of(config), kind()
     if request.changed_since is not None:
-        jobs = _changed_since(request.changed_since, request, jobs, store, _keys_of(jobs, tools, cache_dir), kind)
+        jobs = _changed_since(request.changed_since, request, jobs, store, tools, config, kind_now)
     if request.shard is not None:
         ids = [job.id for job in jobs]
-        seconds = store.selection.agree_on_seconds(
-            total_seconds(ids, store.selection.expected(ids, kind, branch)), kind
-        )
-        mine = in_shard(seconds, request.shard)
+        seconds = total_seconds(ids, store.selection.expected(ids, kind_now, branch))
+        mine = in_shard(store.selection.agree_on_seconds(seconds, kind_now), request.shard)
         if not mine:
             raise NothingSelectedError(f"--shard {request.shard}: the {len(jobs)} jobs are all in other shards")
         jobs = tuple(job for job in jobs if job.id in mine)
     if request.last_failed:
-        private = request.purpose is Purpose.LOCAL or (tools is not None and is_private_run(tools(), request.purpose))
-        failed = store.selection.failed_last([job.id for job in jobs], kind, store.user, branch, private=private)
+        private = request.purpose is Purpose.LOCAL or is_private_run(tools(), request.purpose)
+        failed = store.selection.failed_last([job.id for job in jobs], kind_now, store.user, branch, private=private)
         if failed:
             return tuple(job for job in jobs if job.id in failed)
         if request.shard is not None:
@@ -212,28 +203,17 @@ def narrow(
     return jobs
 
 
-def _keys_of(
-    jobs: tuple[Job, ...], tools: Callable[[], Toolchain] | None, cache_dir: Path | None
-) -> Callable[[], dict[str, str]]:
-    """Return a function that returns the keys of the jobs' present bundles, by job id."""
-
-    def keys() -> dict[str, str]:
-        if tools is None or cache_dir is None:
-            from farm.builds.bundles.key import bundle_key
-
-            return {job.id: bundle_key(job, {} if tools is None else tools().versions) for job in jobs}
-        from farm.builds.bundles.cache import BundleCache
-        from farm.builds.bundles.reuse import find_bundles_for
-
-        found = find_bundles_for(jobs, tools(), BundleCache(cache_dir))
-        return {job_id: bundle.key for job_id, bundle in found.items()}
-
-    return keys
-
-
 def _changed_since(
-    ref: str, request: RunRequest, jobs: tuple[Job, ...], store: Store, keys: Callable[[], dict[str, str]], kind: str
+    ref: str,
+    request: RunRequest,
+    jobs: tuple[Job, ...],
+    store: Store,
+    tools: Callable[[], Toolchain],
+    config: Config,
+    kind: str,
 ) -> tuple[Job, ...]:
+    from farm.builds.bundles.cache import BundleCache
+    from farm.builds.bundles.reuse import find_bundles_for
     from farm.store.values import judged_by
 
     if request.shard is not None and _RELATIVE.fullmatch(ref):
@@ -251,12 +231,40 @@ def _changed_since(
     if not then & here:
         difference = f"run {view.id} was {_describe(then)}, this one is {_describe(here)}"
         raise UsageError(f"--changed-since {ref}: nothing to compare: {difference}")
-    key_of = keys()
-    now = {job.id: Version(key_of[job.id], judged_by(job)) for job in jobs}
-    chosen = changed(now, store.runs.verdicts(view.id))
+    found = find_bundles_for(jobs, tools(), BundleCache(config.cache_dir))
+    now = {job.id: Version(found[job.id].key, judged_by(job)) for job in jobs}
+    chosen = changed(now, store.runs.verdicts(view.id)) | _with_another_runtime(view, jobs, tools, config, kind)
     if not chosen:
         raise NothingSelectedError(f"no job has changed since run {view.id}, of {len(jobs)} jobs")
     return tuple(job for job in jobs if job.id in chosen)
+
+
+def _with_another_runtime(
+    view: RunView, jobs: tuple[Job, ...], tools: Callable[[], Toolchain], config: Config, kind: str
+) -> set[str]:
+    """Return the jobs with another runner, or other libraries on the device, than in a run; unknown ones are equal."""
+
+    @cache
+    def differs(soc: str, backend: str, mode: Mode) -> bool:
+        if kind == "virtual":
+            runner = view.fingerprint.get("native_runner", "")
+            return bool(runner) and runner != tools().fingerprint(kind)["native_runner"]
+        had = [one.runtime for one in view.devices if (one.soc, one.kind) == (soc, kind) and one.runtime]
+        now = []
+        for linux in (False, True) if had else ():
+            # A missing runtime is reported when devices are looked for.
+            with suppress(FarmError):
+                now.append(attached_runtime(config, find_soc(soc), backend, mode, linux=linux).versions)
+        # The store adds the SoC that the device reports.
+        known = [{name: value for name, value in one.items() if name != "soc_reported"} for one in had]
+        return bool(now) and any(one not in now for one in known)
+
+    from farm.builds.runtime.runtime import attached_runtime
+
+    found = {job.id for job in jobs if differs(job.target.soc, job.target.backend, job.target.mode)}
+    if found:
+        logger.info("%s of %s jobs have another runner or other libraries than run %s", len(found), len(jobs), view.id)
+    return found
 
 
 _DEVICES = {"virtual": "virtual devices", "hardware": "hardware", MIXED: "devices of both kinds"}
@@ -304,16 +312,12 @@ def collect(
         toolchain_of(config, request.toolchain)
     jobs = select(request, jobs_of(config, request), judged=judged)
     if request.asks_the_store:
-        from farm.builds.toolchains.prepare import branch_of, prepare
         from farm.builds.toolchains.select import use_toolchain
         from farm.store.store import open_store
 
         config = use_toolchain(config, request.toolchain)
         with open_store(config.store_url) as store:
-            tools = cache(partial(prepare, config, virtual=request.virtual > 0))
-            branch = branch_of(config)
-            kind = (kind_of or device_kind_of)(config, request, store)
-            jobs = narrow(request, jobs, store, tools, branch, kind=kind, cache_dir=config.cache_dir)
+            jobs = narrow(config, request, jobs, store, lambda: (kind_of or device_kind_of)(config, request, store))
     return [job.id for job in jobs]
 
 

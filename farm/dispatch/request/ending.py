@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.base.config.settings import Config
-    from farm.report.html.context import ReportContext
+    from farm.report.html.page_of_run import ReportContext
     from farm.store.artifacts import ArtifactStore
     from farm.store.records import Background
     from farm.store.store import Store
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def write_report(view: RunView, path: Path, store: Store, config: Config) -> Path:
     """Write the HTML report of a run, with its history in the store, and return the file."""
-    from farm.report.html.context import artifact_links
-    from farm.report.html.page_of_run import keep_templates, write_html
+    from farm.report.html.page_of_run import artifact_links, write_html
+    from farm.report.html.templates import keep_templates
     from farm.store.artifacts import open_artifacts
 
     keep_templates(config.cache_dir)
@@ -41,8 +41,8 @@ def report_context(
 ) -> ReportContext:
     """Return the context of a run in the store; `links` has the links of a page to artifacts, by hash."""
     from farm.report.formats.layers_csv import shown_places
-    from farm.report.html.context import ReportContext
     from farm.report.html.layer_graph import shown_graphs
+    from farm.report.html.page_of_run import ReportContext
     from farm.report.model.heap import heap_rows
 
     background = store.history.background(view.id)
@@ -59,16 +59,12 @@ def report_context(
 
 
 def exit_code_of(view: RunView) -> int:
-    """Return the exit code of `farm run` for a run: 0, 1 (a job failed) or 4 (infrastructure). Pure.
-
-    Jobs skipped by a budget do not change it; if the budget skipped all jobs, the code is 5: no job was run.
-    """
+    """Return the exit code of `farm run` for a run: 0, 1 (a job failed), 4 (infrastructure), 5 (all skipped)."""
     from farm.report.model.summary import Outcome, summarize
 
-    summary = summarize(view)
-    counts = summary.counts
+    counts = summarize(view).counts
     if counts[Outcome.FAILED]:
         return 1
     if counts[Outcome.INFRA] or counts[Outcome.NOT_RUN]:
         return ExitCode.INFRA
-    return ExitCode.NOTHING if len(summary.out_of_time) == len(view.jobs) > 0 else 0
+    return ExitCode.NOTHING if counts[Outcome.SKIPPED] == len(view.jobs) > 0 else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,35 +54,22 @@ class _Collection:
 
 def matching(job_ids: Sequence[str], expression: str) -> list[str]:
     """Return the ids that `expression` selects. Raises UsageError for an expression that pytest does not accept."""
-    with tempfile.TemporaryDirectory(prefix="farm-select-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="farm-select-") as place:
+        folder = Path(place)
         file, configuration = folder / "jobs", folder / "pytest.ini"
         file.touch()
         configuration.write_text("[pytest]\n")
         collection = _Collection(file, job_ids)
-        arguments = ["-c", str(configuration), "--rootdir", name, "--noconftest", "-p", "no:cacheprovider"]
+        arguments = ["-c", str(configuration), "--rootdir", place, "--noconftest", "-p", "no:cacheprovider"]
         # Both plugins cost a quarter of a second, and concern tests alone.
         arguments += ["-p", "no:unraisableexception", "-p", "no:faulthandler"]
-        with _without_settings(), contextlib.redirect_stderr(io.StringIO()) as errors:
+        with pytest.MonkeyPatch.context() as environment, contextlib.redirect_stderr(io.StringIO()) as errors:
+            # The user's pytest settings and plugins are kept away.
+            for name in _SETTINGS:
+                environment.delenv(name, raising=False)
+            environment.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
             status = pytest.main([*arguments, "--collect-only", "-k", expression, str(file)], plugins=[collection])
     if status == pytest.ExitCode.USAGE_ERROR:
         *_, where = errors.getvalue().strip().rpartition(f"{expression}: ")
         raise UsageError(f"pytest does not understand -k {expression}: {where}")
     return collection.selected
-
-
-@contextlib.contextmanager
-def _without_settings() -> Iterator[None]:
-    """Keep the user's pytest settings and plugins away."""
-    kept = {name: os.environ.get(name) for name in (*_SETTINGS, "PYTEST_DISABLE_PLUGIN_AUTOLOAD")}
-    for name in _SETTINGS:
-        os.environ.pop(name, None)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

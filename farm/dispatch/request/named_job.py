@@ -12,10 +12,10 @@ from farm.base.errors import StoreError, UnknownNameError, UsageError
 from farm.base.socs import find_soc
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options
-from farm.suites.suite import Job, plan
+from farm.suites.suite import Case, Job, Suite, plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from farm.base.config.settings import Config
 
@@ -45,15 +45,17 @@ def named_job(
             raise UsageError(f"{text!r} has a target already: leave --soc, --precision and --option out")
         soc, backend, precision, options = _parse_target(text, target.removesuffix("]"))
     soc = soc or _only_soc(config, name, command)
-    suite = resolve_suite(suite_name, known_suites(config, suite_name))
-    cases = {case.name: case for case in suite.cases}
-    if case_name not in cases:
-        raise UnknownNameError("case", case_name, cases, f"in suite {suite.name}")
+    suite, case = find_case(suite_name, case_name, known_suites(config, suite_name))
     (chosen, *others) = parse_options(options, backend)
     if others:
         raise UsageError(f"{name} is one job: give every option one value")
-    narrowed = msgspec.structs.replace(suite, cases=(cases[case_name],))
-    jobs = plan([narrowed], [find_soc(soc)], backend, (precision,) if precision else (), (chosen,))
+    jobs = plan(
+        [msgspec.structs.replace(suite, cases=(case,))],
+        [find_soc(soc)],
+        backend,
+        (precision,) if precision else (),
+        (chosen,),
+    )
     if len(jobs) > 1:
         precisions = ", ".join(job.target.precision for job in jobs)
         raise UsageError(f"{name} runs at several precisions, {precisions}: choose one with --precision")
@@ -75,6 +77,15 @@ def _only_soc(config: Config, name: str, command: str) -> str:
     example = known[0] if known else "SM8650"
     hint = f"name the SoC with --soc, as in '{command} {name} --soc {example}'"
     raise UsageError(f"{name!r} has no target{there}: {hint}")
+
+
+def find_case(suite_name: str, case_name: str, known: Mapping[str, Path]) -> tuple[Suite, Case]:
+    """Return a suite, by its name in `known` or its path, and its case. Raises UnknownNameError with the nearest."""
+    suite = resolve_suite(suite_name, known)
+    cases = {case.name: case for case in suite.cases}
+    if case_name not in cases:
+        raise UnknownNameError("case", case_name, cases, f"in suite {suite.name}")
+    return suite, cases[case_name]
 
 
 def known_suites(config: Config, name: str) -> dict[str, Path]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from farm.base.atomic import write_atomically
 from farm.base.config.retention import FailuresConfig
 from farm.base.config.settings import HealthConfig
+from farm.builds.compile.protocol import BuildReply
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.connect import from_plain
 from farm.devices.device import Device
@@ -19,6 +23,8 @@ from farm.store.cluster.records import PlannedJob
 # Longest time without a sign of life of a device process, beside its job. It gives one whenever it waits; in between it
 # moves files, executes a job (twice if the first execution ended the runner) and checks files for damage.
 _SILENCE_SECONDS = 900.0
+# A build takes seconds; looking 50 times a second costs nothing that can be measured.
+_POLL_SECONDS = 0.02
 
 
 class RunPlan(Execution, frozen=True):
@@ -71,6 +77,33 @@ class RunPlan(Execution, frozen=True):
     def write(self) -> None:
         """Write the plan, which device processes read."""
         self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
+
+    def build_log(self, key: str) -> Path:
+        """Return the file of a compiler's output, by the key of the bundle."""
+        return self.folder / "builds" / f"{key}.log"
+
+    def leave_reply(self, reply: BuildReply) -> None:
+        """Write the end of a build for the device processes, which wait for it. Raises OSError."""
+        write_atomically(self._reply(reply.key), msgspec.json.encode(reply))
+
+    def read_reply(self, key: str) -> BuildReply:
+        """Return the end of a build. Raises FileNotFoundError before it is there."""
+        return msgspec.json.decode(self._reply(key).read_bytes(), type=BuildReply)
+
+    def is_built(self, planned: PlannedJob) -> bool:
+        """Return whether the build of a job has ended."""
+        return planned.cached or self._reply(planned.key).exists()
+
+    def await_build(self, planned: PlannedJob, stop: Callable[[], bool]) -> bool:
+        """Wait for the end of a build; return False when `stop` returns True before."""
+        while not self.is_built(planned):
+            if stop():
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _reply(self, key: str) -> Path:
+        return self.folder / "builds" / f"{key}.json"
 
 
 def read_plan(path: Path) -> RunPlan:

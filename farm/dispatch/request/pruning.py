@@ -1,4 +1,4 @@
-"""Removal of old runs' folders and artifacts on this machine."""
+"""Removal of old runs with their files: folders and artifacts on this machine, common files of a shared farm."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from farm.base.errors import UsageError
 from farm.base.ids import is_bundle_key, is_run_id
 from farm.dispatch.request.resume import in_progress
 from farm.store.artifacts import GRACE_S, ArtifactStore
+from farm.store.objects import objects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from farm.base.config.settings import Config
-    from farm.store.pruning import Pruning
+    from farm.store.objects.objects import Objects
     from farm.store.store import Store
     from farm.store.view import RunView
 
@@ -46,8 +47,8 @@ class Freed(msgspec.Struct):
 
 def require_removable(config: Config, store: Store, run: RunView) -> None:
     """Raise UsageError for a run in progress, or a run in an open alert."""
-    if named := store.pruning.alerts_naming(run.id):
-        numbers = ", ".join(f"#{number}" for number in named)
+    named = (one.id for one in store.alerts.open() if run.id in (one.run_id, one.last_good, one.first_bad))
+    if numbers := ", ".join(f"#{number}" for number in sorted(named)):
         raise UsageError(
             f"run {run.id} is named by alert {numbers}: accept it or call it fixed with 'farm alerts list' first"
         )
@@ -56,85 +57,73 @@ def require_removable(config: Config, store: Store, run: RunView) -> None:
         raise UsageError(f"run {run.id} is going on: 'farm runs cancel {run.id}' ends it, then it can be removed")
     is_young = time.time() - run.started_ms / 1000 < _MAY_RUN_S
     # The lock of a folder here shows whether a process works at the run.
-    if run.finished_ms is None and is_young and Remains(config, store.pruning).find_folder(run.id) is None:
+    if run.finished_ms is None and is_young and Remains(config, store).find_folder(run.id) is None:
         raise UsageError(f"run {run.id} may be going on, on {run.host}: wait for it, or remove it there")
 
 
 def remove_run(config: Config, store: Store, run_id: str) -> Freed:
     """Remove a run of any age with all files of its own. Raises UsageError for a run in progress."""
-    freed = Freed()
-    Remains(config, store.pruning).remove_named(run_id, freed)
+    remains = Remains(config, store)
+    remains.remove(run_id, named=True)
     store.pruning.sweep()
-    return freed
+    return remains.freed
 
 
 class Remains:
-    """The folders of runs and the artifacts under a state directory."""
+    """Files of runs: folders and artifacts under a state directory, and the common files of a shared farm."""
 
-    def __init__(self, config: Config, pruning: Pruning) -> None:
-        self._config, self._pruning = config, pruning
+    def __init__(self, config: Config, store: Store) -> None:
+        self._config, self._store = config, store
         self._artifacts = ArtifactStore(config.state_dir / "artifacts")
+        self.freed = Freed()
+        """Sums of the measured or removed files."""
 
-    def measure(self, run_ids: Iterable[str], artifacts: Iterable[str], freed: Freed) -> None:
-        """Add what `remove` and `discard` would free."""
-        for run_id in run_ids:
-            folder = self.find_folder(run_id)
-            if folder is not None:
-                self.measure_folders([folder], freed)
+    def measure(self, folders: Iterable[Path | None], artifacts: Iterable[str] = ()) -> None:
+        """Count what `remove_folders` and `discard` would free."""
+        for folder in filter(None, folders):
+            self._count_folder(_size(folder))
         for sha256 in artifacts:
-            size = self._artifacts.size(sha256)
-            if size is not None:
-                freed.artifacts += 1
-                freed.artifact_bytes += size
+            self._count_artifact(self._artifacts.size(sha256))
 
-    def remove(self, run_id: str, freed: Freed) -> None:
-        """Remove a run from the store with its files here, unless it is in progress."""
-        folder = self.find_folder(run_id)
-        if folder is None:
-            self._remove(run_id, freed)
-            return
-        with suppress(UsageError), in_progress(folder):
-            if self._remove(run_id, freed):
-                self._remove_folder(folder, freed)
+    def remove(self, run_id: str, *, named: bool = False) -> None:
+        """Remove a run from the store with its files here, if it is old enough or `named` by the user.
 
-    def remove_named(self, run_id: str, freed: Freed) -> None:
-        """Remove a run named by the user, of any age. Raises UsageError for a run in progress."""
+        Raises UsageError for a run in progress, and for a named run that stays.
+        """
         folder = self.find_folder(run_id)
         with nullcontext() if folder is None else in_progress(folder):
-            if not self._remove(run_id, freed, named=True):
+            artifacts = self._store.pruning.remove(run_id, named=named)
+            if artifacts is None and named:
                 raise UsageError(
-                    f"run {run_id} is named by an alert since, or gone: 'farm runs list' shows what there is"
+                    f"run {run_id} is named by an alert now, or was removed: 'farm runs list' shows the runs"
                 )
-            if folder is not None:
-                self._remove_folder(folder, freed)
+            if artifacts is not None:
+                self.freed.runs += 1
+                self.discard(artifacts, _NAMED_GRACE_S if named else GRACE_S)
+                if folder is not None:
+                    self._remove_folder(folder)
 
-    def discard(self, artifacts: Iterable[str], freed: Freed, grace_s: float = GRACE_S) -> None:
+    def discard(self, artifacts: Iterable[str], grace_s: float = GRACE_S) -> None:
         """Remove artifacts that no attempt names, and that were put longer ago than `grace_s`."""
         for sha256 in artifacts:
-            size = self._artifacts.discard(sha256, grace_s)
-            if size is not None:
-                freed.artifacts += 1
-                freed.artifact_bytes += size
+            self._count_artifact(self._artifacts.discard(sha256, grace_s))
 
-    def orphans(self) -> tuple[list[str], list[str]]:
-        """Return the folders of runs that the store does not have, by id, and the artifacts that it does not name."""
+    def remove_folders(self, folders: Iterable[Path]) -> None:
+        """Remove folders that no process works at."""
+        for folder in folders:
+            with suppress(UsageError), in_progress(folder):
+                self._remove_folder(folder)
+
+    def orphans(self) -> tuple[list[Path], list[str]]:
+        """Return the folders of runs that the store does not have, and the artifacts that it does not name."""
         runs = self._config.state_dir / "runs"
         old = time.time() - GRACE_S
-        names = [one.name for one in runs.iterdir()] if runs.is_dir() else []
-        found = [name for name in names if (folder := self.find_folder(name)) and folder.stat().st_mtime < old]
-        known = self._pruning.run_ids()
+        names = sorted(one.name for one in runs.iterdir()) if runs.is_dir() else []
+        found = [folder for name in names if (folder := self.find_folder(name)) and folder.stat().st_mtime < old]
+        known = self._store.pruning.run_ids()
         artifacts = list(self._artifacts.all())
-        named = self._pruning.named(artifacts)
-        return sorted(set(found) - known), [one for one in artifacts if one not in named]
-
-    def remove_folders(self, run_ids: Iterable[str], freed: Freed) -> None:
-        """Remove folders of runs that the store does not have."""
-        for run_id in run_ids:
-            folder = self.find_folder(run_id)
-            if folder is None:
-                continue
-            with suppress(UsageError), in_progress(folder):
-                self._remove_folder(folder, freed)
+        named = self._store.pruning.named(artifacts)
+        return [one for one in found if one.name not in known], [one for one in artifacts if one not in named]
 
     def evidence(self, keep_ms: int | None) -> list[Path]:
         """Return the folders of comparisons and of searches among commits that are older than `keep_ms`."""
@@ -148,18 +137,6 @@ class Remains:
         )
         return sorted(one for one in folders if one.is_dir() and not one.is_symlink() and _newest(one) < old)
 
-    def measure_folders(self, folders: Iterable[Path], freed: Freed) -> None:
-        """Add what `remove_evidence` would free."""
-        for folder in folders:
-            freed.folders += 1
-            freed.folder_bytes += _size(folder)
-
-    def remove_evidence(self, folders: Iterable[Path], freed: Freed) -> None:
-        """Remove folders of `evidence` that no process works at."""
-        for folder in folders:
-            with suppress(UsageError), in_progress(folder):
-                self._remove_folder(folder, freed)
-
     def find_folder(self, run_id: str) -> Path | None:
         """Return the folder of a run that is here; None also where its id, or a link, leads somewhere else."""
         if not is_run_id(run_id):
@@ -168,21 +145,49 @@ class Remains:
         is_here = folder.is_dir() and folder.resolve() == folder.parent.resolve() / run_id
         return folder if is_here else None
 
-    def _remove(self, run_id: str, freed: Freed, *, named: bool = False) -> bool:
-        artifacts = self._pruning.remove(run_id, named=named)
-        if artifacts is None:
-            return False
-        freed.runs += 1
-        self.discard(artifacts, freed, _NAMED_GRACE_S if named else GRACE_S)
-        return True
+    def measure_shared(self, artifacts: Collection[str]) -> None:
+        """Count what `remove_shared` would free once `artifacts` have no reference. Raises ArtifactsError."""
+        for nbytes in self._unnamed(self._open_shared(), {*artifacts, *self._store.files.unused_archives()}).values():
+            self._count_shared(nbytes)
 
-    @staticmethod
-    def _remove_folder(folder: Path, freed: Freed) -> None:
+    def remove_shared(self) -> None:
+        """Remove the common files that nothing names and that are a day old. Raises ArtifactsError."""
+        shared = self._open_shared()
+        shared.sweep()
+        self._store.files.forget_builds()
+        for name, nbytes in self._unnamed(shared, set()).items():
+            if shared.discard(name):
+                self._count_shared(nbytes)
+
+    def _open_shared(self) -> Objects:
+        return objects.open_objects(self._config, patience_s=objects.READER_PATIENCE_S)
+
+    def _unnamed(self, shared: Objects, unused: set[str]) -> dict[str, int]:
+        """Return the sizes of old common files without a reference, except from `unused` ones, by name."""
+        old = time.time() - objects.GRACE_S
+        # Files are listed before references, so that a file referenced meanwhile is found among the references.
+        found = {one.name: one.nbytes for one in shared.all() if one.modified_s < old}
+        named = self._store.files.named_files(found) - unused
+        return {name: nbytes for name, nbytes in found.items() if name not in named}
+
+    def _remove_folder(self, folder: Path) -> None:
         size = _size(folder)
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
-            freed.folders += 1
-            freed.folder_bytes += size
+            self._count_folder(size)
+
+    def _count_folder(self, nbytes: int) -> None:
+        self.freed.folders += 1
+        self.freed.folder_bytes += nbytes
+
+    def _count_artifact(self, nbytes: int | None) -> None:
+        if nbytes is not None:
+            self.freed.artifacts += 1
+            self.freed.artifact_bytes += nbytes
+
+    def _count_shared(self, nbytes: int) -> None:
+        self.freed.shared += 1
+        self.freed.shared_bytes += nbytes
 
 
 def _newest(folder: Path) -> float:

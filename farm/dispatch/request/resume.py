@@ -67,7 +67,7 @@ def read_intent(folder: Path) -> tuple[RunRequest, tuple[Job, ...]]:
         ) from None
     except _UNREADABLE as error:
         raise UsageError(
-            f"run {folder.name} cannot be resumed: what it was to do was written by another version of farm ({error}): "
+            f"run {folder.name} cannot be resumed: its plan was written by another version of farm ({error}): "
             "start anew"
         ) from None
     if changed:
@@ -146,7 +146,7 @@ def _read(folder: Path) -> dict[str, msgspec.Raw]:
     file = folder / _FILE
     with file.open("rb") as opened:
         if problem := weakness_of_open(opened.fileno()):
-            raise UsageError(f"{file} says what is executed and is not used: {problem}: start anew")
+            raise UsageError(f"{file} has the plan of the run and is not used: {problem}: start anew")
         return msgspec.json.decode(opened.read(), type=dict[str, msgspec.Raw])
 
 

@@ -1,21 +1,31 @@
-"""Jobs of a run and their order. Pure. Rules: docs/guides/selecting_jobs.md."""
+"""Jobs of a run, their order, and the time that the run may take. Rules: docs/guides/selecting_jobs.md."""
 
 from __future__ import annotations
 
 import heapq
+import logging
 import re
 import statistics
+import threading
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.errors import UsageError
+from farm.report.model.format import duration
+from farm.store.values import judged_by
+from farm.store.view import SkipReason
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from farm.store.cluster.records import PlannedJob
     from farm.store.records import ExpectedJob, LastVerdict
 
+
+logger = logging.getLogger(__name__)
 _SHARD = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 
 
@@ -106,23 +116,18 @@ def by_value(now: Mapping[str, Version], past: Mapping[str, ExpectedJob], first:
     return sorted(now, key=rank)
 
 
-def costs(
-    jobs: Sequence[tuple[str, str, str]], past: Mapping[str, ExpectedJob], cached: Mapping[str, bool]
-) -> tuple[Cost, ...]:
-    """Return the expected costs of jobs; `jobs` has id, SoC and bundle of each, `cached` is by bundle.
-
-    An unknown cost is the median of the known ones, or 0 without any.
-    """
-    known = [past[job_id] for job_id, _, _ in jobs if job_id in past]
+def costs(planned: Sequence[PlannedJob], past: Mapping[str, ExpectedJob]) -> list[Cost]:
+    """Return the expected costs of jobs. An unknown cost is the median of the known ones, or 0 without any."""
+    known = [past[one.job.id] for one in planned if one.job.id in past]
     usual_build = _median([one.build_seconds for one in known if one.build_seconds is not None])
     usual_run = _median([one.run_seconds for one in known])
     found = []
-    for job_id, soc, bundle in jobs:
-        one = past.get(job_id)
-        build = one.build_seconds if one is not None and one.build_seconds is not None else usual_build
-        run = one.run_seconds if one is not None else usual_run
-        found.append(Cost(job_id=job_id, soc=soc, bundle=bundle, build=0.0 if cached[bundle] else build, run=run))
-    return tuple(found)
+    for one in planned:
+        before = past.get(one.job.id)
+        build = before.build_seconds if before is not None and before.build_seconds is not None else usual_build
+        build, run = 0.0 if one.cached else build, before.run_seconds if before is not None else usual_run
+        found.append(Cost(job_id=one.job.id, soc=one.job.target.soc, bundle=one.key, build=build, run=run))
+    return found
 
 
 def schedule(ordered: Sequence[Cost], *, devices: Mapping[str, int], builders: int) -> dict[str, float]:
@@ -167,3 +172,89 @@ def _on_devices(
 
 def _median(values: list[float]) -> float:
     return statistics.median(values) if values else 0.0
+
+
+class Budget:
+    """Begins when it is made: waiting for devices and compiling take of it."""
+
+    def __init__(self, seconds: float | None) -> None:
+        """`seconds` is None for as long as it takes."""
+        length = float("inf") if seconds is None else seconds
+        self._words = f"the budget of {duration(length)}"
+        self.end_s = time.monotonic() + length
+        """On the clock of `time.monotonic`."""
+        self.seconds = seconds
+        self.is_limited = seconds is not None
+        self.is_over = False
+        """True once the budget ended during jobs."""
+
+    @property
+    def left_s(self) -> float | None:
+        """Remaining seconds; None for an unlimited budget."""
+        return max(0.0, self.end_s - time.monotonic()) if self.is_limited else None
+
+    def cut(
+        self,
+        planned: Sequence[PlannedJob],
+        past: Mapping[str, ExpectedJob],
+        *,
+        devices: Mapping[str, int],
+        builders: int,
+        first: Collection[str] = (),
+    ) -> tuple[list[PlannedJob], dict[str, SkipReason]]:
+        """Return the jobs that fit, in the order to begin them, and the others with the reason.
+
+        The most valuable fit first (`selection.by_value`); `devices` is how many there are of each SoC.
+        """
+        if not self.is_limited:
+            return list(planned), {}
+        left = self.end_s - time.monotonic()
+        by_id = {one.job.id: one for one in planned}
+        now = {one.job.id: Version(one.key, judged_by(one.job)) for one in planned}
+        expected = costs([by_id[job_id] for job_id in by_value(now, past, first)], past)
+        too_long = {cost.job_id: cost.build + cost.run for cost in expected if cost.build + cost.run > left}
+        ends = schedule([cost for cost in expected if cost.job_id not in too_long], devices=devices, builders=builders)
+        fitting = [by_id[job_id] for job_id, end in ends.items() if end <= left]
+        kept = {one.job.id for one in fitting}
+        skipped = {}
+        for job_id in by_id.keys() - kept:
+            reason = f"did not fit into {self._words}"
+            if left <= 0:
+                reason = f"{self._words} was over before anything could begin"
+            elif job_id in too_long:
+                reason = f"takes about {duration(too_long[job_id])}, more than the rest of {self._words}"
+            skipped[job_id] = _skipped(reason, past.get(job_id))
+        if skipped:
+            logger.info("%s of %s jobs do not fit into the budget: skipped", len(skipped), len(planned))
+        return fitting, skipped
+
+    def unbegun(self, job_ids: Iterable[str], past: Mapping[str, ExpectedJob]) -> dict[str, SkipReason]:
+        """Return why jobs had not begun at the end."""
+        return {job_id: _skipped(f"had not begun when {self._words} was over", past.get(job_id)) for job_id in job_ids}
+
+    @contextmanager
+    def watched(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Call `stop` at the end, from another thread, unless the body has ended by then."""
+
+        def end() -> None:
+            self.is_over = True
+            stop()
+            logger.info("%s is over: the running jobs are finished, and no further job starts", self._words)
+
+        if not self.is_limited:
+            yield
+            return
+        timer = threading.Timer(max(0.0, self.end_s - time.monotonic()), end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _skipped(reason: str, past: ExpectedJob | None) -> SkipReason:
+    """Return the reason of a skipped job, with its last known result."""
+    if past is None:
+        return SkipReason(reason)
+    return SkipReason(reason, past.last.time_ms, past.last.outcome, past.last.run_id)

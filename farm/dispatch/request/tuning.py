@@ -11,13 +11,12 @@ import msgspec
 from farm.base.backends.registry import runs_on_cpu
 from farm.base.errors import NoHistoryError, UnknownNameError, UsageError
 from farm.base.socs import PRECISIONS, READY
-from farm.dispatch.request.named_job import known_suites
+from farm.dispatch.request.named_job import find_case, known_suites
 from farm.results.analysis.tolerances import MeasuredOutput, SuggestedLimit, suggest_limits
 from farm.results.attempt import Attempt, Verdict
-from farm.store.recording import case_versions
+from farm.store.rows import case_versions
 from farm.suites.figures import COMPARED, REFERENCES
 from farm.suites.limits import MANIFEST
-from farm.suites.manifests import resolve_suite
 from farm.suites.suite import Case, Job, Target
 
 if TYPE_CHECKING:
@@ -94,11 +93,8 @@ def tune(config: Config, store: Store, request: TuneRequest) -> Tuning:
             f"{request.name} has no result to take limits from{why}: run it first: "
             f"{shlex.join(['farm', 'run', '--suite', request.name.rpartition('/')[0], '-k', case.name])} --soc SOC"
         )
-    by_precision: dict[str, list[_Measured]] = {}
-    for one in measured:
-        by_precision.setdefault(one.view.precision, []).append(one)
-    order = [precision for precision in (*PRECISIONS, READY) if precision in by_precision]
-    tuned = tuple(_tuned(case, precision, by_precision[precision], request) for precision in order)
+    had = {one.view.precision for one in measured}
+    tuned = tuple(_tuned(case, one, measured, request) for one in (*PRECISIONS, READY) if one in had)
     return Tuning(manifest=manifest, case=case.name, precisions=tuned, left_out=tuple(left_out))
 
 
@@ -109,11 +105,8 @@ def _find(config: Config, name: str) -> tuple[Path, Case, str]:
         raise UsageError(f"{name!r} names no case: expected suite/case, as in my_suite/residual")
     if (Path(name) / MANIFEST).is_file() and not (Path(suite_name) / MANIFEST).is_file():
         raise UsageError(f"{name} is a suite: name a case of it, as in {name}/CASE")
-    suite = resolve_suite(suite_name, known_suites(config, suite_name))
-    cases = {case.name: case for case in suite.cases}
-    if case_name not in cases:
-        raise UnknownNameError("case", case_name, cases, f"in suite {suite.name}")
-    case, manifest = cases[case_name], Path(suite.path)
+    suite, case = find_case(suite_name, case_name, known_suites(config, suite_name))
+    manifest = Path(suite.path)
     if Path(case.folder) != manifest.resolve().parent:
         source = Path(case.folder).name
         raise UsageError(f"{suite.name} takes {case_name} from {source}, with its limits: tune {source}/{case_name}")
@@ -158,7 +151,8 @@ def _unusable(view: JobView, case: Case, precisions: Collection[str]) -> str:
     return ""
 
 
-def _tuned(case: Case, precision: str, rows: list[_Measured], request: TuneRequest) -> TunedPrecision:
+def _tuned(case: Case, precision: str, measured: list[_Measured], request: TuneRequest) -> TunedPrecision:
+    rows = [one for one in measured if one.view.precision == precision]
     tolerance = case.tolerance(precision)
     in_force = {reference: getattr(tolerance, reference) for reference in REFERENCES}
     observations = [one for row in rows for one in observed(row.attempt, row.place)]
@@ -166,24 +160,20 @@ def _tuned(case: Case, precision: str, rows: list[_Measured], request: TuneReque
         limits = suggest_limits(observations, in_force, margin=request.margin, looser=request.looser)
     except ValueError as error:
         raise UsageError(f"{request.name} at {precision}: {error}") from None
-    now = {
-        reference: {f.name: value for f in COMPARED if (value := getattr(one, f.name)) is not None}
-        for reference, one in in_force.items()
-    }
-    new = {reference: dict(figures) for reference, figures in now.items()}
-    for limit in limits:
-        new[limit.reference][limit.figure] = limit.written
-    ordered = {
-        reference: {f.name: figures[f.name] for f in COMPARED if f.name in figures}
-        for reference, figures in new.items()
-        if figures
-    }
+    suggested = {(one.reference, one.figure): one.written for one in limits}
+    written = {}
+    for reference, one in in_force.items():
+        values = {
+            figure.name: suggested.get((reference, figure.name), getattr(one, figure.name)) for figure in COMPARED
+        }
+        if figures := {name: value for name, value in values.items() if value is not None}:
+            written[reference] = figures
     return TunedPrecision(
         precision=precision,
         places=tuple(dict.fromkeys(row.place for row in rows)),
         limits=tuple(limits),
-        written=ordered,
-        changes=new != now,
+        written=written,
+        changes=any(getattr(in_force[reference], name) != value for (reference, name), value in suggested.items()),
     )
 
 

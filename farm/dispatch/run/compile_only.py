@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,12 @@ from farm.base.backends.registry import runs_on_cpu
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
 from farm.builds.compile.pool import BuilderPool, BuilderSettings
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.dispatch.request.choose import check_machine, check_ready, collect, jobs_of
-from farm.dispatch.run.rebuild import Rebuild
+from farm.dispatch.run.compiling import Rebuild
 from farm.results.attempt import Verdict
-from farm.results.judge import build_failure, delegation_problem
+from farm.results.judge import build_failure, build_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,9 +81,9 @@ class Compilation(msgspec.Struct, frozen=True, kw_only=True):
         outcomes = {job.outcome for job in self.jobs}
         if self.interrupted:
             return INTERRUPTED
-        if CompileOutcome.INFRA in outcomes:
-            return ExitCode.INFRA
-        return ExitCode.FAILED if CompileOutcome.FAILED in outcomes else 0
+        if CompileOutcome.FAILED in outcomes:
+            return ExitCode.FAILED
+        return ExitCode.INFRA if outcomes & {CompileOutcome.INFRA, CompileOutcome.NOT_BEGUN} else 0
 
 
 def compile_only(config: Config, request: RunRequest, listener: ProgressListener) -> Compilation:
@@ -106,35 +106,28 @@ def compile_only(config: Config, request: RunRequest, listener: ProgressListener
     with InterruptHandler(), Supervisor() as supervisor:
         tools = prepare(config, virtual=request.virtual > 0)
         with own_folder(config.cache_dir / "compiles", new_run_id(time.time_ns() // 1_000_000)) as folder:
-            return _Compiling(config, jobs, tools, listener, folder, rebuild=request.rebuild).execute(supervisor)
+            return _Compiling(config, jobs, tools, listener, folder, request.rebuild).execute(supervisor)
 
 
+@dataclass
 class _Compiling:
     """The bundles of some jobs, and the replies of builders."""
 
-    def __init__(
-        self,
-        config: Config,
-        jobs: Sequence[Job],
-        tools: Toolchain,
-        listener: ProgressListener,
-        folder: Path,
-        *,
-        rebuild: bool,
-    ) -> None:
-        self._config, self._jobs, self._tools, self._listener = config, jobs, tools, listener
-        self._folder, self._cache = folder, BundleCache(config.cache_dir)
-        self._rebuild = Rebuild(self._cache) if rebuild else None
-        self._found = self._find()
-        self._first = {self._found[job.id].key: job for job in reversed(jobs)}
+    _config: Config
+    _jobs: Sequence[Job]
+    _tools: Toolchain
+    _listener: ProgressListener
+    _folder: Path
+    _is_rebuild: bool
+
+    def __post_init__(self) -> None:
+        self._cache = BundleCache(self._config.cache_dir)
+        self._rebuild = Rebuild(self._cache, is_wanted=self._is_rebuild)
+        self._found = self._rebuild.find(self._jobs, self._tools)
+        self._first = {self._found[job.id].key: job for job in reversed(self._jobs)}
         self._replies: dict[str, BuildReply] = {}
         self._differing: dict[str, str] = {}
         self._kept: dict[str, str] = {}
-
-    def _find(self) -> dict[str, FoundBundle]:
-        if self._rebuild is not None:
-            return self._rebuild.find(self._jobs, self._tools)
-        return find_bundles_for(self._jobs, self._tools, self._cache)
 
     def execute(self, supervisor: Supervisor) -> Compilation:
         requests: dict[str, BuildRequest] = {}
@@ -142,7 +135,7 @@ class _Compiling:
             key, cached = self._found[job.id]
             if not cached:
                 versions, log = dict(self._tools.versions), str(self._log(key))
-                requests.setdefault(key, BuildRequest(job, key, versions, log, anew=self._rebuild is not None))
+                requests.setdefault(key, BuildRequest(job, key, versions, log, anew=key in self._rebuild.keys))
         pool = BuilderPool(
             requests.values(),
             self._tools.compiler,
@@ -165,8 +158,7 @@ class _Compiling:
     def _ended(self, reply: BuildReply) -> None:
         job = self._first[reply.key]
         self._replies[reply.key] = reply
-        if self._rebuild is not None:
-            self._differing[reply.key] = self._rebuild.ended(reply)
+        self._differing[reply.key] = self._rebuild.ended(reply)
         self._listener.build_ended(job.id, reply)
         if not reply.ok:
             logger.warning("%s did not compile: %s", job.id, reply.reason)
@@ -181,7 +173,7 @@ class _Compiling:
             reply = reply or BuildReply(key, ok=True, seconds=0.0)
             return self._failure(job, reply)
         made = _described(job, bundle, seconds=reply.seconds if reply else 0.0)
-        if problem := delegation_problem(job, bundle):
+        if problem := build_problem(job, bundle):
             known = build_failure(job, problem).known_issue
             outcome = CompileOutcome.KNOWN_ISSUE if known else CompileOutcome.FAILED
             return msgspec.structs.replace(made, outcome=outcome, reason=problem)
@@ -189,8 +181,7 @@ class _Compiling:
         return msgspec.structs.replace(made, outcome=outcome, reason=self._differing.get(key, ""))
 
     def _failure(self, job: Job, reply: BuildReply) -> CompiledJob:
-        reason = "the bundle was built and is not there: is somebody pruning the cache?" if reply.ok else reply.reason
-        attempt = build_failure(job, reason, infra=reply.infra or reply.ok)
+        attempt = build_failure(job, reply.lost_reason, infra=reply.infra or reply.ok)
         outcome = CompileOutcome.INFRA if attempt.verdict is Verdict.INFRA else CompileOutcome.FAILED
         return CompiledJob(
             job=job.id,

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,15 +26,15 @@ from farm.base.threads import noticing_deaths
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.local_jobs import LocalJobs
-from farm.dispatch.pool.announce import Announcer, hide_secrets
+from farm.dispatch.notify.credentials import hide_secrets
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder
-from farm.dispatch.request.budget import Budget
-from farm.dispatch.request.choose import device_kind_of, optrace_tools
+from farm.dispatch.request.choose import device_kind_of, narrow, optrace_tools
 from farm.dispatch.request.ending import exit_code_of
+from farm.dispatch.request.selection import Budget
 from farm.dispatch.result_log import ResultLog
 from farm.dispatch.run.compiling import builders
-from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers, narrowed
+from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers
 from farm.report.model.format import duration
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from farm.devices.health import HealthEvent
     from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.pool.fleet import Fleet
-    from farm.dispatch.pool.lease_keeper import LeaseTerms
     from farm.dispatch.progress import ProgressListener
     from farm.dispatch.request.plan import RunPlan
     from farm.dispatch.request.request import RunOutcome, RunRequest
@@ -107,7 +107,7 @@ class Wait:
         lacking = frozenset(socs) - {device.soc for device in pool.held()}
         if lacking:
             names = " and no ".join(sorted(lacking))
-            reason = f"no {names} became free within {duration(self._seconds)}: {pool.leases.holders(lacking)}"
+            reason = f"no {names} became free within {duration(self._seconds)}: {pool.holders(lacking)}"
             if lacking == frozenset(socs):
                 raise NoDeviceError(reason)
             pool.give_up(lacking, reason)
@@ -184,8 +184,7 @@ class LocalRun:
         self._dispatcher = Dispatcher(self._process)
         self._jobs = LocalJobs(plan, pool, self._dispatcher, listener, most_failures)
         self._log = ResultLog(result_log(plan.folder))
-        numbers = {device.id: number for number, device in enumerate(plan.devices)}
-        records = LocalRecords(plan.run_id, store, lambda device, fence: pool.let_go(numbers[device], fence))
+        records = LocalRecords(plan.run_id, store, pool.let_go)
         self._recorder = Recorder(
             records, self._log, None, recorded=self._jobs.recorded, failing=self._jobs.store_failing
         )
@@ -275,8 +274,8 @@ def run(
     config, jobs = choose(config, request, only)
     with handling(interrupts) as handler, open_store(config.store_url) as store:
         kind = partial(device_kind_of, config, request, store)
-        jobs = narrowed(config, request, store, jobs, kind)
-        return _Run(config, request, listener, store, handler, budget).execute(jobs, begun=begun)
+        jobs = narrow(config, request, jobs, store, kind)
+        return _Run(config, request, listener, store, budget, handler).execute(jobs, begun=begun)
 
 
 def resume(
@@ -297,14 +296,14 @@ def resume(
     from farm.dispatch.request.resume import in_progress
     from farm.store.store import open_store
 
-    hide_secrets(config)
+    hide_secrets(config.notify.webhook, config.notify.mail)
     with handling(interrupts) as handler, open_store(config.store_url) as store:
         run_id = store.runs.resolve(ref, unbegun=True)
         replay_results(run_id, config.run_folder(run_id), store)
         config, request, view, missing = left_of(config, store, ref)
         budget = Budget(request.budget_s if budget_s is None else budget_s)
         if missing:
-            return _Run(config, request, listener, store, handler, budget).execute(missing, view.id)
+            return _Run(config, request, listener, store, budget, handler).execute(missing, view.id)
         if view.exit_code is None:
             with in_progress(config.run_folder(view.id)) as before:
                 _release_leases(store, before)
@@ -323,22 +322,13 @@ def _release_leases(store: Store, pid: int) -> None:
         )
 
 
+@dataclass
 class _Run(RunSteps):
     """The part of a run on this machine that leaves traces: store, run folder, processes."""
 
-    def __init__(
-        self,
-        config: Config,
-        request: RunRequest,
-        listener: ProgressListener,
-        store: Store,
-        interrupts: InterruptHandler,
-        budget: Budget,
-    ) -> None:
-        super().__init__(config, request, listener, store, budget)
-        self._interrupts = interrupts
-        self._given_up: frozenset[str] = frozenset()
-        """SoCs of which no device came in time."""
+    _interrupts: InterruptHandler
+    _given_up: frozenset[str] = frozenset()
+    """SoCs of which no device came in time."""
 
     def execute(
         self, jobs: tuple[Job, ...], run_id: str = "", begun: Callable[[str], None] = lambda _: None
@@ -398,8 +388,9 @@ class _Run(RunSteps):
         """Run `jobs`; `before` has the devices of a resumed run."""
         from farm.builds.runtime.native.build import native_of
         from farm.dispatch.device_forks import device_forks
-        from farm.dispatch.pool.device_pool import DevicePool
+        from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
         from farm.dispatch.request.resume import require_same_runtimes
+        from farm.policy.situation import Priority
 
         wait = Wait(self._request.wait_s)
         # The fork server imports its modules meanwhile.
@@ -407,19 +398,30 @@ class _Run(RunSteps):
         with ThreadPoolExecutor(1) as aside:
             native = native_of(self._config.cache_dir, tools.runner)
             allocation = aside.submit(self._fleet, jobs, storage, supervisor, native)
-            planned = self._order(jobs, tools, self._rebuild)
+            planned = self._order(jobs, self._rebuild.find(jobs, tools))
             health_checks = self._order_health_checks(jobs, tools)
             again = partial(self._fleet, jobs, storage, supervisor, native)
             fleet = wait.fleet(allocation.result, again)
         versions = {serial: [runtime.versions] for serial, runtime in fleet.runtimes.items()}
         require_same_runtimes(before, lambda one: versions.get(one.serial, ()), run_id)
+        terms = LeaseTerms(
+            times=self._config.leases,
+            priority=Priority.NIGHTLY if self._request.purpose == "nightly" else Priority.PERSON,
+            purpose=self._request.command,
+            most=self._request.most_devices,
+        )
+        announcer = None
+        if fleet.leased and self._config.notify.is_set:
+            from farm.dispatch.notify.quarantine import Announcer
+
+            announcer = Announcer(self._config, self._store)
         pool = DevicePool(
             fleet.devices,
             self._store,
-            self._terms() if fleet.leased else None,
+            terms if fleet.leased else None,
             revive=fleet.revive,
             take=lambda one: self._store.record_device(run_id, one, fleet.runtimes[one.serial].versions),
-            announcer=Announcer(self._config, self._store) if fleet.leased else None,
+            announcer=announcer,
         )
         try:
             self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
@@ -465,23 +467,12 @@ class _Run(RunSteps):
         """Return the jobs that there is time for, and note the others; `devices` are counted by SoC."""
         if not self._budget.is_limited:
             return planned
-        planned, skipped = self._cut(planned, devices, self._config.builders)
+        planned, skipped = self._budget.cut(
+            planned, self._past, devices=devices, builders=self._config.builders, first=self._first
+        )
         # Jobs skipped at the earlier end of the run are planned again now.
         self._store.mark_skipped(run_id, {**dict.fromkeys(one.job.id for one in planned), **skipped})
-        self._log_skipped(len(skipped), len(skipped) + len(planned))
         return planned
-
-    def _terms(self) -> LeaseTerms:
-        """Return how this run asks for devices that others may use as well."""
-        from farm.dispatch.pool.lease_keeper import LeaseTerms
-        from farm.policy.situation import Priority
-
-        return LeaseTerms(
-            times=self._config.leases,
-            priority=Priority.NIGHTLY if self._request.purpose == "nightly" else Priority.PERSON,
-            purpose=self._request.command,
-            most=self._request.most_devices,
-        )
 
     def _plan(
         self, run_id: str, folder: Path, jobs: Sequence[PlannedJob], fleet: Fleet, health_checks: Sequence[PlannedJob]

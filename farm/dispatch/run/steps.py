@@ -6,32 +6,32 @@
 from __future__ import annotations
 
 import logging
-from functools import cache, partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.bundles.reuse import find_bundles_for
-from farm.dispatch.pool.announce import hide_secrets
-from farm.dispatch.request.choose import check_machine, check_ready, jobs_of, narrow, select
+from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
+from farm.dispatch.notify.credentials import hide_secrets
+from farm.dispatch.request.choose import check_machine, check_ready, jobs_of, select
 from farm.dispatch.request.ending import exit_code_of, write_report
 from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.request import RunOutcome, RunRequest
-from farm.dispatch.run.rebuild import Rebuild
+from farm.dispatch.run.compiling import Rebuild
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from farm.base.config.settings import Config
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.dispatch.progress import ProgressListener
-    from farm.dispatch.request.budget import Budget
+    from farm.dispatch.request.selection import Budget
     from farm.store.cluster.records import PlannedJob
     from farm.store.records import ExpectedJob
     from farm.store.store import Store
-    from farm.store.view import RunView, SkipReason
+    from farm.store.view import RunView
     from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
@@ -51,28 +51,8 @@ def choose(config: Config, request: RunRequest, only: Collection[str] | None = N
     if only is not None:
         jobs = tuple(job for job in jobs if job.id in only)
     check_ready(jobs, request)
-    hide_secrets(config)
+    hide_secrets(config.notify.webhook, config.notify.mail)
     return config, jobs
-
-
-def narrowed(
-    config: Config,
-    request: RunRequest,
-    store: Store,
-    jobs: tuple[Job, ...],
-    kind: Callable[[], str],
-) -> tuple[Job, ...]:
-    """Return the `jobs` that remain after selection by the store; `kind` is the kind of the devices.
-
-    Raises UsageError, NothingSelectedError.
-    """
-    from farm.builds.toolchains.prepare import branch_of, prepare
-
-    if not request.asks_the_store:
-        return jobs
-    tools = cache(partial(prepare, config, virtual=request.virtual > 0))
-    branch = branch_of(config)
-    return narrow(request, jobs, store, tools, branch, kind=kind(), cache_dir=config.cache_dir)
 
 
 def left_of(config: Config, store: Store, ref: str) -> tuple[Config, RunRequest, RunView, tuple[Job, ...]]:
@@ -108,24 +88,22 @@ def log_numbers(store: Store, run_id: str, *, record: bool = False, confirm: boo
         logger.info(line)
 
 
+@dataclass
 class RunSteps:
     """Common steps of a run: expectations, records and report; subclasses execute the jobs."""
 
-    def __init__(
-        self,
-        config: Config,
-        request: RunRequest,
-        listener: ProgressListener,
-        store: Store,
-        budget: Budget,
-    ) -> None:
-        self._config, self._request, self._listener, self._store = config, request, listener, store
-        self._budget = budget
+    _config: Config
+    _request: RunRequest
+    _listener: ProgressListener
+    _store: Store
+    _budget: Budget
+
+    def __post_init__(self) -> None:
         self._past: dict[str, ExpectedJob] = {}
         """Expectations of the jobs by their history."""
         self._first: set[str] = set()
         """Jobs that are to be first."""
-        self._rebuild = Rebuild(BundleCache(config.cache_dir)) if request.rebuild else None
+        self._rebuild = Rebuild(BundleCache(self._config.cache_dir), is_wanted=self._request.rebuild)
 
     def _fingerprint(self, tools: Toolchain, kind: str) -> dict[str, str]:
         """Return the facts that the numbers depend on, including unusual settings of measurement."""
@@ -162,13 +140,11 @@ class RunSteps:
         if self._request.failed_first:
             self._first = self._store.selection.failed_last(ids, kind, self._store.user, tools.branch, private=private)
 
-    def _order(self, jobs: Sequence[Job], tools: Toolchain, rebuild: Rebuild | None = None) -> list[PlannedJob]:
-        """Return jobs in the order in which they are built and handed out, with the keys of their bundles."""
+    def _order(self, jobs: Sequence[Job], found: Mapping[str, FoundBundle]) -> list[PlannedJob]:
+        """Return jobs in the order in which they are built and handed out, with the keys of the bundles `found`."""
         from farm.policy.divide import dispatch_order
         from farm.store.cluster.records import PlannedJob
 
-        cache = BundleCache(self._config.cache_dir)
-        found = rebuild.find(jobs, tools) if rebuild else find_bundles_for(jobs, tools, cache)
         by_id = {job.id: job for job in jobs}
         order = dispatch_order(
             list(by_id),
@@ -193,20 +169,8 @@ class RunSteps:
         """Return the programs that show whether a device is fit, and whether its heap can be measured."""
         from farm.dispatch.device_run.health_check import health_check_jobs
 
-        return self._order(health_check_jobs(tuple(jobs)), tools)
-
-    def _cut(
-        self, planned: list[PlannedJob], devices: Mapping[str, int], builders: int
-    ) -> tuple[list[PlannedJob], dict[str, SkipReason]]:
-        """Return the jobs that there is time for, and why the others are left out; `devices` are counted by SoC."""
-        if not self._budget.is_limited:
-            return planned, {}
-        return self._budget.cut(planned, self._past, devices=devices, builders=builders, first=self._first)
-
-    def _log_skipped(self, skipped: int, of: int) -> None:
-        """Note how many jobs are left out."""
-        if skipped:
-            logger.info("%s of %s jobs do not fit into the budget: skipped", skipped, of)
+        checks = health_check_jobs(tuple(jobs))
+        return self._order(checks, find_bundles_for(checks, tools, BundleCache(self._config.cache_dir)))
 
     def _outcome(self, run_id: str, exit_code: int) -> RunOutcome:
         """Write the report of a run that is over, and return how it ended."""

@@ -53,10 +53,7 @@ class BuiltJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_sides(
-    sides: Sequence[BuildingSide],
-    supervisor: Supervisor,
-    folder: Path,
-    stop: threading.Event,
+    sides: Sequence[BuildingSide], supervisor: Supervisor, folder: Path, stop: threading.Event
 ) -> list[dict[str, BuiltJob]]:
     """Return by side and name what became of every job; all are compiled unless `stop` is set before.
 
@@ -86,14 +83,9 @@ def build_sides(
         for name, job in side.jobs.items():
             key = keys[number][name]
             if name not in built[number] and (reply := replies.get(key)) is not None:
-                built[number][name] = _built(
-                    cache, job, key, reply, [one / f"{key}.log" for one in _folders(sides, folder)]
-                )
+                logs_of_key = [folder / one.label / f"{key}.log" for one in sides]
+                built[number][name] = _built(cache, job, key, reply, logs_of_key)
     return built
-
-
-def _folders(sides: Sequence[BuildingSide], folder: Path) -> list[Path]:
-    return [folder / side.label for side in sides]
 
 
 def _build(
@@ -167,7 +159,6 @@ def shares(builders: int, requests: Sequence[int]) -> list[int]:
 def _built(cache: BundleCache, job: Job, key: str, reply: BuildReply, logs: Sequence[Path]) -> BuiltJob:
     if reply.ok and (bundle := cache.lookup(key)) is not None:
         return BuiltJob(bundle=bundle)
-    reason = "the bundle was built and is not there: is somebody pruning the cache?" if reply.ok else reply.reason
     text = next((log.read_text(encoding="utf-8", errors="replace") for log in logs if log.is_file()), "")
     infra = reply.infra or reply.ok
-    return BuiltJob(failure=build_failure(job, reason, text, key, infra=infra, seconds=reply.seconds))
+    return BuiltJob(failure=build_failure(job, reply.lost_reason, text, key, infra=infra, seconds=reply.seconds))

@@ -137,11 +137,7 @@ class _Kept(msgspec.Struct):
 
 
 def bisect_commits(
-    checkout: Checkout,
-    commits: Sequence[Commit],
-    folder: Path,
-    compare: Compare,
-    metric: str = "",
+    checkout: Checkout, commits: Sequence[Commit], folder: Path, compare: Compare, metric: str = ""
 ) -> BisectOutcome:
     """Return the first bad commit of `commits`, which begin with a good one; continue a search kept in `folder`.
 
@@ -219,7 +215,7 @@ def _require_same(kept: _Kept, report: CompareReport, folder: Path) -> None:
 
 def _compared(compare: Compare, good: Commit, commit: Commit, *, needs_device: bool) -> CompareReport:
     report = compare(good, commit, needs_device)
-    require_compared(report.jobs[0])
+    require_compared(report.jobs[0], executed=needs_device)
     return report
 
 

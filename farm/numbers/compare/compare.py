@@ -33,6 +33,7 @@ from farm.report.model.compare import (
     compiled_facts,
 )
 from farm.report.model.compare_totals import turns_text
+from farm.results.judge import build_failure, build_problem
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
@@ -167,11 +168,7 @@ class _KnownJobs:
     """Findings on all jobs so far."""
 
     def __init__(
-        self,
-        request: ComparisonRequest,
-        sides: tuple[BuildingSide, BuildingSide],
-        compare_id: str,
-        started_ms: int,
+        self, request: ComparisonRequest, sides: tuple[BuildingSide, BuildingSide], compare_id: str, started_ms: int
     ) -> None:
         self._request, self._sides, self.id, self._started_ms = request, sides, compare_id, started_ms
         self._began_s = time.monotonic()
@@ -236,10 +233,7 @@ class _KnownJobs:
             sides=self._side_facts,
             jobs=tuple(
                 self._job(
-                    name,
-                    outcomes.get(name),
-                    metrics.get(name, ()),
-                    left_out.get(name, why) if name in open_ else "",
+                    name, outcomes.get(name), metrics.get(name, ()), left_out.get(name, why) if name in open_ else ""
                 )
                 for name in self.names
             ),
@@ -253,8 +247,10 @@ class _KnownJobs:
     ) -> ComparedJob:
         attempts = (outcome.a, outcome.b) if outcome else (None, None)
         a, b = (
-            self._result(side.jobs[name], built.get(name, BuiltJob()), attempt)
-            for side, built, attempt in zip(self._sides, self.built, attempts, strict=True)
+            side_result(side.jobs[name], one, attempt, self._facts(one))
+            for side, one, attempt in zip(
+                self._sides, (built.get(name, BuiltJob()) for built in self.built), attempts, strict=True
+            )
         )
         return ComparedJob(
             name=name,
@@ -266,20 +262,6 @@ class _KnownJobs:
             outputs=outcome.outputs if outcome else None,
             modes_alone=self._modes_alone,
             left_out=outcome.problem if outcome else left_out,
-        )
-
-    def _result(self, job: Job, built: BuiltJob, attempt: Attempt | None) -> SideResult:
-        ending = attempt or built.failure
-        result = SideResult(job_id=job.id, compiled=self._facts(built))
-        if ending is None:
-            return result
-        return msgspec.structs.replace(
-            result,
-            verdict=str(ending.verdict),
-            stage=str(ending.stage),
-            reason=ending.reason,
-            known_issue=ending.known_issue,
-            log=ending.log if ending.verdict != "passed" else "",
         )
 
     def _facts(self, built: BuiltJob) -> CompiledFacts | None:
@@ -302,7 +284,7 @@ class _KnownJobs:
             notes.append("A and B run with different runners or QNN libraries: every job is run, in new processes")
             sdks = [[side.facts.get(name) for name in ("qnn", "qnn_content")] for side in self._side_facts]
             if self._request.virtual and sdks[0] != sdks[1]:
-                notes.append("their simulators are those of two SDKs, whose speeds differ: cycles decide nothing here")
+                notes.append("their simulators belong to two SDKs with different speeds: cycles are not compared")
         elif self._request.execute and self._modes_differ:
             notes.append("one side is in direct mode: A and B run with different runners, in new processes")
         elif self._request.execute:
@@ -312,6 +294,24 @@ class _KnownJobs:
         if facts[0] == facts[1] and not any(side.options for side in self._side_facts):
             notes.append("A and B are the same by content: only chance can make a difference")
         return notes
+
+
+def side_result(job: Job, built: BuiltJob, attempt: Attempt | None, facts: CompiledFacts | None) -> SideResult:
+    """Return the result of a job on a side; a program that no execution could save has failed without one."""
+    ending = attempt or built.failure
+    if ending is None and built.bundle is not None and (problem := build_problem(job, built.bundle)):
+        ending = build_failure(job, problem)
+    result = SideResult(job_id=job.id, compiled=facts)
+    if ending is None:
+        return result
+    return msgspec.structs.replace(
+        result,
+        verdict=str(ending.verdict),
+        stage=str(ending.stage),
+        reason=ending.reason,
+        known_issue=ending.known_issue,
+        log=ending.log if ending.verdict != "passed" else "",
+    )
 
 
 def run_differently(a: Target, b: Target) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.errors import FarmError, InfraError, NoDeviceError
+from farm.base.structs import prepare_decoders
 from farm.base.text import reason_line
 from farm.numbers.compare.pairing import JobOutcome, run_job
 from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
@@ -53,11 +54,7 @@ class MeasuringPool:
     """Devices that measure jobs, with a thread for each device."""
 
     def __init__(
-        self,
-        configs: tuple[Config, Config],
-        store: Store,
-        request: ComparisonRequest,
-        stop: threading.Event,
+        self, configs: tuple[Config, Config], store: Store, request: ComparisonRequest, stop: threading.Event
     ) -> None:
         """Take the `configs` of A and B; no job begins after `stop` is set."""
         self._configs, self._store, self._request = configs, store, request
@@ -86,6 +83,8 @@ class MeasuringPool:
             for soc, queue in queues.items()
             for number in range(min(width, len(queue)))
         ]
+        # Each thread reads leases from the store.
+        prepare_decoders()
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
@@ -176,12 +175,7 @@ def other_runtime(
     config: Config, device: Device, backend: str, runtime: Runtime, mode: Mode = "traditional"
 ) -> Runtime | None:
     """Return the runtime of the toolchain in `config` for a device; None if it equals `runtime`."""
-    from farm.base.socs import find_soc
-    from farm.builds.runtime.runtime import attached_runtime, virtual_runtime
+    from farm.builds.runtime.runtime import runtime_for
 
-    soc = find_soc(device.soc)
-    if device.kind == "virtual":
-        found = virtual_runtime(config, soc, backend, mode=mode)
-    else:
-        found = attached_runtime(config, soc, backend, mode, linux=device.os == "linux")
+    found = runtime_for(config, device.soc, device.kind, device.os, backend, mode)
     return None if found.digest == runtime.digest else found

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
 
 FIRST_PAIRS = 6
-"""After these a job is left alone of which no number points anywhere. Nothing is confirmed by them: it takes more."""
+"""Pairs after which a job without a moved number is not measured again. A confirmation needs more pairs."""
 # From so many gates on a number points somewhere.
 _POINTS = 0.5
+# Part of the names of figures against the quantized module, which each side has for itself.
+_QUANTIZED = "_quantized["
 # Least time of one side in a pair and its inferences, as in `farm perf confirm` of a run; slow programs need fewer, as
 # a moment cannot disturb them.
 
@@ -79,11 +81,15 @@ def run_job(
     since = len(bench.turns)
     metrics = _measure(bench, (a, b), (first, second), most_pairs, stop)
     problems = bench.problems(a, b, since=since)
-    return msgspec.structs.replace(
-        outcome,
-        metrics=metrics,
-        problem=reason_line(f"not in every turn: {'; '.join(problems)}") if problems else "",
-    )
+    problem = f"not in every turn: {'; '.join(problems)}" if problems else _lost_figures(first, second)
+    return msgspec.structs.replace(outcome, metrics=metrics, problem=reason_line(problem))
+
+
+def _lost_figures(first: Attempt, second: Attempt) -> str:
+    """Return the figures that decide and that A alone has, as an infinitely bad one is no measurement; "" for none."""
+    a, b = ({one.metric for one in attempt.measurements} for attempt in (first, second))
+    lost = sorted(metric for metric in a - b if figure_of(metric) is not None and _QUANTIZED not in metric)
+    return f"B has no finite {' and no finite '.join(lost)}" if lost else ""
 
 
 def _equal_outputs(bench: InterleavedBench, a: Side | None, b: Side | None) -> tuple[int, int] | None:
@@ -124,10 +130,7 @@ def _measure(
     qnn = [[side.bundle.manifest.versions.get(name) for name in ("qnn", "qnn_content")] for side in sides]
     left = [side.bundle.manifest.fallback_ops for side in sides]
     times = times_of(
-        *judged,
-        virtual=bench.device.kind == "virtual",
-        one_simulator=qnn[0] == qnn[1],
-        same_share=left[0] == left[1],
+        *judged, virtual=bench.device.kind == "virtual", one_simulator=qnn[0] == qnn[1], same_share=left[0] == left[1]
     )
     inferences = inferences_of([one for attempt in judged for one in attempt.measurements])
     pairs: dict[str, list[Pair]] = {}
@@ -191,7 +194,7 @@ def figures_of(first: Attempt, second: Attempt) -> tuple[MeasuredMetric, ...]:
         if before is None or after is None:
             continue
         pair = (before,), (after,)
-        figure = judged_metric(_series(one), [pair], decides="_quantized[" not in one.metric)
+        figure = judged_metric(_series(one), [pair], decides=_QUANTIZED not in one.metric)
         if figure.worse.pairs and abs(figure.gates) <= 1.0:
             worse, better = (
                 msgspec.structs.replace(claim, answer=Answer.REFUTED, reason="measured once, short of what counts")

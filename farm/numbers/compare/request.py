@@ -86,7 +86,7 @@ def sides_of(
     if bool(checkout) != bool(base):
         raise UsageError("--checkout DIR and --base COMMIT belong together: B is the checkout as it is, A that commit")
     if checkout and toolchains:
-        raise UsageError("--checkout says what both toolchains are: leave --toolchain out")
+        raise UsageError("--checkout names both toolchains: leave --toolchain out")
     pairs = []
     for option, given in (("--toolchain", toolchains), ("--qnn", qnn), ("--options", options)):
         if len(given) > _TWO:

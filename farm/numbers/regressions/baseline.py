@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from farm.results.analysis.history import SeriesEvent
-    from farm.store.queries.points import JobPast, SeriesPast
+    from farm.store.queries.history import JobPast, SeriesPast
     from farm.store.records import AlertRecord
     from farm.store.store import Store
 

@@ -10,10 +10,10 @@ import msgspec
 
 from farm.base.errors import UsageError
 from farm.base.interrupts import InterruptHandler
-from farm.numbers.regressions.confirm_job import PairsRequest, bench_for, require_bundles, require_comparable
+from farm.numbers.regressions.confirm_job import PairsRequest, bench_for, choose_results, require_bundles
 from farm.numbers.regressions.paired_test import Compared, Probe, compare, first_bad, series_of, worse
 from farm.replay.repro import differences
-from farm.replay.stored_result import StoredResult, find_stored_result, results_before
+from farm.replay.stored_result import StoredResult, results_before
 from farm.results.analysis.confirmation import Answer
 from farm.results.analysis.first_bad import MOST_PROBES, Bracket
 
@@ -80,9 +80,7 @@ class BisectOutcome(msgspec.Struct, frozen=True):
 
 def find_ends(store: Store, pattern: str, good: str, bad: str) -> tuple[StoredResult, StoredResult]:
     """Return the results of the two runs. Raises UnknownNameError, UsageError where they cannot be compared."""
-    new = find_stored_result(store, pattern, bad)
-    old = find_stored_result(store, new.view.id, good)
-    require_comparable(old, new)
+    old, new = choose_results(store, pattern, good, bad)
     if old.run.id == new.run.id:
         raise UsageError(f"run {old.run.id} is both ends: name a good run that is older than the bad one")
     return old, new

@@ -17,9 +17,8 @@ from farm.dispatch.pool.fleet import Choice
 from farm.numbers.regressions.factor_swap import Attribution, plan_swaps, swap_factors
 from farm.numbers.regressions.interleaved_ab import InterleavedBench
 from farm.numbers.regressions.paired_test import Compared, compare, series_of, worse
-from farm.replay.made_bundle import find_made_bundle
 from farm.replay.repro import differences
-from farm.replay.stored_result import StoredResult, find_job, find_stored_result, results_before
+from farm.replay.stored_result import StoredResult, find_job, find_made_bundle, find_stored_result, results_before
 from farm.results.analysis.confirmation import INFERENCES, PAIRS, Answer
 
 if TYPE_CHECKING:
@@ -124,11 +123,7 @@ def require_comparable(good: StoredResult, new: StoredResult) -> None:
 
 @contextmanager
 def bench_for(
-    config: Config,
-    store: Store,
-    past: StoredResult,
-    request: PairsRequest,
-    until_s: float = math.inf,
+    config: Config, store: Store, past: StoredResult, request: PairsRequest, until_s: float = math.inf
 ) -> Iterator[InterleavedBench]:
     """Yield a bench on a device of the SoC and the kind that a result is of; `until_s` as in `InterleavedBench`.
 
@@ -136,7 +131,7 @@ def bench_for(
     """
     virtual = request.virtual or (past.kind == "virtual" and not request.device)
     if virtual and past.kind != "virtual":
-        raise UsageError(f"run {past.run.id} was on hardware: a simulator tells nothing about it, leave --virtual out")
+        raise UsageError(f"run {past.run.id} was on hardware, and a simulator cannot repeat it: leave --virtual out")
     job = find_job(config, past)
     # The device of a past run is no name on the command line.
     wishes = [request.device or ("" if named_device(os.environ) else past.attempt.device)]

@@ -7,7 +7,6 @@ import logging
 import math
 import statistics
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,10 +15,9 @@ import msgspec
 from farm.base.text import reason_line
 from farm.dispatch.history_comparison import changed_programs, compare_with_history, found_alerts, record_comparison
 from farm.dispatch.request.ending import write_report
-from farm.numbers.regressions.bench_pool import BenchFactory, BenchPool
 from farm.numbers.regressions.confirm_job import PairsRequest
 from farm.numbers.regressions.paired_test import worse
-from farm.numbers.regressions.remeasure import RemeasuredSeries, Remeasurement, unknown
+from farm.numbers.regressions.remeasure import BenchPool, RemeasuredSeries, Remeasurement, unknown
 from farm.results.analysis.confirmation import (
     P_UNSUSPECTED,
     Answer,
@@ -84,7 +82,7 @@ class RunFindings(msgspec.Struct, frozen=True, kw_only=True):
         if not (left := self.changed_not_measured):
             return ""
         what = "program that changed was" if left == 1 else "programs that changed were"
-        more = f"'farm perf confirm --run {self.run_id}' goes on with what is left"
+        more = f"'farm perf confirm --run {self.run_id}' measures the rest"
         return f"{left} {what} not measured, for want of time or of a device: {more}"
 
     @property
@@ -107,7 +105,7 @@ def confirm_run(
     request: PairsRequest,
     *,
     budget_s: float | None = None,
-    factory: BenchFactory | None = None,
+    benches: BenchPool | None = None,
 ) -> RunFindings:
     """Judge the numbers of a run, measure suspected changes again, the least probable first, and record the results.
 
@@ -115,12 +113,11 @@ def confirm_run(
     Raises UnknownNameError for a missing run, KeyboardInterrupt after recording the results so far, with false
     discoveries controlled.
     """
-    factory = factory or BenchFactory(config, store, request)
-    end_s = math.inf if budget_s is None else time.monotonic() + budget_s
-    with ExitStack() as stack:
-        benches = BenchPool(factory, stack, end_s)
-        remeasurement = Remeasurement(store, request, factory, benches)
-        return _ConfirmRun(config, store, run_id, request, end_s, benches, remeasurement).findings()
+    benches = benches or BenchPool(config, store, request)
+    with benches:
+        if budget_s is not None:
+            benches.end_s = time.monotonic() + budget_s
+        return _ConfirmRun(config, store, run_id, request, benches, Remeasurement(store, request, benches)).findings()
 
 
 @dataclass
@@ -129,7 +126,6 @@ class _ConfirmRun:
     _store: Store
     _run_id: str
     _request: PairsRequest
-    _end_s: float
     _benches: BenchPool
     _remeasurement: Remeasurement
     _results: list[RemeasuredSeries] = field(default_factory=list)
@@ -174,7 +170,7 @@ class _ConfirmRun:
             results = [
                 result
                 for index in shift.representatives
-                if time.monotonic() < self._end_s
+                if time.monotonic() < self._benches.end_s
                 and (result := measure(comparison.compared[index], pairs, up=shift.change > 0, attribute=False))
             ]
             # A runtime that could not be measured may be the cause as well.
@@ -208,7 +204,7 @@ class _ConfirmRun:
         groups = families([_family_key(compared) for compared, _, _ in left], [one for _, one, _ in left])
         results: dict[int, RemeasuredSeries] = {}
         for number, (place, group) in enumerate(_representatives_first(len(left), groups)):
-            if time.monotonic() >= self._end_s:
+            if time.monotonic() >= self._benches.end_s:
                 return not_measured + len(left) - number
             compared, judgement, alert = left[place]
             logger.info("%s: %s %s", compared.past.job_id, compared.series.series.metric, judgement.reason)
@@ -250,7 +246,7 @@ class _ConfirmRun:
         logger.info("programs that changed unsuspected: %s, measured in the time that is left", len(found))
         pairs = self._pairs(len(found), is_suspected=False)
         family = len(found) + len(self._family_before(is_suspected=False))
-        end_s = self._end_s if math.isfinite(self._end_s) else time.monotonic() + CHANGED_S
+        end_s = self._benches.end_s if math.isfinite(self._benches.end_s) else time.monotonic() + CHANGED_S
         # Without a suspected change the run waits for no busy device.
         self._benches.wait_s = _TAKEN_S
         not_measured = 0
@@ -355,7 +351,9 @@ class _ConfirmRun:
         result.state = _STATES[confirmation.answer]
         if not recorded:
             result.alert = None
-            logger.warning("%s: %s was measured by somebody else meanwhile: theirs stays", alert.job_id, alert.metric)
+            logger.warning(
+                "%s: %s was measured by another process meanwhile: its result is kept", alert.job_id, alert.metric
+            )
 
 
 def _family_key(compared: ComparedSeries) -> tuple[str, ...]:

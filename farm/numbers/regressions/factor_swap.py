@@ -58,7 +58,7 @@ def plan_swaps(bench: InterleavedBench, good: StoredResult, new: StoredResult) -
         if all(good.facts.get(name) == new.facts.get(name) for name in names):
             continue
         if left:
-            refused[factor] = f"the runtime of run {good.run.id} or {new.run.id} is not in the cache any more"
+            refused[factor] = f"the runtime of run {good.run.id} or {new.run.id} is no longer in the cache"
         elif (runtime := bench.mixed(*((old, now) if factor is Factor.RUNTIME else (now, old)))) is None:
             refused[factor] = "the runners of the two runs take different jobs"
         else:

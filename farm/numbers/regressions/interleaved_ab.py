@@ -174,8 +174,8 @@ class InterleavedBench:
 
     def measure(
         self,
-        good: StoredResult | Side,
-        new: StoredResult | Side,
+        good: Side,
+        new: Side,
         pairs: int = PAIRS,
         inferences: int = INFERENCES,
         *,
@@ -191,17 +191,16 @@ class InterleavedBench:
         pair has no samples and `turns` has the reason. A new side is warmed up first and judged as by its run; after a
         failure no pair is measured. Raises InfraError for trouble of farm and device.
         """
-        was, now = (one if isinstance(one, Side) else self.side(one) for one in (good, new))
         # Profiling costs time and long executions heat the device: both sides use the new side's settings.
-        same = {"profile": now.profile, "heap": now.heap, "seconds": now.seconds}
-        sides = {Role.GOOD: msgspec.structs.replace(was, **same), Role.NEW: now}
+        alike = msgspec.structs.replace(good, profile=new.profile, heap=new.heap, seconds=new.seconds)
+        sides = {Role.GOOD: alike, Role.NEW: new}
         found: dict[str, list[Pair]] = {}
         # Both, so that both problems are reported.
         problems = [self._prove(role, side) for role, side in sides.items()]
         if any(problems):
             return found
         # A process may have its own luck, as with where its memory lies: what runs in two gets new ones in every pair.
-        fresh = fresh or was.place != now.place
+        fresh = fresh or good.place != new.place
         if renew:
             for run in self._runs.values():
                 run.end_process()

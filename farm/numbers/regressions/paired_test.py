@@ -221,47 +221,32 @@ def first_bad(
     finite = math.isfinite(change)
     weights = suspicion(series.scale, values, bracket, change) if finite else np.zeros(len(values))
     gate = abs(change) / 2.0 if finite else GATES[series.scale].confirmed
+
+    def measured_probe(number: int, past: StoredResult) -> Probe:
+        try:
+            bench.side(past)
+        except FarmError as error:
+            return Probe(number, None, Answer.UNKNOWN, reason_line(str(error)))
+        effort = pairs, inferences
+        [one] = compare(bench, [claim], good, past, *effort, gate=gate, early=True, fresh=True, measured=measured)
+        return Probe(number, one.confirmation, one.confirmation.answer, one.confirmation.reason)
+
     probes = 0
     while (number := next_probe(bracket, weights)) is not None:
-        probe = _known(number, runs[number], answers)
-        if probe is None:
-            if probes == MOST_PROBES:
-                break
+        past = runs[number]
+        if past is None:
+            probe = Probe(number, None, Answer.UNKNOWN, "its bundle is gone")
+        elif past.side in answers:
+            probe = Probe(number, None, answers[past.side], "the same bundle as in a measured run")
+        elif probes == MOST_PROBES:
+            break
+        else:
             probes += 1
-            probe = _probe(bench, claim, good, number, runs[number], gate, pairs, inferences, measured)
-            if (past := runs[number]) is not None:
-                answers[past.side] = probe.answer
+            probe = measured_probe(number, past)
+            answers[past.side] = probe.answer
         on_probe(probe)
         bracket = narrowed(bracket, number, probe.answer)
     return bracket
-
-
-def _known(number: int, past: StoredResult | None, answers: dict[tuple[str, ...], Answer]) -> Probe | None:
-    """Return the answer for a run that is known without measuring."""
-    if past is None:
-        return Probe(number, None, Answer.UNKNOWN, "its bundle is gone")
-    answer = answers.get(past.side)
-    return None if answer is None else Probe(number, None, answer, "the same bundle as one that is known")
-
-
-def _probe(
-    bench: InterleavedBench,
-    claim: Claim,
-    good: StoredResult,
-    number: int,
-    past: StoredResult | None,
-    gate: float,
-    pairs: int,
-    inferences: int,
-    measured: MeasuredPairs | None,
-) -> Probe:
-    assert past is not None  # noqa: S101 - for the type
-    try:
-        bench.side(past)
-    except FarmError as error:
-        return Probe(number, None, Answer.UNKNOWN, reason_line(str(error)))
-    [one] = compare(bench, [claim], good, past, pairs, inferences, gate=gate, early=True, fresh=True, measured=measured)
-    return Probe(number, one.confirmation, one.confirmation.answer, one.confirmation.reason)
 
 
 def _compared(claim: Claim, found: dict[str, list[Pair]], gate: float | None, level: float, looks: int) -> Compared:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,10 +14,11 @@ import numpy as np
 
 from farm.base.errors import FarmError, InfraError, NoDeviceError, UsageError
 from farm.base.text import reason_line
+from farm.numbers.regressions.confirm_job import PairsRequest, bench_for
 from farm.numbers.regressions.factor_swap import plan_swaps, swap_factors
 from farm.numbers.regressions.paired_test import Claim, compare, first_bad, not_measured, worse
 from farm.replay.repro import differences
-from farm.replay.stored_result import Results
+from farm.replay.stored_result import Results, StoredResult, find_job, find_made_bundle
 from farm.results.analysis.change_points import LEAST_LEVEL
 from farm.results.analysis.confirmation import P_CONFIRMED, Answer, Confirmation, alone_level, unsure
 from farm.results.analysis.factors import Factor
@@ -28,13 +31,12 @@ from farm.store.records import AlertState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
+    from farm.base.config.settings import Config
     from farm.dispatch.history_comparison import ComparedSeries
-    from farm.numbers.regressions.bench_pool import BenchFactory, BenchPool
-    from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.numbers.regressions.interleaved_ab import InterleavedBench
     from farm.numbers.regressions.paired_test import MeasuredPairs, Probe
-    from farm.replay.stored_result import StoredResult
     from farm.results.analysis.confirmation import Pair
     from farm.results.analysis.history import Point
     from farm.store.records import AlertRecord
@@ -73,20 +75,76 @@ def of_one_bundle(was: StoredResult, now: StoredResult) -> Confirmation:
     programs = {was.view.program, now.view.program}
     if len(programs) > 1 and all(programs):
         return unknown(f"the bundle of {was.run.id} was compiled anew since, to another program")
-    return Confirmation(Answer.REFUTED, f"the program is that of {was.run.id}: it was the night", 0, 0.0, 0.0, 0.0, 1.0)
+    return Confirmation(
+        Answer.REFUTED,
+        f"the program equals that of {was.run.id}: conditions of the run were the cause",
+        0,
+        0.0,
+        0.0,
+        0.0,
+        1.0,
+    )
+
+
+class BenchPool(ExitStack):
+    """A device for each SoC, backend and kind that `request` allows, kept warm until the context ends."""
+
+    def __init__(self, config: Config, store: Store, request: PairsRequest) -> None:
+        super().__init__()
+        self._config, self._store, self._request = config, store, request
+        self._open: dict[tuple[str, str, str], InterleavedBench] = {}
+        self.broken: dict[tuple[str, str, str], str] = {}
+        self.end_s = math.inf
+        """End of waits for a busy device, on the clock of `time.monotonic`."""
+        self.wait_s = math.inf
+        """Longest that one device is waited for, in seconds."""
+
+    def has_bundle(self, key: str) -> bool:
+        """Return whether the bundle of a past result can be run again as it is."""
+        return find_made_bundle(self._config, key) is not None
+
+    def require_job(self, past: StoredResult) -> None:
+        """Raise UsageError for a result whose job is gone."""
+        find_job(self._config, past)
+
+    def open(self, past: StoredResult, until_s: float) -> AbstractContextManager[InterleavedBench]:
+        """Return the bench for a result; a device is waited for until `until_s` on the clock of `time.monotonic`."""
+        return bench_for(self._config, self._store, past, self._request, until_s)
+
+    def of(self, past: StoredResult) -> InterleavedBench:
+        """Return the bench that a result is measured on.
+
+        Raises NoDeviceError, also where there was none before, and UsageError for a result whose job is gone.
+        """
+        key = self.key(past)
+        if key in self.broken:
+            raise NoDeviceError(self.broken[key])
+        if key not in self._open:
+            # Not a reason to do without the device.
+            self.require_job(past)
+            try:
+                until_s = min(self.end_s, time.monotonic() + self.wait_s)
+                self._open[key] = self.enter_context(self.open(past, until_s))
+            except FarmError as error:
+                self.broken[key] = reason_line(str(error))
+                raise NoDeviceError(self.broken[key]) from None
+        return self._open[key]
+
+    def give_up(self, past: StoredResult, why: str) -> None:
+        """Exclude the bench of `past` from further measurements."""
+        self.broken[self.key(past)] = why
+
+    @staticmethod
+    def key(past: StoredResult) -> tuple[str, str, str]:
+        """Return the required properties of a device."""
+        return past.view.soc, past.view.backend, past.kind
 
 
 class Remeasurement:
     """Measures numbers of a run again by interleaved A/B, on the devices of `benches`."""
 
-    def __init__(
-        self,
-        store: Store,
-        request: PairsRequest,
-        factory: BenchFactory,
-        benches: BenchPool,
-    ) -> None:
-        self._request, self._factory, self._benches = request, factory, benches
+    def __init__(self, store: Store, request: PairsRequest, benches: BenchPool) -> None:
+        self._request, self._benches = request, benches
         self._results = Results(store)
         self._measured: MeasuredPairs = {}
         self._job = ""
@@ -112,7 +170,7 @@ class Remeasurement:
             self._job, self._measured = number.past.job_id, {}
         points, first, new = number.points, number.first, len(number.points) - 1
         good = self.good(number)
-        result = RemeasuredSeries(points, unknown("no bundle of the runs before is there any more"), good or first, new)
+        result = RemeasuredSeries(points, unknown("no bundle of the earlier runs exists now"), good or first, new)
         home = self._home(number) if step is None else None
         origin, base = (good, 0.0) if home is None else (home, number.standing.level)
         if same := self._of_one_program(number, home, base, up=up):
@@ -174,7 +232,7 @@ class Remeasurement:
         """Return the answer for a program that was there before, which needs no pairs; None for a new one."""
         points, first, new = number.points, number.first, number.points[-1]
         if home is not None and points[home].side == new.side and up == (base < 0.0):
-            reason = f"the program is that of {points[home].run_id} again"
+            reason = f"the program equals that of {points[home].run_id} again"
             return Confirmation(Answer.CONFIRMED, reason, 0, -base, -base, -base, 0.0)
         if not points[first].bundle or points[first].side != new.side:
             return None
@@ -211,7 +269,7 @@ class Remeasurement:
             return None
         for index in range(number.first if first is None else first, len(before)):
             bundle = before[index].bundle
-            if bundle and before[index].side != new.side and self._factory.has_bundle(bundle):
+            if bundle and before[index].side != new.side and self._benches.has_bundle(bundle):
                 return index
         return None
 
@@ -224,7 +282,7 @@ class Remeasurement:
             (
                 index
                 for index, point in enumerate(number.points)
-                if point.run_id == good and point.bundle and self._factory.has_bundle(point.bundle)
+                if point.run_id == good and point.bundle and self._benches.has_bundle(point.bundle)
             ),
             None,
         )
@@ -251,7 +309,7 @@ class Remeasurement:
         bracket = Bracket(result.good, result.bad)
         runs: list[StoredResult | None] = [None] * len(number.points)
         for index in range(result.good, result.bad + 1):
-            if index in (result.good, result.bad) or self._factory.has_bundle(number.points[index].bundle):
+            if index in (result.good, result.bad) or self._benches.has_bundle(number.points[index].bundle):
                 runs[index] = self._results.of(number.past.job_id, number.points[index].run_id)
         values = levelled(series.scale, number.values, number.steps)
         effort = self._request.pairs, self._inferences(number)

@@ -39,13 +39,12 @@ def compare_json(report: CompareReport) -> bytes:
 
 def compare_markdown(report: CompareReport) -> str:
     """Return the Markdown summary of a comparison."""
-    verdict = "B is worse" if report.is_worse else "interrupted" if report.interrupted else "B is not worse"
-    parts = [f"### farm perf compare: {verdict}\n\n{escaped(sentence(report))}\n"]
+    parts = [f"### farm perf compare: {report.verdict}\n\n{escaped(sentence(report))}\n"]
     parts += [f"{escaped(side_line(side))}\n" for side in report.sides]
     if report.stub:
         parts.append(f"**{STUBBED}**.\n")
     elif report.kind == "virtual":
-        parts.append("Virtual devices: times are those of a simulator.\n")
+        parts.append("Virtual devices: times are of a simulator.\n")
     for group, title in TITLES.items():
         if jobs := report.having(group):
             rows = [(job.name, job.text) for job in jobs[:_SHOWN]]

@@ -34,12 +34,6 @@ _STATUS = {
     Outcome.KNOWN: "other",
     Outcome.INFRA: "other",
 }
-_ATTEMPT_STATUS = {
-    Verdict.PASSED: "passed",
-    Verdict.FAILED: "failed",
-    Verdict.SKIPPED: "skipped",
-    Verdict.INFRA: "other",
-}
 
 
 @export_format("ctrf", suffix="ctrf.json", about="Common Test Report Format, for dashboards and chat bots")
@@ -125,7 +119,7 @@ def _message(job: JobSummary) -> str:
 def _retry(number: int, attempt: Attempt) -> dict[str, Any]:
     retry: dict[str, Any] = {
         "attempt": number,
-        "status": _ATTEMPT_STATUS[attempt.verdict],
+        "status": "other" if attempt.verdict is Verdict.INFRA else attempt.verdict.value,
         "duration": _stop(attempt) - attempt.started_ms,
         "extra": {"verdict": attempt.verdict.value, "stage": attempt.stage.value, "device": attempt.device},
     }

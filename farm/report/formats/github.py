@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from farm.base.text import one_line
-from farm.report.model.summary import JobSummary, Outcome, summarize
+from farm.report.model.summary import Outcome, summarize
 from farm.report.terminal.layout import STUBBED
 from farm.store.view import RunView
 
@@ -73,16 +73,13 @@ def run_markdown(view: RunView) -> str:
     if summary.stub:
         parts.append(f"**{STUBBED}**.\n")
     elif summary.virtual_devices:
-        parts.append("Virtual devices: times are those of a simulator.\n")
+        parts.append("Virtual devices: times are of a simulator.\n")
     failed, infra = summary.having(Outcome.FAILED), summary.having(Outcome.INFRA)
     for title, jobs in (("Failed", failed), ("Infra", infra), ("Skipped", summary.out_of_time)):
         if jobs:
-            parts.append(f"#### {title}: {len(jobs)}\n\n" + table(["job", "why"], _shown(jobs)))
+            rows = [(one.job.id, one.reason) for one in jobs[:_SHOWN]]
+            parts.append(f"#### {title}: {len(jobs)}\n\n" + table(["job", "why"], rows))
     return "\n".join(parts) + "\n"
-
-
-def _shown(jobs: Iterable[JobSummary]) -> list[tuple[str, str]]:
-    return [(one.job.id, one.reason) for one in list(jobs)[:_SHOWN]]
 
 
 def _data(text: str) -> str:

@@ -16,6 +16,8 @@ from farm.store.view import RunView
 LOG_LIMIT = 20_000
 """Most characters of a log in a test case."""
 
+_ERRORS = {Outcome.INFRA, Outcome.NOT_RUN}
+
 # Characters that XML 1.0 does not allow, section 2.2.
 _NOT_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
@@ -24,8 +26,8 @@ _NOT_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 def render_junit(view: RunView) -> str:
     """Return JUnit XML: one test suite per suite, one test case per job, in the order of the run.
 
-    A failure is `failure`, and trouble with the farm or a device is `error`. Known issues and jobs that were skipped or
-    not run are `skipped` with the reason. Times are wall time on the device, in s.
+    A failure is `failure`; trouble with the farm or a device, and a job that was not run, are `error`. Known issues and
+    skipped jobs are `skipped` with the reason. Times are wall time on the device, in s.
     """
     summary = summarize(view)
     root = ET.Element("testsuites", {"name": _attribute(f"farm run {view.id}"), **_totals(summary.jobs)})
@@ -48,28 +50,22 @@ def render_junit(view: RunView) -> str:
 def _test_case(suite: ET.Element, job: JobSummary) -> None:
     view = job.job
     name = view.id.removeprefix(f"{view.suite}/")
-    case = ET.SubElement(
-        suite,
-        "testcase",
-        {"classname": _attribute(view.suite), "name": _attribute(name), "time": f"{job.seconds:.3f}"},
-    )
+    about = {"classname": _attribute(view.suite), "name": _attribute(name), "time": f"{job.seconds:.3f}"}
+    case = ET.SubElement(suite, "testcase", about)
     facts = {"soc": view.soc, "backend": view.backend, "precision": view.precision}
     facts |= {"device": job.device, "device_kind": job.kind} if job.device else {}
     facts |= {key: f"{value:g}" for key, value in msgspec.structs.asdict(job.numbers).items() if value is not None}
     _properties(case, facts)
-    attempt = job.attempt
-    stage = attempt.stage.value if attempt else ""
-    message = _attribute(job.reason)
-    if job.outcome is Outcome.FAILED:
-        ET.SubElement(case, "failure", {"message": message, "type": stage}).text = _details(job)
-    elif job.outcome is Outcome.INFRA:
-        ET.SubElement(case, "error", {"message": message, "type": stage}).text = _details(job)
+    attempt, message = job.attempt, _attribute(job.reason)
+    if job.outcome is Outcome.FAILED or job.outcome in _ERRORS:
+        facts = {"message": message, "type": attempt.stage.value if attempt else ""}
+        ET.SubElement(case, "failure" if job.outcome is Outcome.FAILED else "error", facts).text = _details(job)
     elif job.outcome is Outcome.KNOWN and attempt is not None:
         known = f"known issue: {attempt.known_issue}"
         ET.SubElement(case, "skipped", {"message": _attribute(known)}).text = _details(job)
     elif job.skipped:
-        ET.SubElement(case, "skipped", {"message": _attribute(f"SKIPPED: {job.reason}"), "type": "skipped"})
-    elif job.outcome in {Outcome.SKIPPED, Outcome.NOT_RUN}:
+        ET.SubElement(case, "skipped", {"message": f"SKIPPED: {message}", "type": "skipped"})
+    elif job.outcome is Outcome.SKIPPED:
         ET.SubElement(case, "skipped", {"message": message})
     if attempt and attempt.log and job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA}:
         ET.SubElement(case, "system-out").text = xml_text(short_log(attempt.log, LOG_LIMIT))
@@ -94,11 +90,11 @@ def _details(job: JobSummary) -> str:
 
 
 def _totals(jobs: list[JobSummary] | tuple[JobSummary, ...]) -> dict[str, str]:
-    skipped = {Outcome.KNOWN, Outcome.SKIPPED, Outcome.NOT_RUN}
+    skipped = {Outcome.KNOWN, Outcome.SKIPPED}
     return {
         "tests": str(len(jobs)),
         "failures": str(sum(job.outcome is Outcome.FAILED for job in jobs)),
-        "errors": str(sum(job.outcome is Outcome.INFRA for job in jobs)),
+        "errors": str(sum(job.outcome in _ERRORS for job in jobs)),
         "skipped": str(sum(job.outcome in skipped for job in jobs)),
         "time": f"{sum(job.seconds for job in jobs):.3f}",
     }

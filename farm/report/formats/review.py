@@ -21,7 +21,7 @@ from farm.results.attempt import Attempt, Verdict
 from farm.store.records import AlertRecord
 from farm.store.view import RunView
 
-SIMULATED = "Virtual devices: times are those of a simulator."
+SIMULATED = "Virtual devices: times are of a simulator."
 NEW, REGRESSED, NOT_YOURS = "Newly failing", "Regressions", "Not your commit"
 # The verdict before may be about an earlier state of the same pull request: no proof.
 FAILING_BEFORE = "Failed before as well"

@@ -1,16 +1,19 @@
 """Layers of a program as a graph, coloured by the precision that each layer loses: SVG without external files.
 
-All of its text is treated as hostile.
+All of its text is treated as hostile. Upstream draws with Graphviz's `dot`, a program that may be missing. Here a layer
+is in the row below all layers that it reads. A line across rows passes them in a lane of its own, on the right; a
+line across many rows, such as a mask that every block reads, is left out: its reader names it.
 """
 
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+import statistics
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farm.base.text import one_line
 from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep
-from farm.report.html.layer_layout import Point, Sizes, lay_out
+from farm.report.formats.layers_csv import kept_files
 from farm.results.layers import ROUNDING_STEPS, Diagnosis
 
 if TYPE_CHECKING:
@@ -23,7 +26,12 @@ if TYPE_CHECKING:
 GRAPH_KIND = "layers.svg"
 """Kind of artifact with such a graph."""
 
-_SIZES = Sizes(width=296, height=82, between=20, between_rows=30, lane=8)
+MOST_ROWS = 12
+"""Most rows that a line spans."""
+WIDTH, HEIGHT = 296.0, 82.0
+"""Size of a box; all sizes are in pixels."""
+# From a box to the next in its row, from a row to the next, and from a lane to the next.
+_PITCH, ROW_PITCH, _LANE = WIDTH + 20, HEIGHT + 30, 8.0
 _CHARS = 38
 _LINE = 15
 _MARGIN, _TOP = 24, 48
@@ -43,23 +51,86 @@ _LEGEND = (
 )
 
 
+Point = tuple[float, float]
+
+
+class LayerLayout(NamedTuple):
+    """Positions of boxes and lines; all coordinates are at least 0."""
+
+    boxes: dict[str, Point]
+    """Upper left corners."""
+    lines: list[list[Point]]
+    """Lines from the bottom of a box to the top of a box that reads it."""
+    named: dict[str, list[str]]
+    """Sources too many rows above a box for a line, by box."""
+
+
+def lay_out(reads: Mapping[str, Sequence[str]]) -> LayerLayout:
+    """Return the positions of the boxes of `reads`; each box may read only earlier ones."""
+    rank = _ranks(reads)
+    near = {name: [one for one in sources if rank[name] - rank[one] <= MOST_ROWS] for name, sources in reads.items()}
+    rows: list[list[str]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
+    for name, row in rank.items():
+        rows[row].append(name)
+    middles: dict[str, float] = {}
+    for names in rows:
+        # A box is below the mean of its sources, as far as its neighbours allow it.
+        wanted = {name: statistics.fmean([middles[one] for one in near[name]] or [0.0]) for name in names}
+        names.sort(key=wanted.__getitem__)
+        first = statistics.fmean(wanted.values()) - _PITCH * (len(names) - 1) / 2
+        middles |= {name: first + _PITCH * place for place, name in enumerate(names)}
+    left = min(middles.values(), default=0.0) - WIDTH / 2
+    middles = {name: middle - left for name, middle in middles.items()}
+    ends = [middles[names[-1]] + WIDTH / 2 for names in rows]
+    lines = []
+    for name, sources in near.items():
+        for source in sources:
+            above, below = rank[source], rank[name]
+            line = [(middles[source], above * ROW_PITCH + HEIGHT)]
+            if passed := ends[above + 1 : below]:
+                lane = max(passed) + _LANE
+                ends[above + 1 : below] = [lane] * len(passed)
+                line += [(lane, (above + 1) * ROW_PITCH), (lane, (below - 1) * ROW_PITCH + HEIGHT)]
+            lines.append([*line, (middles[name], below * ROW_PITCH)])
+    named = {name: far for name, sources in reads.items() if (far := [one for one in sources if one not in near[name]])}
+    boxes = {name: (middle - WIDTH / 2, rank[name] * ROW_PITCH) for name, middle in middles.items()}
+    return LayerLayout(boxes, lines, named)
+
+
+def _ranks(reads: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the row of each box: below all its sources; an input is directly above the first box that reads it."""
+    rank: dict[str, int] = {}
+    for name, sources in reads.items():
+        rank[name] = max((rank[source] + 1 for source in sources), default=0)
+    first_reader: dict[str, int] = {}
+    for name, sources in reads.items():
+        for source in sources:
+            first_reader[source] = min(rank[name], first_reader.get(source, rank[name]))
+    for name, sources in reads.items():
+        if not sources and name in first_reader:
+            rank[name] = first_reader[name] - 1
+    return rank
+
+
 def layer_graph(layers: Sequence[Layer], diagnosis: Diagnosis) -> bytes:
     """Return the graph of `layers`, in the order of execution, as an SVG document."""
     names = {layer.name for layer in layers}
-    layout = lay_out({layer.name: [name for name in layer.inputs if name in names] for layer in layers}, _SIZES)
-    boxes = layout.boxes.values()
-    width = max([_LEGEND_WIDTH, *(x + _SIZES.width for x, _ in boxes)]) + 2 * _MARGIN
-    height = max((y + _SIZES.height for _, y in boxes), default=0.0) + _TOP + _MARGIN
+    layout = lay_out({layer.name: [name for name in layer.inputs if name in names] for layer in layers})
+    boxes, corners = layout.boxes.values(), [point for line in layout.lines for point in line]
+    width = max([_LEGEND_WIDTH, *(x + WIDTH for x, _ in boxes), *(x for x, _ in corners)]) + 2 * _MARGIN
+    height = max((y + HEIGHT for _, y in boxes), default=0.0) + _TOP + _MARGIN
     root = _element(None, "svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width:.0f} {height:.0f}")
     root.attrib |= {"width": f"{width:.0f}", "height": f"{height:.0f}", "font-family": "ui-monospace, monospace"}
     root.attrib |= {"font-size": "12", "fill": "#1a1a1f"}
     _element(root, "rect", width="100%", height="100%", fill="#ffffff")
     _legend(root)
     graph = _element(root, "g", transform=f"translate({_MARGIN} {_TOP})")
+    arrow = _element(root, "marker", id="arrow", orient="auto", refX="7", refY="3.5", markerWidth="7", markerHeight="7")
+    _element(arrow, "polygon", points="0,0 7,3.5 0,7", fill="#8a8a94")
     edges = _element(graph, "g", fill="none", stroke="#8a8a94")
     for points in layout.lines:
-        _element(edges, "polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points))
-        _arrow(edges, *points[-2:])
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        _element(edges, "polyline", points=path).set("marker-end", "url(#arrow)")
     for layer in layers:
         diverging = [step for step, found in diagnosis.steps.items() if found.layer == layer.name]
         _layer(graph, layer, layout.boxes[layer.name], layout.named.get(layer.name, []), diverging)
@@ -88,13 +159,7 @@ def shown_graphs(artifacts: Mapping[str, Iterable[ArtifactRecord]], store: Artif
 
     Graphs on other machines and graphs over 4 MiB are left out.
     """
-    found = {}
-    for job_id, records in artifacts.items():
-        for record in records:
-            path = store.find(record.sha256) if record.kind == GRAPH_KIND and record.size <= _SHOWN_BYTES else None
-            if path is not None and path.stat().st_size <= _SHOWN_BYTES:
-                found[job_id] = image_address(path.read_bytes())
-    return found
+    return {job_id: image_address(svg) for job_id, svg in kept_files(artifacts, store, GRAPH_KIND, _SHOWN_BYTES)}
 
 
 def _layer(
@@ -103,7 +168,7 @@ def _layer(
     x, y = place
     group = _element(graph, "g", transform=f"translate({x:.1f} {y:.1f})")
     _element(group, "title").text = _everything(layer)
-    box = _element(group, "rect", width=f"{_SIZES.width}", height=f"{_SIZES.height}", rx="5", fill=_colour(layer))
+    box = _element(group, "rect", width=f"{WIDTH:.0f}", height=f"{HEIGHT:.0f}", rx="5", fill=_colour(layer))
     box.attrib |= {"stroke": "#b00020", "stroke-width": "3"} if diverging else {"stroke": "#8a8a94"}
     tensor = layer.tensor
     shape = "x".join(str(size) for size in tensor.shape)
@@ -167,17 +232,7 @@ def _legend(root: ElementTree.Element) -> None:
         x += 44 + 7.3 * len(text)
 
 
-def _arrow(parent: ElementTree.Element, before: Point, at: Point) -> None:
-    x, y = at[0] - before[0], at[1] - before[1]
-    length = (x * x + y * y) ** 0.5 or 1.0
-    x, y = 7 * x / length, 7 * y / length
-    corners = (at, (at[0] - x - y / 2, at[1] - y + x / 2), (at[0] - x + y / 2, at[1] - y - x / 2))
-    _element(parent, "polygon", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in corners), fill="#8a8a94", stroke="none")
-
-
 def _element(parent: ElementTree.Element | None, tag: str, **attributes: Any) -> ElementTree.Element:
     from xml.etree import ElementTree
 
-    if parent is None:
-        return ElementTree.Element(tag, attributes)
-    return ElementTree.SubElement(parent, tag, attributes)
+    return ElementTree.Element(tag, attributes) if parent is None else ElementTree.SubElement(parent, tag, attributes)

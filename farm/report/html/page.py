@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from farm.report.html.page_of_run import SCRIPTS, STYLES, assets, render_page
-from farm.report.model.chart import HEIGHT, WIDTH
+from farm.report.html.templates import SCRIPTS, STYLES, assets, render_page
 from farm.report.model.diff import RunDiff
 from farm.report.model.status import ago
 from farm.report.terminal.diff import about_programs, in_all, parts
@@ -41,7 +40,6 @@ def render(template: str, served: Served | None, **values: Any) -> str:
         home="/" if served else "",
         now_ms=now_ms,
         ago=lambda time_ms: ago(time_ms, now_ms),
-        chart_size=(WIDTH, HEIGHT),
         **assets(PAGE_STYLES),
         **values,
     )

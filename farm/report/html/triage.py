@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from farm.report.model import format as fmt
 from farm.report.model.alerts import alert_change, is_confirmed
@@ -13,16 +11,12 @@ from farm.report.model.status import Standing, standing
 from farm.report.model.summary import JobSummary, Outcome, RunSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from farm.report.html.context import ReportContext
-    from farm.store.records import AlertRecord, JobStatus
-
-SHOWN = 4
-"""Jobs of a group on the first screen; the section has all."""
+    from farm.store.records import AlertRecord, JobStatus, RunStatus
 
 
-class TriageEntry(msgspec.Struct, frozen=True):
+class TriageEntry(NamedTuple):
     """Job and the reason why it is listed."""
 
     job_id: str
@@ -31,43 +25,39 @@ class TriageEntry(msgspec.Struct, frozen=True):
     text: str
 
 
-class TriageGroup(msgspec.Struct, frozen=True):
+class TriageGroup(NamedTuple):
     """Jobs that are listed for the same reason."""
 
     key: str
     title: str
-    entries: tuple[TriageEntry, ...]
-    """First entries of the group."""
-    total: int
     section: str
     """Id of the section of the page with all entries."""
+    entries: list[TriageEntry]
 
 
-class Triage(msgspec.Struct, frozen=True):
+class Triage(NamedTuple):
     """Groups that need attention."""
 
     sentence: str
-    groups: tuple[TriageGroup, ...]
+    groups: list[TriageGroup]
     """Groups with at least one job."""
-    quiet: tuple[str, ...]
+    quiet: list[str]
     """Titles of the groups without a job."""
     standings: dict[int, str]
     """Earlier result of each job in words, by its place in the run."""
 
 
-def triage(run: RunSummary, context: ReportContext) -> Triage:
-    """Return the groups of jobs that need attention."""
-    before = {} if context.status is None else {job.job_id: job for job in context.status.jobs}
+def triage(run: RunSummary, status: RunStatus | None = None, alerts: Sequence[AlertRecord] | None = None) -> Triage:
+    """Return the groups of jobs that need attention; without a status no failure is called new."""
+    before = {job.job_id: job for job in status.jobs} if status else {}
     links = {item.job.id: item.index for item in run.jobs}
-    groups = [group for group in _groups(run, before, context.alerts, links) if group is not None]
+    groups = list(_groups(run, before, alerts, links))
     fixed = [job for job in before.values() if job.job_id in links and standing(job) is Standing.FIXED]
     return Triage(
-        sentence=_sentence(groups, len(fixed), run),
-        groups=tuple(group for group in groups if group.total),
-        quiet=tuple(group.title.lower() for group in groups if not group.total),
-        standings={
-            links[name]: words for name, job in before.items() if name in links and (words := _before(job, run))
-        },
+        _sentence(groups, len(fixed), run),
+        [group for group in groups if group.entries],
+        [group.title.lower() for group in groups if not group.entries],
+        {links[name]: words for name, job in before.items() if name in links and (words := _before(job, run))},
     )
 
 
@@ -76,34 +66,32 @@ def _groups(
     before: Mapping[str, JobStatus],
     alerts: Sequence[AlertRecord] | None,
     links: Mapping[str, int],
-) -> Iterable[TriageGroup | None]:
+) -> Iterator[TriageGroup]:
+    def entries(items: Iterable[JobSummary]) -> list[TriageEntry]:
+        return [
+            TriageEntry(item.job.id, item.index, item.reason or f"at first: {item.job.attempts[0].reason}")
+            for item in items
+        ]
+
     failed = run.having(Outcome.FAILED)
     if before:
         still = {name for name, job in before.items() if standing(job) is Standing.STILL_FAILING}
-        yield _of_jobs("new", "New failures", [one for one in failed if one.job.id not in still], "failures")
-        yield _of_jobs("still", "Still failing", [one for one in failed if one.job.id in still], "failures")
+        new, old = ([one for one in failed if (one.job.id in still) is known] for known in (False, True))
+        yield TriageGroup("new", "New failures", "failures", entries(new))
+        yield TriageGroup("still", "Still failing", "failures", entries(old))
     else:
-        yield _of_jobs("failed", "Failures", failed, "failures")
+        yield TriageGroup("failed", "Failures", "failures", entries(failed))
     if alerts is not None:
-        worse = [alert for alert in alerts if is_confirmed(alert)]
-        entries = [
+        worse = [
             TriageEntry(alert.job_id, links.get(alert.job_id), f"{alert.metric} {alert_change(alert)}")
-            for alert in worse
+            for alert in alerts
+            if is_confirmed(alert)
         ]
-        yield TriageGroup("regressions", "Confirmed regressions", tuple(entries[:SHOWN]), len(entries), "regressions")
-    yield _of_jobs("skipped", "Skipped", run.out_of_time, "skipped")
-    if run.view.finished_ms is not None and run.counts[Outcome.NOT_RUN]:
-        yield _of_jobs("not_run", "Not run", run.having(Outcome.NOT_RUN), "jobs")
-    trouble = (*run.having(Outcome.INFRA), *run.recovered)
-    yield _of_jobs("infra", "Infrastructure trouble", trouble, "infra")
-
-
-def _of_jobs(key: str, title: str, items: Sequence[JobSummary], section: str) -> TriageGroup:
-    entries = tuple(
-        TriageEntry(item.job.id, item.index, item.reason or f"at first: {item.job.attempts[0].reason}")
-        for item in items[:SHOWN]
-    )
-    return TriageGroup(key, title, entries, len(items), section)
+        yield TriageGroup("regressions", "Confirmed regressions", "regressions", worse)
+    yield TriageGroup("skipped", "Skipped", "skipped", entries(run.out_of_time))
+    if run.finished and run.counts[Outcome.NOT_RUN]:
+        yield TriageGroup("not_run", "Not run", "jobs", entries(run.having(Outcome.NOT_RUN)))
+    yield TriageGroup("infra", "Infrastructure trouble", "infra", entries(run.having(Outcome.INFRA) + run.recovered))
 
 
 def _sentence(groups: Sequence[TriageGroup], fixed: int, run: RunSummary) -> str:
@@ -118,7 +106,7 @@ def _sentence(groups: Sequence[TriageGroup], fixed: int, run: RunSummary) -> str
         "recovered": ("job needed another attempt", "jobs needed another attempt"),
         "fixed": ("job is fixed", "jobs are fixed"),
     }
-    counts = {group.key: group.total for group in groups}
+    counts = {group.key: len(group.entries) for group in groups}
     counts |= {"infra": run.counts[Outcome.INFRA], "recovered": len(run.recovered), "fixed": fixed}
     parts = [f"{fmt.count(count)} {words[key][count != 1]}" for key, count in counts.items() if count]
     if not parts:

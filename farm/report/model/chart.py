@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,108 +16,82 @@ WIDTH, HEIGHT = 640, 120
 _MARGIN = 8
 
 
-class ChartPoint(msgspec.Struct, frozen=True):
+class ChartPoint(NamedTuple):
     """Value of a chart."""
 
     place: float
     """Position from left to right, in any unit."""
     value: float
-    """Value in the unit of the chart; NaN and infinite values leave a gap."""
     name: str
-    """Name of the point: run, prompt or position."""
-    time_ms: int = 0
-    broken: bool = False
-    """True when conditions differ from here on: the line is interrupted."""
-    bad: bool = False
-    apart: bool = False
-    """True for a point outside of the line, such as a local run."""
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """Point of the plot."""
+class Mark(NamedTuple):
+    """Point of a drawn line."""
 
     x: str
     y: str
     title: str
-    bad: bool
-    apart: bool = False
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """Plot of one line, which may have gaps."""
+    """Drawing of one line."""
 
     label: str
     description: str
-    """Content of the plot in words, for readers without the image."""
+    """Content of the drawing in words, for readers without the image."""
     low: str
     """Least value, in words."""
     high: str
-    first: str
-    """Day of the first value."""
-    last: str
-    lines: tuple[str, ...]
-    """Corners of each piece of the line: `x,y x,y`."""
-    rules: tuple[str, ...]
-    """Positions at which conditions changed, from left to right."""
+    ends: tuple[str, str]
+    """Words for the left and the right end."""
     marks: tuple[Mark, ...]
-    moved: bool
-    """True unless all values are equal."""
+
+    @property
+    def line(self) -> str:
+        """Return the corners of the line: `x,y x,y`."""
+        return " ".join(f"{mark.x},{mark.y}" for mark in self.marks)
 
 
-def chart(label: str, points: Sequence[ChartPoint], words: Callable[[float], str], *, from_zero: bool = False) -> Chart:
-    """Return the plot of `points`, from their least value, or from zero if `from_zero` and no value is negative.
+def chart(
+    label: str, points: Sequence[ChartPoint], unit: str, ends: tuple[str, str], *, from_zero: bool = True
+) -> Chart | None:
+    """Return the drawing of the finite values of `points`; None with fewer than two.
 
-    `words` returns a value as text with its unit.
+    The drawing begins at the least value, or with `from_zero` at zero, so that noise looks small.
     """
-    finite = [point for point in points if math.isfinite(point.value)]
-    low = min((point.value for point in finite), default=0.0)
-    high = max((point.value for point in finite), default=0.0)
-    places = [point.place for point in points]
-    across = _scale(min(places, default=0.0), max(places, default=0.0), WIDTH)
-    up = _scale(min(0.0, low) if from_zero else low, high, HEIGHT)
-    marks, lines, rules = [], [], []
-    line: list[str] = []
-    for point in points:
-        x = f"{across(point.place):.1f}"
-        if point.broken:
-            rules.append(x)
-        if point.broken or not (math.isfinite(point.value) or point.apart):
-            lines.append(line)
-            line = []
-        if math.isfinite(point.value):
-            y = f"{HEIGHT - up(point.value):.1f}"
-            line += [] if point.apart else [f"{x},{y}"]
-            when = f", {fmt.day(point.time_ms)}" if point.time_ms else ""
-            marks.append(Mark(x, y, f"{point.name}{when}: {words(point.value)}", point.bad, point.apart))
-    lines.append(line)
-    days = [fmt.day(point.time_ms) for point in points if point.time_ms]
-    description = f"{label}, {len(finite)} values"
-    if finite:
-        description += (
-            f": from {words(finite[0].value)} to {words(finite[-1].value)}, least {words(low)}, most {words(high)}"
-        )
+    found = [point for point in points if math.isfinite(point.value)]
+    if len(found) < 2:
+        return None
+    places, values = [point.place for point in found], [point.value for point in found]
+    low, high = min(values), max(values)
+    bottom = min(0.0, low) if from_zero else low
+
+    def words(value: float) -> str:
+        return fmt.quantity(value, unit)
+
     return Chart(
         label=label,
-        description=description,
+        description=f"{label}, {len(found)} values: from {words(values[0])} to {words(values[-1])}, "
+        f"least {words(low)}, most {words(high)}",
         low=words(low),
         high=words(high),
-        first=days[0] if days else "",
-        last=days[-1] if days else "",
-        lines=tuple(" ".join(one) for one in lines if len(one) > 1),
-        rules=tuple(rules),
-        marks=tuple(marks),
-        moved=low != high,
+        ends=ends,
+        marks=tuple(
+            Mark(
+                f"{_MARGIN + (WIDTH - 2 * _MARGIN) * share_between(min(places), max(places), point.place):.1f}",
+                f"{HEIGHT - _MARGIN - (HEIGHT - 2 * _MARGIN) * share_between(bottom, high, point.value):.1f}",
+                f"{point.name}: {words(point.value)}",
+            )
+            for point in found
+        ),
     )
 
 
-def _scale(low: float, high: float, size: int) -> Callable[[float], float]:
-    """Return the function from a value to its position between the margins; the middle if `low` equals `high`."""
-    room = size - 2 * _MARGIN
-    if low == high:
-        return lambda _: size / 2
+def share_between(least: float, most: float, value: float) -> float:
+    """Return the place of `value` from `least`, 0, to `most`, 1; one half where the two are equal."""
     # Halved first: the difference of two great numbers may overflow to infinity, and half of a tiny one may be 0.
-    half = high / 2 - low / 2
-    return lambda value: _MARGIN + room * ((value / 2 - low / 2) / half) if half else size / 2
+    span = most / 2 - least / 2
+    return (value / 2 - least / 2) / span if span else 0.5
 
 
 SPREAD_WIDTH, SPREAD_HEIGHT = 300, 36
@@ -143,8 +118,7 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 def distributions(attempt: Attempt) -> tuple[Distribution, ...]:
-    """Return the distributions of times with three samples or more that differ, except metrics drawn as curves.
-    left out."""
+    """Return the distributions of times with three samples or more that differ, except metrics drawn as curves."""
     apart = (one for one in attempt.measurements if not one.metric.startswith(_CURVES))
     return tuple(one for measured in apart if (one := _distribution(measured)) is not None)
 
@@ -155,22 +129,19 @@ def _distribution(measured: Measurement) -> Distribution | None:
         return None
     if not (math.isfinite(spread.least) and math.isfinite(spread.most) and spread.least < spread.most):
         return None
-    samples = sorted(sample for sample in measured.samples if not math.isnan(sample))
-
-    def place(value: float) -> float:
-        # Halved first: the difference of two great numbers may overflow to infinity.
-        return SPREAD_WIDTH * ((value / 2 - spread.least / 2) / (spread.most / 2 - spread.least / 2))
-
     bars = spread.n >= _LEAST_FOR_BARS
-    places = [place(sample) for sample in samples]
+    samples = sorted(sample for sample in measured.samples if not math.isnan(sample))
+    *places, p50, p90 = (
+        SPREAD_WIDTH * share_between(spread.least, spread.most, value) for value in (*samples, spread.p50, spread.p90)
+    )
     return Distribution(
         metric=measured.metric,
         unit=measured.unit,
         spread=spread,
         shape=_bar_path(places) if bars else "".join(f"M{at:.0f} 6v{SPREAD_HEIGHT - 12}" for at in places),
         bars=bars,
-        p50=f"{place(spread.p50):.0f}",
-        p90=f"{place(spread.p90):.0f}",
+        p50=f"{p50:.0f}",
+        p90=f"{p90:.0f}",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from enum import StrEnum
 
 import msgspec
@@ -224,16 +225,6 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
         return {name: (was, now) for name, (was, now) in counts.items() if was != now}
 
     @property
-    def more_fallback(self) -> dict[str, tuple[int, int]]:
-        """Return the operators that B leaves to the CPU more often than A, with both counts."""
-        return {name: (was, now) for name, (was, now) in self.fallback.items() if now > was}
-
-    @property
-    def less_fallback(self) -> dict[str, tuple[int, int]]:
-        """Return the operators that A leaves to the CPU more often than B, with both counts."""
-        return {name: (was, now) for name, (was, now) in self.fallback.items() if now < was}
-
-    @property
     def leaves_more(self) -> bool:
         """Return True when B leaves more operators to the CPU in total: two that became one other are not more."""
         return sum(now - was for was, now in self.fallback.values()) > 0
@@ -241,11 +232,11 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def worse(self) -> tuple[str, ...]:
         """Return the confirmed changes for the worse of a job that both sides can run, the most telling first."""
-        moved = [one for one in self.metrics if one.decides and one.answer == "worse"]
+        more = {name: (was, now) for name, (was, now) in self.fallback.items() if now > was}
         return (
             *filter(None, [self.outputs_differ if self.modes_alone else ""]),
-            *(_moved(one) for one in moved),
-            *(_on_cpu(self.more_fallback) if self.leaves_more else ()),
+            *self._moved("worse"),
+            *(_on_cpu(more) if self.leaves_more else ()),
         )
 
     @property
@@ -254,8 +245,15 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
 
         Fewer operators on the CPU count only if no other operator took their place.
         """
-        moved = [one for one in self.metrics if one.decides and one.answer == "better"]
-        return (*(_moved(one) for one in moved), *(() if self.more_fallback else _on_cpu(self.less_fallback)))
+        fallback = self.fallback
+        is_more = any(now > was for was, now in fallback.values())
+        return (*self._moved("better"), *(() if is_more else _on_cpu(fallback)))
+
+    def _moved(self, answer: str) -> Iterator[str]:
+        """Yield the metrics that decide and have this answer, with values and change."""
+        for one in self.metrics:
+            if one.decides and one.answer == answer:
+                yield f"{one.metric} {one.values_text}, {one.change_text}"
 
     @property
     def group(self) -> CompareGroup:
@@ -327,6 +325,15 @@ class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
         return any(job.group in (CompareGroup.NEWLY_FAILING, CompareGroup.WORSE) for job in self.jobs)
 
     @property
+    def verdict(self) -> str:
+        """Return the result in some words, in agreement with the exit code."""
+        if self.is_worse:
+            return "B is worse"
+        if self.interrupted:
+            return "interrupted"
+        return "not every job was compared" if self.having(CompareGroup.NOT_COMPARED) else "B is not worse"
+
+    @property
     def same_programs(self) -> int:
         """Return the number of jobs with the same program, inputs and references on both sides."""
         return sum(job.same for job in self.jobs)
@@ -350,13 +357,8 @@ class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def repartitioned(self) -> tuple[ComparedJob, ...]:
         """Return the jobs with another number of delegates, or other operators left to the CPU."""
-        return tuple(
-            job
-            for job in self.jobs
-            if job.a.compiled
-            and job.b.compiled
-            and (job.fallback or job.a.compiled.partitions != job.b.compiled.partitions)
-        )
+        both = [(job, job.a.compiled, job.b.compiled) for job in self.jobs]
+        return tuple(job for job, a, b in both if a and b and (job.fallback or a.partitions != b.partitions))
 
     @property
     def differing_facts(self) -> tuple[tuple[str, str, str], ...]:
@@ -387,10 +389,6 @@ def compiled_facts(bundle: Bundle, *, cached: bool) -> CompiledFacts:
 def _sizes(job: ComparedJob) -> tuple[int, int]:
     a, b = job.a.compiled, job.b.compiled
     return (a.pte_bytes or 1, b.pte_bytes or 1) if a and b else (1, 1)
-
-
-def _moved(one: PairedMetric) -> str:
-    return f"{one.metric} {one.values_text}, {one.change_text}"
 
 
 def _on_cpu(operators: dict[str, tuple[int, int]]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -55,7 +55,7 @@ def compile_cost(jobs: Iterable[ComparedJob]) -> CompileCost | None:
     )
 
 
-class OverviewRow(msgspec.Struct, frozen=True, kw_only=True):
+class OverviewRow(msgspec.Struct, frozen=True):
     """Total or median of one figure over all jobs."""
 
     what: str
@@ -68,44 +68,41 @@ class OverviewRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
     """Return the figures over all jobs; figures without data have no row."""
-    both = [(job.a.compiled, job.b.compiled) for job in report.jobs if job.a.compiled and job.b.compiled]
     rows = []
-    if both:
+    if both := [(job.a.compiled, job.b.compiled) for job in report.jobs if job.a.compiled and job.b.compiled]:
         over = f"{fmt.plural(len(both), 'job')} that both compile"
-        counts = {
-            "size of programs": [sum(one[side].pte_bytes for one in both) for side in (0, 1)],
-            "partitions": [sum(one[side].partitions for one in both) for side in (0, 1)],
-            "operators left to the CPU": [sum(sum(one[side].fallback_ops.values()) for one in both) for side in (0, 1)],
-        }
-        rows = [
-            OverviewRow(what=what, a=shown[0], b=shown[1], change=_ratio_text(*values), over=over)
-            for what, values in counts.items()
-            for shown in [[fmt.size(one) if "size" in what else fmt.count(one) for one in values]]
-        ]
+        counted: tuple[tuple[str, Callable[[CompiledFacts], int], Callable[[int], str]], ...] = (
+            ("size of programs", lambda one: one.pte_bytes, fmt.size),
+            ("partitions", lambda one: one.partitions, fmt.count),
+            ("operators left to the CPU", lambda one: sum(one.fallback_ops.values()), fmt.count),
+        )
+        for what, number, shown in counted:
+            a, b = (sum(number(pair[side]) for pair in both) for side in (0, 1))
+            rows.append(OverviewRow(what, shown(a), shown(b), _ratio_text(a, b), over))
     if compared := report.with_outputs:
         equal = report.equal_outputs
         change = "equal" if equal == len(compared) else f"{len(compared) - equal} of {len(compared)} differ"
         over = f"{fmt.plural(len(compared), 'job')} run on both sides"
-        rows.append(OverviewRow(what="outputs, byte for byte", a="", b="", change=change, over=over))
+        rows.append(OverviewRow("outputs, byte for byte", "", "", change, over))
     for metric, label in (("htp_cycles", "HTP cycles"), ("latency", "latency"), ("prefill_rate", "prefill rate")):
         if moved := changes_of(report, metric):
             host = ", the simulator's host" if metric != "htp_cycles" and report.kind == "virtual" else ""
-            change = f"{change_text(Scale.RATIO, statistics.median(moved))} in the median"
-            ends = f"{change_text(Scale.RATIO, min(moved))} to {change_text(Scale.RATIO, max(moved))}"
-            over = f"{fmt.plural(len(moved), 'job')} run in turns, {ends}"
-            rows.append(OverviewRow(what=f"{label}{host}", a="", b="", change=change, over=over))
+            middle, least, most = (
+                change_text(Scale.RATIO, one) for one in (statistics.median(moved), min(moved), max(moved))
+            )
+            over = f"{fmt.plural(len(moved), 'job')} run in turns, {least} to {most}"
+            rows.append(OverviewRow(f"{label}{host}", "", "", f"{middle} in the median", over))
     if cost := compile_cost(report.jobs):
         how = "compiled side by side now" if cost.fresh else "from the cache, each compiled at its own time"
         over = f"{fmt.plural(cost.jobs, 'program')} {how}"
         if cost.traced[0] != cost.traced[1]:
             side = "A" if cost.traced[0] > cost.traced[1] else "B"
-            over += f"; {side}'s builders also recorded what they ran, which takes longer"
-        a, b = (fmt.duration(seconds) for seconds in cost.seconds)
-        rows.append(OverviewRow(what="compile time", a=a, b=b, change=_ratio_text(*cost.seconds), over=over))
+            over += f"; {side}'s builders also recorded the code that ran, which takes longer"
+        was, now = map(fmt.duration, cost.seconds)
+        rows.append(OverviewRow("compile time", was, now, _ratio_text(*cost.seconds), over))
         if all(cost.peak_bytes):
-            a, b = (fmt.size(peak) for peak in cost.peak_bytes)
-            change = _ratio_text(*cost.peak_bytes)
-            rows.append(OverviewRow(what="greatest memory of a builder", a=a, b=b, change=change, over=over))
+            was, now = map(fmt.size, cost.peak_bytes)
+            rows.append(OverviewRow("greatest memory of a builder", was, now, _ratio_text(*cost.peak_bytes), over))
     return tuple(rows)
 
 

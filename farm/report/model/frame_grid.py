@@ -39,11 +39,6 @@ class FrameGrid(msgspec.Struct, frozen=True):
         return tuple(Counter(column.cores for column in self.columns).items())
 
     @property
-    def feasible(self) -> tuple[JobSummary, ...]:
-        """Return the jobs that were executed with their setting, with correct outputs or not."""
-        return tuple(job for job in self._jobs if job.numbers.latency_ms is not None)
-
-    @property
     def infeasible(self) -> tuple[JobSummary, ...]:
         """Return the jobs that QNN refused for their setting."""
         return tuple(job for job in self._jobs if is_infeasible(job))
@@ -51,7 +46,8 @@ class FrameGrid(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """Return the counts: `7 feasible, 2 infeasible`, and the number of jobs without an answer."""
-        good, bad = len(self.feasible), len(self.infeasible)
+        # A feasible setting was executed, with correct outputs or not.
+        good, bad = sum(job.numbers.latency_ms is not None for job in self._jobs), len(self.infeasible)
         open_ = len(self._jobs) - good - bad
         return f"{good} feasible, {bad} infeasible" + (f", {open_} not known" if open_ else "")
 

@@ -19,15 +19,6 @@ _STRETCH = re.compile(r"(\d{1,9})-(\d{1,9})")
 _SECONDS = re.compile(r"\d{1,6}")
 
 
-class Steps(msgspec.Struct, frozen=True):
-    """Times of decode steps, in nanoseconds."""
-
-    n: int
-    p50: float
-    p90: float
-    p99: float
-
-
 class PromptTime(msgspec.Struct, frozen=True):
     """Time to the first token after prompts of one length, in nanoseconds."""
 
@@ -78,7 +69,8 @@ class GenerationFigures(msgspec.Struct, frozen=True):
     """Tokens of prompts per second."""
     decode: Spread | None
     """Tokens per second after the first token."""
-    steps: Steps | None
+    steps: Spread | None
+    """Times of decode steps, in nanoseconds."""
     prompts: tuple[PromptTime, ...]
     positions: tuple[StretchTime, ...]
     sustained: tuple[float, ...]
@@ -131,7 +123,7 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
         prefill=_spread(whole.get("prefill_rate")),
         decode=_spread(whole.get("decode_rate")),
         # A single token after each prompt takes no decode step.
-        steps=_steps(whole.get("latency")) if "decode_rate" in whole else None,
+        steps=_spread(whole.get("latency")) if "decode_rate" in whole and _finite(whole.get("latency")) else None,
         prompts=tuple(_prompt_times(parts.get("first_token_time", ()))),
         positions=tuple(_stretch_times(parts.get("step_time", ()))),
         sustained=_finite(whole.get("sustained_rate")),
@@ -173,29 +165,28 @@ def _task_texts(attempt: Attempt) -> tuple[str, ...]:
     return tuple(texts)
 
 
+# Metric of each figure of logits, and the function that picks from its samples of all prompts and outputs.
+_LOGITS: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
+    "quantized_db": ("sqnr_quantized", min),
+    "quantized_worst_db": ("worst_position_quantized", min),
+    "fp32_db": ("sqnr_fp32", min),
+    "fp32_worst_db": ("worst_position_fp32", min),
+    "prefill_db": ("prefill_quantized", min),
+    "perplexity_ratio": ("perplexity_ratio_quantized", max),
+    "same_quantized": ("same_tokens_quantized", statistics.fmean),
+    "same_fp32": ("same_tokens_fp32", statistics.fmean),
+    "margin": ("margin_fp32", min),
+}
+
+
 def _logits(attempt: Attempt) -> LogitFigures:
-    def samples(name: str) -> list[float]:
-        found = (one.samples for one in attempt.measurements if one.metric.partition("[")[0] == name)
-        return [sample for some in found for sample in some if not math.isnan(sample)]
-
-    def least(name: str) -> float | None:
-        return min(samples(name), default=None)
-
-    def mean(name: str) -> float | None:
-        found = samples(name)
-        return statistics.fmean(found) if found else None
-
-    return LogitFigures(
-        quantized_db=least("sqnr_quantized"),
-        quantized_worst_db=least("worst_position_quantized"),
-        fp32_db=least("sqnr_fp32"),
-        fp32_worst_db=least("worst_position_fp32"),
-        prefill_db=least("prefill_quantized"),
-        perplexity_ratio=max(samples("perplexity_ratio_quantized"), default=None),
-        same_quantized=mean("same_tokens_quantized"),
-        same_fp32=mean("same_tokens_fp32"),
-        margin=least("margin_fp32"),
-    )
+    samples: dict[str, list[float]] = {}
+    for one in attempt.measurements:
+        known = [sample for sample in one.samples if not math.isnan(sample)]
+        samples.setdefault(one.metric.partition("[")[0], []).extend(known)
+    return LogitFigures(**{
+        field: pick(samples[metric]) if samples.get(metric) else None for field, (metric, pick) in _LOGITS.items()
+    })  # fmt: skip
 
 
 def generating(summary: RunSummary) -> tuple[tuple[JobSummary, GenerationFigures], ...]:
@@ -205,54 +196,31 @@ def generating(summary: RunSummary) -> tuple[tuple[JobSummary, GenerationFigures
 
 
 def generation_charts(figures: GenerationFigures) -> tuple[Chart, ...]:
-    """Return the curves with two points or more: by prompt, by position, over time.
-
-    Rates and times begin at zero, so that noise looks small.
-    """
+    """Return the curves with two points or more: by prompt, by position, over time."""
     prompts = [ChartPoint(one.tokens, one.spread.p50, fmt.plural(one.tokens, "token")) for one in figures.prompts]
     positions = [
         ChartPoint((one.first + one.last) / 2, one.spread.p50, f"positions {one.first} to {one.last}")
         for one in figures.positions
     ]
-    charts = [
-        _curve(
-            "time to first token, by tokens of the prompt",
-            prompts,
-            "ns",
-            _ends([one.tokens for one in figures.prompts]),
-        ),
-        _curve(
-            "decode step, by position",
-            positions,
-            "ns",
-            _ends([place for one in figures.positions for place in (one.first, one.last)]),
-        ),
-        _over_time("decode rate", figures.sustained, "tokens/s", figures.seconds),
-        _over_time("temperature", figures.temperatures, "C", figures.seconds, from_zero=False),
-    ]
-    return tuple(one for one in charts if one is not None)
+    lengths = [one.tokens for one in figures.prompts]
+    places = [place for one in figures.positions for place in (one.first, one.last)]
+    # A rate covers a part of the time, a temperature a moment.
+    rates, temperatures = (
+        [ChartPoint(place, value, f"{place + 1} of {len(values)}") for place, value in enumerate(values)]
+        for values in (figures.sustained, figures.temperatures)
+    )
+    time = ("0 s", f"{figures.seconds} s") if figures.seconds else ("start", "end")
+    curves = (
+        chart("time to first token, by tokens of the prompt", prompts, "ns", _ends(lengths)),
+        chart("decode step, by position", positions, "ns", _ends(places)),
+        chart("decode rate, over time", rates, "tokens/s", time),
+        chart("temperature, over time", temperatures, "C", time, from_zero=False),
+    )
+    return tuple(one for one in curves if one is not None)
 
 
 def _ends(places: Sequence[int]) -> tuple[str, str]:
     return (str(min(places)), str(max(places))) if places else ("", "")
-
-
-def _over_time(
-    label: str, values: Sequence[float], unit: str, seconds: int | None, *, from_zero: bool = True
-) -> Chart | None:
-    # A rate covers a part of the time, a temperature a moment.
-    points = [ChartPoint(place, value, f"{place + 1} of {len(values)}") for place, value in enumerate(values)]
-    ends = ("0 s", f"{seconds} s") if seconds else ("start", "end")
-    return _curve(f"{label}, over time", points, unit, ends, from_zero=from_zero)
-
-
-def _curve(
-    label: str, points: Sequence[ChartPoint], unit: str, ends: tuple[str, str], *, from_zero: bool = True
-) -> Chart | None:
-    if len(points) < 2:
-        return None
-    found = chart(label, points, lambda value: fmt.quantity(value, unit), from_zero=from_zero)
-    return msgspec.structs.replace(found, first=ends[0], last=ends[1])
 
 
 def _prompt_times(parts: Iterable[tuple[str, Measurement]]) -> Iterable[PromptTime]:
@@ -264,17 +232,6 @@ def _stretch_times(parts: Iterable[tuple[str, Measurement]]) -> Iterable[Stretch
     found = ((_STRETCH.fullmatch(name), spread_of(one)) for name, one in parts)
     known = [StretchTime(int(match[1]), int(match[2]), spread) for match, spread in found if match and spread]
     return sorted(known, key=lambda one: one.first)
-
-
-def _steps(measured: Measurement | None) -> Steps | None:
-    samples = sorted(_finite(measured))
-    if not samples:
-        return None
-
-    def rank(share: float) -> float:
-        return samples[max(0, math.ceil(share * len(samples)) - 1)]
-
-    return Steps(len(samples), statistics.median(samples), rank(0.9), rank(0.99))
 
 
 def _spread(measured: Measurement | None) -> Spread | None:

@@ -19,16 +19,16 @@ _OUTCOMES = {"p": "passed", "f": "failed", "k": "known", "i": "infra"}
 _FLAKY = (Reliability.FLAKY, Reliability.NEWLY_FLAKY)
 # Facts that change with each commit.
 _OF_A_COMMIT = frozenset({"commit", "dirty", "executorch_content", "native_runner", "profile"})
-ORDER = (
-    Standing.NEW_FAILURE,
-    Standing.STILL_FAILING,
-    Standing.INFRA,
-    Standing.FIXED,
-    Standing.NOT_TESTED,
-    Standing.KNOWN,
-    Standing.PASSED,
-)
-"""States in the order in which a grid lists them."""
+STATES = {
+    Standing.NEW_FAILURE: "new failures",
+    Standing.STILL_FAILING: "still failing",
+    Standing.INFRA: "infra",
+    Standing.FIXED: "fixed",
+    Standing.NOT_TESTED: "not tested",
+    Standing.KNOWN: "known issues",
+    Standing.PASSED: "passed",
+}
+"""Words for the states of jobs, in the order in which a grid lists them."""
 
 
 class GridRow(GridJob, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ def rows_of(jobs: Sequence[GridJob], records: Mapping[str, Record]) -> list[Grid
         record = records.get(job.job_id)
         flaky = record if record is not None and record.reliability in _FLAKY else None
         rows.append(GridRow(**msgspec.structs.asdict(job), standing=standing_of(job.cells), flaky=flaky))
-    place = {standing: number for number, standing in enumerate(ORDER)}
+    place = {standing: number for number, standing in enumerate(STATES)}
     # A flaky job is more urgent than others of its state.
     return sorted(rows, key=lambda row: (place[row.standing], row.flaky is None, row.job_id))
 

@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from farm.store.queries.points import JobPast
+    from farm.store.queries.history import JobPast
     from farm.store.view import RunView
 
 _BEFORE, _AFTER, _KEPT = "dsp_heap_before", "dsp_heap_after", "dsp_heap_difference"

@@ -28,16 +28,16 @@ _SDK = ("qnn", "skel", "runtime", "hexagon")
 class PlotPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Value of a series in a run."""
 
-    run_id: str
+    run_id: str = ""
     time_ms: int
     value: float
     """In the unit of the plot."""
     n: int
     """Samples."""
-    commit: str
+    commit: str = ""
     device: str
     failed: bool
-    local: bool
+    local: bool = False
     """True for a local run, which is no part of the line."""
 
 
@@ -145,14 +145,11 @@ def health_check_plots(events: Sequence[HealthEvent]) -> list[Plot]:
     """Return the times of a device's health check as a plot, from events, newest first; none with fewer than two."""
     points = [
         PlotPoint(
-            run_id="",
             time_ms=event.time_ms,
             value=median / 1e6,
             n=len(event.latency_ns),
-            commit="",
             device=event.device,
             failed=event.event == Event.CHECK_FAILED,
-            local=False,
         )
         for event in reversed(events)
         if (median := health_check_p50(event)) is not None

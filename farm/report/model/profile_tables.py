@@ -13,8 +13,6 @@ from farm.results.profile.event_names import is_whole_call, sums
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farm.report.model.summary import JobSummary, RunSummary
-
 SHOWN_JOBS = 200
 """Jobs of one kind whose profile or layers a page shows; `farm jobs profile` shows the others."""
 ROW_BUDGET = 6_000
@@ -76,16 +74,6 @@ class LayerTable(msgspec.Struct, frozen=True):
     first: LayerComparison | None
     """First diverging layer and its step; None when no layer diverges."""
     left_out: int
-
-
-def profiled(summary: RunSummary) -> tuple[JobSummary, ...]:
-    """Return the jobs whose final attempt has a profile."""
-    return tuple(job for job in summary.jobs if job.attempt is not None and job.attempt.operators)
-
-
-def debugged(summary: RunSummary) -> tuple[JobSummary, ...]:
-    """Return the jobs whose final attempt was compared layer by layer."""
-    return tuple(job for job in summary.jobs if job.attempt is not None and job.attempt.layers)
 
 
 def row_limit(jobs: int) -> int:

@@ -1,4 +1,4 @@
-"""Status of a run and of the farm: newly red jobs, untested jobs, unfit devices. Pure."""
+"""Status of a run and of the farm: newly red jobs, untested jobs, unfit devices."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunSt
 
 if TYPE_CHECKING:
     from farm.store.queries.browse import Progress
+    from farm.store.store import Store
 
 _PASSED, _FAILED, _INFRA = "passed", "failed", "infra"
 
@@ -150,6 +151,59 @@ def status_of(
         dict(remarks or {}),
         branch or msgspec.UNSET,
     )
+
+
+def read_status(store: Store, branch: str | None = None, *, run_ids: Sequence[str] = ()) -> Status:
+    """Return the status of `run_ids`, else of the runs of `runs_to_show`. Raises UnknownNameError."""
+    runs = list(map(store.status.of_run, run_ids)) if run_ids else runs_to_show(store, branch)
+    branches = sorted({_branch_of(run) for run in runs})
+    if branch is not None or not runs:
+        branches = [store.status.branch_to_show(branch)]
+    regressions = [one for name in branches for one in store.alerts.open(branch=name)]
+
+    def stands(run: RunStatus) -> RunStanding:
+        jobs, of_branch = [job.job_id for job in run.jobs], branches[0] if len(branches) == 1 else _branch_of(run)
+        reliability = store.history.reliability(
+            jobs, run.device_kind, run.run_id, failed_of_late=True, branch=of_branch
+        )
+        return run_standing(run, reliability, regressions=regressions, found=store.alerts.of_run(run.run_id))
+
+    return status_of(
+        [stands(run) for run in runs],
+        _sick(store),
+        [one for name in branches for one in store.status.unfinished_runs(name)],
+        regressions=regressions,
+        remarks=store.alerts.remarks_of_jobs({job.job_id for run in runs for job in run.jobs}),
+        branch=branches[0] if len(branches) == 1 else "",
+    )
+
+
+def runs_to_show(store: Store, branch: str | None = None) -> list[RunStatus]:
+    """Return the cells of the newest nightly run, cells that never began included; without a nightly run another run.
+
+    The nightly run is of `branch`, with the meaning of `StatusReader.branch_to_show`, or of all branches for None. The
+    other run is the newest of the branch; for None it may be a local run of the user. Raises UnknownNameError.
+    """
+    nightly_run = store.status.nightly_run(None if branch is None else store.status.branch_to_show(branch))
+    run_ids = nightly_run or filter(
+        None, [store.status.run_to_show(store.status.branch_to_show(branch), own=branch is None)]
+    )
+    return list(map(store.status.of_run, run_ids))
+
+
+def _branch_of(run: RunStatus) -> str:
+    return run.toolchain.branch if run.toolchain else ""
+
+
+def _sick(store: Store) -> list[SickDevice]:
+    found = []
+    for device in store.devices.all():
+        name = device.name or device.id
+        if not device.in_service:
+            found.append(SickDevice(name, "out of service", device.service_note))
+        elif device.health != "healthy":
+            found.append(SickDevice(name, device.health, device.health_reason))
+    return found
 
 
 # The first state that applies to a run counts, in order of urgency; an unfinished run ranks like an interrupted one.

@@ -53,6 +53,7 @@ class Tone(StrEnum):
     """No executed job needs attention, but some jobs were skipped for lack of time."""
     UNFINISHED = "unfinished"
     EMPTY = "empty"
+    """No job was executed, and none needs attention: nothing has passed."""
 
 
 OF_STUB = "those of a stub of QNN"
@@ -68,6 +69,7 @@ class Spread(msgspec.Struct, frozen=True):
     least: float
     p50: float
     p90: float
+    p99: float
     most: float
 
 
@@ -171,10 +173,53 @@ class RunSummary(msgspec.Struct, frozen=True):
     jobs: tuple[JobSummary, ...]
     counts: dict[Outcome, int]
     """Number of jobs for every outcome; 0 for an outcome that did not occur."""
-    tone: Tone
-    verdict_line: str
-    attention: int
-    """Number of jobs that need attention."""
+
+    @property
+    def finished(self) -> bool:
+        """Return True for a run that has ended."""
+        return self.view.finished_ms is not None
+
+    @property
+    def attention(self) -> int:
+        """Return the number of jobs that need attention."""
+        judged = self.counts[Outcome.FAILED] + self.counts[Outcome.INFRA] + len(self.out_of_time)
+        return judged + (self.counts[Outcome.NOT_RUN] if self.finished else 0)
+
+    @property
+    def tone(self) -> Tone:
+        """Return the result in one word."""
+        attention = self.attention
+        if self.counts[Outcome.FAILED]:
+            return Tone.FAILED
+        if not self.finished:
+            return Tone.UNFINISHED
+        if not (attention or self.counts[Outcome.PASSED] or self.counts[Outcome.KNOWN]):
+            return Tone.EMPTY
+        if attention == len(self.out_of_time):
+            return Tone.SKIPPED if attention else Tone.PASSED
+        return Tone.INFRA
+
+    @property
+    def verdict_line(self) -> str:
+        """Return the result in one line: jobs by outcome, and how many need attention."""
+        if not self.jobs:
+            return "no job was selected" if self.finished else "unfinished: no job yet"
+        counts, attention, out_of_time = self.counts, self.attention, len(self.out_of_time)
+        parts = [
+            f"{counts[Outcome.PASSED]} passed",
+            f"{counts[Outcome.FAILED]} failed",
+            fmt.plural(counts[Outcome.KNOWN], "known issue"),
+            f"{counts[Outcome.INFRA]} infra",
+        ]
+        if skipped := counts[Outcome.SKIPPED]:
+            loud = "SKIPPED" if out_of_time == skipped else f"skipped, {out_of_time} FOR LACK OF TIME"
+            parts.append(f"{skipped} {loud if out_of_time else 'skipped'}")
+        if not_run := counts[Outcome.NOT_RUN]:
+            parts.append(f"{not_run} not run{'' if self.finished else ' yet'}")
+        jobs = fmt.plural(len(self.jobs), "job")
+        tail = f"{attention} of {jobs} need{'s' if attention == 1 else ''} attention"
+        tail = tail if attention else f"none of {jobs} needs attention"
+        return f"{'' if self.finished else 'unfinished: '}{', '.join(parts)} - {tail}"
 
     def having(self, *outcomes: Outcome) -> tuple[JobSummary, ...]:
         """Return the jobs with these outcomes, in the order of the run."""
@@ -202,18 +247,15 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     @property
     def host_time(self) -> str:
-        """Return the origin of the times of virtual devices, or of a stub."""
-        return OF_STUB if self.stub else _host_time(on_cpu=self.on_cpu)
+        """Return the origin of the times of virtual devices, or of a stub; "" for a run with times of devices alone."""
+        if self.stub:
+            return OF_STUB
+        return _host_time(on_cpu=self.on_cpu) if self.virtual_devices else ""
 
     @property
     def stub(self) -> str:
         """Return the product name of the stub in place of QNN's libraries; "" for Qualcomm's."""
         return next((job.stub for job in self.jobs if job.stub), "")
-
-    @property
-    def has_times_of_host(self) -> bool:
-        """Return True for a run with times of a virtual device or a stub."""
-        return bool(self.virtual_devices or self.stub)
 
     @property
     def mixed(self) -> bool:
@@ -224,11 +266,6 @@ class RunSummary(msgspec.Struct, frozen=True):
     def seconds(self) -> float | None:
         """Return the wall time of the run in seconds; None while it is unfinished."""
         return None if self.view.finished_ms is None else (self.view.finished_ms - self.view.started_ms) / 1000
-
-    @property
-    def socs(self) -> tuple[str, ...]:
-        """Return the SoCs of the jobs, in the order of the run."""
-        return tuple(dict.fromkeys(job.job.soc for job in self.jobs))
 
     def notes(self) -> dict[str, tuple[JobSummary, ...]]:
         """Return the notes of the final attempts, each with its jobs."""
@@ -269,19 +306,7 @@ def summarize(view: RunView) -> RunSummary:
             )
         )
     counted = Counter(job.outcome for job in jobs)
-    counts = {outcome: counted[outcome] for outcome in Outcome}
-    finished = view.finished_ms is not None
-    out_of_time = sum(bool(job.skipped) for job in jobs)
-    attention = counts[Outcome.FAILED] + counts[Outcome.INFRA] + out_of_time
-    attention += counts[Outcome.NOT_RUN] if finished else 0
-    return RunSummary(
-        view=view,
-        jobs=tuple(jobs),
-        counts=counts,
-        tone=_tone(counts, out_of_time, finished=finished, attention=attention),
-        verdict_line=_verdict_line(counts, out_of_time, finished=finished, attention=attention),
-        attention=attention,
-    )
+    return RunSummary(view, tuple(jobs), {outcome: counted[outcome] for outcome in Outcome})
 
 
 def skip_words(skipped: SkipReason, now_ms: int) -> str:
@@ -338,12 +363,10 @@ def spread_of(measurement: Measurement) -> Spread | None:
     samples = sorted(sample for sample in measurement.samples if not math.isnan(sample))
     if not samples:
         return None
-    nearest_rank = max(0, math.ceil(0.9 * len(samples)) - 1)
     median = statistics.median(samples)
     value = measurement.value if figure_of(measurement.metric) else median
-    return Spread(
-        len(samples), median if value is None else value, samples[0], median, samples[nearest_rank], samples[-1]
-    )
+    p90, p99 = (samples[math.ceil(share * len(samples)) - 1] for share in (0.9, 0.99))
+    return Spread(len(samples), median if value is None else value, samples[0], median, p90, p99, samples[-1])
 
 
 def beyond_comparisons(attempt: Attempt, *, samples: bool) -> tuple[Measurement, ...]:
@@ -383,37 +406,3 @@ def _worst(values: Iterable[float | None], pick: Callable[[Iterable[float]], flo
     if any(math.isnan(value) for value in known):
         return math.nan
     return pick(known) if known else None
-
-
-def _tone(counts: dict[Outcome, int], out_of_time: int, *, finished: bool, attention: int) -> Tone:
-    if counts[Outcome.FAILED]:
-        return Tone.FAILED
-    if not finished:
-        return Tone.UNFINISHED
-    if not sum(counts.values()):
-        return Tone.EMPTY
-    if attention == out_of_time:
-        return Tone.SKIPPED if attention else Tone.PASSED
-    return Tone.INFRA
-
-
-def _verdict_line(counts: dict[Outcome, int], out_of_time: int, *, finished: bool, attention: int) -> str:
-    total = sum(counts.values())
-    if not total:
-        return "no job was selected" if finished else "unfinished: no job yet"
-    parts = [
-        f"{counts[Outcome.PASSED]} passed",
-        f"{counts[Outcome.FAILED]} failed",
-        fmt.plural(counts[Outcome.KNOWN], "known issue"),
-        f"{counts[Outcome.INFRA]} infra",
-    ]
-    if skipped := counts[Outcome.SKIPPED]:
-        loud = "SKIPPED" if out_of_time == skipped else f"skipped, {out_of_time} FOR LACK OF TIME"
-        parts.append(f"{skipped} {loud if out_of_time else 'skipped'}")
-    parts += [f"{counts[Outcome.NOT_RUN]} not run{'' if finished else ' yet'}"] if counts[Outcome.NOT_RUN] else []
-    jobs = fmt.plural(total, "job")
-    if attention:
-        tail = f"{attention} of {jobs} need{'s' if attention == 1 else ''} attention"
-    else:
-        tail = f"none of {jobs} needs attention"
-    return f"{'' if finished else 'unfinished: '}{', '.join(parts)} - {tail}"

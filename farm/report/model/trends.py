@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.report.model import format as fmt
-from farm.results.analysis.history import Point, split
+from farm.report.model.chart import share_between
+from farm.results.analysis.facts import changed_facts
+from farm.results.analysis.history import fact_text
 from farm.results.analysis.scale import GATES, Scale, change_text, scale_of, scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from farm.store.records import Background, TrendPoint, TrendSeries
+    from farm.store.records import Background, TrendSeries
 
 STEP, HEIGHT = 3, 30
 """Pixels from one run to the next, and from the least to the greatest value."""
@@ -29,6 +30,8 @@ _QUALITY = "sqnr_fp32[0]"
 _NAMES = {"htp_cycles": "HTP cycles", _QUALITY: "SQNR"}
 # With noise alone, three runs in a row rarely differ by so many standard deviations from three others.
 _LEAST_RANGE = 2.2
+# Share of the threshold below which a change would be shown as 0.
+_LEAST_SHOWN = 1 / 60
 
 
 class Trend(msgspec.Struct, frozen=True):
@@ -59,70 +62,76 @@ class Trend(msgspec.Struct, frozen=True):
     most: str
 
 
-def trends_of(background: Background, job_id: str, kind: str) -> tuple[Trend, ...]:
-    """Return the trend of a job's time on devices of `kind`, then of its SQNR; series with one value are left out.
+class Trends:
+    """Trends of the jobs of a report."""
 
-    Virtual devices have no trend of times: the simulator's times depend on its host.
-    """
-    series = {one.metric: one for one in background.trends.get(job_id, ())}
-    times = [metric for metric in _TIMES if metric in series and kind != "virtual"]
-    made = (_trend(series[metric], background.facts) for metric in (*times[:1], *({_QUALITY} & series.keys())))
-    return tuple(one for one in made if one is not None)
+    def __init__(self, background: Background) -> None:
+        self._series, self._facts = background.trends, background.facts
+        # Most jobs took part in the same runs, so there are few entries.
+        self._changes: dict[tuple[str, ...], list[tuple[int, str]]] = {}
 
+    def of_job(self, job_id: str, kind: str) -> tuple[Trend, ...]:
+        """Return the trend of a job's time on devices of `kind`, then of its SQNR; series with one value are left out.
 
-def _trend(series: TrendSeries, facts: Mapping[str, Mapping[str, str]]) -> Trend | None:
-    # Another version of the case is another test.
-    points = [point for point in series.points if point.case == series.points[-1].case]
-    values = [math.nan if point.value is None else point.value for point in points]
-    finite = [value for value in values if math.isfinite(value)]
-    if len(points) < 2 or not finite:
-        return None
-    scale = scale_of(series.metric, series.unit)
-    least, most = min(finite), max(finite)
-    steps = level_steps(scale, values)
-    events = _events(tuple((point.run_id, point.time_ms, point.fingerprint) for point in points), facts)
-    happened = [(place, f"{_day(points[place])}: {text}") for place, text in events]
-    changes = [(place, f"{_day(points[place])}: {change_text(scale, change)}") for place, change in steps] + happened
-    change = steps[-1][1] if steps else _from_median(scale, values)
-    worse = _is_worse(series.direction, change) if steps else None
-    return Trend(
-        name=_NAMES.get(series.metric, series.metric),
-        width=STEP * len(points),
-        line=_line(values, least, most),
-        steps="".join(f"M{_x(place)} 0v{HEIGHT}" for place, _ in steps),
-        events="".join(f"M{_x(place)} {HEIGHT}v-7" for place in dict(events)),
-        changes=tuple(text for _, text in sorted(changes, key=lambda one: one[0])),
-        toolchain=tuple(text for _, text in happened),
-        last=fmt.quantity(values[-1], series.unit),
-        change=_words(scale, change, _day(points[steps[-1][0]]) if steps else ""),
-        stepped=bool(steps),
-        tone="" if worse is None else "worse" if worse else "better",
-        size=change / GATES[scale].change if math.isfinite(change) else 0.0,
-        runs=len(points),
-        least=fmt.quantity(least, series.unit),
-        most=fmt.quantity(most, series.unit),
-    )
+        Virtual devices have no trend of times: the simulator's times depend on its host.
+        """
+        series = {one.metric: one for one in self._series.get(job_id, ())}
+        times = [metric for metric in _TIMES if metric in series and kind != "virtual"]
+        made = (self._trend(series[metric]) for metric in (*times[:1], *({_QUALITY} & series.keys())))
+        return tuple(one for one in made if one is not None)
+
+    def _trend(self, series: TrendSeries) -> Trend | None:
+        # Another version of the case is another test.
+        points = [point for point in series.points if point.case == series.points[-1].case]
+        values = [math.nan if point.value is None else point.value for point in points]
+        finite = [value for value in values if math.isfinite(value)]
+        if len(points) < 2 or not finite:
+            return None
+        scale = scale_of(series.metric, series.unit)
+        least, most = min(finite), max(finite)
+        steps = level_steps(scale, values)
+        events = self._changes_of(tuple(point.fingerprint for point in points))
+        happened = [(place, f"{fmt.day(points[place].time_ms)}: {text}") for place, text in events]
+        moved = [(place, f"{fmt.day(points[place].time_ms)}: {change_text(scale, one)}") for place, one in steps]
+        change, words, tone = _from_median(scale, values), "", ""
+        if steps:
+            place, change = steps[-1]
+            words = f"{change_text(scale, change)} since {fmt.day(points[place].time_ms)}"
+            if series.direction in {"lower", "higher"}:
+                tone = "worse" if (change > 0) == (series.direction == "lower") else "better"
+        elif math.isfinite(change):
+            words = "same" if abs(change) < _LEAST_SHOWN * GATES[scale].change else change_text(scale, change)
+        return Trend(
+            name=_NAMES.get(series.metric, series.metric),
+            width=STEP * len(points),
+            line=_line(values, least, most),
+            steps="".join(f"M{_x(place)} 0v{HEIGHT}" for place, _ in steps),
+            events="".join(f"M{_x(place)} {HEIGHT}v-7" for place in dict(events)),
+            changes=tuple(text for _, text in sorted(moved + happened, key=lambda one: one[0])),
+            toolchain=tuple(text for _, text in happened),
+            last=fmt.quantity(values[-1], series.unit),
+            change=words,
+            stepped=bool(steps),
+            tone=tone,
+            size=change / GATES[scale].change if math.isfinite(change) else 0.0,
+            runs=len(points),
+            least=fmt.quantity(least, series.unit),
+            most=fmt.quantity(most, series.unit),
+        )
+
+    def _changes_of(self, fingerprints: tuple[str, ...]) -> list[tuple[int, str]]:
+        """Return the places in a series where the toolchain changed, with the change in words."""
+        if fingerprints not in self._changes:
+            self._changes[fingerprints] = [
+                (place, fact_text(name, old or None, new or None))
+                for place, sides in enumerate(pairwise(fingerprints), 1)
+                for name, (old, new) in changed_facts(*(self._facts.get(one, {}) for one in sides)).items()
+            ]
+        return self._changes[fingerprints]
 
 
 def _x(place: int) -> int:
     return STEP * place + STEP // 2
-
-
-def _day(point: TrendPoint) -> str:
-    return fmt.day(point.time_ms)
-
-
-def _words(scale: Scale, change: float, since: str) -> str:
-    if since:
-        return f"{change_text(scale, change)} since {since}"
-    if not math.isfinite(change):
-        return ""
-    # A smaller change would be shown as 0.
-    return "same" if abs(change) < GATES[scale].change / 60 else change_text(scale, change)
-
-
-def _is_worse(direction: str, change: float) -> bool | None:
-    return None if direction not in {"lower", "higher"} else (change > 0) == (direction == "lower")
 
 
 def _line(values: Sequence[float], least: float, most: float) -> str:
@@ -133,7 +142,7 @@ def _line(values: Sequence[float], least: float, most: float) -> str:
         if math.isnan(value):
             pen_up = True
             continue
-        share = 0.5 if least == most else (min(max(value, least), most) / 2 - least / 2) / (most / 2 - least / 2)
+        share = share_between(least, most, min(max(value, least), most))
         y = (0 if value > 0 else HEIGHT) if math.isinf(value) else round(1 + (HEIGHT - 2) * (1 - share))
         parts.append(f"{'M' if pen_up else 'L'}{_x(place)} {y}")
         pen_up = False
@@ -166,34 +175,3 @@ def _from_median(scale: Scale, values: Sequence[float]) -> float:
         return math.nan
     was, now = scaled(scale, [statistics.median(before), values[-1]])
     return 0.0 if was == now else float(now) - float(was)
-
-
-def _events(
-    runs: tuple[tuple[str, int, str], ...], facts: Mapping[str, Mapping[str, str]]
-) -> tuple[tuple[int, str], ...]:
-    return _changes(runs, _Facts(facts))
-
-
-class _Facts:
-    """Facts of fingerprints, shared by all jobs of a report, compared by identity so that they can be a cache key.
-    key."""
-
-    def __init__(self, by_hash: Mapping[str, Mapping[str, str]]) -> None:
-        self.by_hash = by_hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Facts) and other.by_hash is self.by_hash
-
-    def __hash__(self) -> int:
-        return id(self.by_hash)
-
-
-@lru_cache(maxsize=64)
-def _changes(runs: tuple[tuple[str, int, str], ...], facts: _Facts) -> tuple[tuple[int, str], ...]:
-    # Most jobs of a report took part in the same runs, so the cache holds few entries.
-    points = [
-        Point(run_id, time_ms, 0.0, facts.by_hash.get(fingerprint, {}), device_kind="", case_version="")
-        for run_id, time_ms, fingerprint in runs
-    ]
-    places = {run_id: place for place, (run_id, _, _) in enumerate(runs)}
-    return tuple((places[event.run_id], event.text) for event in split(points).events)

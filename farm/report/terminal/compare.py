@@ -37,7 +37,7 @@ def compare_lines(report: CompareReport, limit: int, width: int = 80) -> list[st
     lines = [line for side in report.sides for line in wrapped(side_line(side), width)]
     lines += ["", *wrapped(sentence(report), width)]
     if report.interrupted:
-        lines.append("interrupted: what is missing here was not compared")
+        lines.append("interrupted: missing jobs were not compared")
     for group, title in TITLES.items():
         blocks = [(job.name, *wrapped(one_line(job.text, _MOST_TEXT), width - 4)) for job in report.having(group)]
         jobs = titled(title.upper(), blocks, limit)

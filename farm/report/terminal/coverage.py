@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from farm.base.text import one_line
 from farm.report.model import format as fmt
-from farm.report.model.coverage.coverage import Coverage, CoverageCell, CoverageRow, CoveredJob
+from farm.report.model.coverage.coverage import Coverage, CoverageRow, CoveredJob
 from farm.report.model.summary import GLYPHS, WORDS, Outcome
-from farm.report.terminal.layout import wrapped
+from farm.report.terminal.layout import styled, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from rich.text import Text
 
 NO_CASE, NOT_FOR = "–", "n/a"  # noqa: RUF001 - an en dash is what a table shows for nothing
 _STYLES = {
@@ -42,42 +41,43 @@ _MADE_OF_OTHERS = (
 )
 
 
-def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> list[Text]:
+def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> list[str]:
     """Return the table line by line, none wider than `width`; `about` has the facts that its results depend on."""
-    from rich.text import Text
+    lines: list[str] = []
 
-    lines = [
-        Text(line, style) for part, style in _head(table, about) for line in wrapped(part, width, whole_words=False)
-    ]
-    columns = {precision: _heading(precision) for precision in table.precisions}
+    def add(text: str, style: str = "", indent: str = "") -> None:
+        for line in wrapped(text, width - len(indent), whole_words=False):
+            lines.append(styled(f"{indent}{line}", style))
+
+    for text, style in _head(table, about):
+        add(text, style)
+    heads = {precision: precision.split("_") for precision in table.precisions}
     widths = {
         precision: max([_LEAST, *map(len, head), *(len(_cell(row, precision)) for row in table.rows + table.beyond)])
-        for precision, head in columns.items()
+        for precision, head in heads.items()
     }
     room = max(12, min(_NAME, width - sum(wide + _GAP for wide in widths.values())))
-    for n in range(max((len(head) for head in columns.values()), default=0)):
-        words = [f"{head[n] if n < len(head) else '':<{widths[name] + _GAP}}" for name, head in columns.items()]
-        lines.append(Text(f"{'' if n else 'operator':<{room}}{''.join(words)}".rstrip(), "bold"))
+    for n, words in enumerate(zip_longest(*heads.values(), fillvalue="")):
+        cells = [f"{word:<{wide + _GAP}}" for word, wide in zip(words, widths.values(), strict=True)]
+        lines.append(styled(f"{'' if n else 'operator':<{room}}{''.join(cells)}".rstrip(), "bold"))
     for part in (table.rows, table.beyond):
         if part and part is table.beyond:
-            lines.append(Text("beyond them", "bold"))
+            lines.append(styled("beyond them", "bold"))
         lines += [_row(row, widths, room) for row in part]
     for text in _legend(table):
-        lines += [Text(line, "dim") for line in wrapped(text, width, whole_words=False)]
+        add(text, "dim")
     for (state, reason), items in table.reasons().items():
         places = f"{_places(items)}: {reason}" if reason else _places(items)
-        mark = (f"{GLYPHS[state]} ", _STYLES[state])
         first, *more = wrapped(f"{WORDS[state]}, {places}", width - 2, whole_words=False)
-        lines += [Text.assemble(mark, first), *(Text(f"  {line}") for line in more)]
-    uncovered = _uncovered(table)
-    if uncovered:
-        lines.append(Text(f"without a case, {len(table.uncovered)} of {len(table.rows)} builders:", "bold"))
-        lines += [Text(f"  {line}") for text in uncovered for line in wrapped(text, width - 2, whole_words=False)]
-    if table.made_of_others:
-        lines.append(Text("made of other operators in ExecuTorch's tests, and these are in cases:", "bold"))
-        lines += [
-            Text(f"  {line}") for text in _made_of_others(table) for line in wrapped(text, width - 2, whole_words=False)
-        ]
+        lines += [f"{styled(GLYPHS[state], _STYLES[state])} {first}", *(f"  {line}" for line in more)]
+    for title, texts in (
+        (f"without a case, {len(table.uncovered)} of {len(table.rows)} builders:", _uncovered(table)),
+        ("made of other operators in ExecuTorch's tests, and these are in cases:", _made_of_others(table)),
+    ):
+        if texts:
+            add(title, "bold")
+        for text in texts:
+            add(text, indent="  ")
     return lines
 
 
@@ -160,33 +160,21 @@ def _legend(table: Coverage) -> list[str]:
     return lines
 
 
-def _heading(precision: str) -> list[str]:
-    return precision.split("_")
-
-
-def _row(row: CoverageRow, widths: Mapping[str, int], room: int) -> Text:
-    from rich.text import Text
-
-    line = Text(f"{one_line(row.name, room - 1):<{room}}")
+def _row(row: CoverageRow, widths: Mapping[str, int], room: int) -> str:
+    line = f"{one_line(row.name, room - 1):<{room}}"
     for precision, wide in widths.items():
-        cell = row.cells.get(precision)
-        state = cell.state if cell else None
-        line.append(f"{_cell(row, precision):<{wide + _GAP}}", _STYLES[state] if state else "dim")
-    line.rstrip()
-    return line
+        cell, text = row.cells.get(precision), _cell(row, precision)
+        line += styled(text, _STYLES[cell.state] if cell and cell.state else "dim") + " " * (wide + _GAP - len(text))
+    return line.rstrip()
 
 
 def _cell(row: CoverageRow, precision: str) -> str:
     cell = row.cells.get(precision)
     if cell is None or cell.state is None:
         return NOT_FOR if row.without else NO_CASE
-    return _cell_text(cell)
-
-
-def _cell_text(cell: CoverageCell) -> str:
     # An operator that jobs only contain counts where it passed.
     counted = f"{cell.count}" if cell.in_passing or cell.count == len(cell.items) else f"{cell.count}/{len(cell.items)}"
-    text = f"{GLYPHS[cell.state]} {counted}" if cell.state else NO_CASE
+    text = f"{GLYPHS[cell.state]} {counted}"
     return f"({text})" if cell.in_passing else text
 
 
@@ -211,8 +199,7 @@ def _places(items: Sequence[CoveredJob], most: int = _SHOWN_PLACES) -> str:
 
 
 def _uncovered(table: Coverage) -> list[str]:
-    """Return a line for every builder that cannot have a case, and a line for all other builders in no program.
-    program."""
+    """Return a line for every builder that cannot have a case, and a line for all other builders in no program."""
     lines = [f"{row.name}: {row.without}" for row in table.uncovered if row.without]
     open_ones = [row.name for row in table.uncovered if not row.without]
     if not open_ones:

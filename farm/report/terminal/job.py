@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from farm.report.model import format as fmt
 from farm.report.model.commits import standing_text, toolchain_text
@@ -18,6 +17,7 @@ from farm.report.terminal.generation import generation_lines
 from farm.report.terminal.layout import SIMULATED, STUBBED, columns
 from farm.results.attempt import Attempt
 from farm.store.records import JobFile
+from farm.store.view import RunView
 
 
 def job_lines(summary: RunSummary, item: JobSummary, files: Sequence[JobFile], places: Mapping[str, Path]) -> list[str]:
@@ -32,32 +32,26 @@ def job_lines(summary: RunSummary, item: JobSummary, files: Sequence[JobFile], p
     lines += [f"  {text}" for text in (toolchain_text(view.toolchain), standing_text(view.toolchain)) if text]
     lines += [f"  {_build(item)}"]
     lines += [f"  left to the CPU: {name} x{count}" for name, count in job.fallback_ops.items() if not item.on_cpu]
-    if elsewhere := _elsewhere(summary, item):
+    cross = cross_targets(summary).get(item.index)
+    if cross and (elsewhere := elsewhere_line(cross, time.time_ns() // 1_000_000)):
         lines.append(f"  elsewhere: {elsewhere}")
     if not job.attempts:
         lines += ["", item.reason]
-    for number, (attempt, kind) in enumerate(zip(job.attempts, item.kinds, strict=True), start=1):
-        decides = len(job.attempts) > 1 and attempt is item.attempt
-        facts: dict[str, Any] = {
-            "fingerprint": view.fingerprint,
-            "host_time": item.host_time_on(kind),
-            "run_id": view.id,
-        }
-        lines += ["", *_attempt(attempt, kind, f"attempt {number} of {len(job.attempts)}", decides=decides, **facts)]
+    for number in range(len(job.attempts)):
+        lines += ["", *_attempt(view, item, number)]
     if item.virtual or item.stub:
         lines += ["", STUBBED if item.stub else SIMULATED]
     if files:
+        where = [str(places.get(one.sha256, "not on this machine")) for one in files]
         kept = [
-            (
-                f"attempt {one.attempt}",
-                one.kind,
-                f"{one.size:,} bytes",
-                str(places.get(one.sha256, "not on this machine")),
-            )
-            for one in files
+            (f"attempt {one.attempt}", one.kind, f"{one.size:,} bytes", place)
+            for one, place in zip(files, where, strict=True)
         ]
         lines += ["", "kept:", *columns(kept, right=(2,), indent="  "), f"  {fetch_command(job, view.id)}"]
-    return [*lines, "", *_ways(item, view.id)]
+    lines.append("")
+    for title, command in ways_again(job, item.rerun, view.id):
+        lines += [f"{title.lower()}:", f"  {command}"]
+    return lines
 
 
 def _build(item: JobSummary) -> str:
@@ -67,23 +61,12 @@ def _build(item: JobSummary) -> str:
     return ", ".join(filter(None, parts)) or "not compiled"
 
 
-def _elsewhere(summary: RunSummary, item: JobSummary) -> str:
-    found = cross_targets(summary).get(item.index)
-    return elsewhere_line(found, time.time_ns() // 1_000_000) if found else ""
-
-
-def _attempt(
-    attempt: Attempt,
-    kind: str,
-    title: str,
-    *,
-    decides: bool,
-    fingerprint: Mapping[str, str],
-    host_time: str,
-    run_id: str,
-) -> Iterable[str]:
+def _attempt(view: RunView, item: JobSummary, number: int) -> Iterator[str]:
+    attempts, kind = item.job.attempts, item.kinds[number]
+    attempt = attempts[number]
     cause = f", cause {attempt.cause}" if attempt.cause else ""
-    yield f"{title}: {attempt.verdict} at {attempt.stage}{cause}{', decides' if decides else ''}"
+    decides = ", decides" if len(attempts) > 1 and attempt is item.attempt else ""
+    yield f"attempt {number + 1} of {len(attempts)}: {attempt.verdict} at {attempt.stage}{cause}{decides}"
     where = f"on {kind} device {attempt.device}, {fmt.duration(attempt.seconds)}" if attempt.device else "no device"
     yield f"  {where}, {fmt.clock(attempt.started_ms)}" if attempt.started_ms else f"  {where}"
     if attempt.reason:
@@ -105,11 +88,11 @@ def _attempt(
             rows.append((one.metric, *shown, str(len(one.samples))))
         yield ""
         yield from columns(rows, right=range(1, 6), indent="  ")
-    if generated := generation_of(attempt, fingerprint):
+    if generated := generation_of(attempt, view.fingerprint):
         yield ""
-        yield from (f"  {line}" for line in generation_lines(generated, host_time))
+        yield from (f"  {line}" for line in generation_lines(generated, item.host_time_on(kind)))
     if attempt.operators:
-        command = shlex.join(["farm", "jobs", "profile", attempt.job_id, "--run", run_id])
+        command = shlex.join(["farm", "jobs", "profile", attempt.job_id, "--run", view.id])
         yield f"  profile: {fmt.plural(len(attempt.operators), 'row')}, see {command}"
     if attempt.layers:
         yield f"  layers: {fmt.plural(len(attempt.layers), 'row')}, see --json"
@@ -133,11 +116,3 @@ def _comparisons(attempt: Attempt) -> list[str]:
         for limit in one.violations
     ]
     return [*columns(rows, right=range(2, len(rows[0])), indent="  "), *broken]
-
-
-def _ways(item: JobSummary, run_id: str) -> list[str]:
-    return [
-        line
-        for title, command in ways_again(item.job, item.rerun, run_id)
-        for line in (f"{title.lower()}:", f"  {command}")
-    ]

@@ -17,6 +17,13 @@ UNBOUNDED = 100_000
 SIMULATED = "VIRTUAL: times and cycles are of a simulator, not comparable with hardware"
 
 STUBBED = "STUB: a stub took the place of QNN's libraries; no number is a measurement of Qualcomm's products"
+_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
+
+
+def styled(text: str, style: str = "") -> str:
+    """Return a text in a style such as `bold red`, with the control sequences of a terminal; "" is no style."""
+    codes = ";".join(str(_CODES[word]) for word in style.split())
+    return f"\x1b[{codes}m{text}\x1b[0m" if codes else text
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> list[str]:

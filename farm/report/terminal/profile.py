@@ -68,11 +68,6 @@ class JobChanges(msgspec.Struct, frozen=True):
     """Reason why the profiles are not compared; empty when they are."""
     nodes: tuple[NodeChange, ...] = ()
 
-    @property
-    def comparable(self) -> bool:
-        """Return True when the profiles can be compared."""
-        return not self.refused
-
 
 def job_changes(before: Iterable[ProfileRecord], after: Iterable[ProfileRecord]) -> list[JobChanges]:
     """Return the changes of each job that both sides have.
@@ -82,10 +77,13 @@ def job_changes(before: Iterable[ProfileRecord], after: Iterable[ProfileRecord])
     """
     before, after = list(before), list(after)
     old = {record.job_id: record for record in before}
-    plain_old, plain_new = _by_plain_id(before), _by_plain_id(after)
+    plain_old, plain_new = (
+        {name: list(records) for name, records in groupby(sorted(side, key=_plain_id), key=_plain_id)}
+        for side in (before, after)
+    )
     found = []
     for record in after:
-        name = _plain_id(record.job_id)
+        name = _plain_id(record)
         alone = len(plain_old.get(name, ())) == len(plain_new[name]) == 1
         earlier = plain_old[name][0] if alone else old.get(record.job_id)
         if earlier is not None:
@@ -93,15 +91,8 @@ def job_changes(before: Iterable[ProfileRecord], after: Iterable[ProfileRecord])
     return found
 
 
-def _plain_id(job_id: str) -> str:
-    return _OPTIONS.sub("]", job_id)
-
-
-def _by_plain_id(records: Iterable[ProfileRecord]) -> dict[str, list[ProfileRecord]]:
-    found: dict[str, list[ProfileRecord]] = {}
-    for record in records:
-        found.setdefault(_plain_id(record.job_id), []).append(record)
-    return found
+def _plain_id(record: ProfileRecord) -> str:
+    return _OPTIONS.sub("]", record.job_id)
 
 
 def _job_change(old: ProfileRecord, new: ProfileRecord) -> JobChanges:
@@ -150,8 +141,7 @@ def changes(before: Iterable[OperatorProfile], after: Iterable[OperatorProfile])
 
 
 def _change(before: OperatorProfile | None, after: OperatorProfile | None) -> NodeChange:
-    row = after or before
-    assert row is not None  # noqa: S101 - one of the two is there
+    [row, *_] = filter(None, (after, before))
     ratio, apart = None, True
     if before is not None and after is not None:
         ratio = after.p50 / before.p50 if before.p50 else None
@@ -166,10 +156,10 @@ def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) 
     for unit, total in by_unit(sums(parts)):
         found = sorted((row for row in parts if row.unit == unit), key=lambda row: -row.p50)
         origins = any(row.module or row.source for row in found)
-        head, cells = (_ORIGIN_HEAD, _origin_cells) if origins else (_HEAD, _node_cells)
+        head = _ORIGIN_HEAD if origins else _HEAD
         none = [""] * (len(head) - 1)
         table = [[*head, unit, "share"]]
-        table += [[*cells(row), fmt.count(row.p50), _percent(row.share)] for row in found[:limit]]
+        table += [[*_cells(row, origins=origins), fmt.count(row.p50), _percent(row.share)] for row in found[:limit]]
         rest = found[limit:]
         if rest:
             left = sum(row.p50 for row in rest)
@@ -225,11 +215,9 @@ def change_lines(found: Sequence[NodeChange], limit: int, width: int = 80) -> li
     return lines[1:]
 
 
-def _node_cells(row: OperatorProfile) -> tuple[str, ...]:
-    return row.node, row.delegate
-
-
-def _origin_cells(row: OperatorProfile) -> tuple[str, ...]:
+def _cells(row: OperatorProfile, *, origins: bool) -> tuple[str, ...]:
+    if not origins:
+        return row.node, row.delegate
     # With a module or source line shown, the number that QNN appends is left out.
     node = _OP_ID.sub("", row.node) if row.module or row.source else row.node
     return node, row.module, row.source, row.delegate
@@ -240,17 +228,11 @@ def _percent(share: float) -> str:
 
 
 def _change_cells(change: NodeChange, *, several: bool) -> tuple[str, str, str, str, str]:
-    mark = "" if change.is_distinct else "~"
-    if change.before is None:
-        mark = "new"
-    elif change.after is None:
-        mark = "gone"
+    mark = "new" if change.before is None else "gone" if change.after is None else "" if change.is_distinct else "~"
     # The index of `QnnBackend[1]` is enough to distinguish delegate calls.
-    name = (
-        f"{change.node} {change.delegate[change.delegate.find('[') :]}" if several and change.delegate else change.node
-    )
+    call = f" {change.delegate[change.delegate.find('[') :]}" if several and change.delegate else ""
     sides = [fmt.NOTHING if row is None else fmt.count(row.p50) for row in (change.before, change.after)]
-    return name, sides[0], sides[1], _ratio(change.ratio), mark
+    return f"{change.node}{call}", sides[0], sides[1], _ratio(change.ratio), mark
 
 
 def _numbered(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import shlex
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from farm.base.text import one_line, visible
+from farm.base.text import one_line, visible, without_colours
 from farm.report.model import format as fmt
 from farm.report.model.commits import since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere_line
@@ -16,17 +15,13 @@ from farm.report.model.frame_grid import frame_grids
 from farm.report.model.generation import generating
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.report.terminal.generation import rates
-from farm.report.terminal.layout import LEAST_WIDTH, STUBBED, wrapped
+from farm.report.terminal.layout import LEAST_WIDTH, STUBBED, styled, wrapped
 from farm.results.heap import no_heap
 from farm.store.view import Purpose, RunView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from rich.text import Text
-
-_Line = tuple[tuple[str, str], ...]
-"""Parts of a line: text, and its style in the words of rich, "" for none."""
 
 SHOWN = 10
 """Jobs of one kind that are listed by name; the report has them all."""
@@ -45,37 +40,14 @@ _STYLES = {
 def render_summary(view: RunView, width: int = 80, *, color: bool = False) -> str:
     """Return the end of a run as text, no line wider than `width` unless a command to copy is on it.
 
-    Verdict, details, then jobs that need attention with a one-line reason each. `color` adds ANSI colours.
+    Verdict, details, then jobs that need attention with a one-line reason each. `color` adds the control sequences of a
+    terminal; markup in names and reasons is never interpreted.
     """
-    lines = summary_lines(view, width)
-    if not color:
-        # The import of rich takes as long as the page of a short run.
-        return "\n".join("".join(text for text, _ in line) for line in lines)
-    from rich.text import Text
-
-    return rendered([Text.assemble(*line) for line in lines], width, color=True)
+    lines = "\n".join(_summary_lines(view, width))
+    return lines if color else without_colours(lines)
 
 
-def rendered(lines: Iterable[Text], width: int, *, color: bool) -> str:
-    """Return rich text as it is printed, with ANSI colours where `color`."""
-    from rich.console import Console
-
-    stream = io.StringIO()
-    console = Console(
-        file=stream,
-        width=width,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        highlight=False,
-        legacy_windows=False,
-    )
-    for line in lines:
-        console.print(line, soft_wrap=True)
-    return stream.getvalue().rstrip("\n")
-
-
-def summary_lines(view: RunView, width: int = 80) -> list[_Line]:
-    """Return the same line by line; markup in names and reasons is never interpreted."""
+def _summary_lines(view: RunView, width: int) -> list[str]:
     summary = summarize(view)
     width, found = max(width, LEAST_WIDTH), cross_targets(summary)
     lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
@@ -93,7 +65,7 @@ def summary_lines(view: RunView, width: int = 80) -> list[_Line]:
     room = max(_MOST_LINES - len(lines) - len(more), 1)
     lines += more
     if len(details) > room:
-        details[room - 1 :] = [_line(f"and {len(details) - room + 1} lines more in the report")]
+        details[room - 1 :] = [f"and {len(details) - room + 1} lines more in the report"]
     lines += details
     kinds = (
         ("FAILED", summary.having(Outcome.FAILED), "red"),
@@ -104,12 +76,12 @@ def summary_lines(view: RunView, width: int = 80) -> list[_Line]:
         lines += _named(title, named, style, width, found)
     failed = summary.having(Outcome.FAILED, Outcome.INFRA)
     if failed:
-        lines.append(_line(f"again: {visible(failed[0].rerun)}", "dim"))
-        lines.append(_line(f"in full: farm show {visible(shlex.quote(failed[0].job.id))}", "dim"))
+        lines.append(styled(f"again: {visible(failed[0].rerun)}", "dim"))
+        lines.append(styled(f"in full: farm show {visible(shlex.quote(failed[0].job.id))}", "dim"))
     return lines
 
 
-def _virtual(summary: RunSummary, width: int) -> list[_Line]:
+def _virtual(summary: RunSummary, width: int) -> list[str]:
     virtual = len(summary.virtual_devices)
     if summary.stub:
         return _wrapped(STUBBED, width, "magenta")
@@ -120,7 +92,7 @@ def _virtual(summary: RunSummary, width: int) -> list[_Line]:
     return _wrapped(text, width, "magenta")
 
 
-def _heap(summary: RunSummary, width: int) -> list[_Line]:
+def _heap(summary: RunSummary, width: int) -> list[str]:
     """Return the result of a run for the DSP's heap, which measures nothing else."""
     attempts = [job.attempt for job in summary.jobs if job.attempt is not None]
     rows = [row for attempt in attempts for row in attempt.measurements if row.metric == "dsp_heap_difference"]
@@ -132,7 +104,7 @@ def _heap(summary: RunSummary, width: int) -> list[_Line]:
     return lines
 
 
-def _frames(summary: RunSummary, width: int) -> list[_Line]:
+def _frames(summary: RunSummary, width: int) -> list[str]:
     """Return a line for each program with settings that QNN refused: skipped jobs have no other line."""
     lines = []
     for grid in frame_grids(summary):
@@ -141,7 +113,7 @@ def _frames(summary: RunSummary, width: int) -> list[_Line]:
     return lines
 
 
-def _generated(summary: RunSummary, width: int) -> list[_Line]:
+def _generated(summary: RunSummary, width: int) -> list[str]:
     """Return rates and tasks of text generation, job by job; `farm show` has the other figures."""
     lines = []
     for job, figures in generating(summary):
@@ -158,30 +130,26 @@ def _range(values: list[float], unit: int) -> str:
 
 def _named(
     title: str, jobs: tuple[JobSummary, ...], style: str, width: int, found: Mapping[int, CrossTarget]
-) -> list[_Line]:
+) -> list[str]:
     now_ms = time.time_ns() // 1_000_000
-    lines: list[_Line] = []
+    lines: list[str] = []
     for job in jobs[:SHOWN]:
-        lines.append(((f"{title} ", f"bold {style}"), (one_line(job.job.id, width - len(title) - 1), "")))
+        lines.append(f"{styled(title, f'bold {style}')} {one_line(job.job.id, width - len(title) - 1)}")
         stage = f"{job.attempt.stage.value}: " if job.attempt else ""
-        lines.append(_line("  " + one_line(f"{stage}{job.reason}", width - 2)))
+        lines.append("  " + one_line(f"{stage}{job.reason}", width - 2))
         if job.index in found and (elsewhere := elsewhere_line(found[job.index], now_ms)):
-            lines.append(_line("  " + one_line(f"elsewhere: {elsewhere}", width - 2), "dim"))
+            lines.append(styled("  " + one_line(f"elsewhere: {elsewhere}", width - 2), "dim"))
     if len(jobs) > SHOWN:
-        lines.append(_line(f"  and {len(jobs) - SHOWN} more {title}", style))
+        lines.append(styled(f"  and {len(jobs) - SHOWN} more {title}", style))
     return lines
 
 
-def _known(summary: RunSummary, width: int) -> list[_Line]:
+def _known(summary: RunSummary, width: int) -> list[str]:
     """Return the known issues in one line: jobs, then reasons as far as the width allows."""
     jobs = summary.having(Outcome.KNOWN)
     reasons = dict.fromkeys(job.attempt.known_issue for job in jobs if job.attempt)
-    return [_line(one_line(f"known issues, {len(jobs)}x: {'; '.join(reasons)}", width), "cyan")] if jobs else []
+    return [styled(one_line(f"known issues, {len(jobs)}x: {'; '.join(reasons)}", width), "cyan")] if jobs else []
 
 
-def _wrapped(text: str, width: int, style: str) -> list[_Line]:
-    return [_line(line, style) for line in wrapped(text, width, whole_words=False)]
-
-
-def _line(text: str, style: str = "") -> _Line:
-    return ((text, style),)
+def _wrapped(text: str, width: int, style: str) -> list[str]:
+    return [styled(line, style) for line in wrapped(text, width, whole_words=False)]

@@ -124,7 +124,7 @@ def confirm(
     interval = f" ({change_text(scale, low)} to {change_text(scale, high)})" if high - low < math.inf else ""
     reason = f"{change_text(scale, change)}{interval} in {count} pairs, p = {p_value:.2g}"
     if answer is Answer.UNKNOWN and clock.share > gate:
-        reason += f"; the clock ticks in steps of {100.0 * clock.share:.0f} %: more inferences a turn tell more"
+        reason += f"; the clock ticks in steps of {100.0 * clock.share:.0f} %: use more inferences per turn"
     return Confirmation(answer, reason, count, change, low, high, p_value)
 
 
@@ -143,7 +143,7 @@ def control(confirmations: Sequence[Confirmation], rate: float = FALSE_ALERTS) -
     )
 
 
-def unsure(one: Confirmation, why: str = "not so of those that it was measured with") -> Confirmation:
+def unsure(one: Confirmation, why: str = "and of the measured bundles it was not") -> Confirmation:
     """Return a confirmation as an unknown one."""
     return msgspec.structs.replace(one, answer=Answer.UNKNOWN, reason=f"{one.reason}: {why}")
 

@@ -51,18 +51,13 @@ class Explanation(msgspec.Struct, frozen=True):
     causes: tuple[Factor, ...]
     """The greatest effect first."""
     rest: float
-    """Part of the whole change without the single factors, and its interval; NaN without a swap."""
-    rest_low: float
-    rest_high: float
+    """Part of the whole change without the single factors; NaN without a swap."""
     reason: str
     """Reason in one line."""
 
 
 def explain(
-    scale: Scale,
-    whole: Confirmation,
-    alone: Mapping[Factor, Confirmation],
-    differing: Collection[Factor],
+    scale: Scale, whole: Confirmation, alone: Mapping[Factor, Confirmation], differing: Collection[Factor]
 ) -> Explanation:
     """Return the factors that explain a change.
 
@@ -92,7 +87,7 @@ def explain(
         for factor, one in by_effect
     )
     reason = f"{reason}: {shown}; of {change_text(scale, whole.change)} in all {change_text(scale, rest)} left over"
-    return Explanation(kind, causes, rest, rest - half, rest + half, reason)
+    return Explanation(kind, causes, rest, reason)
 
 
 def _kind(causes: tuple[Factor, ...], missing: list[Factor], *, is_left: bool) -> tuple[AttributionKind, str]:
@@ -111,4 +106,4 @@ def _is_there(change: float, low: float, high: float, gate: float) -> bool:
 
 
 def _without(kind: AttributionKind, reason: str) -> Explanation:
-    return Explanation(kind, (), math.nan, -math.inf, math.inf, reason)
+    return Explanation(kind, (), math.nan, reason)

@@ -53,8 +53,6 @@ class Point(msgspec.Struct, frozen=True, gc=False):
     """Key of a bundle that still exists; empty for a pruned one."""
     device: str = ""
     """Serial of its device; empty if unneeded."""
-    mad: float | None = None
-    """Median absolute deviation of the samples in the metric's unit, for charts alone."""
 
     @property
     def side(self) -> tuple[str, ...]:
@@ -162,7 +160,7 @@ def fact_text(name: str, old: str | None, new: str | None) -> str:
     if name in CONTENTS:
         return f"{CONTENTS[name]} changed"
     if name == "dirty":
-        return "not dirty any more" if new is None else "dirty"
+        return "no longer dirty" if new is None else "dirty"
     if name == "commit":
         old, new = old and old[:SHORT_COMMIT], new and new[:SHORT_COMMIT]
         if old and new:

@@ -85,13 +85,7 @@ def plan_looks(pairs: int, *, early: bool) -> Iterator[Look]:
             done += count
 
 
-def until_clear(
-    pairs: int,
-    measure: Callable[[Look], bool],
-    is_open: Callable[[int], bool],
-    *,
-    early: bool,
-) -> None:
+def until_clear(pairs: int, measure: Callable[[Look], bool], is_open: Callable[[int], bool], *, early: bool) -> None:
     """Measure pairs until `is_open`, called with the `looks`, returns that no decision is left.
 
     `measure` returns whether any pair was measured.

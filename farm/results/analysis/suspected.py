@@ -290,4 +290,4 @@ def _reason(scale: Scale, change: float, sigmas: float, count: int) -> str:
     against = f"against the median of {count} runs"
     if math.isinf(sigmas):
         return f"{change_text(scale, change)} {against}, which repeat exactly"
-    return f"{change_text(scale, change)} {against}, {abs(sigmas):.1f} times what they vary by"
+    return f"{change_text(scale, change)} {against}, {abs(sigmas):.1f} times their deviation"

@@ -106,7 +106,8 @@ def _suggest(
         raise ValueError(f"{figure.word} against {reference} has no finite value on {place}: nothing can be suggested")
     median = statistics.median(value for value, _ in values)
     limit = _limit(figure, worst, median, margin)
-    suggestion = SuggestedLimit(
+    is_tighter = now is not None and not looser and figure.breaks(limit, now)
+    return SuggestedLimit(
         reference=reference,
         figure=figure.name,
         now=now,
@@ -115,11 +116,8 @@ def _suggest(
         median=median,
         worst_place=place,
         observations=len(values),
-        written=limit,
+        written=now if now is not None and is_tighter else limit,
     )
-    if suggestion.would_loosen and not looser and now is not None:
-        return msgspec.structs.replace(suggestion, written=now)
-    return suggestion
 
 
 def _limit(figure: Figure, worst: float, median: float, margin: float) -> float:

@@ -36,8 +36,6 @@ class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
     """Index of the runtime instruction, so of the delegate call or operator."""
     is_delegate: bool
     """Reported by a delegate, about its inside."""
-    delegate_debug_id: int | None
-    """Debug handle given ahead of time; None where events are identified by name."""
 
     @property
     def value(self) -> int:
@@ -143,14 +141,6 @@ def _events(file: Flatbuffer, profiles: Positions) -> list[ProfileEvent]:
         file.numbers(profiles, fields.INSTRUCTION_ID).tolist(),
     )
     return [
-        ProfileEvent(
-            name or text,
-            start,
-            end,
-            chain,
-            instruction,
-            bool(text) or number != -1,
-            number if number != -1 else None,
-        )
+        ProfileEvent(name or text, start, end, chain, instruction, bool(text) or number != -1)
         for name, text, number, start, end, chain, instruction in zip(names, by_name, by_number, *columns, strict=True)
     ]

@@ -10,7 +10,7 @@ import msgspec
 from farm.report.model import format as fmt
 from farm.report.model.alerts import by_range, change_line
 from farm.report.model.plot import Plot, plots_of
-from farm.serve.page import Facts, Text, one_of
+from farm.serve.page import Facts, Text, has_words, one_of
 from farm.store.records import AlertRecord, AlertState, Remark, RemarkState
 
 if TYPE_CHECKING:
@@ -77,12 +77,11 @@ def alerts_page(store: Store, query: AlertsQuery) -> AlertsFacts:
     state = one_of("state", query.state, (*_STATES, "all"))
     known = store.alerts.all()
     opened = {one.id for one in store.alerts.open()}
-    words = query.q.casefold().split()
     found = [
         one
         for one in known
         if (state in ("", "all", one.state) or (state == OPEN and one.id in opened))
-        and all(word in f"{one.job_id} {one.metric} {one.likely_cause}".casefold() for word in words)
+        and has_words(query.q, one.job_id, one.metric, one.likely_cause)
     ]
     counts = {name: sum(one.state == name for one in known) for name in _STATES[1:]}
     return AlertsFacts(

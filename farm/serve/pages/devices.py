@@ -12,7 +12,7 @@ from farm.dispatch.pool.inventory import DeviceRow, remembered, resolve_device, 
 from farm.policy.situation import Lease, Waiting
 from farm.report.model.drift import Drift, drift_of, health_check_p50
 from farm.report.model.plot import Plot, health_check_plots
-from farm.serve.page import Facts, Text
+from farm.serve.page import Facts, Text, has_words
 from farm.serve.pages.progress import device_rows
 from farm.store.leases.registry import Registered
 from farm.store.queries.browse import DeviceAttempt
@@ -102,14 +102,13 @@ class DeviceFacts(Facts, frozen=True, kw_only=True):
 def devices_page(store: Store, query: DevicesQuery) -> DevicesFacts:
     """Return every device in the store, without contacting it."""
     found = [*device_rows(store), *map(_row, _ended(store))]
-    words = query.q.casefold().split()
     rows = [
         row
         for row in found
         if query.soc in ("", row.soc)
         and query.state in ("", row.state)
         and query.health in ("", row.health)
-        and all(word in f"{row.name} {row.id} {row.product} {' '.join(row.labels)}".casefold() for word in words)
+        and has_words(query.q, row.name, row.id, row.product, *row.labels)
     ]
     waiting, known = store.leases.waiting(), {row.id: row for row in found}
     return DevicesFacts(

@@ -8,7 +8,8 @@ import msgspec
 
 from farm.report.html.page import diff_values
 from farm.report.model.diff import RunDiff, read_diff
-from farm.serve.page import Facts, Text, one_of
+from farm.report.terminal.diff import DiffPart
+from farm.serve.page import Facts, Text, has_words, one_of
 
 if TYPE_CHECKING:
     from farm.store.store import Store
@@ -38,15 +39,13 @@ class DiffFacts(Facts, frozen=True, kw_only=True):
     def shown(self) -> dict[str, Any]:
         """Return the chosen rows of the page."""
         values, asked = diff_values(self.diff, virtual=self.virtual), self.query
-        parts, words = values["parts"], asked.q.casefold().split()
+        parts: list[DiffPart] = values["parts"]
         chosen = one_of("part", asked.part, [part.key for part in parts])
         return {
             **values,
             "choices": [(part.key, part.title, len(part.rows)) for part in parts],
             "parts": [
-                part._replace(
-                    rows=[row for row in part.rows if all(word in " ".join(row).casefold() for word in words)]
-                )
+                part._replace(rows=[row for row in part.rows if has_words(asked.q, *row)])
                 for part in parts
                 if chosen in ("", part.key)
             ],

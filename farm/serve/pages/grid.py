@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from farm.report.model import format as fmt
-from farm.report.model.grid import GridNightlyRun, GridRow, may_be_flaky, nightly_runs_of, rows_of
+from farm.report.model.grid import STATES, GridNightlyRun, GridRow, may_be_flaky, nightly_runs_of, rows_of
 from farm.report.model.status import Standing
 from farm.serve.page import Facts, Text
 from farm.store.queries.grid import GridJob, JobFilter, NightlyRun, Targets
@@ -64,16 +64,6 @@ class GridFacts(Facts, frozen=True, kw_only=True):
         return {"states": STATES}
 
 
-STATES = {
-    Standing.NEW_FAILURE: "new failures",
-    Standing.STILL_FAILING: "still failing",
-    Standing.INFRA: "infra",
-    Standing.FIXED: "fixed",
-    Standing.NOT_TESTED: "not tested",
-    Standing.KNOWN: "known issues",
-    Standing.PASSED: "passed",
-}
-"""Words for the states of jobs, in the order of the grid."""
 FLAKY = "flaky"
 """State of a filter for flaky jobs of any verdict."""
 

@@ -8,17 +8,16 @@ import msgspec
 
 from farm.report.model.history import USUAL, tables
 from farm.report.model.plot import Plot, plots_of
-from farm.report.model.status_query import records_of, steps_of
 from farm.results.analysis.flakiness import Record
 from farm.serve.page import Facts, PageNumber, Text
-from farm.store.records import AlertRecord, HistoryPoint
+from farm.store.records import STEPS, AlertRecord, HistoryPoint
 from farm.store.toolchains import branch_text
 
 if TYPE_CHECKING:
     from farm.store.store import Store
 
 _MOST_CASES = 1000
-# More make a page of several megabytes, and take seconds.
+# A larger page would have several megabytes and take seconds.
 _MOST_ATTEMPTS = 3_000
 
 
@@ -101,16 +100,17 @@ def history_page(store: Store, query: HistoryQuery) -> HistoryFacts:
     chosen = tuple(one.strip() for one in query.metric.split(",") if one.strip())
     points = found
     if chosen:
-        # The pattern and not the names: a metric is unknown when no job of the pattern has it.
+        # A metric is unknown if no job of the pattern has it, even if the jobs of this page lack it.
         of_metric = [_points(store, query.job, metric, query, branch) for metric in chosen]
         points = [point for part in of_metric for point in part if point.job_id in shown]
     usual = chosen or USUAL
     facts = store.history.fingerprints(point.fingerprint for point in points)
-    steps = steps_of(store, points, chosen, branch)
+    alerts = store.alerts.of_jobs({point.job_id for point in points}, branch)
+    steps = [one for one in alerts if one.state in STEPS and (not chosen or one.metric in chosen)]
     return HistoryFacts(
         title=f"History of {query.job}" if query.job else "History",
         points=points,
-        reliability=[Reliability(job, kind, one) for (job, kind), one in records_of(store, points, branch).items()],
+        reliability=_reliability(store, points, branch),
         alerts=steps,
         branch=branch,
         query=query,
@@ -125,6 +125,15 @@ def history_page(store: Store, query: HistoryQuery) -> HistoryFacts:
         plots=plots_of([one for one in points if one.metric in usual], facts, steps, usual) if query.charts else [],
         socs=list(store.browse.known().socs),
     )
+
+
+def _reliability(store: Store, points: list[HistoryPoint], branch: str) -> list[Reliability]:
+    found = []
+    for kind in sorted({point.device_kind for point in points}):
+        jobs = {point.job_id for point in points if point.device_kind == kind}
+        records = store.history.reliability(jobs, kind, branch=branch)
+        found += [Reliability(job, kind, record) for job, record in records.items()]
+    return found
 
 
 def _points(store: Store, pattern: str, metric: str | None, query: HistoryQuery, branch: str) -> list[HistoryPoint]:

@@ -12,7 +12,7 @@ from farm.report.model.profile_tables import row_limit
 from farm.report.model.rerun import ways_again
 from farm.report.model.summary import WORDS, summarize
 from farm.serve.page import Facts, Text
-from farm.store.queries.jobs import JobRun
+from farm.store.queries.browse import JobRun
 from farm.store.records import AlertRecord, HistoryPoint, JobFile
 from farm.store.view import RunView
 
@@ -73,7 +73,7 @@ class JobFacts(Facts, frozen=True, kw_only=True):
 def job_page(store: Store, query: JobQuery) -> JobFacts:
     """Return a job of a run with its history."""
     job, run_id = _chosen(store, query)
-    runs = store.jobs.runs(job, query.runs)
+    runs = store.browse.job_runs(job, query.runs)
     run_id = run_id or next((one for one in runs if one.outcome != "not_run"), runs[0]).run_id
     view = store.runs.view_of_job(run_id, job)
     summary = summarize(view).jobs[0]
@@ -102,8 +102,8 @@ def job_page(store: Store, query: JobQuery) -> JobFacts:
 def _chosen(store: Store, query: JobQuery) -> tuple[str, str]:
     """Return the job and its run; "" for the newest run with a result."""
     if query.nightly_run:
-        return query.job, store.jobs.run_of_nightly(query.job, query.nightly_run)
-    if query.own or not store.jobs.has(query.job):
+        return query.job, store.browse.run_of_nightly(query.job, query.nightly_run)
+    if query.own or not store.browse.has_job(query.job):
         from farm.replay.stored_result import find_recorded_job
 
         run, job = find_recorded_job(store, query.job, query.run or None, "shown", own=query.own)

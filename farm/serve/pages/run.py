@@ -9,10 +9,9 @@ import msgspec
 
 from farm.report.model.status import Standing, standing
 from farm.report.model.summary import Outcome
-from farm.serve.page import Facts, Text
-from farm.store.queries.browse import ListedRun
-from farm.store.queries.jobs import RunJob
-from farm.store.records import AlertRecord, RunStatus
+from farm.serve.page import Facts, Text, has_words
+from farm.store.queries.browse import ListedRun, RunJob
+from farm.store.records import AlertRecord
 
 if TYPE_CHECKING:
     from farm.store.store import Store
@@ -63,14 +62,12 @@ def run_page(store: Store, query: RunQuery) -> RunFacts:
     """Return a run with its jobs."""
     run_id = store.runs.resolve(query.run, own=False)
     run = store.browse.run(run_id)
-    jobs, status = store.jobs.of_run(run_id), store.status.of_run(run_id)
-    new = _new(status)
-    words = query.q.casefold().split()
+    jobs = store.browse.jobs_of_run(run_id)
+    new = {job.job_id for job in store.status.of_run(run_id).jobs if standing(job) is Standing.NEW_FAILURE}
     fits = [
         job
         for job in jobs
-        if query.outcome in ("", job.outcome)
-        and all(word in f"{job.job_id} {job.device} {job.reason}".casefold() for word in words)
+        if query.outcome in ("", job.outcome) and has_words(query.q, job.job_id, job.device, job.reason)
     ]
     place = {outcome: number for number, outcome in enumerate(OUTCOMES)}
     fits.sort(key=lambda job: (place.get(job.outcome, -1), job.job_id not in new))
@@ -92,7 +89,3 @@ def run_page(store: Store, query: RunQuery) -> RunFacts:
 def _is_submitted(store: Store, run_id: str) -> bool:
     order = store.cluster.order(run_id)
     return order is not None and order.state == "open"
-
-
-def _new(status: RunStatus) -> set[str]:
-    return {job.job_id for job in status.jobs if standing(job) is Standing.NEW_FAILURE}

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from farm.report.model.alerts import by_range
-from farm.report.model.status import TITLES, Status, counts, unsure_lines
-from farm.report.model.status_query import read_status
+from farm.report.model.status import TITLES, Status, counts, read_status, unsure_lines
 from farm.serve.page import Facts, Text
 from farm.store.queries.browse import Progress
 from farm.store.toolchains import branch_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Collection, Iterable
 from functools import cached_property
@@ -16,7 +17,7 @@ from farm.store import values
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import Agent, AgentFacts, AgentId, Claimed, HeartbeatReply
 from farm.store.cluster.shard_rows import WAIT_AGAIN
-from farm.store.leases.rows import is_stable
+from farm.store.leases import rows as lease_rows
 
 _OF_NAME = text("SELECT * FROM agent WHERE name = :name FOR UPDATE")
 _OTHER_PROTOCOL = text("""
@@ -49,12 +50,6 @@ _DEVICE = text("""
     WHERE agent_device.agent = excluded.agent OR NOT EXISTS (
         SELECT 1 FROM agent WHERE agent.name = agent_device.agent AND NOT has_left AND expires_ms > :now_ms
     )
-""")
-# A lease locks the row of its device: each device needs one.
-_LEASE_ROW = text("""
-    INSERT INTO lease (device, fence, token, user_name, host, pid, purpose, priority, acquired_ms, expires_ms,
-                       reserved_for, reserved_until_ms)
-    VALUES (:device, 0, '', '', '', 0, '', 0, 0, 0, '', 0) ON CONFLICT (device) DO NOTHING
 """)
 _MAY_LEASE = text("SELECT has_table_privilege('lease', 'UPDATE')")
 _ME = """
@@ -125,7 +120,7 @@ class Agents(ClusterPart):
             now_ms = self._clock(connection)
             if before is not None and before.token != replaces and not before.has_left:
                 left_ms = before.expires_ms - now_ms
-                if left_ms > 0 or not is_stable(connection, _ms(ttl_s)):
+                if left_ms > 0 or not lease_rows.is_stable(connection, _ms(ttl_s)):
                     raise AgentRefusedError(_taken(before, left_ms), may_pass=True)
             self._require_protocol(connection, key, facts.protocol, now_ms)
             agent = AgentId(key, secrets.token_hex(16), may_lease=may_lease)
@@ -133,9 +128,9 @@ class Agents(ClusterPart):
             row = {"name": key, "token": agent.token, "user": values.clean(user, values.NAME_LIMIT), "now_ms": now_ms}
             connection.execute(_REGISTER, {**row, "facts": _encode(facts), "expires_ms": expires_ms})
             if agent.may_lease and before is not None and before.token:
-                moved = {"token": agent.token, "before": before.token}
-                for number, statement in enumerate(_TAKE_OVER):
-                    connection.execute(statement, moved | ({} if number else {"expires_ms": expires_ms}))
+                for statement in _TAKE_OVER:
+                    moved = {"token": agent.token, "before": before.token, "expires_ms": expires_ms}
+                    connection.execute(statement, moved)
             self._write_devices(connection, agent, facts, now_ms)
             return agent
 
@@ -227,30 +222,25 @@ class Agents(ClusterPart):
     def _write_devices(self, connection: Connection, agent: AgentId, facts: AgentFacts, now_ms: int) -> None:
         if not agent.may_lease:
             return
-
-        def clean(value: str, limit: int = values.NAME_LIMIT) -> str:
-            return values.clean(value, limit)
-
-        devices = sorted(facts.devices, key=lambda device: device.id)
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
-                "device": clean(device.id),
+                "device": values.clean(device.id, values.NAME_LIMIT),
                 "agent": agent.name,
-                "soc": clean(device.soc, values.SOC_LIMIT),
-                "kind": clean(device.kind, values.KIND_LIMIT),
-                "os": clean(device.os, values.KIND_LIMIT),
-                "serial": clean(device.serial),
-                "name": clean(device.name),
-                "labels": msgspec.json.encode([clean(label) for label in device.labels]).decode(),
-                "refused": clean(device.refused),
+                "soc": values.clean(device.soc, values.SOC_LIMIT),
+                "kind": values.clean(device.kind, values.KIND_LIMIT),
+                "os": values.clean(device.os, values.KIND_LIMIT),
+                "serial": values.clean(device.serial, values.NAME_LIMIT),
+                "name": values.clean(device.name, values.NAME_LIMIT),
+                "labels": json.dumps([values.clean(label, values.NAME_LIMIT) for label in device.labels]),
+                "refused": values.clean(device.refused, values.NAME_LIMIT),
                 "now_ms": now_ms,
             }
-            for device in devices
+            for device in sorted(facts.devices, key=lambda device: device.id)
         ]
         connection.execute(_GONE_DEVICES, {"agent": agent.name, "devices": [row["device"] for row in rows]})
         if rows:
             connection.execute(_DEVICE, rows)
-            connection.execute(_LEASE_ROW, [{"device": row["device"]} for row in rows])
+            lease_rows.insert_free(connection, [row["device"] for row in rows])
 
 
 def agent_of(row: Row[Any], now_ms: int) -> Agent:

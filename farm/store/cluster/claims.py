@@ -5,27 +5,27 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
-import msgspec
 from sqlalchemy import Connection, Row, text
 
 from farm.policy.retries import MOST_DEVICES
 from farm.policy.sharing import share_out
 from farm.policy.situation import Lease, LivingDevice, Priority, Share, usable
-from farm.store.cluster.build_rows import find_builds, find_failures
+from farm.store.cluster.builds import find_builds, find_failures
 from farm.store.cluster.part import ClusterPart, reading
 from farm.store.cluster.records import AgentId, HeldShard, PlannedJob
 from farm.store.cluster.shard_rows import jobs_left
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.situations import KnownSoc, look_for_wanted, read_free, read_living
+from farm.store.leases.situations import KnownSoc, look_for_wanted, read_living, read_situation
 
 # Other devices for a second try of a failed job: age of the cached list in seconds, and their greatest number.
 _LIVING_S = 3.0
 _MOST_OTHERS = 16
 
 _ALIVE = text("""
-    SELECT facts FROM agent
+    SELECT CAST(facts AS json) ->> 'host' AS host, CAST(CAST(facts AS json) ->> 'pid' AS integer) AS pid FROM agent
     WHERE name = :agent AND token = :token AND NOT has_left AND NOT is_draining AND expires_ms > :now_ms FOR SHARE
 """)
 # Devices locked by another claim and devices reserved for another user are left out.
@@ -83,14 +83,14 @@ class Claims(ClusterPart):
             lease_rows.lock_soc(connection, soc)
             now_ms = self._clock(connection)
             us = {"agent": agent.name, "token": agent.token, "now_ms": now_ms}
-            facts = connection.scalar(_ALIVE, us)
-            if facts is None:
+            place = connection.execute(_ALIVE, us).first()
+            if place is None:
                 return []
             requests = lease_rows.requests_now(connection, now_ms)
-            known = read_free(connection, soc, now_ms, requests, asking=asking, keep=list(kept))
+            known = read_situation(connection, soc, now_ms, requests, only_free=True, asking=asking, keep=kept)
             shares = share_out(known.situation)
-            place, living = msgspec.json.decode(facts, type=_HolderFacts), self._living_of(connection, soc, now_ms)
-            taking = _Taking(connection, known, living, us, place, round(ttl_s * 1000), is_stable=is_stable)
+            living = self._living_of(connection, soc, now_ms)
+            taking = _Taking(connection, known, living, us, place, round(ttl_s * 1000), is_stable)
             held = taking.take(shares, asking, kept)
             if len(held) < len(asking) or not asking:
                 look_for_wanted(connection, known, shares)
@@ -100,43 +100,29 @@ class Claims(ClusterPart):
 
     def _living_of(self, connection: Connection, soc: str, now_ms: int) -> Sequence[LivingDevice]:
         """Return the living devices of a SoC, from a cache of at most `_LIVING_S`."""
-        cache: dict[str, tuple[float, list[LivingDevice]]] = self.__dict__.setdefault("_living", {})
-        asked_s, living = cache.get(soc, (-_LIVING_S, []))
+        asked_s, living = self._living.get(soc, (-_LIVING_S, []))
         if time.monotonic() - asked_s >= _LIVING_S:
             living = read_living(connection, soc, now_ms)
-            cache[soc] = time.monotonic(), living
+            self._living[soc] = time.monotonic(), living
         return living
 
-
-def _left(row: Row[Any]) -> tuple[PlannedJob, ...]:
-    with reading("shard_jobs", row.id):
-        return jobs_left(row.jobs, row.done)
-
-
-class _HolderFacts(msgspec.Struct):
-    """Part of an agent's facts that a lease records about its holder."""
-
-    host: str
-    pid: int
+    @cached_property
+    def _living(self) -> dict[str, tuple[float, list[LivingDevice]]]:
+        return {}
 
 
-class _Taking:
+class _Taking(NamedTuple):
     """Steps of a claim."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        known: KnownSoc,
-        living: Sequence[LivingDevice],
-        us: dict[str, Any],
-        place: _HolderFacts,
-        ttl_ms: int,
-        *,
-        is_stable: Callable[[], bool],
-    ) -> None:
-        self._is_stable = is_stable
-        self._connection, self._known, self._living, self._us, self._place = connection, known, living, us, place
-        self._ttl_ms, self._expires_ms = ttl_ms, us["now_ms"] + ttl_ms
+    connection: Connection
+    known: KnownSoc
+    living: Sequence[LivingDevice]
+    us: dict[str, Any]
+    """Parameters of statements: agent, token and time."""
+    place: Row[Any]
+    """Host and process of the agent."""
+    ttl_ms: int
+    is_stable: Callable[[], bool]
 
     def take(self, shares: Mapping[str, Share], asking: Sequence[str], keep: Mapping[str, Lease]) -> list[HeldShard]:
         """Take the devices and shards of an agent's part in the decision."""
@@ -149,11 +135,11 @@ class _Taking:
     def _free(self, mine: Mapping[str, Share], keep: Mapping[str, Lease]) -> set[str]:
         """Return the devices that are still free, locked until the end of the transaction."""
         users = [share.user for share in mine.values()]
-        asked = {**self._us, "devices": list(mine), "users": users, "keep": list(keep)}
-        rows = self._connection.execute(_FREE, asked).all()
+        asked = {**self.us, "devices": list(mine), "users": users, "keep": list(keep)}
+        rows = self.connection.execute(_FREE, asked).all()
         left = {row.device for row in rows if not row.is_free and row.device not in keep}
         # An agent that could not reach the database keeps its expired leases.
-        if left and not lease_rows.is_stable(self._connection, self._ttl_ms, self._is_stable):
+        if left and not lease_rows.is_stable(self.connection, self.ttl_ms, self.is_stable):
             return {row.device for row in rows} - left
         return {row.device for row in rows}
 
@@ -162,8 +148,8 @@ class _Taking:
         of_run = Counter(share.run_id for share in mine.values() if share.shard is None)
         first: dict[str, list[int]] = {}
         for run_id, most in sorted(of_run.items()):
-            asked = {"run": run_id, "soc": self._known.situation.soc, "most": most}
-            first[run_id] = list(reversed(self._connection.scalars(_FIRST, asked).all()))
+            asked = {"run": run_id, "soc": self.known.situation.soc, "most": most}
+            first[run_id] = list(reversed(self.connection.scalars(_FIRST, asked).all()))
         chosen = {}
         for device, share in mine.items():
             if share.shard is not None:
@@ -173,35 +159,38 @@ class _Taking:
         return chosen
 
     def _hold(self, device: str, shard: int, keep: Lease | None) -> tuple[Row[Any], Lease] | None:
-        before = self._known.leases[device]
+        before = self.known.leases[device]
         if keep is not None and before.fence != keep.fence:
             return None
         fence = before.fence + 1 if keep is None else keep.fence
-        row = self._connection.execute(_HOLD, {**self._us, "device": device, "fence": fence, "shard": shard}).first()
+        row = self.connection.execute(_HOLD, {**self.us, "device": device, "fence": fence, "shard": shard}).first()
         if row is None:
             return None
-        lease = msgspec.structs.replace(
+        lease = lease_rows.take(
+            self.connection,
             before,
             fence=fence,
-            token=self._us["token"],
+            token=self.us["token"],
             user=row.user_name,
-            host=self._place.host,
-            pid=self._place.pid,
+            host=self.place.host,
+            pid=self.place.pid,
             purpose=row.purpose,
             priority=Priority(row.priority),
-            acquired_ms=self._us["now_ms"],
-            expires_ms=self._expires_ms,
+            acquired_ms=self.us["now_ms"],
+            expires_ms=self.us["now_ms"] + self.ttl_ms,
         )
-        lease_rows.write_lease(self._connection, lease)
         return row, lease
 
     def _complete(self, held: Sequence[tuple[Row[Any], Lease]]) -> list[HeldShard]:
         """Return shards with their remaining jobs, bundles and other devices."""
         if not held:
             return []
-        jobs = {row.id: _left(row) for row, _ in held}
-        builds = find_builds(self._connection, {one.key for left in jobs.values() for one in left})
-        failures = find_failures(self._connection, [row.id for row, _ in held])
+        jobs: dict[int, tuple[PlannedJob, ...]] = {}
+        for row, _ in held:
+            with reading("shard_jobs", row.id):
+                jobs[row.id] = jobs_left(row.jobs, row.done)
+        builds = find_builds(self.connection, {one.key for left in jobs.values() for one in left})
+        failures = find_failures(self.connection, [row.id for row, _ in held])
         others = self._others({row.run_id for row, _ in held})
         return [
             HeldShard(
@@ -222,15 +211,15 @@ class _Taking:
 
     def _others(self, runs: set[str]) -> dict[str, list[str]]:
         """Return the living devices that each run may use, free or not."""
-        orders = {order.run_id: order for order in self._known.situation.orders}
+        orders = {order.run_id: order for order in self.known.situation.orders}
 
         def usable_of(living: Sequence[LivingDevice]) -> dict[str, list[str]]:
             return {run_id: usable(orders[run_id], living)[:_MOST_OTHERS] for run_id in runs}
 
-        others = usable_of(self._living)
+        others = usable_of(self.living)
         if any(len(found) <= MOST_DEVICES for found in others.values()):
             # Without another device a failure counts against the code: devices that came a moment ago count, and so do
             # devices whose heartbeat is late because the database stood still.
-            since_ms = self._us["now_ms"] if self._is_stable() else 0
-            return usable_of(read_living(self._connection, self._known.situation.soc, since_ms))
+            since_ms = self.us["now_ms"] if self.is_stable() else 0
+            return usable_of(read_living(self.connection, self.known.situation.soc, since_ms))
         return others

@@ -52,11 +52,6 @@ PATIENCE_MS = 600_000
 class NightlyStarts(ClusterPart):
     """Starts of nightly runs; for each name one decision at a time."""
 
-    def now_ms(self) -> int:
-        """Return the time of the database's clock; epoch, milliseconds."""
-        with self._database.reading() as connection:
-            return self._clock(connection)
-
     def begin(self, agent: AgentId, name: str, due_ms: int, *, late_ms: int) -> NightlyState:
         """Return `running` to the only agent that has to start the nightly run `name` due at `due_ms`; else the reason.
 
@@ -117,7 +112,7 @@ class NightlyStarts(ClusterPart):
         """Record running nightly runs as lost whose agents have sent no heartbeat for `PATIENCE_MS`."""
 
         def change(connection: Connection) -> None:
-            why = "its host was not heard of any more"
+            why = "its host sent no further heartbeat"
             connection.execute(_LOSE, {"now_ms": self._clock(connection), "patience_ms": PATIENCE_MS, "why": why})
 
         self._database.write(change)

@@ -9,11 +9,11 @@ from sqlalchemy import Connection, Row, text, update
 from farm.base.errors import StoreError
 from farm.policy.situation import Priority
 from farm.store import rows, schema, values
-from farm.store.cluster.build_rows import stop_waiting, want_builds
+from farm.store.cluster.builds import stop_waiting, want_builds
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import Build, NewBuild, NewOrder, NewShard, Order
 from farm.store.cluster.shard_rows import insert_shards, keys_of
-from farm.store.recording import case_versions, mark_skipped_rows, plan_rows
+from farm.store.rows import case_versions, mark_skipped_rows, plan_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,11 +35,6 @@ ORDER = text(f"{_COUNTED} WHERE run_order.run_id = :run")
 """Order of a run with the counts of its shards; parameter: run."""
 OPEN_ORDERS = text(f"{_COUNTED} WHERE run_order.state <> 'ended' ORDER BY priority DESC, submitted_ms, run_id")
 """Orders that have not ended."""
-_WANTED = text("""
-    INSERT INTO build_wanted (shard, job, key, run_id)
-    SELECT shard, job, key, :run
-    FROM unnest(CAST(:shards AS bigint[]), CAST(:jobs AS text[]), CAST(:keys AS text[])) AS wanted (shard, job, key)
-""")
 _BUNDLES = text("UPDATE run_order SET bundles = bundles + :n WHERE run_id = :run")
 _CANCEL = text("""
     UPDATE run_order SET state = 'cancelled', cancelled_by = :user
@@ -73,61 +68,46 @@ class Orders(ClusterPart):
         order: NewOrder,
         shards: Sequence[NewShard],
         builds: Sequence[NewBuild] = (),
-        built: Sequence[Build] = (),
+        built: Sequence[tuple[Build, Manifest | None]] = (),
         *,
         jobs: Sequence[Job] = (),
         skipped: Mapping[str, SkipReason | None] | None = None,
-        manifests: Mapping[str, Manifest] | None = None,
+        again: bool = False,
     ) -> None:
         """Submit a begun run with all its jobs, shards and missing bundles in one transaction.
 
-        `jobs` are planned by `Recording.plan_jobs`, `skipped` marked by `Recording.mark_skipped`. Build hosts make
-        the missing ones of `builds`; `built` are in the artifacts' store, with `manifests` of the new ones. Raises
-        StoreError for a run submitted before.
+        `jobs` are planned by `Store.plan_jobs`, `skipped` marked by `Store.mark_skipped`. Build hosts make
+        the missing ones of `builds`; `built` are in the artifacts' store, with manifests of the new ones. With
+        `again` the run was submitted before: it gets new terms, devices and limits, and further shards. Raises
+        StoreError for a run submitted before, with `again` for a run that never was.
         """
-        versions = case_versions(jobs)
-
-        def insert(connection: Connection) -> None:
-            rows.require_run(connection, order.run_id)
-            self._plan(connection, order.run_id, jobs, versions, skipped)
-            if rows.insert_new(connection, schema.run_order, self._row(connection, order)) is None:
-                raise StoreError(f"run {order.run_id} was submitted before")
-            self._insert_shards(connection, order.run_id, shards, builds, built, manifests or {})
-
-        self._database.write(insert)
-
-    def add(
-        self,
-        run_id: str,
-        shards: Sequence[NewShard],
-        builds: Sequence[NewBuild] = (),
-        built: Sequence[Build] = (),
-        *,
-        order: NewOrder | None = None,
-        jobs: Sequence[Job] = (),
-        skipped: Mapping[str, SkipReason | None] | None = None,
-        manifests: Mapping[str, Manifest] | None = None,
-    ) -> None:
-        """Add shards to a submitted run, like `submit`, and open its order again.
-
-        `order` has new terms, devices and limits. Raises StoreError for a run that was never submitted.
-        """
-        versions = case_versions(jobs)
+        run_id, versions = order.run_id, case_versions(jobs)
 
         def insert(connection: Connection) -> None:
             rows.require_run(connection, run_id)
-            again: dict[str, Any] = {"state": "open", "cancelled_by": "", "ended_ms": None, "failures": 0}
-            if order is not None:
-                again |= self._row(connection, order)
-                del again["run_id"], again["user_name"]
-            of_run = schema.run_order.c.run_id == run_id
-            changed = update(schema.run_order).where(of_run).values(again).returning(schema.run_order.c.run_id)
-            if connection.scalar(changed) is None:
-                raise StoreError(f"run {run_id} was never submitted")
-            anew = update(schema.run).where(schema.run.c.id == run_id).values(finished_ms=None, exit_code=None)
-            connection.execute(anew)
-            self._plan(connection, run_id, jobs, versions, skipped)
-            self._insert_shards(connection, run_id, shards, builds, built, manifests or {})
+            now_ms = self._clock(connection)
+            if again:
+                _reopen(connection, _row(order, now_ms))
+            if jobs:
+                plan_rows(connection, run_id, jobs, versions)
+            if skipped:
+                mark_skipped_rows(connection, run_id, skipped)
+            if not again and rows.insert_new(connection, schema.run_order, _row(order, now_ms)) is None:
+                raise StoreError(f"run {run_id} was submitted before")
+            lacking = want_builds(connection, run_id, shards, builds, built, now_ms)
+            if lacking:
+                connection.execute(_BUNDLES, {"run": run_id, "n": len(lacking)})
+            ids = insert_shards(connection, run_id, shards, lacking)
+            wanted = [
+                {"shard": shard_id, "job": job, "key": key, "run_id": run_id}
+                for shard_id, new in zip(ids, shards, strict=True)
+                for job, key in keys_of(new)
+                if key in lacking
+            ]
+            if wanted:
+                connection.execute(schema.build_wanted.insert(), wanted)
+            ready = {f"work {new.soc}" for new in shards if not lacking.intersection(key for _, key in keys_of(new))}
+            notify(connection, ready | {f"build {new.toolchain}" for new in builds if new.key in lacking})
 
         self._database.write(insert)
 
@@ -156,66 +136,38 @@ class Orders(ClusterPart):
         """End an order without running shards and without waiting ones that may begin; return True if this call did."""
         return self._database.write(lambda connection: end_order(connection, run_id, self._clock(connection)))
 
-    def _plan(
-        self,
-        connection: Connection,
-        run_id: str,
-        jobs: Sequence[Job],
-        versions: Mapping[str, str],
-        skipped: Mapping[str, SkipReason | None] | None,
-    ) -> None:
-        if jobs:
-            plan_rows(connection, run_id, jobs, versions)
-        if skipped:
-            mark_skipped_rows(connection, run_id, skipped)
 
-    def _row(self, connection: Connection, order: NewOrder) -> dict[str, Any]:
-        now_ms = self._clock(connection)
-        late_ms = None if order.budget_s is None else now_ms + round(order.budget_s * 1000)
-        return {
-            "run_id": order.run_id,
-            "user_name": values.clean(order.user, values.NAME_LIMIT),
-            "priority": int(order.priority),
-            "purpose": values.clean(order.purpose),
-            "protocol": order.protocol,
-            "terms": order.terms.decode(),
-            "devices": [values.clean(name, values.NAME_LIMIT) for name in order.devices],
-            "labels": [values.clean(name, values.NAME_LIMIT) for name in order.labels],
-            "classes": [values.clean(name, values.NAME_LIMIT) for name in order.classes],
-            "most_devices": order.most_devices,
-            "most_failures": order.most_failures,
-            "failures": 0,
-            "bundles": 0,
-            "until_ms": order.until_ms if late_ms is None else late_ms,
-            "state": "open",
-            "cancelled_by": "",
-            "submitted_ms": now_ms,
-        }
+def _row(order: NewOrder, now_ms: int) -> dict[str, Any]:
+    """Return the columns of a new order."""
+    lists = {"devices": order.devices, "labels": order.labels, "classes": order.classes}
+    return {
+        **{column: [values.clean(name, values.NAME_LIMIT) for name in names] for column, names in lists.items()},
+        "run_id": order.run_id,
+        "user_name": values.clean(order.user, values.NAME_LIMIT),
+        "priority": int(order.priority),
+        "purpose": values.clean(order.purpose),
+        "protocol": order.protocol,
+        "terms": order.terms.decode(),
+        "most_devices": order.most_devices,
+        "most_failures": order.most_failures,
+        "failures": 0,
+        "bundles": 0,
+        "until_ms": None if order.budget_s is None else now_ms + round(order.budget_s * 1000),
+        "state": "open",
+        "cancelled_by": "",
+        "submitted_ms": now_ms,
+    }
 
-    def _insert_shards(
-        self,
-        connection: Connection,
-        run_id: str,
-        shards: Sequence[NewShard],
-        builds: Sequence[NewBuild],
-        built: Sequence[Build],
-        manifests: Mapping[str, Manifest],
-    ) -> None:
-        lacking = want_builds(connection, run_id, shards, builds, built, self._clock(connection), manifests)
-        if lacking:
-            connection.execute(_BUNDLES, {"run": run_id, "n": len(lacking)})
-        ids = insert_shards(connection, run_id, shards, lacking)
-        wanted = [
-            (shard_id, job, key)
-            for shard_id, new in zip(ids, shards, strict=True)
-            for job, key in keys_of(new)
-            if key in lacking
-        ]
-        if wanted:
-            columns = dict(zip(("shards", "jobs", "keys"), map(list, zip(*wanted, strict=True)), strict=True))
-            connection.execute(_WANTED, {**columns, "run": run_id})
-        ready = {f"work {new.soc}" for new in shards if not lacking.intersection(key for _, key in keys_of(new))}
-        notify(connection, ready | {f"build {new.toolchain}" for new in builds if new.key in lacking})
+
+def _reopen(connection: Connection, row: dict[str, Any]) -> None:
+    """Open the order of a run again, with the columns `row`; its user stays. Raises StoreError without an order."""
+    run_id = row.pop("run_id")
+    del row["user_name"]
+    of_run = schema.run_order.c.run_id == run_id
+    changed = update(schema.run_order).where(of_run).values(**row, ended_ms=None).returning(schema.run_order.c.run_id)
+    if connection.scalar(changed) is None:
+        raise StoreError(f"run {run_id} was never submitted")
+    connection.execute(update(schema.run).where(schema.run.c.id == run_id).values(finished_ms=None, exit_code=None))
 
 
 def end_order(connection: Connection, run_id: str, now_ms: int) -> bool:

@@ -47,8 +47,7 @@ def set_aside(connection: Connection, error: UnreadableRowError) -> None:
     """Refuse the runs that an unreadable row belongs to: the row is not read again."""
     facts: dict[str, Any] = {"key": error.key, "by": REFUSED_BY, "why": str(error)}
     for statement in _STATEMENTS[error.table]:
-        named = {name: facts[name] for name in statement.compile().params}
-        connection.execute(statement, named)
+        connection.execute(statement, facts)
 
 
 _T = TypeVar("_T")

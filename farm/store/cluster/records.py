@@ -82,10 +82,8 @@ class NewOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of devices that the run has a runtime for: `SM8650/hardware/android`; empty for every device."""
     most_failures: int | None = None
     """Number of failed jobs after which nothing else begins; None for no limit."""
-    until_ms: int | None = None
-    """Time after which nothing begins; None for no limit."""
     budget_s: float | None = None
-    """Seconds from the submission on, by the database's clock, in place of `until_ms`."""
+    """Seconds from the submission on, by the database's clock, after which nothing begins; None for no limit."""
     protocol: int
     """Protocol of the terms: agents with another protocol do not get the run."""
 

@@ -133,20 +133,20 @@ class AbandonedWork(ClusterPart):
             self._passing.release()
 
     def _pass(self, ttl_ms: int, is_stable: Callable[[], bool]) -> Recovered:
-        row, settled = self._database.write(partial(self._look, ttl_ms=ttl_ms, is_stable=is_stable))
+        asked = {"abandoned_ms": _ABANDONED_MS, "forgotten_ms": _FORGOTTEN_MS, "most_deaths": _MOST_DEATHS}
+
+        def look(connection: Connection) -> tuple[Row[Any], bool]:
+            row = connection.execute(_LOOK, asked).one()
+            is_asked = bool(row.dead or row.forgotten or row.retries)
+            return row, is_asked and lease_rows.is_stable(connection, ttl_ms, is_stable)
+
+        # Silent agents count as dead only in a settled database.
+        row, settled = self._database.write(look)
         lines = self._recover_rows(row, settled=settled)
         for soc in sorted(row.ready or ()):
-            has_old_retries = settled and bool(row.retries)
-            recover_soc = partial(self._recover_soc, soc=soc, has_old_retries=has_old_retries)
+            recover_soc = partial(self._recover_soc, soc=soc, has_old_retries=settled and bool(row.retries))
             lines += self._one(f"the work for {soc}", recover_soc)
         return Recovered(tuple(lines), is_busy=row.is_busy)
-
-    def _look(self, connection: Connection, *, ttl_ms: int, is_stable: Callable[[], bool]) -> tuple[Row[Any], bool]:
-        """Return the rows to repair, and True if silent agents count as dead."""
-        asked = {"abandoned_ms": _ABANDONED_MS, "forgotten_ms": _FORGOTTEN_MS, "most_deaths": _MOST_DEATHS}
-        row = connection.execute(_LOOK, asked).one()
-        is_asked = bool(row.dead or row.forgotten or row.retries)
-        return row, is_asked and lease_rows.is_stable(connection, ttl_ms, is_stable)
 
     def _recover_rows(self, row: Row[Any], *, settled: bool) -> list[str]:
         """Repair each agent and shard in a transaction of its own, and return the lines.
@@ -163,7 +163,8 @@ class AbandonedWork(ClusterPart):
         for shard in sorted(row.orphans or ()):
             lines += self._one(f"shard {shard}", partial(_free_orphan, shard=shard))
         if row.deadly or lines:
-            for shard in self._database.write(_deadly):
+            deadly = self._database.write(lambda one: one.scalars(_DEADLY_IDS, {"most": _MOST_DEATHS}).all())
+            for shard in deadly:
                 lines += self._one(f"shard {shard}", partial(_spare, number=shard))
         for name in sorted(row.forgotten or ()) if settled else ():
             lines += self._one(f"agent {name}", partial(_forget, name=name, now_ms=row.now_ms))
@@ -219,10 +220,6 @@ def _free_orphan(connection: Connection, *, shard: int) -> list[str]:
     return [f"shard {one} waits again: {why}" for one in found]
 
 
-def _deadly(connection: Connection) -> list[int]:
-    return list(connection.scalars(_DEADLY_IDS, {"most": _MOST_DEATHS}))
-
-
 def _forget(connection: Connection, *, name: str, now_ms: int) -> list[str]:
     if connection.scalar(_FORGET, {"name": name, "before_ms": now_ms - _FORGOTTEN_MS}) is not None:
         connection.execute(_FORGET_DEVICES, {"name": name})
@@ -235,10 +232,10 @@ def _spare(connection: Connection, *, number: int) -> list[str]:
     if shard is None:
         return []
     deadly, *left = jobs_left(shard.jobs, shard.done)
-    reason = f"{_MOST_DEATHS} times the host that ran it was not heard of any more"
+    reason = f"{_MOST_DEATHS} times its host died during the job"
     attempt = Attempt(deadly.job.id, Verdict.INFRA, Stage.EXECUTE, reason, bundle_key=deadly.key, cause=Cause.WORKER)
-    rows.insert_attempt(connection, shard.run_id, attempt, None, ())
+    rows.insert_attempts(connection, shard.run_id, [(attempt, ())])
     done = [*decode_names(shard.done), deadly.job.id]
     noted = {"shard": shard.id, "done": encode_names(done), "next_job": left[0].job.id if left else ""}
     connection.execute(_SPARED, {**noted, "left": len(left)})
-    return [f"run {shard.run_id}: {deadly.job.id} is not run any more: {reason}"]
+    return [f"run {shard.run_id}: {deadly.job.id} is not tried again: {reason}"]

@@ -22,12 +22,6 @@ WAIT_AGAIN = """
     FROM run_order WHERE run_order.run_id = shard.run_id AND shard.state = 'held'
 """
 """Begin of statements that release held shards; parameter: why."""
-_INSERT_JOBS = text("""
-    INSERT INTO shard_jobs (shard, names, done, next_job, jobs)
-    SELECT shard, names, '[]', next_job, jobs
-    FROM unnest(CAST(:shards AS bigint[]), CAST(:names AS text[]), CAST(:next_jobs AS text[]), CAST(:jobs AS bytea[]))
-         AS made (shard, names, next_job, jobs)
-""")
 
 
 def insert_shards(
@@ -60,13 +54,17 @@ def insert_shards(
     ]
     inserted = shard.insert().returning(shard.c.id, sort_by_parameter_order=True)
     ids = list(connection.scalars(inserted, rows))
-    contents = {
-        "shards": ids,
-        "names": [encode_names(one.job.id for one in new.jobs) for new in shards],
-        "next_jobs": [new.jobs[0].job.id if new.jobs else "" for new in shards],
-        "jobs": [encode_jobs(new.jobs) for new in shards],
-    }
-    connection.execute(_INSERT_JOBS, contents)
+    contents = [
+        {
+            "shard": id_,
+            "names": encode_names(one.job.id for one in new.jobs),
+            "done": "[]",
+            "next_job": new.jobs[0].job.id if new.jobs else "",
+            "jobs": encode_jobs(new.jobs),
+        }
+        for id_, new in zip(ids, shards, strict=True)
+    ]
+    connection.execute(schema.shard_jobs.insert(), contents)
     return ids
 
 

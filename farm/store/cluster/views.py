@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cached_property
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from farm.base.errors import StoreLostError
 from farm.store.cluster.agents import AGENTS, agent_of
@@ -20,8 +20,8 @@ from farm.store.leases.situations import read_quotas, read_situation
 _OVERLAP = 2000
 
 _ATTEMPTS = text("""
-    SELECT attempt.id, job.name AS job_id, attempt.verdict, attempt.stage, attempt.reason, device.serial AS device,
-           attempt.seconds, attempt.known_issue
+    SELECT attempt.id, job.name AS job_id, attempt.verdict, attempt.stage, attempt.reason,
+           coalesce(device.serial, '') AS device, attempt.seconds, attempt.known_issue
     FROM attempt JOIN run_job ON run_job.id = attempt.run_job_id JOIN job ON job.id = run_job.job_id
     LEFT JOIN device ON device.id = attempt.device_id
     WHERE run_job.run_id = :run AND attempt.id > :after ORDER BY attempt.id
@@ -60,22 +60,23 @@ class Views(ClusterPart):
 
         Raises StoreLostError for a run that was never submitted or is gone.
         """
-        seen: set[int] = self.__dict__.setdefault("_seen", {}).setdefault(run_id, set()) if after else set()
+        seen = self._seen.get(run_id, set()) if after else set()
         with self._database.reading() as connection:
             row = connection.execute(_RUN, {"run": run_id}).first()
             found = connection.execute(ORDER, {"run": run_id}).first()
             if row is None or found is None:
-                raise StoreLostError(f"run {run_id} was never submitted to this farm, or is not in the store any more")
-            attempts = connection.execute(_ATTEMPTS, {"run": run_id, "after": max(after - _OVERLAP, 0)}).all()
+                raise StoreLostError(f"run {run_id} was never submitted to this farm, or was removed from the store")
+            asked = {"run": run_id, "after": max(after - _OVERLAP, 0)}
+            attempts = connection.execute(_ATTEMPTS, asked).mappings().all()
             shards = connection.execute(_SHARDS, {"run": run_id}).all()
             wanted = connection.execute(_BUILDS, {"run": run_id}).all() if row.bundles else []
             order = order_of(found, self._clock(connection))
-        news = [one for one in attempts if one.id not in seen]
-        last = max([after, *(one.id for one in attempts)])
-        self.__dict__.setdefault("_seen", {})[run_id] = {one.id for one in attempts if one.id > last - _OVERLAP}
+        news = [one for one in attempts if one["id"] not in seen]
+        last = max([after, *(one["id"] for one in attempts)])
+        self._seen[run_id] = {one["id"] for one in attempts if one["id"] > last - _OVERLAP}
         return RunProgress(
             last=last,
-            attempts=tuple(_shown(one) for one in news),
+            attempts=tuple({name: one[name] for name in one if name != "id"} for one in news),
             retried=frozenset(one.job.id for row in shards if row.retry for one in decode_jobs(row.jobs)),
             running={row.name or row.serial or row.device: row.next_job for row in shards if row.state == "held"},
             building=tuple(sorted({one.job for one in wanted if one.is_made})),
@@ -85,6 +86,11 @@ class Views(ClusterPart):
             finished=row.finished_ms is not None,
             exit_code=row.exit_code,
         )
+
+    @cached_property
+    def _seen(self) -> dict[str, set[int]]:
+        """Ids of the newest attempts that were returned, by run."""
+        return {}
 
     def queue(self) -> QueueView:
         """Return the queue: open orders, devices, quotas and agents."""
@@ -103,16 +109,3 @@ class Views(ClusterPart):
                 quotas=read_quotas(connection),
                 agents=tuple(agent_of(row, now_ms) for row in connection.execute(AGENTS)),
             )
-
-
-def _shown(row: Row[Any]) -> dict[str, Any]:
-    """Return the facts about an attempt for listeners of a run."""
-    return {
-        "job_id": row.job_id,
-        "verdict": row.verdict,
-        "stage": row.stage,
-        "reason": row.reason,
-        "device": row.device or "",
-        "seconds": row.seconds,
-        "known_issue": row.known_issue,
-    }

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Connection, Row, update
+from sqlalchemy import Connection, Row, select, update
 
 from farm.base.errors import LeaseLostError
 from farm.policy.reasons import BEGINS, NO_DEVICE, why_waiting
@@ -22,15 +22,19 @@ from farm.store import schema, values
 from farm.store.answers import Answers
 from farm.store.clock import Clock, clock_ms
 from farm.store.leases import rows as lease_rows
-from farm.store.leases.situations import find_socs, read_free, read_situation
+from farm.store.leases.situations import read_situation
 
 if TYPE_CHECKING:
     from farm.store.database import Database
 
 
 def socs_of(connection: Connection, devices: Iterable[str]) -> list[str]:
-    """Return the SoCs of devices, sorted: the order in which their locks are taken."""
-    return sorted(set(find_socs(connection, devices).values()))
+    """Return the SoCs of devices, sorted: the order in which their locks are taken; empty for an unknown device."""
+    found = dict.fromkeys(devices, "")
+    state, of_agent = schema.device_state.c, schema.agent_device.c
+    for key, soc in ((state.id, state.soc), (of_agent.device, of_agent.soc)):
+        found.update((row[0], row[1]) for row in connection.execute(select(key, soc).where(key.in_(list(found)))))
+    return sorted(set(found.values()))
 
 
 def granted_to(connection: Connection, waiter: Row[Any], now_ms: int) -> list[str]:
@@ -41,7 +45,9 @@ def granted_to(connection: Connection, waiter: Row[Any], now_ms: int) -> list[st
     given: list[str] = []
     requests = lease_rows.requests_now(connection, now_ms)
     for soc in socs_of(connection, lease_rows.decode_devices(waiter.devices)):
-        shares = share_out(read_free(connection, soc, now_ms, requests, skips_unreadable=True).situation)
+        shares = share_out(
+            read_situation(connection, soc, now_ms, requests, only_free=True, skips_unreadable=True).situation
+        )
         given += [device for device, share in sorted(shares.items()) if share.request == waiter.id]
     return given[: waiter.wanted]
 
@@ -147,6 +153,10 @@ class Leases:
 
         return self._database.write(insert)
 
+    def require(self, device: str, fence: int) -> None:
+        """Raise LeaseLostError unless the lease of `device` with `fence` lives, as a record under that fence does."""
+        self._database.write(lambda one: lease_rows.require_live(one, device, fence, self._clock(one)))
+
     def poll(
         self, token: str, *, ttl_s: float, devices: Sequence[str] | None = None, count: int | None = None
     ) -> tuple[Lease, ...]:
@@ -236,7 +246,7 @@ class Leases:
                 # A holder that continues after a long stop must find its expired lease lost.
                 reserved |= {"token": "", "expires_ms": 0}
             changed = update(schema.lease).where(schema.lease.c.device == device).values(reserved)
-            return lease_rows.lease_of(connection.execute(changed.returning(*schema.lease.c)).one())
+            return lease_rows.lease_of(connection.execute(changed.returning(*lease_rows.LEASE_COLUMNS)).one())
 
         return self._database.write(change)
 
@@ -314,7 +324,20 @@ class Leases:
             if before.token and not lease_rows.is_stable(connection, _ms(ttl_s), settled):
                 continue
             if not before.is_held(now_ms) and before.reserved_by(now_ms) in ("", waiter.user_name):
-                taken.append(lease_rows.take(connection, waiter, before, now_ms, _ms(ttl_s)))
+                lease = lease_rows.take(
+                    connection,
+                    before,
+                    fence=before.fence + 1,
+                    token=waiter.id,
+                    user=waiter.user_name,
+                    host=waiter.host,
+                    pid=waiter.pid,
+                    purpose=waiter.purpose,
+                    priority=Priority(waiter.priority),
+                    acquired_ms=now_ms,
+                    expires_ms=now_ms + _ms(ttl_s),
+                )
+                taken.append(lease)
         served = {"of": token, "alive_ms": now_ms + _waiter_ms(ttl_s), "left": waiter.wanted - len(taken)}
         connection.execute(lease_rows.SERVED, served)
         return tuple(taken)

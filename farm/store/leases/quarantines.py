@@ -30,20 +30,20 @@ _NEWS_MS = 86_400_000
 _LOOKED_AT = 100
 
 
-class Quarantine(msgspec.Struct, frozen=True):
+class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     """Quarantine of a device, for a notice. Its texts are safe to show, although other users wrote them."""
 
     device: str
     """Id of the device."""
-    name: str
-    serial: str
-    soc: str
-    kind: str
-    host: str
+    name: str = ""
+    serial: str = ""
+    soc: str = ""
+    kind: str = ""
+    host: str = ""
     reason: str
     since_ms: int
     """Time of the quarantine on the database's clock; epoch, milliseconds."""
-    run: str
+    run: str = ""
     """Run in which it happened; empty outside of runs."""
     claim: int = 0
     """Id of the event that claims its notice."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +22,6 @@ from farm.store.leases.rows import lease_row, lock_names
 if TYPE_CHECKING:
     from farm.store.database import Database
 
-_HEALTHY = ("healthy", "")
 _LABELS_LIMIT = 32
 # Facts of a device that has no name, health event or status yet.
 _AS_NEW: dict[str, Any] = {
@@ -203,13 +202,13 @@ class Registry:
                 for row in connection.execute(query)
             ]
 
-    def health(self, devices: Collection[str]) -> dict[str, tuple[str, str]]:
-        """Return state and reason of devices, by id: ("healthy", "") for an unknown device."""
+    def health(self, device: str) -> tuple[str, str]:
+        """Return state and reason of a device: ("healthy", "") for an unknown device."""
         row = schema.device_state.c
-        query = select(row.id, row.health, row.health_reason).where(row.id.in_([_key(device) for device in devices]))
+        query = select(row.health, row.health_reason).where(row.id == _key(device))
         with self._database.reading() as connection:
-            found = {id_: (state, reason) for id_, state, reason in connection.execute(query)}
-        return {device: found.get(_key(device), _HEALTHY) for device in devices}
+            found = connection.execute(query).first()
+        return ("healthy", "") if found is None else (found.health, found.health_reason)
 
     def _change_known(self, device: str, facts: Mapping[str, Any], name: str = "") -> None:
         row = schema.device_state.c

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, delete, func, or_, select, text, update
 
 from farm.base.errors import LeaseLostError
-from farm.policy.situation import Lease, Priority, Request, Waiting
+from farm.policy.situation import Lease, Request, Waiting
 from farm.store import schema, values
 from farm.store.rows import insert_missing
 
@@ -23,12 +23,11 @@ _SOC_LOCK = 0x736F63
 # Uptime of the server in milliseconds: holders could not renew leases before, and may still return for them.
 _UP_MS = "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000"
 
-_TAKEN_COLUMNS = ("fence", "token", "user_name", "host", "pid", "purpose", "priority", "acquired_ms", "expires_ms")
-
 # Statements are built once: waiting processes execute them three times a second.
 _lease_row, _waiter_row, _state_row = schema.lease.c, schema.waiter.c, schema.device_state.c
+LEASE_COLUMNS = (*schema.lease.c, _lease_row.user_name.label("user"))
 _LEASES = (
-    select(schema.lease)
+    select(*LEASE_COLUMNS)
     .where((_lease_row.token != "") | (_lease_row.reserved_until_ms > bindparam("now_ms")))
     .order_by(_lease_row.device)
 )
@@ -38,21 +37,20 @@ _LEASES_BESIDE_AGENTS = _LEASES.outerjoin(schema.agent_device, schema.agent_devi
 )
 _TAKEN = select(_lease_row.device).where(_lease_row.token != "", _lease_row.expires_ms > bindparam("now_ms"))
 _WAITER = select(schema.waiter).where(_waiter_row.id == bindparam("token"))
-_WAITING = (
-    select(schema.waiter)
-    .where(_waiter_row.expires_ms > bindparam("now_ms"), _waiter_row.wanted > 0)
-    .order_by(_waiter_row.priority.desc(), _waiter_row.since_ms, _waiter_row.id)
-)
-_LEASE = select(schema.lease).where(_lease_row.device == bindparam("of"))
+_WAITING = text("""
+    SELECT id, devices, wanted AS "count", user_name AS "user", host, pid, purpose, priority, since_ms FROM waiter
+    WHERE expires_ms > :now_ms AND wanted > 0 ORDER BY priority DESC, since_ms, id
+""")
+_LEASE = select(*LEASE_COLUMNS).where(_lease_row.device == bindparam("of"))
 # SQLite ignores this clause, and does not need it in a writing transaction.
 _LIVE = _LEASE.with_for_update(read=True)
 # Agents take devices under a lock of the SoC alone.
 _OWN = _LEASE.with_for_update()
-_TAKE = (
-    update(schema.lease)
-    .where(_lease_row.device == bindparam("of"))
-    .values({**{name: bindparam(f"new_{name}") for name in _TAKEN_COLUMNS}, "wanted_by": ""})
-)
+_TAKE = text("""
+    UPDATE lease SET fence = :fence, token = :token, user_name = :user, host = :host, pid = :pid, purpose = :purpose,
+                     priority = :priority, acquired_ms = :acquired_ms, expires_ms = :expires_ms, wanted_by = ''
+    WHERE device = :device
+""")
 GIVE_BACK = (
     update(schema.lease)
     .where(_lease_row.device == bindparam("of"), _lease_row.fence == bindparam("was"), _lease_row.token != "")
@@ -121,7 +119,7 @@ def require_live(connection: Connection, device: str, fence: int, now_ms: int) -
     row = connection.execute(_LIVE, {"of": device_key(device)}).first()
     if row is None or row.fence != fence or not row.token:
         now_of = f"; it is {row.user_name}'s now" if row is not None and row.token and row.expires_ms > now_ms else ""
-        raise LeaseLostError(f"{device}: the lease {fence} is over{now_of}: what it gave is not recorded")
+        raise LeaseLostError(f"{device}: the lease {fence} is over{now_of}: its results are not recorded")
     if row.expires_ms <= now_ms:
         late_s = (now_ms - row.expires_ms) / 1000
         raise LeaseLostError(f"{device}: the lease {fence} expired {late_s:.1f} s ago: renew it, or ask anew")
@@ -144,22 +142,8 @@ def decode_devices(devices: str) -> tuple[str, ...]:
 
 
 def lease_of(row: Row[Any]) -> Lease:
-    """Return the lease of a row with the columns of a lease, and perhaps others."""
-    return Lease(
-        row.device,
-        row.fence,
-        row.token,
-        row.user_name,
-        row.host,
-        row.pid,
-        row.purpose,
-        Priority(row.priority),
-        row.acquired_ms,
-        row.expires_ms,
-        row.reserved_for,
-        row.reserved_until_ms,
-        row.reserved_from_ms,
-    )
+    """Return the lease of a row with `LEASE_COLUMNS`, and perhaps others."""
+    return msgspec.convert(row, Lease, from_attributes=True)
 
 
 def leases_now(connection: Connection, now_ms: int, also: Iterable[str] | None = None) -> list[Lease]:
@@ -181,7 +165,7 @@ def find_waiter(connection: Connection, token: str) -> Row[Any]:
     """Return the row of a request. Raises LeaseLostError."""
     row = connection.execute(_WAITER, {"token": token}).first()
     if row is None:
-        raise LeaseLostError("this request for devices is not in the store any more: ask anew")
+        raise LeaseLostError("this request for devices was removed from the store: run the command again")
     return row
 
 
@@ -193,16 +177,8 @@ def waiting_now(connection: Connection, now_ms: int) -> dict[str, Waiting]:
     waiting = {}
     for found in connection.execute(_WAITING, {"now_ms": now_ms}):
         with contextlib.suppress(msgspec.MsgspecError, ValueError):
-            waiting[found.id] = Waiting(
-                devices=decode_devices(found.devices),
-                count=found.wanted,
-                user=found.user_name,
-                host=found.host,
-                pid=found.pid,
-                purpose=found.purpose,
-                priority=Priority(found.priority),
-                since_ms=found.since_ms,
-            )
+            facts = {**found._mapping, "devices": decode_devices(found.devices)}  # noqa: SLF001 - public in SQLAlchemy
+            waiting[found.id] = msgspec.convert(facts, Waiting)
     return waiting
 
 
@@ -238,7 +214,7 @@ def still_ours(
 ) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
     """Return the leases that are still held, in their present state, and the lost ones; `owned` locks their rows."""
     row = schema.lease.c
-    query = select(schema.lease).where(row.device.in_([lease.device for lease in leases]), row.token != "")
+    query = select(*LEASE_COLUMNS).where(row.device.in_([lease.device for lease in leases]), row.token != "")
     if owned:
         query = query.order_by(row.device).with_for_update()
     now = {(lease.device, lease.fence): lease for lease in map(lease_of, connection.execute(query))}
@@ -250,32 +226,20 @@ def lease_row(connection: Connection, device: str) -> Lease:
     """Return the row of a device, created if missing, and lock it until the transaction ends."""
     row = connection.execute(_OWN, {"of": device}).first()
     if row is None:
-        free = {"device": device, "fence": 0, "token": "", "user_name": "", "host": "", "pid": 0, "purpose": ""}
-        free |= dict.fromkeys(("priority", "acquired_ms", "expires_ms", "reserved_until_ms"), 0) | {"reserved_for": ""}
-        insert_missing(connection, schema.lease, [free])
+        insert_free(connection, [device])
         row = connection.execute(_OWN, {"of": device}).one()
     return lease_of(row)
 
 
-def take(connection: Connection, waiter: Row[Any], before: Lease, now_ms: int, ttl_ms: int) -> Lease:
-    """Give the device of a free lease to a waiter."""
-    taken = msgspec.structs.replace(
-        before,
-        fence=before.fence + 1,
-        token=waiter.id,
-        user=waiter.user_name,
-        host=waiter.host,
-        pid=waiter.pid,
-        purpose=waiter.purpose,
-        priority=Priority(waiter.priority),
-        acquired_ms=now_ms,
-        expires_ms=now_ms + ttl_ms,
-    )
-    write_lease(connection, taken)
+def insert_free(connection: Connection, devices: Iterable[str]) -> None:
+    """Insert the missing rows of devices: a lease locks the row of its device."""
+    texts = dict.fromkeys(("token", "user_name", "host", "purpose", "reserved_for"), "")
+    numbers = dict.fromkeys(("fence", "pid", "priority", "acquired_ms", "expires_ms", "reserved_until_ms"), 0)
+    insert_missing(connection, schema.lease, [{"device": device, **texts, **numbers} for device in devices])
+
+
+def take(connection: Connection, before: Lease, **holder: Any) -> Lease:
+    """Give a device to a holder, with these fields of its lease, and return the lease."""
+    taken = msgspec.structs.replace(before, **holder)
+    connection.execute(_TAKE, {**msgspec.structs.asdict(taken), "priority": int(taken.priority)})
     return taken
-
-
-def write_lease(connection: Connection, taken: Lease) -> None:
-    """Write the holder of a device."""
-    facts = {**msgspec.structs.asdict(taken), "user_name": taken.user, "priority": int(taken.priority)}
-    connection.execute(_TAKE, {"of": taken.device, **{f"new_{name}": facts[name] for name in _TAKEN_COLUMNS}})

@@ -5,10 +5,9 @@ Quotas belong to it. Devices that their holders have to hand over are decided fr
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Row, TextClause, delete, func, select, text
@@ -21,7 +20,6 @@ from farm.policy.situation import (
     Lease,
     LivingDevice,
     OpenOrder,
-    Priority,
     Request,
     Retry,
     Share,
@@ -60,38 +58,20 @@ def look_for_wanted(connection: Connection, known: KnownSoc, shares: Mapping[str
     """
     situation = known.situation
     given = Counter(share.run_id or share.request for share in shares.values())
-    left = [
-        (order.priority, order.user, order.since_ms)
-        for order in situation.orders
-        if order.ready + len(order.retries) > given[order.run_id]
-    ] + [(one.priority, one.user, one.since_ms) for one in situation.requests if one.count > given[one.id]]
-    if not may_be_wanted({(priority, user) for priority, user, _ in left}, known.held):
+    since_ms = [
+        order.since_ms for order in situation.orders if order.ready + len(order.retries) > given[order.run_id]
+    ] + [one.since_ms for one in situation.requests if one.count > given[one.id]]
+    if not since_ms:
         return
-    is_news = max(since_ms for *_, since_ms in left) > situation.now_ms - _NEW_MS
+    is_news = max(since_ms) > situation.now_ms - _NEW_MS
     look_ms = _LOOK_FOR_NEWS_MS if is_news else _LOOK_MS
     asked = {"soc": situation.soc, "now_ms": situation.now_ms, "look_ms": look_ms}
     if connection.scalar(_LOOK, asked) is not None:
-        known = read_situation(connection, situation.soc, situation.now_ms, situation.requests)
-        mark_wanted(connection, known)
+        mark_wanted(connection, read_situation(connection, situation.soc, situation.now_ms, situation.requests))
 
 
-def may_be_wanted(left: Iterable[tuple[Priority, str]], held: Mapping[tuple[Priority, str], int]) -> bool:
-    """Return whether a waiter may have a better right than some holder; pure.
-
-    `left` are the waiters and `held` the holders, by priority and user; `held` with their number of devices.
-    """
-    has: Counter[str] = Counter()
-    for (_, user), count in held.items():
-        has[user] += count
-    return any(
-        lower < priority or (lower == priority and has[holder] >= has[user] + 2)
-        for priority, user in left
-        for lower, holder in held
-    )
-
-
-def mark_wanted(connection: Connection, known: KnownSoc) -> int:
-    """Mark the devices of a SoC that holders have to hand over, and return the number of newly marked ones."""
+def mark_wanted(connection: Connection, known: KnownSoc) -> None:
+    """Mark the devices of a SoC that holders have to hand over."""
     wanted = hand_over(known.situation)
     changed = {
         device: wanted.get(device, "")
@@ -100,10 +80,8 @@ def mark_wanted(connection: Connection, known: KnownSoc) -> int:
     }
     if changed:
         connection.execute(_MARK, {"devices": list(changed), "users": list(changed.values())})
-    news = sum(bool(user) and device not in known.wanted for device, user in changed.items())
-    if news:
+    if any(user and device not in known.wanted for device, user in changed.items()):
         connection.execute(_NOTIFY, {"hint": f"wanted {known.situation.soc}"})
-    return news
 
 
 _SUBJECT_LIMIT = 320
@@ -152,10 +130,10 @@ def read_quotas(connection: Connection) -> dict[str, int]:
 
 _DEVICE = """
     SELECT agent_device.device, agent_device.soc, agent_device.kind, agent_device.os, agent_device.serial,
-           agent_device.name, CAST(agent_device.labels AS text) AS labels,
+           agent_device.name, agent_device.labels,
            agent_device.refused = '' AND NOT is_draining AND NOT has_left AND agent.expires_ms > :now_ms
                AND coalesce(device_state.in_service AND device_state.health <> 'quarantined', true) AS is_fit,
-           lease.fence, lease.token, lease.user_name, lease.host, lease.pid, lease.purpose, lease.priority,
+           lease.fence, lease.token, lease.user_name AS "user", lease.host, lease.pid, lease.purpose, lease.priority,
            lease.acquired_ms, lease.expires_ms, lease.reserved_for, lease.reserved_until_ms, lease.reserved_from_ms,
            lease.wanted_by
     FROM agent_device JOIN agent ON agent.name = agent_device.agent JOIN lease ON lease.device = agent_device.device
@@ -167,11 +145,11 @@ _FREE_DEVICES = text(f"""
     SELECT * FROM ({_DEVICE}) AS device
     WHERE is_fit AND (token = '' OR expires_ms <= :now_ms OR device = ANY(:keep))
 """)  # noqa: S608 - constants
-# Startable shards of each run, up to the number of devices that could begin them.
-_READY = text("""
-    SELECT run_id, user_name, priority, submitted_ms, CAST(devices AS text) AS devices, CAST(labels AS text) AS labels,
-           CAST(classes AS text) AS classes, most_devices, ready, retries, 0 AS lacking,
-           CASE WHEN most_devices IS NULL THEN 0 ELSE (
+# Startable shards of each run, counted up to :most; without :only_free, also runs that wait for bundles.
+_ORDERS = text("""
+    SELECT run_id, user_name AS "user", priority, submitted_ms AS since_ms, devices, labels, classes AS kinds,
+           most_devices, ready, retries, lacking,
+           CASE WHEN :only_free AND most_devices IS NULL THEN 0 ELSE (
                SELECT count(DISTINCT device) FROM shard
                WHERE shard.run_id = run_order.run_id AND shard.state = 'held' AND soc = :soc
                  AND device <> ALL(:keep)) END AS held
@@ -183,31 +161,23 @@ _READY = text("""
     CROSS JOIN LATERAL (
         SELECT EXISTS (SELECT 1 FROM shard WHERE soc = :soc AND shard.run_id = run_order.run_id AND retry
             AND shard.state = 'waiting' AND lacking = 0) AS retries) AS again
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN :only_free THEN 0 ELSE (
+            SELECT coalesce(sum(shard.lacking), 0) FROM shard
+            WHERE soc = :soc AND shard.run_id = run_order.run_id AND shard.state = 'waiting') END AS lacking) AS later
     WHERE state = 'open' AND (until_ms IS NULL OR until_ms > :now_ms)
-      AND (most_failures IS NULL OR failures < most_failures) AND (ready > 0 OR retries) AND protocol = :protocol
-""")
-_ORDERS = text("""
-    SELECT run_order.run_id, user_name, priority, submitted_ms, CAST(devices AS text) AS devices,
-           CAST(labels AS text) AS labels, CAST(classes AS text) AS classes, most_devices, ready, held, lacking, retries
-    FROM run_order JOIN (
-        SELECT run_id, count(*) FILTER (WHERE state = 'waiting' AND lacking = 0 AND NOT retry) AS ready,
-               count(DISTINCT device) FILTER (WHERE state = 'held') AS held,
-               coalesce(sum(lacking), 0) AS lacking, bool_or(retry AND state = 'waiting' AND lacking = 0) AS retries
-        FROM shard WHERE soc = :soc AND state IN ('waiting', 'held') GROUP BY run_id
-    ) AS counts ON counts.run_id = run_order.run_id
-    WHERE state = 'open' AND (until_ms IS NULL OR until_ms > :now_ms)
-      AND (most_failures IS NULL OR failures < most_failures) AND protocol = :protocol
+      AND (most_failures IS NULL OR failures < most_failures) AND (ready > 0 OR retries OR later.lacking > 0)
+      AND protocol = :protocol
 """)
 _RETRIES = text("""
     SELECT run_id, id, avoid FROM shard
     WHERE soc = :soc AND state = 'waiting' AND lacking = 0 AND retry AND run_id = ANY(:runs) ORDER BY position, id
 """)
 _RUNNING = text("SELECT device FROM shard WHERE soc = :soc AND state = 'held'")
-# Held devices by user and priority: a waiter of a higher priority has a better right to them.
 _HERE = text("""
-    SELECT user_name, priority, count(*) AS n FROM lease JOIN agent_device ON agent_device.device = lease.device
+    SELECT user_name, count(*) AS n FROM lease JOIN agent_device ON agent_device.device = lease.device
     WHERE soc = :soc AND token <> '' AND expires_ms > :now_ms AND lease.device <> ALL(:keep)
-    GROUP BY user_name, priority
+    GROUP BY user_name
 """)
 _lease_row, _agent_row, _state_row = schema.lease.c, schema.agent_device.c, schema.device_state.c
 _LABELLED = text("""
@@ -228,29 +198,41 @@ class KnownSoc(msgspec.Struct):
     """Leases of its devices."""
     wanted: dict[str, str] = {}
     """User who waits for each device that an earlier decision hands over."""
-    held: dict[tuple[Priority, str], int] = {}
-    """Number of further held devices beside `leases`, by priority and user."""
 
 
 def read_situation(
-    connection: Connection, soc: str, now_ms: int, requests: Sequence[Request], *, skips_unreadable: bool = False
+    connection: Connection,
+    soc: str,
+    now_ms: int,
+    requests: Sequence[Request],
+    *,
+    only_free: bool = False,
+    asking: Collection[str] = (),
+    keep: Collection[str] = (),
+    skips_unreadable: bool = False,
 ) -> KnownSoc:
-    """Return the situation of a SoC with all of its devices, waiting runs and waiting processes.
+    """Return the situation of a SoC: its devices, waiting runs and waiting processes.
 
-    `requests` come from `requests_now`. `skips_unreadable` leaves out unreadable orders, which otherwise raise
-    UnreadableRowError.
+    With `only_free`, busy devices of agents are only counted: few devices of a busy farm are free, and decisions that
+    are made often read no others. Devices in `keep` are free for their holders. `requests` come from `requests_now`.
+    `skips_unreadable` leaves out unreadable orders, which otherwise raise UnreadableRowError.
     """
-    of_soc = {"soc": soc, "now_ms": now_ms}
-    rows = _of_agents(connection, _DEVICES, of_soc)
+    of_soc = {"soc": soc, "now_ms": now_ms, "keep": list(keep)}
+    rows = _of_agents(connection, _FREE_DEVICES if only_free else _DEVICES, of_soc)
     leases = {row.device: lease_rows.lease_of(row) for row in rows}
     quotas = read_quotas(connection)
     fit = [living_device(row) for row in rows if row.is_fit]
-    beside = _Beside(connection, soc, now_ms, requests, {device.id for device in fit})
-    known = leases | {lease.device: lease for lease in beside.leases}
-    here = Counter(lease.user for lease in known.values() if lease.is_held(now_ms))
-    labelled = _labelled(connection, of_soc, quotas, (), also_here=False)
+    beside = _read_beside(connection, soc, now_ms, requests, {one.id for one in fit}, quotas, with_busy=not only_free)
+    known = {
+        lease.device: lease
+        for lease in (*leases.values(), *beside.leases)
+        if lease.device not in leases or not only_free or not lease.is_held(now_ms)
+    }
+    here = Counter({row.user_name: int(row.n) for row in _of_agents(connection, _HERE, of_soc)} if only_free else {})
+    held = here + Counter(lease.user for lease in known.values() if lease.is_held(now_ms))
     # A file has no lasting loss of connection: an expired lease is free at once.
-    keeps_silent = connection.dialect.name != "sqlite"
+    keeps_silent = connection.dialect.name != "sqlite" and not only_free
+    of_orders = {"protocol": PROTOCOL, "only_free": only_free, "most": len(rows) + 1 if only_free else None}
     situation = Situation(
         soc=soc,
         now_ms=now_ms,
@@ -260,132 +242,64 @@ def read_situation(
             for lease in known.values()
             if lease.is_held(now_ms) or lease.reserved_by(now_ms) or (keeps_silent and lease.token)
         ],
-        orders=_orders(connection, of_soc, _ORDERS, {"protocol": PROTOCOL}, skips_unreadable=skips_unreadable),
+        orders=_orders(connection, of_soc | of_orders, skips_unreadable=skips_unreadable),
         requests=requests,
         quotas=quotas,
-        elsewhere=_elsewhere(connection, now_ms, quotas, here, ()),
-        elsewhere_labelled=labelled + beside.labelled(quotas),
-        running=frozenset(connection.scalars(_RUNNING, {"soc": soc})),
+        here=here,
+        elsewhere=_elsewhere(connection, now_ms, quotas, held, keep),
+        elsewhere_labelled=_labelled(connection, of_soc, quotas, also_here=only_free) + beside.labelled,
+        asking=asking,
+        running=() if only_free else frozenset(connection.scalars(_RUNNING, {"soc": soc})),
     )
     return KnownSoc(situation, leases, {row.device: row.wanted_by for row in rows if row.wanted_by})
 
 
-def read_free(
+class _Beside(NamedTuple):
+    """Devices of a SoC without a living agent, which processes lease themselves."""
+
+    leases: list[Lease]
+    devices: list[LivingDevice]
+    labelled: Counter[tuple[str, str]]
+    """Number of devices that each user has of each label with a quota, except for `devices`."""
+
+
+def _read_beside(
     connection: Connection,
     soc: str,
     now_ms: int,
-    requests: Sequence[Request],
+    requests: Iterable[Request],
+    of_agents: Collection[str],
+    quotas: Mapping[str, int],
     *,
-    asking: Collection[str] = (),
-    keep: Collection[str] = (),
-    skips_unreadable: bool = False,
-) -> KnownSoc:
-    """Return the situation of a SoC with its free devices alone, which are few on a busy farm.
-
-    Devices in `keep` are free for their holders. `requests` and `skips_unreadable` as in `read_situation`.
-    """
-    of_soc = {"soc": soc, "now_ms": now_ms, "keep": list(keep)}
-    rows = _of_agents(connection, _FREE_DEVICES, of_soc)
-    leases = {row.device: lease_rows.lease_of(row) for row in rows}
-    held: Counter[tuple[Priority, str]] = Counter()
-    here: Counter[str] = Counter()
-    for row in _of_agents(connection, _HERE, of_soc):
-        held[Priority(row.priority), row.user_name] = row.n
-        here[row.user_name] += row.n
-    quotas = read_quotas(connection)
-    beside = _Beside(connection, soc, now_ms, requests, leases, busy_of_agents=False)
-    held.update((lease.priority, lease.user) for lease in beside.leases if lease.is_held(now_ms))
-    also_here = Counter(lease.user for lease in beside.leases if lease.is_held(now_ms))
-    reserved = [lease for lease in leases.values() if lease.reserved_by(now_ms) and not lease.is_held(now_ms)]
-    labelled = _labelled(connection, of_soc, quotas, keep, also_here=True)
-    situation = Situation(
-        soc=soc,
-        now_ms=now_ms,
-        devices=[*map(living_device, rows), *beside.devices],
-        leases=[*reserved, *beside.leases],
-        orders=_orders(
-            connection, of_soc, _READY, {"most": len(rows) + 1, "protocol": PROTOCOL}, skips_unreadable=skips_unreadable
-        ),
-        requests=requests,
-        quotas=quotas,
-        here=here,
-        elsewhere=_elsewhere(connection, now_ms, quotas, here + also_here, keep),
-        elsewhere_labelled=labelled + beside.labelled(quotas),
-        asking=asking,
+    with_busy: bool,
+) -> _Beside:
+    """`of_agents` are known already. `with_busy`: with devices that agents hold or cannot use now."""
+    named = {device for one in requests for device in one.devices} - {*of_agents}
+    every = lease_rows.leases_now(connection, now_ms, also=named)
+    ids = named | {lease.device for lease in every}
+    of_agents_now = select(_agent_row.device, _agent_row.soc).where(_agent_row.device.in_(ids))
+    agents = {row.device: row.soc for row in connection.execute(of_agents_now)}
+    states = connection.execute(select(schema.device_state).where(_state_row.id.in_(ids)))
+    facts = {row.id: row for row in states}
+    socs = dict.fromkeys(ids, "") | {device: row.soc for device, row in facts.items()} | agents
+    held = {lease.device for lease in every if lease.is_held(now_ms)}
+    ours = {device for device in ids if with_busy or device not in agents or device not in held}
+    devices = []
+    for device in sorted(ours - {*of_agents}):
+        row = facts.get(device)
+        if socs[device] != soc or (row is not None and (not row.in_service or row.health == "quarantined")):
+            continue
+        names = () if row is None else tuple(filter(None, (row.name, row.serial)))
+        devices.append(LivingDevice(device, () if row is None else tuple(row.labels), names, runs_shards=False))
+    far = (ours & held & facts.keys()) - agents.keys() - {one.id for one in devices}
+    labelled = Counter(
+        (lease.user, label)
+        for lease in every
+        if lease.device in far
+        for label in facts[lease.device].labels
+        if f"{LABEL}{label}" in quotas
     )
-    return KnownSoc(situation, leases, held=held)
-
-
-def find_socs(connection: Connection, devices: Iterable[str]) -> dict[str, str]:
-    """Return the SoC of each device; empty for an unknown device."""
-    ids = list(devices)
-    found = dict.fromkeys(ids, "")
-    for table in (schema.device_state.c, schema.agent_device.c):
-        key = table.id if "id" in table else table.device
-        found.update(
-            (row.id, row.soc) for row in connection.execute(select(key.label("id"), table.soc).where(key.in_(ids)))
-        )
-    return found
-
-
-class _Beside:
-    """Devices of a SoC without a living agent, which processes lease themselves."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        soc: str,
-        now_ms: int,
-        requests: Iterable[Request],
-        of_agents: Collection[str],
-        *,
-        busy_of_agents: bool = True,
-    ) -> None:
-        """`of_agents` are known already. `busy_of_agents`: with devices that agents hold or cannot use now."""
-        named = {device for one in requests for device in one.devices} - {*of_agents}
-        every = lease_rows.leases_now(connection, now_ms, also=named)
-        ids = named | {lease.device for lease in every}
-        of_agents_now = select(_agent_row.device, _agent_row.soc).where(_agent_row.device.in_(ids))
-        agents = {row.device: row.soc for row in connection.execute(of_agents_now)}
-        self._facts = {
-            row.id: row for row in connection.execute(select(schema.device_state).where(_state_row.id.in_(ids)))
-        }
-        socs = dict.fromkeys(ids, "") | {device: row.soc for device, row in self._facts.items()} | agents
-        self._now_ms = now_ms
-        own = [lease for lease in every if busy_of_agents or lease.device not in agents or not lease.is_held(now_ms)]
-        held = {lease.device for lease in every if lease.is_held(now_ms)}
-        self.leases = [lease for lease in own if socs[lease.device] == soc]
-        self.devices = [
-            self._device(device)
-            for device in sorted(ids - {*of_agents})
-            if socs[device] == soc
-            and (busy_of_agents or device not in agents or device not in held)
-            and self._is_usable(device)
-        ]
-        known = {device.id for device in self.devices}
-        self._far = [lease for lease in own if lease.is_held(now_ms) and lease.device not in known | agents.keys()]
-
-    def labelled(self, quotas: Mapping[str, int]) -> Counter[tuple[str, str]]:
-        """Return how many devices each user has of each label with a quota, except for `devices`."""
-        return Counter(
-            (lease.user, label)
-            for lease in self._far
-            for label in self._labels(lease.device)
-            if f"{LABEL}{label}" in quotas
-        )
-
-    def _is_usable(self, device: str) -> bool:
-        row = self._facts.get(device)
-        return row is None or (row.in_service and row.health != "quarantined")
-
-    def _labels(self, device: str) -> tuple[str, ...]:
-        row = self._facts.get(device)
-        return () if row is None else tuple(row.labels)
-
-    def _device(self, device: str) -> LivingDevice:
-        row = self._facts.get(device)
-        names = () if row is None else tuple(name for name in (row.name, row.serial) if name)
-        return LivingDevice(device, self._labels(device), names, runs_shards=False)
+    return _Beside([one for one in every if one.device in ours and socs[one.device] == soc], devices, labelled)
 
 
 def _of_agents(connection: Connection, query: TextClause, asked: Mapping[str, Any]) -> Sequence[Row[Any]]:
@@ -401,18 +315,11 @@ def read_living(connection: Connection, soc: str, now_ms: int) -> list[LivingDev
 
 def living_device(row: Row[Any]) -> LivingDevice:
     """Return a device of an agent, for decisions."""
-    return LivingDevice(row.device, _texts(row.labels), (row.name, row.serial), kind=f"{row.soc}/{row.kind}/{row.os}")
+    return LivingDevice(row.device, tuple(row.labels), (row.name, row.serial), kind=f"{row.soc}/{row.kind}/{row.os}")
 
 
-def _orders(
-    connection: Connection,
-    of_soc: Mapping[str, Any],
-    query: TextClause,
-    more: Mapping[str, Any],
-    *,
-    skips_unreadable: bool,
-) -> list[OpenOrder]:
-    rows = _of_agents(connection, query, {**of_soc, **more})
+def _orders(connection: Connection, of_soc: Mapping[str, Any], *, skips_unreadable: bool) -> list[OpenOrder]:
+    rows = _of_agents(connection, _ORDERS, of_soc)
     retries: dict[str, list[Retry]] = {}
     if runs := [row.run_id for row in rows if row.retries]:
         for found in connection.execute(_RETRIES, {"soc": of_soc["soc"], "runs": runs}):
@@ -420,28 +327,12 @@ def _orders(
     orders = []
     for row in rows:
         try:
-            orders.append(_open_order(row, retries))
-        except (msgspec.MsgspecError, ValueError, TypeError, AttributeError) as error:
+            facts = {**row._mapping, "retries": retries.get(row.run_id, ())}  # noqa: SLF001 - public in SQLAlchemy
+            orders.append(msgspec.convert(facts, OpenOrder))
+        except msgspec.ValidationError as error:
             if not skips_unreadable:
                 raise UnreadableRowError("run_order", row.run_id, f"{type(error).__name__}: {error}") from None
     return orders
-
-
-def _open_order(row: Row[Any], retries: Mapping[str, Sequence[Retry]]) -> OpenOrder:
-    return OpenOrder(
-        run_id=row.run_id,
-        user=row.user_name,
-        priority=Priority(row.priority),
-        since_ms=row.submitted_ms,
-        ready=row.ready,
-        retries=tuple(retries.get(row.run_id, ())),
-        devices=_texts(row.devices),
-        labels=_texts(row.labels),
-        kinds=_texts(row.classes),
-        most_devices=row.most_devices,
-        held=row.held,
-        lacking=int(row.lacking),
-    )
 
 
 def _elsewhere(
@@ -459,17 +350,11 @@ def _labelled(
     connection: Connection,
     of_soc: Mapping[str, Any],
     quotas: Mapping[str, int],
-    keep: Collection[str],
     *,
     also_here: bool,
 ) -> Counter[tuple[str, str]]:
     labels = [subject.removeprefix(LABEL) for subject in quotas if subject.startswith(LABEL)]
     if not labels:
         return Counter()
-    asked = {**of_soc, "labels": labels, "keep": list(keep), "also_here": also_here}
+    asked = {**of_soc, "labels": labels, "also_here": also_here}
     return Counter({(row.user_name, row.label): row.n for row in _of_agents(connection, _LABELLED, asked)})
-
-
-@functools.lru_cache(maxsize=4096)
-def _texts(encoded: str) -> tuple[str, ...]:
-    return msgspec.json.decode(encoded, type=tuple[str, ...])

@@ -61,8 +61,8 @@ CREATE TRIGGER farm_run_cancelled AFTER UPDATE OF state ON run_order FOR EACH RO
     WHEN (NEW.state = 'cancelled' AND OLD.state <> 'cancelled') EXECUTE FUNCTION farm_run_cancelled();
 
 -- Defer a build job for each bundle of `keys` that waits without a job; return the number of jobs.
--- Urgent builds go first. Within a class users alternate: the first job of a user gets the turn of the first waiting job,
--- and each further job of that user one turn later.
+-- Urgent builds go first. Within a class users alternate: the first job of a user gets the turn of the first waiting
+-- job, and each further job of that user one turn later.
 CREATE OR REPLACE FUNCTION farm_defer_builds(keys text[]) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 DECLARE
@@ -98,7 +98,7 @@ $$;
 
 -- Apply ended builds (`ended` has their keys) to the shards and runs that wait for them: remove the wants of built
 -- bundles, record their facts with every run that waits, mark the wants of failed builds, and count down
--- `shard.lacking`. Agents are notified of shards that lack no bundle any more.
+-- `shard.lacking`. Agents are notified of shards that have all bundles now.
 CREATE OR REPLACE FUNCTION farm_apply_builds(ended text[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 DECLARE
@@ -140,7 +140,8 @@ END;
 $$;
 
 -- Bring jobs and waiting shards in line with the rows of `build` that a statement wrote, in its transaction: a waiting
--- build has a job, other builds have none. A job that an agent is taking is skipped: the agent reads the row of `build`.
+-- build has a job, other builds have none. A job that an agent is taking is skipped: the agent reads the row of
+-- `build`.
 CREATE OR REPLACE FUNCTION farm_queue_builds() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 BEGIN
@@ -162,8 +163,8 @@ DROP TRIGGER IF EXISTS farm_build_changed ON build;
 CREATE TRIGGER farm_build_changed AFTER UPDATE ON build REFERENCING NEW TABLE AS changed
     FOR EACH STATEMENT EXECUTE FUNCTION farm_queue_builds();
 
--- Take the first build job for `toolchains`; no row without a job. The column `task` is NULL if no open run wants the
--- bundle any more.
+-- Take the first build job for `toolchains`; no row without a job. The column `task` is NULL if all runs that wanted
+-- the bundle have ended.
 CREATE OR REPLACE FUNCTION farm_take_build(worker bigint, toolchains text[])
 RETURNS TABLE (job bigint, attempt integer, key text, task text, put_back json)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$

@@ -1,20 +1,22 @@
-"""Jobs of Procrastinate for agents: deferring, putting back and removing them."""
+"""Jobs of Procrastinate for agents: deferring, putting back and removing them.
+
+A notice is a job in the queue of its receiver. Rows have the receiver's name and no secret.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 from sqlalchemy import Connection, text
 
 from farm.store.leases.rows import always_stable
 from farm.store.messages.install import ensure_messages, require_messages
-from farm.store.messages.notices import END_NOTICE, defer_notices, drop_untried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farm.store.database import Database
-    from farm.store.messages.notices import QueuedNotice
 
 _T = TypeVar("_T")
 # Defers jobs for builds of open runs, and for ends of runs, without one, and looks for jobs of dead workers: one
@@ -30,6 +32,60 @@ _LOOK = text("""
                SELECT 1 FROM procrastinate_workers WHERE id = job.worker_id
                AND last_heartbeat >= now() - make_interval(secs => :silent_s))) AS is_stalled
 """)
+
+NOTIFY = "farm.notify"
+"""Name of Procrastinate's task."""
+_DEFER = text("""
+    SELECT key, procrastinate_defer_jobs_v1(ARRAY[ROW(queue, 'farm.notify', 0, key, key, args,
+        now() + make_interval(secs => :grace_s))::procrastinate_job_to_defer_v1])
+    FROM jsonb_to_recordset(CAST(:notices AS jsonb)) AS notice (queue text, key text, args jsonb)
+    WHERE NOT EXISTS (SELECT 1 FROM procrastinate_jobs WHERE queueing_lock = key AND status IN ('todo', 'doing'))
+""")
+_END_NOTICE = text("""
+    SELECT procrastinate_finish_job_v1(id, 'succeeded', true) FROM procrastinate_jobs
+    WHERE queueing_lock = :key AND status = 'todo' AND task_name = 'farm.notify'
+""")
+_DROP = text("""
+    SELECT coalesce(args ->> 'about', ''), procrastinate_finish_job_v1(id, 'failed', true)
+    FROM procrastinate_jobs AS job
+    WHERE task_name = 'farm.notify' AND status = 'todo' AND NOT EXISTS (
+        SELECT 1 FROM procrastinate_events AS event
+        WHERE event.job_id = job.id AND event.at > now() - interval '1 day')
+""")
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Text of a notice for one receiver."""
+
+    body: str
+    """JSON for a webhook, text for mail."""
+    subject: str = ""
+    html: str = ""
+
+
+class NoticeArguments(msgspec.Struct, frozen=True):
+    """Arguments of a job that sends a notice."""
+
+    message: Message
+    about: str
+    claim: int = 0
+    """Id of the health event that records the outcome; 0 for none."""
+
+
+class QueuedNotice(msgspec.Struct, frozen=True):
+    """Notice in the queue of its receiver, with the columns of `_DEFER`."""
+
+    queue: str
+    key: str
+    """Name of the notice, of which at most one job waits or runs."""
+    args: NoticeArguments
+
+
+def defer_notices(connection: Connection, notices: Sequence[QueuedNotice], grace_s: float) -> list[str]:
+    """Queue notices, for agents from `grace_s` on, and return the keys of notices that were not queued before."""
+    ensure_messages(connection)
+    asked = {"notices": msgspec.json.encode(notices).decode(), "grace_s": grace_s}
+    return [row.key for row in connection.execute(_DEFER, asked)]
 
 
 class Messages:
@@ -66,11 +122,11 @@ class Messages:
 
     def end_notice(self, key: str) -> None:
         """End a notice that no agent has taken."""
-        self._send(lambda connection: connection.execute(END_NOTICE, {"key": key}))
+        self._send(lambda connection: connection.execute(_END_NOTICE, {"key": key}))
 
     def drop_untried(self) -> list[str]:
         """End notices that no agent has tried for a day, as none has their receiver; return their events."""
-        return self._send(drop_untried)
+        return self._send(lambda connection: list(connection.scalars(_DROP)))
 
     def remove_ended(self, hours: float) -> int:
         """Remove messages that ended more than `hours` ago; return their number."""

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from farm.base.errors import ArtifactLostError
-from farm.devices.local.files import local_errors
+from farm.devices.local_files import local_errors
 
 MOST_FILES = 200_000
 _MOST_NAME_CHARS = 1024

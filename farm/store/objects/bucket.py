@@ -117,5 +117,5 @@ class Bucket:
         self._is_there = self._is_there or self._files.exists(bucket)
         if not self._is_there:
             raise ArtifactsError(
-                f"there is no bucket {bucket}, or the keys do not let us in: whoever sets it up makes it"
+                f"there is no bucket {bucket}, or the keys have no access: make the bucket, or correct the keys"
             )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem
@@ -15,8 +16,11 @@ from farm.store.objects.places import INCOMING, LEFT_BEHIND_S, Stored, modified_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
+    from farm.base.config.devices import SshLogin
     from farm.base.config.shared import ArtifactsAddress
+    from farm.devices.ssh.link import SshLink
 
 _READ_ONLY = 0o444
 _CHUNK = 1 << 20
@@ -30,11 +34,15 @@ class Folder:
 
     def __init__(self, address: ArtifactsAddress) -> None:
         self._root = address.path
-        self._clients = _LocalClients() if address.login is None else _SftpClients(address)
+        self._session: Callable[[], AbstractContextManager[Any]] = (
+            partial(contextlib.nullcontext, _LocalFiles(skip_instance_cache=True))
+            if address.login is None
+            else _SftpSessions(address.login).one
+        )
 
     def write(self, name: str, chunks: Iterable[bytes], check: Callable[[], None]) -> None:
         """Write a file whole, or not at all."""
-        with self._clients.one() as files:
+        with self._session() as files:
             part = f"{self._root}/{INCOMING}/{name}.{os.urandom(6).hex()}"
             self._make_folder(files, INCOMING)
             try:
@@ -48,9 +56,9 @@ class Folder:
                     if hasattr(file, "fileno"):
                         os.fsync(file.fileno())
                 check()
-                self._clients.chmod(files, part, _READ_ONLY)
+                files.set_mode(part, _READ_ONLY)
                 self._make_folder(files, name[:2])
-                self._clients.rename(files, part, self._path(name))
+                files.put_in_place(part, self._path(name))
             except BaseException:
                 with contextlib.suppress(Exception):
                     files.rm_file(part)
@@ -58,7 +66,7 @@ class Folder:
 
     def read(self, name: str) -> Iterator[bytes]:
         """Yield the content of a file. Raises FileNotFoundError."""
-        with self._clients.one() as files:
+        with self._session() as files:
             path = self._path(name)
             try:
                 file = files.open(path, "rb")
@@ -73,7 +81,7 @@ class Folder:
 
     def find(self, name: str) -> Stored | None:
         """Return a file; None if it is missing."""
-        with self._clients.one() as files:
+        with self._session() as files:
             try:
                 return stored(name, files.info(self._path(name)))
             except FileNotFoundError:
@@ -82,16 +90,16 @@ class Folder:
 
     def renew(self, name: str) -> bool:
         """Give a file the present time; return False if this user may not."""
-        with self._clients.one() as files:
+        with self._session() as files:
             try:
-                self._clients.touch(files, self._path(name))
+                files.renew(self._path(name))
             except PermissionError:
                 return False
             return True
 
     def all(self) -> Iterator[Stored]:
         """Yield every file."""
-        with self._clients.one() as files:
+        with self._session() as files:
             self._require_root(files)
             folders = [one["name"] for one in files.ls(self._root, detail=True) if one["type"] == "directory"]
             for folder in folders:
@@ -102,16 +110,16 @@ class Folder:
     def remove(self, name: str, still_old: Callable[[Stored], bool]) -> bool:
         """Remove a file unless it was written or renewed meanwhile."""
         path, taken = self._path(name), f"{self._root}/{INCOMING}/{name}.pruned.{os.urandom(6).hex()}"
-        with self._clients.one() as files:
+        with self._session() as files:
             try:
                 if not still_old(stored(name, files.info(path))):
                     return False
                 self._make_folder(files, INCOMING)
                 # From here on a process with the same content finds no file, and writes it anew.
-                self._clients.rename(files, path, taken)
+                files.put_in_place(path, taken)
                 if not still_old(stored(name, files.info(taken))):
                     # A process renewed the file between the first look and the renaming.
-                    self._clients.rename(files, taken, path)
+                    files.put_in_place(taken, path)
                     return False
                 files.rm_file(taken)
             except (FileNotFoundError, PermissionError):
@@ -121,7 +129,7 @@ class Folder:
     def sweep(self) -> int:
         """Remove partially written files of dead processes, and return their number."""
         removed = 0
-        with self._clients.one() as files:
+        with self._session() as files:
             try:
                 left = files.ls(f"{self._root}/{INCOMING}", detail=True)
             except FileNotFoundError:
@@ -138,7 +146,7 @@ class Folder:
 
     def _require_root(self, files: Any) -> None:
         if not files.isdir(self._root):
-            raise ArtifactsError(f"there is no folder {self._root}: is it mounted? Whoever sets it up makes it")
+            raise ArtifactsError(f"there is no folder {self._root}: mount it, or make it when you set up the farm")
 
     def _make_folder(self, files: Any, name: str) -> None:
         """Create a folder below the root with the root's permissions, so that other users can put files there."""
@@ -147,39 +155,28 @@ class Folder:
             return
         self._require_root(files)
         try:
-            self._clients.make_folder(files, folder)
+            files.make_folder(folder)
         except OSError:
             # A process may have created it at the same moment, for which SFTP has no separate error code.
             if not files.isdir(folder):
                 raise
         with contextlib.suppress(PermissionError):  # another user made it at the same moment
-            self._clients.chmod(files, folder, self._clients.mode(files, self._root))
+            files.set_mode(folder, files.mode_of(self._root))
 
 
-class _LocalClients:
-    """Access to files of this machine by fsspec."""
+class _LocalFiles(LocalFileSystem):  # type: ignore[misc]
+    """Files of this machine, with what `CheckedSftp` adds to fsspec's as well."""
 
-    def __init__(self) -> None:
-        self._files = LocalFileSystem(skip_instance_cache=True)
-
-    @contextlib.contextmanager
-    def one(self) -> Iterator[Any]:
-        yield self._files
-
-    @staticmethod
-    def chmod(_: Any, path: str, mode: int) -> None:
+    def set_mode(self, path: str, mode: int) -> None:
         os.chmod(path, mode)  # noqa: PTH101 - text, as fsspec has it
 
-    @staticmethod
-    def mode(_: Any, path: str) -> int:
+    def mode_of(self, path: str) -> int:
         return os.stat(path).st_mode & 0o7777  # noqa: PTH116
 
-    @staticmethod
-    def make_folder(_: Any, path: str) -> None:
+    def make_folder(self, path: str) -> None:
         os.mkdir(path)  # noqa: PTH102
 
-    @staticmethod
-    def rename(_: Any, old: str, new: str) -> None:
+    def put_in_place(self, old: str, new: str) -> None:
         # fsspec copies a file if it cannot rename it, and other processes could see a partial copy.
         os.replace(old, new)  # noqa: PTH105
         folder = os.open(os.path.dirname(new), os.O_RDONLY)  # noqa: PTH120
@@ -188,17 +185,16 @@ class _LocalClients:
         finally:
             os.close(folder)
 
-    @staticmethod
-    def touch(_: Any, path: str) -> None:
+    def renew(self, path: str) -> None:
         os.utime(path)
 
 
-class _SftpClients:
+class _SftpSessions:
     """Pool of SFTP sessions over one connection, each for one thread at a time; a broken session is discarded."""
 
-    def __init__(self, address: ArtifactsAddress) -> None:
-        self._address = address
-        self._link: Any = None
+    def __init__(self, login: SshLogin) -> None:
+        self._login = login
+        self._link: SshLink | None = None
         self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
         for _ in range(_SFTP_SESSIONS):
             self._idle.put(None)
@@ -221,28 +217,9 @@ class _SftpClients:
             self._idle.put(None if broken else files)
 
     def _connect(self) -> Any:
-        from farm.store.objects.sftp import open_sftp, sftp_link
+        from farm.devices.ssh.config import ssh_address
+        from farm.devices.ssh.link import SshLink
+        from farm.store.objects.sftp import CheckedSftp
 
-        if self._link is None:
-            self._link = sftp_link(self._address)
-        return open_sftp(self._link, _SFTP_SECONDS)
-
-    @staticmethod
-    def chmod(files: Any, path: str, mode: int) -> None:
-        files.ftp.chmod(path, mode)
-
-    @staticmethod
-    def mode(files: Any, path: str) -> int:
-        return int(files.ftp.stat(path).st_mode or 0) & 0o7777
-
-    @staticmethod
-    def make_folder(files: Any, path: str) -> None:
-        files.ftp.mkdir(path)
-
-    @staticmethod
-    def rename(files: Any, old: str, new: str) -> None:
-        files.ftp.posix_rename(old, new)
-
-    @staticmethod
-    def touch(files: Any, path: str) -> None:
-        files.ftp.utime(path, None)
+        self._link = self._link or SshLink("artifacts", ssh_address(self._login))
+        return CheckedSftp(self._link, _SFTP_SECONDS)

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from farm.builds.compile.protocol import BuildReply
 from farm.store import schema
-from farm.store.statements import chunks
+from farm.store.statements import KEYS, chunks, in_parts
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -37,8 +37,8 @@ class NamedFiles:
         build, order, artifact = schema.build.c, schema.run_order.c, schema.artifact.c
         wanted, found = set(sha256s), set[str]()
         with self._database.reading() as connection:
-            for part in chunks(sorted(wanted)):
-                found.update(connection.scalars(select(artifact.sha256).where(artifact.sha256.in_(part)).distinct()))
+            of_attempts = select(artifact.sha256).where(artifact.sha256.in_(KEYS)).distinct()
+            found.update(row.sha256 for row in in_parts(connection, of_attempts, wanted))
             found.update(connection.scalars(select(build.archive).where(build.state == "built")))
             going_on = (
                 select(build.task).where(build.state == "waiting"),
@@ -69,12 +69,10 @@ class NamedFiles:
 
     def unused_archives(self) -> set[str]:
         """Return the archives of the bundles that `forget_builds` would remove."""
+        archives = select(schema.build.c.archive).where(schema.build.c.key.in_(KEYS))
         with self._database.reading() as connection:
-            keys, found = _unused_builds(connection, self._clock(connection)), set[str]()
-            for part in chunks(keys):
-                query = select(schema.build.c.archive).where(schema.build.c.key.in_(part))
-                found.update(connection.scalars(query))
-        return found
+            keys = _unused_builds(connection, self._clock(connection))
+            return {row.archive for row in in_parts(connection, archives, keys)}
 
     def lose_bundle(self, key: str, archive: str, why: str) -> None:
         """Mark the archive of a bundle as lost or damaged, so that the next run with the bundle has it made again."""
@@ -93,12 +91,7 @@ class NamedFiles:
 
 def _unused_builds(connection: Connection, now_ms: int) -> list[str]:
     """Return the keys of the built or failed bundles that no job of a run has."""
-    build, run_job, attempt, wanted = (
-        schema.build.c,
-        schema.run_job.c,
-        schema.attempt.c,
-        schema.build_wanted.c,
-    )
+    build, run_job, attempt, wanted = (schema.build.c, schema.run_job.c, schema.attempt.c, schema.build_wanted.c)
     # A bundle without a manifest is recorded with its jobs only when they are executed: keep it while a run is open.
     is_open = select(schema.run_order.c.run_id).where(schema.run_order.c.state == "open").exists()
     query = select(build.key).where(

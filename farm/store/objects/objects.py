@@ -10,20 +10,32 @@ a program. Fetched files stay in the cache of this machine, so that each is tran
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import logging
 import os
 import re
 import secrets
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from farm.base.errors import ArtifactLostError, ArtifactsError, LocalError, MissingToolError, UsageError
+from farm.base.errors import (
+    ArtifactLostError,
+    ArtifactsError,
+    DeviceError,
+    DeviceGoneError,
+    DeviceTimeoutError,
+    FarmError,
+    LocalError,
+    MissingToolError,
+    UsageError,
+)
 from farm.base.hashes import sha256_of
 from farm.base.publish import own_folder, published
-from farm.devices.local.files import local_errors
+from farm.base.text import reason_line
+from farm.devices.local_files import local_errors
 from farm.store.objects.cached import CONTENT, MAKING, OBJECTS
-from farm.store.objects.retrying import PlaceRetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +44,10 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.base.config.shared import ArtifactsAddress
     from farm.store.objects.places import FilePlace, Stored
+
+logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 GRACE_S = 24 * 3600.0
 """Least age of an unnamed file before its removal: far longer than until the row that names it is recorded."""
@@ -48,6 +64,13 @@ _TRIES = 2
 # Time for which a file that is known to be there is not looked up again.
 _KNOWN_S = 3600.0
 _MOST_KNOWN = 100_000
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_NOTED_AFTER_S = 1.0
+# Errors that waiting does not end.
+_FOR_GOOD = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+_AWAY = "the place where the farm keeps its files is away, no device and no code is at fault"
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError")
+_LIBRARIES = ("paramiko", "botocore", "aiobotocore", "aiohttp", "fsspec", "s3fs", "asyncio")
 
 
 class Objects:
@@ -57,7 +80,6 @@ class Objects:
         self._place, self._where, self._patience = place, where, patience
         self._root = cache_dir / OBJECTS
         self._known: dict[str, float] = {}
-        self._lock = threading.Lock()
 
     def put(self, content: Path | bytes) -> str:
         """Upload a file or bytes, and return its SHA-256, as hex. The whole file is in the place on return.
@@ -66,10 +88,11 @@ class Objects:
         place that stays away or refuses, LocalError for a file that cannot be read or changes meanwhile.
         """
         name = _hash(content)
-        if self._is_known(name):
-            return name
-        self._patience.retry_while_away(lambda: self._put(name, content))
-        self._remember(name)
+        if time.monotonic() - self._known.get(name, -_KNOWN_S) >= _KNOWN_S:
+            self._patience.retry_while_away(lambda: self._put(name, content))
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[name] = time.monotonic()
         return name
 
     def has(self, sha256: str) -> bool:
@@ -83,7 +106,7 @@ class Objects:
         return None if found is None else found.nbytes
 
     def get(self, sha256: str) -> Path:
-        """Return a file in the cache of this machine, fetched if missing. It is executable.
+        """Return a file in the cache of this machine, fetched if missing or damaged. It is executable.
 
         Several processes fetch a file only once. Raises ArtifactLostError for a file that is missing or does not have
         its hash, ArtifactsError for a place that stays away, UntrustedError for a cache that others may write,
@@ -95,7 +118,7 @@ class Objects:
             self.fetch(name, folder / CONTENT)
             (folder / CONTENT).chmod(0o555)
 
-        path = published(self._cached(name), fill, lambda folder: (folder / CONTENT).is_file()) / CONTENT
+        path = published(self._cached(name), fill, lambda folder: _is_whole(folder / CONTENT, name)) / CONTENT
         # Note the time of use, for pruning; a file of root refuses that and is readable all the same.
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -162,8 +185,7 @@ class Objects:
         removed = self._patience.retry_while_away(
             lambda: self._place.remove(name, lambda one: time.time() - one.modified_s > grace_s)
         )
-        with self._lock:
-            self._known.pop(name, None)
+        self._known.pop(name, None)
         return removed
 
     def sweep(self) -> int:
@@ -172,7 +194,8 @@ class Objects:
 
     def _put(self, name: str, content: Path | bytes) -> None:
         found = self._place.find(name)
-        if found is not None:
+        # A file of another size is damaged: it is written again.
+        if found is not None and found.nbytes == _size(content):
             age_s = time.time() - found.modified_s
             # A young or renewed file is not removed soon, even with clocks that differ by an hour.
             if age_s < GRACE_S / 2 or self._place.renew(name):
@@ -193,11 +216,11 @@ class Objects:
                 if self._patience.retry_while_away(lambda: self._copied(copy, name)):
                     return
             except ArtifactLostError:
-                self._forget(name)
+                self._known.pop(name, None)
                 raise
-        self._forget(name)
+        self._known.pop(name, None)
         raise ArtifactLostError(
-            f"{self._where}: {name} is damaged: what is there has another hash, so that it is not used: remove it there"
+            f"{self._where}: {name} is damaged (its content has another hash) and is not used: remove it there"
         )
 
     def _copied(self, copy: Callable[[], bool], name: str) -> bool:
@@ -206,32 +229,13 @@ class Objects:
         except FileNotFoundError:
             if self._place.find(name) is not None:
                 raise
-            raise ArtifactLostError(f"{self._where}: {name} is not there (any more): was it pruned?") from None
+            raise ArtifactLostError(f"{self._where}: {name} is not there: it may have been pruned") from None
 
     def _cached(self, name: str) -> Path:
         return self._root / name[:2] / name
 
-    def _is_known(self, name: str) -> bool:
-        with self._lock:
-            return time.monotonic() - self._known.get(name, -_KNOWN_S) < _KNOWN_S
 
-    def _remember(self, name: str) -> None:
-        with self._lock:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[name] = time.monotonic()
-
-    def _forget(self, name: str) -> None:
-        with self._lock:
-            self._known.pop(name, None)
-
-
-def open_objects(
-    config: Config,
-    *,
-    patience_s: float | None = None,
-    stop: threading.Event | None = None,
-) -> Objects:
+def open_objects(config: Config, *, patience_s: float | None = None, stop: threading.Event | None = None) -> Objects:
     """Return the files of the shared farm of `config`, without a first access.
 
     `patience_s` is the time to wait for an unreachable place, by default as for the store (`health.store_wait_s`);
@@ -317,8 +321,96 @@ def _hash(content: Path | bytes) -> str:
         return sha256_of(content)
 
 
+def _size(content: Path | bytes) -> int:
+    if isinstance(content, bytes):
+        return len(content)
+    with local_errors(content):
+        return content.stat().st_size
+
+
+def _is_whole(path: Path, sha256: str) -> bool:
+    try:
+        return sha256_of(path) == sha256
+    except OSError:
+        return False
+
+
 def require_sha256(sha256: str) -> str:
     """Return `sha256`. Raises ArtifactLostError for any text but a hash, so that it never becomes a path."""
     if not _SHA256.fullmatch(sha256):
-        raise ArtifactLostError(f"{sha256[:80]!r} is not the SHA-256 of a file: whoever wrote it was not farm")
+        raise ArtifactLostError(f"{sha256[:80]!r} is not the SHA-256 of a file: another program wrote it")
     return sha256
+
+
+class PlaceRetry:
+    """Retries of actions on a place, for a limited time.
+
+    The import of tenacity would take 50 ms of each command, in place of a loop of 20 lines.
+    """
+
+    def __init__(self, where: str, seconds: float, stop: threading.Event | None = None) -> None:
+        """`where` names the place in errors. `stop` ends the wait, as if the time were over."""
+        self._where, self._seconds, self._stop = where, seconds, stop or threading.Event()
+        self._lock, self._is_noted = threading.Lock(), False
+
+    def retry_while_away(self, action: Callable[[], _Answer]) -> _Answer:
+        """Return the result of `action`, called again until the place can be reached.
+
+        Raises ArtifactsError for a place that stays away or refuses, and all other errors of `action`.
+        """
+        began = time.monotonic()
+        end, pause = began + self._seconds, _FIRST_PAUSE_S
+        while True:
+            try:
+                answer = action()
+            except Exception as error:
+                problem, for_good = _explain(error)
+                if not problem:
+                    raise
+                if for_good:
+                    raise ArtifactsError(f"{self._where}: {problem}") from None
+                if time.monotonic() + pause > end or self._stop.is_set():
+                    waited = f" (tried for {self._seconds:g} s)" if self._seconds >= 1 else ""
+                    raise ArtifactsError(f"{self._where}: {problem}{waited}: {_AWAY}") from None
+            else:
+                self._warn_once("")
+                return answer
+            if time.monotonic() - began > _NOTED_AFTER_S:
+                self._warn_once(problem)
+            self._stop.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _warn_once(self, problem: str) -> None:
+        """Log that a place is away, once for all waiting threads, or that it is there again."""
+        with self._lock:
+            if self._is_noted == bool(problem):
+                return
+            self._is_noted = bool(problem)
+        if problem:
+            logger.warning("waiting for %s: %s", self._where, problem)
+        else:
+            logger.info("%s is there again", self._where)
+
+
+def _explain(error: Exception) -> tuple[str, bool]:
+    """Return the problem of the place, empty for other errors, and whether waiting is useless."""
+    if isinstance(error, DeviceError):
+        # Unknown host keys and refused logins are final; a gone or silent machine may return.
+        return error.problem, not isinstance(error, DeviceGoneError | DeviceTimeoutError)
+    if isinstance(error, FarmError):
+        return (str(error), False) if type(error) is ArtifactsError else ("", True)
+    name = type(error).__name__
+    if name in _NO_CREDENTIALS:
+        how = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them into ~/.aws/credentials"
+        return f"no credentials for S3 are there ({name}): {how}", True
+    if isinstance(error, PermissionError):
+        return f"it refuses: {_text(error)}", True
+    if isinstance(error, OSError):
+        return _text(error), error.errno in _FOR_GOOD
+    is_theirs = isinstance(error, EOFError) or type(error).__module__.partition(".")[0] in _LIBRARIES
+    return (_text(error), False) if is_theirs else ("", True)
+
+
+def _text(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return reason_line(str(text))

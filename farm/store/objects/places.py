@@ -1,7 +1,7 @@
 """Places of a shared farm's files, over fsspec: a folder of this machine, a folder behind SFTP, or a bucket of S3.
 
 Files in a place are whole: a file gets its name after its last byte. Errors come from the libraries beneath;
-`farm.store.objects.retrying` distinguishes them.
+`farm.store.objects.objects` distinguishes them.
 """
 
 from __future__ import annotations

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import paramiko
 from fsspec.implementations.sftp import SFTPFileSystem
 
-from farm.devices.ssh.config import ssh_address
-from farm.devices.ssh.link import SshLink
-
 if TYPE_CHECKING:
-    from farm.base.config.shared import ArtifactsAddress
-
-_WHO = "artifacts"
+    from farm.devices.ssh.link import SshLink
 
 
-def sftp_link(address: ArtifactsAddress) -> SshLink:
-    """Return the connection to the machine of `address`, opened on first use. Raises InfraError."""
-    if address.login is None:
-        raise ValueError(address)
-    return SshLink(_WHO, ssh_address(address.login))
+class CheckedSftp(SFTPFileSystem):  # type: ignore[misc]
+    """File system over a further SFTP session of `link`, with known host keys alone: fsspec's own accepts any.
 
-
-def open_sftp(link: SshLink, timeout_s: float) -> Any:
-    """Return fsspec's file system over a further SFTP session of `link`. Raises DeviceError."""
-    return _CheckedSftp(link, timeout_s)
-
-
-class _CheckedSftp(SFTPFileSystem):  # type: ignore[misc]
-    """File system with known host keys alone: fsspec's own accepts any unknown host key."""
+    Raises DeviceError.
+    """
 
     cachable = False
 
     def __init__(self, link: SshLink, timeout_s: float) -> None:
         self._link, self._timeout_s = link, timeout_s
-        super().__init__(_WHO, host_key_policy="reject")
+        super().__init__("artifacts", host_key_policy="reject")
 
     def _connect(self) -> None:
         channel = self._link.sftp(timeout_s=self._timeout_s)
         channel.settimeout(self._timeout_s)
         self.ftp = paramiko.SFTPClient(channel)
+
+    def set_mode(self, path: str, mode: int) -> None:
+        """Set the permissions of a file or folder."""
+        self.ftp.chmod(path, mode)
+
+    def mode_of(self, path: str) -> int:
+        """Return the permissions of a file or folder."""
+        return int(self.ftp.stat(path).st_mode or 0) & 0o7777
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder. Raises OSError if the path exists."""
+        self.ftp.mkdir(path)
+
+    def put_in_place(self, old: str, new: str) -> None:
+        """Rename a file, also over another one."""
+        self.ftp.posix_rename(old, new)
+
+    def renew(self, path: str) -> None:
+        """Give a file the present time."""
+        self.ftp.utime(path, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import UNSET
 from sqlalchemy import ColumnElement, Connection, Row, String, bindparam, cast, delete, insert, select, update
 
@@ -12,7 +13,7 @@ from farm.base.errors import UnknownNameError
 from farm.store import rows, schema, values
 from farm.store.records import STEPS, AlertRecord, AlertState, NewAlert, Remark, RemarkState
 from farm.store.standing import standing
-from farm.store.statements import chunks
+from farm.store.statements import KEYS, chunks, in_parts, struct_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -105,7 +106,9 @@ class Alerts:
         """Return all that ever stood out of jobs, by their ids, in runs of a branch, oldest first."""
         found = []
         for part in chunks(sorted(set(job_ids))):
-            found += self._find(schema.job.c.name.in_(part) & _in_branch(branch))
+            found += self._find(
+                schema.job.c.name.in_(part) & (schema.alert.c.alert_branch == branch) & ~schema.alert.c.alert_private
+            )
         return found
 
     def all(self, most: int = 2000) -> list[AlertRecord]:
@@ -184,11 +187,9 @@ def open_alerts(connection: Connection) -> list[AlertRecord]:
     unsure = select(alert.series_id).where(alert.state == AlertState.UNKNOWN, alert.guilt != "")
     answers = alert.state.in_((AlertState.UNKNOWN, AlertState.REFUTED)) & alert.series_id.in_(unsure)
     found = _find(connection, (alert.state.in_(STEPS) | answers) & ~alert.alert_private)
-    started: dict[str, int] = {}
-    run = schema.run.c
-    for part in chunks(sorted({one.first_bad for one in found})):
-        rows_of_runs = connection.execute(select(run.id, run.started_ms).where(run.id.in_(part)))
-        started |= {row.id: row.started_ms for row in rows_of_runs}
+    runs = select(schema.run.c.id, schema.run.c.started_ms).where(schema.run.c.id.in_(KEYS))
+    first_bad = sorted({one.first_bad for one in found})
+    started = {row.id: row.started_ms for row in in_parts(connection, runs, first_bad)}
     steps: dict[tuple[int, str, str], list[AlertRecord]] = {}
     for one in found:
         steps.setdefault((one.series_id, one.device_kind, one.branch or ""), []).append(one)
@@ -221,11 +222,10 @@ def _counts(remark: Remark) -> bool:
 
 def _remarks(connection: Connection, subjects: Collection[str]) -> dict[str, list[Remark]]:
     triage = schema.triage.c
+    query = select(schema.triage).where(triage.subject.in_(KEYS)).order_by(triage.id)
     found: dict[str, list[Remark]] = {}
-    for part in chunks(sorted(set(subjects))):
-        for row in connection.execute(select(schema.triage).where(triage.subject.in_(part)).order_by(triage.id)):
-            remark = Remark(row.state, row.user_name, row.owner, row.note, row.time_ms, row.until_ms)
-            found.setdefault(row.subject, []).append(remark)
+    for row in in_parts(connection, query, sorted(set(subjects))):
+        found.setdefault(row.subject, []).append(struct_of(Remark, row, user=row.user_name))
     return found
 
 
@@ -233,28 +233,12 @@ def _record(row: Row[Any], remarks: Sequence[Remark]) -> AlertRecord:
     last = remarks[-1] if remarks else None
     if last and not _counts(last):
         last = None
-    figures: dict[str, Any] = {
-        name: math.nan if getattr(row, name) is None else getattr(row, name) for name in _FIGURES
-    }
-    return AlertRecord(
-        id=row.id,
-        series_id=row.series_id,
+    return struct_of(
+        AlertRecord,
+        row,
         job_id=row.name,
-        metric=row.metric,
-        unit=row.unit,
-        direction=row.direction,
-        exact=row.exact,
-        device_kind=row.device_kind,
-        run_id=row.run_id,
-        finding=row.finding,
         state=AlertState.ACCEPTED if last and last.state == RemarkState.ACCEPTED else row.state,
-        last_good=row.last_good,
-        first_bad=row.first_bad,
-        **figures,
-        reason=row.reason,
-        likely_cause=row.guilt,
-        device=row.device,
-        found_ms=row.found_ms,
+        **{name: math.nan for name in _FIGURES if getattr(row, name) is None},
         remark=last,
         branch=row.alert_branch or UNSET,
         private=row.alert_private or UNSET,
@@ -269,35 +253,19 @@ _MOST_IDS = 2**63
 
 
 def _row(run_id: str, one: NewAlert) -> dict[str, Any]:
-    return {
-        "series_id": one.series_id,
-        "device_kind": one.device_kind,
-        "run_id": run_id,
-        **_judged(one),
-        "device": "",
-        "found_ms": rows.now_ms(),
-    }
+    return {**_judged(one), "run_id": run_id, "device": "", "found_ms": rows.now_ms()}
 
 
 def _judged(one: NewAlert) -> dict[str, Any]:
-    return {
-        "finding": one.finding,
-        "state": one.state,
-        "last_good": one.last_good,
-        "first_bad": one.first_bad,
-        **{name: None if math.isnan(getattr(one, name)) else getattr(one, name) for name in _FIGURES},
-        "reason": values.clean(one.reason),
-        "guilt": values.clean(one.likely_cause),
-    }
+    """Return the columns of an alert that come from its judgement; NULL stands for NaN."""
+    row = msgspec.to_builtins(one)
+    row |= {name: None for name in _FIGURES if math.isnan(row[name])}
+    return {**row, "reason": values.clean(one.reason), "guilt": values.clean(one.likely_cause)}
 
 
 def _finite(value: float) -> float | None:
     # JSON knows neither NaN nor infinity.
     return value if math.isfinite(value) else None
-
-
-def _in_branch(branch: str) -> ColumnElement[bool]:
-    return (schema.alert.c.alert_branch == branch) & ~schema.alert.c.alert_private
 
 
 def _branch_of(connection: Connection, run_id: str) -> dict[str, Any]:

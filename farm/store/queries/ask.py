@@ -57,7 +57,7 @@ SELECT set_config('statement_timeout', %s, true),
 def ask(database: Database, query: str, limit: int, seconds: float) -> QueryResult:
     """Return the answer to a user's query; `Store.ask` has the errors."""
     if not database.readonly:
-        raise UsageError(f"{database.name}: the store is open to write: no place for a query of somebody's own")
+        raise UsageError(f"{database.name}: the store is open for writing: queries of users need a reader")
     if not database.is_sqlite:
         with database.psycopg_engine() as engine:
             return ask_postgresql(engine, query, limit, seconds)

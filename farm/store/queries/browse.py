@@ -1,23 +1,23 @@
-"""Runs in pages, how far they are, what ran on a device, files: `store.browse`."""
+"""Runs in pages, how far they are, the runs of a job and of a device, files, counts of attempts: `store.browse`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, func, select
 
+from farm.base.errors import UnknownNameError
 from farm.base.exit_codes import ExitCode
 from farm.store import schema, values
 from farm.store.clock import Clock, clock_ms
-from farm.store.queries.jobs import latencies_of
 from farm.store.queries.runs import find_run
-from farm.store.statements import statement
+from farm.store.statements import in_parts, statement, struct_of
 from farm.store.toolchains import branch_text, purpose_of, toolchain_of
 from farm.store.view import Purpose, RunToolchain
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from farm.store.database import Database
 
@@ -179,6 +179,75 @@ class UsedHost(msgspec.Struct, frozen=True):
     last_ms: int
 
 
+class JobRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a job in a run."""
+
+    run_id: str
+    nightly_run: str
+    """Id of the nightly run; empty for other runs."""
+    name: str
+    """Name of the run."""
+    started_ms: int
+    commit: str
+    branch: str
+    private: bool
+    """True for a local run, which was only compared with the branch."""
+    outcome: str
+    """`passed`, `failed`, `known`, `infra`, `skipped` or `not_run`."""
+    reason: str
+    device: str
+    """Serial; empty without a device."""
+    kind: str
+    latency_ns: float | None
+    """Median latency."""
+
+
+class RunJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Job of a run without its attempts."""
+
+    job_id: str
+    outcome: str
+    """As in `JobRun`."""
+    stage: str
+    reason: str
+    device: str
+    kind: str
+    seconds: float
+    """Wall time of the deciding attempt on its device."""
+    latency_ns: float | None
+
+
+class AttemptCount(msgspec.Struct, frozen=True):
+    """Attempts of recent runs with equal labels."""
+
+    soc: str
+    """SoC of the jobs."""
+    kind: str | None
+    """Kind of the device, `virtual` or `hardware`; None without a device."""
+    serial: str | None
+    device_soc: str | None
+    """SoC of the device."""
+    verdict: str
+    cause: str
+    decides: bool
+    """True for the deciding attempts of their jobs."""
+    attempts: int
+    seconds: float
+    """Wall time of the attempts."""
+
+
+class Wear(msgspec.Struct, frozen=True):
+    """Attempts on a device since it is known."""
+
+    serial: str
+    kind: str
+    soc: str
+    attempts: int
+
+
+_Result = TypeVar("_Result", JobRun, RunJob)
+
+
 class Browse:
     """Every method is one transaction that reads, and raises StoreError when the database refuses."""
 
@@ -229,8 +298,11 @@ class Browse:
         of = {"serial": serial, "kind": kind, "most": limit}
         with self._database.reading() as connection:
             rows = connection.execute(statement("browse.on_device"), of).all()
-            latencies = latencies_of(connection, [row.id for row in rows])
-        return [DeviceAttempt(*(*row[1:-1], latencies.get(row.id), row.run_private or msgspec.UNSET)) for row in rows]
+            latencies = _latencies(connection, [row.id for row in rows])
+        return [
+            struct_of(DeviceAttempt, row, latency_ns=latencies.get(row.id), private=row.run_private or msgspec.UNSET)
+            for row in rows
+        ]
 
     def met_devices(self) -> list[MetDevice]:
         """Return the devices of runs, the newest first, also virtual devices, which no registry has."""
@@ -261,22 +333,66 @@ class Browse:
             kind: str | None = connection.scalar(statement("browse.file_kind"), {"sha256": values.clean(sha256)})
             return kind
 
+    def has_job(self, job_id: str) -> bool:
+        """Return True for the id of a job in the store."""
+        with self._database.reading() as connection:
+            of = {"name": values.clean(job_id, values.JOB_LIMIT)}
+            return connection.scalar(statement("jobs.row"), of) is not None
+
+    def job_runs(self, job_id: str, most: int) -> list[JobRun]:
+        """Return the newest `most` runs of a job, newest first. Raises UnknownNameError."""
+        with self._database.reading() as connection:
+            of = {"job": _job_row(connection, job_id), "most": most}
+            rows = connection.execute(statement("jobs.runs"), of).all()
+            latencies = _latencies(connection, [row.decisive_attempt_id for row in rows])
+        return [_job_result(JobRun, row, latencies) for row in rows]
+
+    def run_of_nightly(self, job_id: str, nightly_run: str) -> str:
+        """Return the newest run of a nightly run that has a job. Raises UnknownNameError."""
+        with self._database.reading() as connection:
+            of = {"job": _job_row(connection, job_id), "nightly_run": values.clean(nightly_run)}
+            found: str | None = connection.scalar(statement("jobs.run_of_nightly"), of)
+        if found is None:
+            raise UnknownNameError("nightly run", nightly_run, (), f"(none with this id has the job {job_id})")
+        return found
+
+    def jobs_of_run(self, run_id: str) -> list[RunJob]:
+        """Return the jobs of a run, in their order."""
+        with self._database.reading() as connection:
+            rows = connection.execute(statement("jobs.of_run"), {"run": run_id}).all()
+            latencies = _latencies(connection, [row.decisive_attempt_id for row in rows])
+        return [_job_result(RunJob, row, latencies) for row in rows]
+
+    def attempt_counts(self, since_ms: int) -> list[AttemptCount]:
+        """Return the attempts of runs that started at `since_ms` or later (epoch, milliseconds), by label."""
+        with self._database.reading() as connection:
+            rows = connection.execute(statement("metrics.attempts"), {"since_ms": since_ms})
+            return [struct_of(AttemptCount, row) for row in rows]
+
+    def wear(self) -> list[Wear]:
+        """Return the number of attempts of each device."""
+        with self._database.reading() as connection:
+            return [Wear(*row) for row in connection.execute(statement("metrics.wear"))]
+
 
 def _listed(connection: Connection, rows: Sequence[Row[Any]]) -> list[ListedRun]:
     """Return runs of rows of `run`."""
-    ids = [row.id for row in rows]
-    progress = {one.run_id: one for one in _progress(connection, ids)}
-    targets, files = _targets(connection, ids), _by_id(connection, "file_counts", runs=ids)
+    if not rows:
+        return []
+    of = {"runs": [row.id for row in rows]}
+    progress = {one.run_id: one for one in _progress(connection, of["runs"])}
+    targets: dict[str, set[tuple[str, str]]] = {}
+    for run_id, soc, suite in connection.execute(statement("browse.targets"), of):
+        targets.setdefault(run_id, set()).add((soc, suite))
+    files = {row.run_id: row.files for row in connection.execute(statement("browse.file_counts"), of)}
     return [
-        ListedRun(
+        struct_of(
+            ListedRun,
+            row,
             run_id=row.id,
-            command=row.command,
             user=row.user_name,
-            host=row.host,
-            priority=row.priority,
-            started_ms=row.started_ms,
-            socs=_distinct(soc for soc, _ in targets.get(row.id, ())),
-            suites=_distinct(suite for _, suite in targets.get(row.id, ())),
+            socs=sorted({soc for soc, _ in targets.get(row.id, ())}),
+            suites=sorted({suite for _, suite in targets.get(row.id, ())}),
             files=files.get(row.id, 0),
             progress=progress[row.id],
             toolchain=toolchain_of(row),
@@ -326,41 +442,49 @@ def _progress(connection: Connection, run_ids: Sequence[str]) -> list[Progress]:
     if not run_ids:
         return []
     of = {"runs": run_ids}
-    ends = {row.id: row for row in connection.execute(statement("browse.ends"), of)}
-    planned = {row.run_id: row for row in connection.execute(statement("browse.planned"), of)}
+    # Ends are read before results: a run that ends meanwhile must not have an end without its last results.
+    planned = connection.execute(statement("browse.planned"), of).all()
     counts: dict[str, dict[str, int]] = {}
     last: dict[str, int] = {}
     for run_id, outcome, count, recorded_ms in connection.execute(statement("browse.outcomes"), of):
         counts.setdefault(run_id, {})[outcome] = count
         last[run_id] = max(last.get(run_id, 0), recorded_ms)
-    return [
-        Progress(
-            run_id=run_id,
-            planned=planned[run_id].jobs if run_id in planned else 0,
-            skipped=planned[run_id].skipped_jobs if run_id in planned else 0,
-            counts=dict(sorted(counts.get(run_id, {}).items())),
-            last_ms=last.get(run_id, 0),
-            finished_ms=ends[run_id].finished_ms,
-            exit_code=ends[run_id].exit_code,
+    found = {
+        row.run_id: struct_of(
+            Progress,
+            row,
+            skipped=row.skipped_jobs,
+            counts=dict(sorted(counts.get(row.run_id, {}).items())),
+            last_ms=last.get(row.run_id, 0),
         )
-        for run_id in run_ids
-    ]
+        for row in planned
+    }
+    return [found[run_id] for run_id in run_ids]
 
 
-def _targets(connection: Connection, run_ids: Collection[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return SoCs with suites that runs have jobs for."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for run_id, soc, suite in connection.execute(statement("browse.targets"), {"runs": run_ids}) if run_ids else ():
-        found.setdefault(run_id, []).append((soc, suite))
+def _job_result(kind: type[_Result], row: Row[Any], latencies: Mapping[int, float]) -> _Result:
+    latency_ns = latencies.get(row.decisive_attempt_id)
+    return struct_of(kind, row, outcome=_outcome(row), reason=_reason(row), latency_ns=latency_ns)
+
+
+def _job_row(connection: Connection, job_id: str) -> int:
+    found: int | None = connection.scalar(statement("jobs.row"), {"name": values.clean(job_id, values.JOB_LIMIT)})
+    if found is None:
+        raise UnknownNameError("job", job_id, (), "(its id is SUITE/CASE[SOC-BACKEND-PRECISION])")
     return found
 
 
-def _by_id(connection: Connection, name: str, **of: Collection[Any]) -> dict[Any, Any]:
-    """Return the second column of a statement by the first; empty for empty parameters."""
-    if not all(of.values()):
-        return {}
-    return {row[0]: row[1] for row in connection.execute(statement(f"browse.{name}"), of)}
+def _outcome(row: Any) -> str:
+    if not row.verdict:
+        return "skipped" if row.skipped else "not_run"
+    return "known" if row.verdict == "failed" and row.known_issue else str(row.verdict)
 
 
-def _distinct(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(names)))
+def _reason(row: Any) -> str:
+    return str(row.reason or (row.skipped or {}).get("reason", ""))
+
+
+def _latencies(connection: Connection, attempts: Collection[int | None]) -> dict[int, float]:
+    """Return the median latencies of these attempts, by attempt id."""
+    known = [one for one in attempts if one is not None]
+    return {row.attempt_id: row.p50 for row in in_parts(connection, statement("browse.latencies"), known)}

@@ -16,7 +16,7 @@ from farm.store import schema, values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, attempt_of
 from farm.store.details import comparisons_of
 from farm.store.records import JobResult
-from farm.store.statements import chunks, statement
+from farm.store.statements import chunks, in_parts, statement, struct_of
 from farm.store.view import CaseResult, JobView, RunView
 
 MOST_JOBS = 200
@@ -96,9 +96,8 @@ def newest_results(
             of_local_runs = {**of_runs, "jobs": without, "user": values.clean(local_runs_of)}
             rows += [row for row in connection.execute(statement(name), of_local_runs) if row.tried is not None]
     newer = {row.tried: row.planned for row in rows if row.planned != row.tried}
-    newer_runs: dict[int, str] = {}
-    for ids in chunks(list(newer.values())):
-        newer_runs |= dict(map(tuple, connection.execute(statement("status.runs_of_rows"), {"ids": ids})))
+    newer_rows = in_parts(connection, statement("status.runs_of_rows"), newer.values())
+    newer_runs: dict[int, str] = {row.id: row.run_id for row in newer_rows}
     found: list[JobResult] = []
     for ids in chunks([row.tried for row in rows]):
         found += _results(connection, ids, {tried: newer_runs[planned] for tried, planned in newer.items()})
@@ -124,26 +123,7 @@ def _results(connection: Connection, run_job_ids: Collection[int], newer: dict[i
 
 
 def _job_result(row: Row[Any], attempt: Attempt, newer_run: str) -> JobResult:
-    return JobResult(
-        suite=row.suite,
-        case=row.case_name,
-        module=row.module,
-        options=row.options,
-        result=CaseResult(
-            job_id=row.job_id,
-            soc=row.soc,
-            backend=row.backend,
-            precision=row.precision,
-            run_id=row.run_id,
-            run_started_ms=row.run_started_ms,
-            kind=row.kind,
-            attempt=attempt,
-            case_version=row.version,
-        ),
-        fingerprint=row.fingerprint_hash,
-        operators=row.operators,
-        newer_run=newer_run,
-    )
+    return struct_of(JobResult, row, result=struct_of(CaseResult, row, attempt=attempt), newer_run=newer_run)
 
 
 def _rank(row: JobResult, job: JobView) -> tuple[bool, int]:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Row, String, case, cast, func, select
 
 from farm.store import schema, values
 from farm.store.details import fingerprints
-from farm.store.statements import chunks, statement
+from farm.store.statements import KEYS, in_parts, statement, struct_of
 from farm.store.toolchains import of_branch, toolchain_of
 from farm.store.view import RunToolchain
 
@@ -110,10 +110,10 @@ class GridReader:
         found: dict[str, list[NightlyCell]] = {}
         with self._database.reading() as connection:
             for row in connection.execute(statement("grid.runs"), of):
-                nightly_run = row.run_nightly or row.id
+                nightly_run = row.run_nightly or row.run_id
                 if nightly_run not in found and len(found) == most:
                     break
-                found.setdefault(nightly_run, []).append(_run(row))
+                found.setdefault(nightly_run, []).append(_cell(row))
             facts = fingerprints(connection, {runs[0].fingerprint for runs in found.values()})
         return [
             NightlyRun(nightly_run, tuple(reversed(runs)), facts[runs[0].fingerprint])
@@ -128,8 +128,8 @@ class GridReader:
             ).all()
             if not rows:
                 return None
-            facts = fingerprints(connection, {rows[-1].fingerprint_hash})
-        return NightlyRun(nightly_run, tuple(map(_run, rows)), facts[rows[-1].fingerprint_hash])
+            facts = fingerprints(connection, {rows[-1].fingerprint})
+        return NightlyRun(nightly_run, tuple(map(_cell, rows)), facts[rows[-1].fingerprint])
 
     def targets(self) -> Targets:
         """Return the values that jobs can be filtered by."""
@@ -157,9 +157,7 @@ class GridReader:
         with self._database.reading() as connection:
             of_run = {run_id: _numbers(cells) for run_id, cells in connection.execute(query)} if nightly_runs else {}
             known = np.unique(np.concatenate([_EMPTY, *(found // _CODES for found in of_run.values())]))
-            jobs: list[Any] = []
-            for part in chunks(known.tolist()):
-                jobs += connection.execute(select(*columns).where(job.id.in_(part)))
+            jobs = list(in_parts(connection, select(*columns).where(job.id.in_(KEYS)), known.tolist()))
         table = np.zeros((len(known), len(nightly_runs)), np.uint8)
         for column, nightly_run in enumerate(nightly_runs):
             for run in nightly_run.runs:
@@ -174,17 +172,8 @@ class GridReader:
         return sorted(rows, key=lambda row: row.job_id)
 
 
-def _run(row: Row[Any]) -> NightlyCell:
-    return NightlyCell(
-        row.id,
-        row.run_name,
-        row.run_device_kind or "",
-        row.started_ms,
-        row.finished_ms,
-        row.exit_code,
-        row.fingerprint_hash,
-        toolchain_of(row),
-    )
+def _cell(row: Row[Any]) -> NightlyCell:
+    return struct_of(NightlyCell, row, toolchain=toolchain_of(row))
 
 
 def _code() -> ColumnElement[int]:

@@ -2,38 +2,79 @@
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from fnmatch import translate
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import UNSET
 
 from farm.base.errors import FIRST_RUN, NoHistoryError, UnknownNameError, UsageError
 from farm.base.socs import find_soc
+from farm.results.analysis.flakiness import LOOKED_AT, Record, Try, record_of
+from farm.results.analysis.history import Point
+from farm.results.analysis.scale import Series
+from farm.results.attempt import Direction, Verdict
 from farm.store import values
-from farm.store.details import device_facts, fingerprints
+from farm.store.details import device_facts, fingerprints, operators_of
 from farm.store.queries.runs import find_run
-from farm.store.records import Background, HistoryPoint
-from farm.store.statements import chunks, statement
+from farm.store.records import ArtifactRecord, Background, HistoryPoint, JobFile, ProfileRecord, TrendPoint, TrendSeries
+from farm.store.statements import FEW, chunks, in_parts, statement, struct_of
 from farm.store.toolchains import of_branch
+from farm.suites.figures import figure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from sqlalchemy import Connection, Row
 
-    from farm.results.analysis.flakiness import Record
+    from farm.results.attempt import OperatorProfile
     from farm.store.database import Database
-    from farm.store.queries.points import JobPast
 
 _NOTHING = f"(the store has no job yet: '{FIRST_RUN}' makes some)"
 # `./my_suites/mine/conv`, as one may name a case whose suite is in no folder that farm looks in.
 _NAMED_BY_PATH = re.compile(r"\A\.{0,2}/(?:[^\[]*/)?([^/\[]+/[^/]+)")
 # Most ids in a statement, beyond any useful history.
 _MOST_PARAMETERS = 10_000
-# A failed attempt has a row in the history of every asked metric: metric, unit, direction, exact, value and n.
-_UNMEASURED = ("", "", False, None, 0)
+_FIGURE = ("metric", "unit", "direction", "exact", "n")
+# Fields of a point without the metric.
+_UNMEASURED = {"unit": "", "direction": "", "exact": False, "value": None, "n": 0}
+
+# Newest runs of a job: a baseline of 21, and as many of other toolchains, devices and people in between.
+_RUNS = 60
+
+# So many that their runs are looked for along an index by PostgreSQL as well, and take some megabytes.
+_JOBS = 50
+# Metrics whose trends a report shows.
+_TRENDS = ("latency", "htp_cycles", "sqnr_fp32[0]")
+# Attempts whose profiles are read by one statement: each of them may have thousands of rows.
+_PROFILES = 500
+# After every id of a run.
+_NO_END = "~"
+
+
+class SeriesPast(msgspec.Struct, frozen=True):
+    """Metric of a job over its runs."""
+
+    id: int
+    """Id of the series' row in the store."""
+    series: Series
+    values: tuple[float, ...]
+    """For each of the job's runs the median of its samples, of a figure of outputs what decides; NaN without one."""
+
+
+class JobPast(msgspec.Struct, frozen=True):
+    """A job on one kind of device, run by run."""
+
+    job_id: str
+    device: str
+    """Device of the newest run."""
+    runs: tuple[Point, ...]
+    """Runs, oldest first, without values, which belong to the series."""
+    series: tuple[SeriesPast, ...]
 
 
 class HistoryReader:
@@ -68,13 +109,12 @@ class HistoryReader:
             if jobs:
                 of = {"jobs": jobs, "most": limit, "user": values.clean(local_runs_of), **of_branch(branch)}
                 rows += connection.execute(statement("history.attempts"), of)
-            measured: dict[int, list[tuple[Any, ...]]] = {}
-            for attempts in chunks([row.attempt_id for row in rows]):
-                for name in ("history.medians", "history.counts"):
-                    for row in connection.execute(statement(name), {"attempts": attempts}):
-                        value = values.level_of(row.metric, row.p50, row.samples)
-                        figure = (row.metric, row.unit, row.direction, row.exact, value, row.n)
-                        measured.setdefault(row.attempt_id, []).append(figure)
+            measured: dict[int, list[dict[str, Any]]] = {}
+            for name in ("history.medians", "history.counts"):
+                for row in in_parts(connection, statement(name), [row.attempt_id for row in rows]):
+                    value = values.level_of(row.metric, row.p50, row.samples)
+                    figure = {field: getattr(row, field) for field in _FIGURE}
+                    measured.setdefault(row.attempt_id, []).append({**figure, "value": value})
             if metric is not None:
                 known = set(connection.scalars(statement("history.metrics"), {"jobs": jobs}))
                 if metric not in known:
@@ -83,8 +123,18 @@ class HistoryReader:
                     )
         points = []
         for row in rows:
-            figures = [one for one in measured.get(row.attempt_id, ()) if metric in (None, one[0])]
-            points += [_point(row, *one) for one in figures or [(metric or "", *_UNMEASURED)]]
+            point = struct_of(
+                HistoryPoint,
+                row,
+                metric=metric or "",
+                **_UNMEASURED,
+                device_facts=device_facts(row.build, row.runtime),
+                local=row.run_private or UNSET,
+                commit=row.run_commit or UNSET,
+                dirty=row.run_dirty or UNSET,
+            )
+            figures = [one for one in measured.get(row.attempt_id, ()) if metric in (None, one["metric"])]
+            points += [msgspec.structs.replace(point, **one) for one in figures] or [point]
         return sorted(points, key=lambda point: (point.job_id, point.device_kind, point.metric))
 
     def job_names(self, job_pattern: str, soc: str | None = None) -> list[str]:
@@ -116,23 +166,19 @@ class HistoryReader:
         A local run comes after the runs of the branch that it is compared with.
         Raises UnknownNameError.
         """
-        from farm.store.queries.points import job_pasts
-
         with self._database.reading() as connection:
             run = find_run(connection, run_id)
             of_run = {"run": run.id}
             jobs = {row.id: row.name for row in connection.execute(statement("history.jobs_of_run"), of_run)}
-            return list(job_pasts(connection, jobs, run.id, branch=run.run_branch))
+            return list(_job_pasts(connection, jobs, run.id, branch=run.run_branch))
 
     def pasts_of_jobs(
         self, job_pattern: str, soc: str | None = None, most: int = 60, branch: str = ""
     ) -> list[JobPast]:
         """Return the numbers of the newest `most` runs of jobs in a branch."""
-        from farm.store.queries.points import job_pasts
-
         with self._database.reading() as connection:
             jobs = matching_jobs(connection, job_pattern, soc)
-            return list(job_pasts(connection, jobs, None, branch=branch, most=most))
+            return list(_job_pasts(connection, jobs, None, branch=branch, most=most))
 
     def reliability(
         self, job_ids: Collection[str], kind: str, until: str = "", *, failed_of_late: bool = False, branch: str = ""
@@ -144,10 +190,49 @@ class HistoryReader:
         Jobs without a verdict on their code are left out; with `failed_of_late` also jobs without a failure in these
         runs.
         """
-        from farm.store.queries.flakiness import reliability
-
+        looked_at = statement("history.failed_since" if failed_of_late else "history.since")
+        until = until or _NO_END
+        found: dict[str, Record] = {}
         with self._database.reading() as connection:
-            return reliability(connection, job_ids, kind, until, branch, failed_of_late=failed_of_late)
+            for names in chunks(job_ids):
+                of = {"names": names, "kind": kind, "until": until, "branch": branch, "older": LOOKED_AT - 1}
+                jobs = connection.execute(looked_at, of).all()
+                tries = _tries(connection, {row.id: row.since for row in jobs}, kind, until, branch)
+                found |= {row.name: record_of(tries[row.id]) for row in jobs if row.id in tries}
+        return found
+
+    def profiles(self, job_pattern: str, run_id: str | None = None) -> list[ProfileRecord]:
+        """Return the newest profile of each job that a pattern means, of `run_id` where given.
+
+        Raises UsageError where none has a profile.
+        """
+        operators: dict[int, tuple[OperatorProfile, ...]] = {}
+        files: dict[int, list[ArtifactRecord]] = {}
+        with self._database.reading() as connection:
+            jobs = matching_jobs(connection, job_pattern, run_id=run_id)
+            of = {"jobs": list(jobs), "run": run_id or ""}
+            found = connection.execute(statement("profiles.newest"), of).all() if jobs else []
+            for attempts in chunks([row.attempt_id for row in found], _PROFILES):
+                of_attempts = {"attempts": attempts}
+                operators |= operators_of(connection.execute(statement("profiles.operators"), of_attempts))
+                for row in connection.execute(statement("profiles.artifacts"), of_attempts):
+                    files.setdefault(row.attempt_id, []).append(struct_of(ArtifactRecord, row))
+        if not found:
+            where = f"run {run_id}" if run_id else "the store"
+            what = "any job" if job_pattern == "*" else job_pattern
+            raise UsageError(
+                f"{where} has no profile of {what}: a run with --profile detailed keeps one "
+                f"({len(jobs)} job{'' if len(jobs) == 1 else 's'} looked at)"
+            )
+        return [
+            struct_of(
+                ProfileRecord,
+                row,
+                operators=operators.get(row.attempt_id, ()),
+                artifacts=tuple(files.get(row.attempt_id, ())),
+            )
+            for row in found
+        ]
 
     def fingerprints(self, hashes: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return the facts of fingerprints, name to value, by their hash."""
@@ -155,14 +240,44 @@ class HistoryReader:
             return fingerprints(connection, hashes)
 
     def background(self, run_id: str, runs: int = 30) -> Background:
-        """Return the numbers of a run's jobs in the newest `runs` of its branch up to it, and its files.
+        """Return the artifacts of a run, and the newest `runs` values of some metrics in its branch up to it.
 
-        Numbers are of its kind of device. The answer is empty for a missing run.
+        Values are of its kind of device. The answer is empty for a missing run.
         """
-        from farm.store.queries.trends import background
-
         with self._database.reading() as connection:
-            return background(connection, run_id, runs)
+            run = connection.execute(statement("runs.run"), {"run": run_id}).first()
+            if run is None:
+                return Background()
+            of = {
+                "run": run_id,
+                "kind": run.run_device_kind,
+                "branch": run.run_branch,
+                "older": runs - 1,
+                "metrics": _TRENDS,
+            }
+            rows: list[Any] = []
+            for name in ("history.trend_medians", "history.trend_counts"):
+                rows += connection.execute(statement(name), of)
+            rows.sort(key=lambda row: row[:2])
+            series = {row.id: row for row in connection.execute(statement("history.trend_series"), of)}
+            runs_of_rows = in_parts(connection, statement("history.began"), sorted({row.run_id for row in rows}))
+            began = {row.id: (row.started_ms, row.fingerprint_hash) for row in runs_of_rows}
+            trends: dict[str, list[TrendSeries]] = {}
+            for series_id, of_series in groupby(rows, key=lambda row: row.series_id):
+                points = tuple(
+                    TrendPoint(in_run, *began[in_run], str(case_id), values.level_of(metric, p50, samples))
+                    for _, in_run, case_id, p50, metric, samples in of_series
+                )
+                one = series[series_id]
+                trends.setdefault(one.name, []).append(TrendSeries(one.metric, one.unit, one.direction, points))
+            artifacts: dict[str, list[JobFile]] = {}
+            for row in connection.execute(statement("runs.artifacts"), {"run": run_id, "job": 0}):
+                artifacts.setdefault(row.job_id, []).append(struct_of(JobFile, row))
+            return Background(
+                trends={name: tuple(series) for name, series in trends.items()},
+                facts=fingerprints(connection, {fingerprint for _, fingerprint in began.values()}),
+                artifacts={name: tuple(records) for name, records in artifacts.items()},
+            )
 
 
 def matching_jobs(
@@ -205,27 +320,103 @@ def _expression(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(pattern.replace("[", "[[]")), re.IGNORECASE)
 
 
-def _point(
-    row: Row[Any], metric: str, unit: str, direction: str, exact: bool, value: float | None, n: int
-) -> HistoryPoint:
-    return HistoryPoint(
-        job_id=row.job_id,
-        run_id=row.run_id,
-        time_ms=row.time_ms,
-        fingerprint=row.fingerprint_hash,
-        case_version=row.case_version,
-        device=row.device,
-        device_kind=row.device_kind,
-        verdict=row.verdict,
-        known_issue=row.known_issue,
-        metric=metric,
-        unit=unit,
-        direction=direction,
-        exact=exact,
-        value=value,
-        n=n,
-        device_facts=device_facts(row.build, row.runtime),
-        local=row.run_private or UNSET,
-        commit=row.run_commit or UNSET,
-        dirty=row.run_dirty or UNSET,
+def _job_pasts(
+    connection: Connection, job_ids: Mapping[int, str], until: str | None, *, branch: str, most: int = _RUNS
+) -> Iterator[JobPast]:
+    """Yield the newest `most` runs of jobs, id to name, in a branch, for each kind of device.
+
+    With `until` only runs up to that run, which may be a local one, and only jobs with a verdict in it. Runs of
+    `farm debug` are left out.
+    """
+    facts: dict[str, dict[str, str]] = {}
+    for part in chunks(sorted(job_ids), _JOBS):
+        of = {"jobs": part, "until": until or _NO_END, "most": most, "branch": branch}
+        # For each job and run the attempt that decides, where it has a verdict about the code, oldest first.
+        found = connection.execute(statement("history.pasts"), of).all()
+        facts |= fingerprints(connection, {row.fingerprint_hash for row in found} - facts.keys())
+        kinds = _series(connection, part)
+        measured = _levels(connection, [row.attempt_id for row in found], kinds)
+        by_job: dict[tuple[int, str], list[Row[Any]]] = {}
+        for row in found:
+            by_job.setdefault((row.job_id, row.kind), []).append(row)
+        for (job_id, _), rows in by_job.items():
+            if until is None or rows[-1].run_id == until:
+                yield _past(job_ids[job_id], rows, facts, measured, kinds)
+
+
+def _levels(
+    connection: Connection, attempt_ids: Sequence[int], kinds: Mapping[int, Series]
+) -> dict[int, list[tuple[int, float]]]:
+    """Return by attempt its series and their values: medians, and of figures of outputs what decides."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    figures = {number: one.metric for number, one in kinds.items() if figure_of(one.metric) is not None}
+    for name in ("history.past_medians", "history.past_counts"):
+        for attempt_id, series_id, median in in_parts(connection, statement(name), attempt_ids):
+            if series_id not in figures:
+                found.setdefault(attempt_id, []).append((series_id, float(median)))
+    for attempts in chunks(attempt_ids):
+        for series in chunks(sorted(figures)):
+            of = {"attempts": attempts, "series": series}
+            for attempt_id, series_id, samples in connection.execute(statement("history.past_samples"), of):
+                if (level := values.level_of(figures[series_id], None, samples)) is not None:
+                    found.setdefault(attempt_id, []).append((series_id, level))
+    return found
+
+
+def _series(connection: Connection, job_ids: Sequence[int]) -> dict[int, Series]:
+    return {
+        row.id: Series(str(row.id), row.metric, row.unit, Direction(row.direction), exact=row.exact)
+        for row in connection.execute(statement("history.series"), {"jobs": job_ids})
+    }
+
+
+def _past(
+    job_id: str,
+    rows: Sequence[Row[Any]],
+    facts: Mapping[str, dict[str, str]],
+    measured: Mapping[int, Iterable[tuple[int, float]]],
+    kinds: Mapping[int, Series],
+) -> JobPast:
+    by_series: dict[int, list[float]] = {}
+    for index, row in enumerate(rows):
+        for series_id, median in measured.get(row.attempt_id, ()):
+            by_series.setdefault(series_id, [math.nan] * len(rows))[index] = median
+    return JobPast(
+        job_id,
+        rows[-1].serial,
+        tuple(_point_of_run(row, facts[row.fingerprint_hash]) for row in rows),
+        tuple(SeriesPast(one, kinds[one], tuple(medians)) for one, medians in sorted(by_series.items())),
     )
+
+
+def _point_of_run(row: Row[Any], facts: Mapping[str, str]) -> Point:
+    return Point(
+        run_id=row.run_id,
+        started_ms=row.started_ms,
+        value=math.nan,
+        # The device's own kind: a run may have been asked for another one.
+        facts={**facts, **device_facts(row.build, row.runtime), "device_kind": row.kind},
+        device_kind=row.kind,
+        case_version=row.version,
+        bundle=row.bundle_key,
+        device=row.serial,
+    )
+
+
+def _tries(
+    connection: Connection, since: Mapping[int, str], kind: str, until: str, branch: str
+) -> dict[int, list[Try]]:
+    """Return the verdicts of jobs, each since a run of its own, oldest first."""
+    if not since:
+        return {}
+    of = {"jobs": list(since), "since": min(since.values()), "until": until, "kind": kind, "branch": branch}
+    planned = connection.execute(statement("history.planned"), of)
+    rows = {row.id: row for row in planned if row.run_id >= since[row.job_id]}
+    verdicts = in_parts(connection, statement("history.tries"), rows, FEW)
+    found: dict[int, list[Try]] = {}
+    for one in sorted(verdicts, key=lambda one: (rows[one.run_job_id].run_id, one.id)):
+        row = rows[one.run_job_id]
+        # Identity of the code: the three values that a verdict depends on apart from the device.
+        code = f"{one.bundle_key} {row.fingerprint_hash} {row.judged_by}" if one.bundle_key else ""
+        found.setdefault(row.job_id, []).append(Try(row.run_id, code, one.verdict == Verdict.PASSED))
+    return found

@@ -12,13 +12,13 @@ from farm.base.errors import FIRST_RUN, UnknownNameError, UsageError
 from farm.results.attempt import Attempt, Direction, Measurement
 from farm.store import values
 from farm.store.attempt_fields import attempt_of
-from farm.store.details import comparisons_of, job_file_of, layers_of, operators_of, verdict_of
+from farm.store.details import comparisons_of, layers_of, operators_of, verdict_of
 from farm.store.postgresql import user_of
 from farm.store.queries.coverage import with_elsewhere
 from farm.store.records import JobFile, LastVerdict, ListedJob
-from farm.store.statements import statement
+from farm.store.statements import statement, struct_of
 from farm.store.toolchains import DEFAULT_BRANCH, branch_text, of_branch, purpose_of, toolchain_of
-from farm.store.view import DeviceView, JobView, Purpose, RunView, SkipReason
+from farm.store.view import DeviceView, JobView, Purpose, RunView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -93,7 +93,7 @@ class RunReader:
         with self._database.reading() as connection:
             job = 0 if job_id is None else connection.scalar(statement("jobs.row"), {"name": job_id}) or -1
             found = connection.execute(statement("runs.artifacts"), {"run": run_id, "job": job})
-            return [job_file_of(row) for row in found]
+            return [struct_of(JobFile, row) for row in found]
 
     def planned_jobs(self, run_ids: Iterable[str], soc: str, backend: str) -> list[ListedJob]:
         """Return the jobs for a SoC and backend that runs were to do, in the order of the first run."""
@@ -192,18 +192,13 @@ def _run_view(connection: Connection, run_id: str, job: int = 0) -> RunView:
     # of a job has to be among the attempts.
     jobs = jobs_of(connection, run.id, job)
     attempts = attempts_of(connection, run.id, job)
-    return RunView(
-        id=run.id,
-        command=run.command,
-        started_ms=run.started_ms,
-        finished_ms=run.finished_ms,
-        exit_code=run.exit_code,
+    return struct_of(
+        RunView,
+        run,
         user=run.user_name,
-        host=run.host,
         fingerprint=run.facts,
         devices=tuple(_device_view(row, attempts) for row in devices_of(connection, run.id)),
         jobs=_job_views(jobs, attempts),
-        priority=run.priority,
         toolchain=toolchain_of(run),
         name=run.run_name,
         purpose=purpose_of(run),
@@ -219,16 +214,10 @@ def devices_of(connection: Connection, run_id: str) -> Sequence[Row[Any]]:
 
 def _device_view(row: Row[Any], attempts: Sequence[tuple[Row[Any], Attempt]]) -> DeviceView:
     used = [(one.run_job_id, one.seconds) for one, _ in attempts if one.device_id == row.id]
-    return DeviceView(
-        row.serial,
-        row.soc,
-        row.kind,
-        row.build,
-        len({run_job_id for run_job_id, _ in used}),
-        # fsum makes the sum independent of the order of rows, which differs between stores.
-        math.fsum(seconds for _, seconds in used),
-        row.runtime or {},
-    )
+    jobs = len({run_job_id for run_job_id, _ in used})
+    # fsum makes the sum independent of the order of rows, which differs between stores.
+    busy_seconds = math.fsum(seconds for _, seconds in used)
+    return struct_of(DeviceView, row, jobs=jobs, busy_seconds=busy_seconds, runtime=row.runtime or {})
 
 
 def _job_views(jobs: Iterable[Row[Any]], attempts: Iterable[tuple[Row[Any], Attempt]]) -> tuple[JobView, ...]:
@@ -238,21 +227,17 @@ def _job_views(jobs: Iterable[Row[Any]], attempts: Iterable[tuple[Row[Any], Atte
         of_job.setdefault(row.run_job_id, []).append(attempt)
         numbers[row.id] = len(of_job[row.run_job_id])
     return tuple(
-        JobView(
+        struct_of(
+            JobView,
+            row,
             id=row.name,
-            suite=row.suite,
             case=values.case_of(row.name),
-            soc=row.soc,
-            backend=row.backend,
-            precision=row.precision,
             attempts=tuple(of_job.get(row.id, ())),
             build_seconds=row.build_seconds or 0.0,
             cached=bool(row.cached),
             fallback_ops=row.fallback_ops or {},
             case_module=row.module,
-            options=row.options,
             case_version=row.version,
-            skipped=msgspec.convert(row.skipped, SkipReason | None),
             program=row.program_hash or msgspec.UNSET,
             decisive_attempt=numbers.get(row.decisive_attempt_id, 0),
         )

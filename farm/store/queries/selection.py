@@ -11,7 +11,7 @@ from farm.store import schema, values
 from farm.store.details import verdict_of
 from farm.store.records import ExpectedJob, LastVerdict
 from farm.store.rows import insert_missing
-from farm.store.statements import chunks, statement
+from farm.store.statements import in_parts, statement
 from farm.store.toolchains import of_branch
 
 if TYPE_CHECKING:
@@ -59,12 +59,9 @@ class SelectionReader:
         These are failures without a known issue, and jobs without a verdict on the code. With `private` local runs
         count as well, for a user who works on the code.
         """
-        failed: set[str] = set()
+        of: dict[str, Any] = {"kind": kind, "user": values.clean(user), "branch": branch, "private": int(private)}
         with self._database.reading() as connection:
-            for jobs in chunks(job_ids):
-                of = {"jobs": jobs, "kind": kind, "user": values.clean(user), "branch": branch, "private": int(private)}
-                failed.update(connection.scalars(statement("selection.failed_last"), of))
-        return failed
+            return {row.name for row in in_parts(connection, statement("selection.failed_last"), job_ids, **of)}
 
     def agree_on_seconds(self, seconds: Mapping[str, float], kind: str) -> dict[str, float]:
         """Return the seconds of this login's first call for the same jobs and kind; for the first call `seconds`.
@@ -74,7 +71,7 @@ class SelectionReader:
         """
         names = sorted(seconds)
         mine = [seconds[name] for name in names]
-        key = values.selection_hash([kind, *names])
+        key = values.hash_of([kind, *names])
 
         def agree(connection: Connection) -> list[float]:
             now_ms, weights = self._clock(connection), schema.shard_weights
@@ -97,17 +94,15 @@ def _recent(
     connection: Connection, job_ids: Sequence[str], kind: str, branch: str | None, local_runs_of: str = ""
 ) -> dict[str, list[Row[Any]]]:
     """Return the newest verdicts of jobs, by their ids, the newest first."""
+    of: dict[str, Any] = {
+        "kind": kind,
+        "most_runs": _RECENT_RUNS,
+        "user": values.clean(local_runs_of),
+        **of_branch(branch),
+    }
     found: dict[str, list[Row[Any]]] = {}
-    for jobs in chunks(job_ids):
-        of = {
-            "jobs": jobs,
-            "kind": kind,
-            "most": _RECENT_RUNS,
-            "user": values.clean(local_runs_of),
-            **of_branch(branch),
-        }
-        for row in connection.execute(statement("selection.expected"), of):
-            found.setdefault(row.name, []).append(row)
+    for row in in_parts(connection, statement("selection.expected"), job_ids, **of):
+        found.setdefault(row.name, []).append(row)
     return found
 
 

@@ -8,7 +8,7 @@ from farm.store import values
 from farm.store.queries.runs import find_branch, find_run
 from farm.store.records import Before, JobResult, JobStatus, RunStatus, UnfinishedRun
 from farm.store.rows import now_ms
-from farm.store.statements import FEW, chunks, statement
+from farm.store.statements import FEW, chunks, in_parts, statement, struct_of
 from farm.store.toolchains import of_branch, purpose_of, toolchain_of
 from farm.store.view import RunToolchain
 
@@ -104,15 +104,12 @@ class StatusReader:
             of = {"run": run.id, "kind": run.run_device_kind, "branch": run.run_branch}
             rows = connection.execute(statement("status.jobs"), of).all()
             before = _before(connection, [row.earlier_id for row in rows if row.earlier_id is not None])
-        return RunStatus(
+        return struct_of(
+            RunStatus,
+            run,
             run_id=run.id,
-            command=run.command,
             user=run.user_name,
-            priority=run.priority,
             device_kind=run.run_device_kind or "",
-            started_ms=run.started_ms,
-            finished_ms=run.finished_ms,
-            exit_code=run.exit_code,
             jobs=tuple(_job_status(row, before.get(row.earlier_id)) for row in rows),
             toolchain=toolchain_of(run),
             name=run.run_name,
@@ -140,11 +137,8 @@ class StatusReader:
 
 def _before(connection: Connection, run_job_ids: Collection[int]) -> dict[int, Before]:
     """Return the verdicts of rows of `run_job`, by their ids."""
-    found: dict[int, Before] = {}
-    for ids in chunks(run_job_ids, FEW):
-        for run_job_id, *verdict in connection.execute(statement("status.earlier"), {"ids": ids}):
-            found[run_job_id] = Before(*verdict)
-    return found
+    rows = in_parts(connection, statement("status.earlier"), run_job_ids, FEW)
+    return {run_job_id: Before(*verdict) for run_job_id, *verdict in rows}
 
 
 def _job_status(row: Row[Any], before: Before | None) -> JobStatus:

@@ -1,14 +1,14 @@
--- name: ends
-SELECT id, finished_ms, exit_code FROM run WHERE id IN :runs;
-
 -- name: live
 SELECT id FROM run
 WHERE started_ms > :since_ms AND (finished_ms IS NULL OR finished_ms > :ended_ms)
 ORDER BY started_ms DESC LIMIT :most;
 
 -- name: planned
-SELECT run_id, count(*) AS jobs, sum(CASE WHEN skipped IS NOT NULL THEN 1 ELSE 0 END) AS skipped_jobs
-FROM run_job WHERE run_id IN :runs GROUP BY run_id;
+SELECT run.id AS run_id, run.finished_ms, run.exit_code, count(run_job.id) AS planned,
+       sum(CASE WHEN run_job.skipped IS NOT NULL THEN 1 ELSE 0 END) AS skipped_jobs
+FROM run LEFT JOIN run_job ON run_job.run_id = run.id
+WHERE run.id IN :runs
+GROUP BY run.id, run.finished_ms, run.exit_code;
 
 -- Number of jobs with an attempt by their result; `known` are failures with a known issue.
 -- name: outcomes
@@ -50,7 +50,7 @@ ORDER BY attempt.id DESC LIMIT :most;
 -- name: latencies
 SELECT measurement.attempt_id, measurement.p50
 FROM measurement JOIN series ON series.id = measurement.series_id
-WHERE measurement.attempt_id IN :attempts AND series.metric = 'latency' AND measurement.p50 IS NOT NULL;
+WHERE measurement.attempt_id IN :keys AND series.metric = 'latency' AND measurement.p50 IS NOT NULL;
 
 -- name: files
 SELECT job.name, artifact.kind, artifact.size, artifact.sha256

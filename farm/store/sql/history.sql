@@ -23,7 +23,7 @@ WHERE age = 1
 ORDER BY started_ms, run_id;
 
 -- name: fingerprints
-SELECT hash, facts FROM fingerprint WHERE hash IN :hashes;
+SELECT hash, facts FROM fingerprint WHERE hash IN :keys;
 
 -- name: metrics
 SELECT DISTINCT metric FROM series WHERE job_id IN :jobs;
@@ -39,7 +39,7 @@ SELECT * FROM (
     FROM (
         SELECT attempt.id AS attempt_id, run_job.job_id AS job_row, job.name AS job_id, run.id AS run_id,
                CASE WHEN attempt.started_ms > 0 THEN attempt.started_ms ELSE run.started_ms END AS time_ms,
-               run.started_ms AS run_started_ms, run.fingerprint_hash, suite_case.version AS case_version,
+               run.started_ms AS run_started_ms, run.fingerprint_hash AS fingerprint, suite_case.version AS case_version,
                COALESCE(device.serial, '') AS device,
                COALESCE(device.kind, (
                    SELECT CASE WHEN min(kind) = max(kind) THEN min(kind) END
@@ -65,13 +65,13 @@ ORDER BY run_started_ms, attempt_id;
 SELECT measurement.attempt_id, series.metric, series.unit, series.direction, series.exact, measurement.p50,
        measurement.n, measurement.samples
 FROM measurement JOIN series ON series.id = measurement.series_id
-WHERE measurement.attempt_id IN :attempts;
+WHERE measurement.attempt_id IN :keys;
 
 -- name: counts
 SELECT counter.attempt_id, series.metric, series.unit, series.direction, series.exact, counter.value AS p50,
        counter.n, NULL AS samples
 FROM counter JOIN series ON series.id = counter.series_id
-WHERE counter.attempt_id IN :attempts;
+WHERE counter.attempt_id IN :keys;
 
 -- Newest `most` runs of each job on a branch up to the run `until`, of any branch, with the deciding attempt. Read along
 -- the index of a job's runs, whose ids sort by time.
@@ -94,14 +94,14 @@ WHERE ranked.age <= :most AND ranked.decisive_verdict IN ('passed', 'failed') AN
 ORDER BY ranked.run_id, attempt.id;
 
 -- name: past_medians
-SELECT attempt_id, series_id, p50 FROM measurement WHERE attempt_id IN :attempts AND p50 IS NOT NULL;
+SELECT attempt_id, series_id, p50 FROM measurement WHERE attempt_id IN :keys AND p50 IS NOT NULL;
 
 -- Samples of figures of outputs, whose worst sample decides.
 -- name: past_samples
 SELECT attempt_id, series_id, samples FROM measurement WHERE attempt_id IN :attempts AND series_id IN :series;
 
 -- name: past_counts
-SELECT attempt_id, series_id, value FROM counter WHERE attempt_id IN :attempts;
+SELECT attempt_id, series_id, value FROM counter WHERE attempt_id IN :keys;
 
 -- name: series
 SELECT id, metric, unit, direction, exact FROM series WHERE job_id IN :jobs;
@@ -144,7 +144,7 @@ WHERE run_job.job_id IN :jobs AND run_job.run_id BETWEEN :since AND :until
 -- Separate from `planned`, because PostgreSQL would read all attempts for a join.
 -- name: tries
 SELECT run_job_id, id, verdict, bundle_key
-FROM attempt WHERE run_job_id IN :planned AND verdict IN ('passed', 'failed');
+FROM attempt WHERE run_job_id IN :keys AND verdict IN ('passed', 'failed');
 
 -- Measurements of the jobs of a run in their newest runs on a branch up to it, each job along the index of its own runs.
 -- name: trend_medians
@@ -197,4 +197,4 @@ JOIN series ON series.job_id = job.id
 WHERE run_job.run_id = :run AND series.metric IN :metrics;
 
 -- name: began
-SELECT id, started_ms, fingerprint_hash FROM run WHERE id IN :runs;
+SELECT id, started_ms, fingerprint_hash FROM run WHERE id IN :keys;

@@ -3,7 +3,8 @@ SELECT id FROM job WHERE name = :name;
 
 -- Newest `most` rows of a job in runs of any branch, newest first, along the index of its runs.
 -- name: runs
-SELECT run.id AS run_id, run.run_nightly, run.run_name, run.started_ms, run.run_commit, run.run_private, run.run_branch,
+SELECT run.id AS run_id, run.run_nightly AS nightly_run, run.run_name AS name, run.started_ms, run.run_commit AS "commit",
+       run.run_branch AS branch, run.run_private AS private,
        COALESCE(run_job.decisive_verdict, '') AS verdict, run_job.skipped, COALESCE(attempt.known_issue, '') AS known_issue,
        COALESCE(attempt.reason, '') AS reason, COALESCE(device.serial, '') AS device, COALESCE(device.kind, '') AS kind,
        run_job.decisive_attempt_id

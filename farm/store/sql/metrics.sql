@@ -1,5 +1,5 @@
 -- name: attempts
-SELECT job.soc, device.kind, device.serial, device.soc AS device_soc, attempt.verdict, attempt.cause,
+SELECT job.soc, device.kind, device.serial, device.soc AS device_soc, attempt.verdict, COALESCE(attempt.cause, '') AS cause,
        run_job.decisive_attempt_id = attempt.id AS decides, count(*) AS attempts, coalesce(sum(attempt.seconds), 0) AS seconds
 FROM run
 JOIN run_job ON run_job.run_id = run.id

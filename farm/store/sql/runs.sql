@@ -95,7 +95,7 @@ ORDER BY layer.attempt_id, layer.position;
 -- name: artifacts
 SELECT job.name AS job_id, artifact.attempt_id, artifact.kind, artifact.size, artifact.sha256,
        (SELECT count(*) FROM attempt earlier
-        WHERE earlier.run_job_id = attempt.run_job_id AND earlier.id <= attempt.id) AS number
+        WHERE earlier.run_job_id = attempt.run_job_id AND earlier.id <= attempt.id) AS attempt
 FROM artifact
 JOIN attempt ON attempt.id = artifact.attempt_id
 JOIN run_job ON run_job.id = attempt.run_job_id
@@ -114,8 +114,9 @@ ORDER BY run_job.position, run_job.id;
 
 -- Verdicts of a run about the code.
 -- name: verdicts
-SELECT job.name, run_job.run_id, run_job.bundle_key, run_job.judged_by, run_job.decisive_verdict AS verdict,
-       attempt.known_issue, attempt.recorded_ms
+SELECT job.name, run_job.run_id, COALESCE(run_job.bundle_key, '') AS bundle_key,
+       COALESCE(run_job.judged_by, '') AS judged_by, run_job.decisive_verdict AS verdict, attempt.known_issue,
+       attempt.recorded_ms AS time_ms
 FROM run_job
 JOIN job ON job.id = run_job.job_id
 JOIN attempt ON attempt.id = run_job.decisive_attempt_id

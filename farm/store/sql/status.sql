@@ -43,7 +43,7 @@ ORDER BY run_job.position;
 -- name: earlier
 SELECT run_job.id, run_job.run_id, attempt.recorded_ms, attempt.verdict, attempt.known_issue
 FROM run_job JOIN attempt ON attempt.id = run_job.decisive_attempt_id
-WHERE run_job.id IN :ids;
+WHERE run_job.id IN :keys;
 
 -- name: jobs_named
 SELECT id FROM job WHERE name IN :names ORDER BY id;
@@ -85,14 +85,14 @@ FROM job WHERE job.id IN :jobs
 ORDER BY job.id;
 
 -- name: runs_of_rows
-SELECT id, run_id FROM run_job WHERE id IN :ids;
+SELECT id, run_id FROM run_job WHERE id IN :keys;
 
 -- Deciding attempts of rows in run_job, without long columns.
 -- name: results
 SELECT run_job.id AS run_job_id, run_job.operators, attempt.id AS attempt_id,
-       job.name AS job_id, job.suite, job.case_name, job.soc, job.backend, job.precision, job.options,
-       run.id AS run_id, run.started_ms AS run_started_ms, run.fingerprint_hash,
-       suite_case.version, suite_case.module, device.serial, COALESCE(device.kind, '') AS kind
+       job.name AS job_id, job.suite, job.case_name AS "case", job.soc, job.backend, job.precision, job.options,
+       run.id AS run_id, run.started_ms AS run_started_ms, run.fingerprint_hash AS fingerprint,
+       suite_case.version AS case_version, suite_case.module, device.serial, COALESCE(device.kind, '') AS kind
 FROM run_job
 JOIN attempt ON attempt.id = run_job.decisive_attempt_id
 JOIN run ON run.id = run_job.run_id

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import msgspec
@@ -59,9 +58,7 @@ class LineFile:
     def __enter__(self) -> LineFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def seek(self, offset: int, number: int, layout: int) -> None:

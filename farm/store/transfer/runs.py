@@ -13,20 +13,11 @@ from farm.base.errors import UsageError
 from farm.base.exit_codes import ENDED_EARLY
 from farm.results.attempt import Attempt
 from farm.store import rows, schema, values
-from farm.store.details import artifact_of
 from farm.store.queries.runs import attempts_of, devices_of, jobs_of
 from farm.store.records import ArtifactRecord
-from farm.store.statements import statement
+from farm.store.statements import statement, struct_of
 from farm.store.toolchains import toolchain_columns, toolchain_of
-from farm.store.transfer.lines import (
-    LAYOUT,
-    AttemptLine,
-    Head,
-    JobLine,
-    Line,
-    RunLine,
-    encode,
-)
+from farm.store.transfer.lines import LAYOUT, AttemptLine, Head, JobLine, Line, RunLine, encode
 from farm.store.view import RunToolchain, SkipReason
 
 if TYPE_CHECKING:
@@ -90,7 +81,9 @@ class Transfer:
             _insert_lines(connection, run, iter(lines))
             # The inserted run has to export to the same lines, also for a hostile file: else it is rolled back.
             if _digest_within(connection, run.id) != digest:
-                raise UsageError(f"run {run.id}: the store knows one of its jobs or cases otherwise: not imported")
+                raise UsageError(
+                    f"run {run.id}: the store has a job or case of this name with other content: not imported"
+                )
             return True
 
         return self._database.write(insert)
@@ -121,8 +114,7 @@ class _RecordedRun(NamedTuple):
 
 
 def _read(connection: Connection, run_id: str) -> _RecordedRun | None:
-    query = select(schema.run, schema.fingerprint.c.facts).join(schema.fingerprint).where(schema.run.c.id == run_id)
-    run = connection.execute(query).first()
+    run = connection.execute(statement("runs.run"), {"run": run_id}).first()
     if run is None:
         return None
     return _RecordedRun(
@@ -172,7 +164,7 @@ def _lines(recorded: _RecordedRun | None) -> Iterator[bytes]:
     places = {row.id: place for place, row in enumerate(devices)}
     artifacts: dict[int, list[ArtifactRecord]] = {}
     for row in rows_of_artifacts:
-        artifacts.setdefault(row.attempt_id, []).append(artifact_of(row))
+        artifacts.setdefault(row.attempt_id, []).append(struct_of(ArtifactRecord, row))
     for row, attempt in attempts:
         facts = {
             **msgspec.structs.asdict(attempt),
@@ -228,7 +220,8 @@ def _insert_lines(connection: Connection, run: RunLine, lines: Iterator[Line]) -
             "device_id": None if line.device is None else devices[line.device],
             "recorded_ms": line.recorded_ms,
         }
-        rows.insert_attempt_row(connection, known, job_row_id, line.attempt(run.devices), line.kept)
+        new = rows.NewAttempt(known, job_row_id, line.attempt(run.devices), line.kept)
+        rows.insert_attempt_rows(connection, [new])
 
 
 def _insert_jobs(connection: Connection, run_id: str, lines: list[Line]) -> dict[str, tuple[int, int]]:

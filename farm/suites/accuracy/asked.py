@@ -40,7 +40,8 @@ class TaskQuestion(msgspec.Struct, frozen=True):
 class Likelihoods(msgspec.Struct, frozen=True):
     """Scored sequences of a bundle whose probabilities count instead of their logits."""
 
-    told: tuple[int, ...]
+    # The name in manifests stays, so that bundles of farm 0.2.0 can be read.
+    first_counted: tuple[int, ...] = msgspec.field(name="told")
     """Index by sample of the first token whose probability counts, as do all later ones; the tokens before it are the
     context."""
     windows: int = 0
@@ -64,14 +65,9 @@ class AskedTokens(NamedTuple):
     likelihoods: Likelihoods | None = None
 
 
-class _Text(NamedTuple):
-    windows: list[_ScoredTokens]
-    words: int
-
-
 class _ScoredTokens(NamedTuple):
     sequence: Row
-    told: int
+    first_counted: int
     is_cut: bool = False
 
 
@@ -94,7 +90,7 @@ def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
                 raise _refusal(case, "texts", f"text {number} has {len(row)} tokens, expected 1 to {most}")
         _require_known(case, texts, vocabulary)
         return AskedTokens(texts, texts)
-    windows, words = _text_of(case, encode, most) if generate.score_text else _Text([], 0)
+    windows, words = _text_of(case, encode, most) if generate.score_text else ([], 0)
     questions, choices, metrics = _choices_of(case, encode, most) if generate.task else ([], [], ())
     rows = [*windows, *choices]
     _require_known(case, [row.sequence for row in rows], vocabulary)
@@ -104,7 +100,7 @@ def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
             raise _refusal(case, "score_text", f"is too long: {many}: shorten it, or name fewer windows")
         raise _refusal(case, "documents", f"is missing: {many}")
     likelihoods = Likelihoods(
-        told=tuple(row.told for row in rows),
+        first_counted=tuple(row.first_counted for row in rows),
         windows=len(windows),
         questions=tuple(questions),
         metrics=metrics,
@@ -112,7 +108,7 @@ def asked_of(case: Case, most: int, vocabulary: int) -> AskedTokens:
         words=words,
     )
     # The prompt of a window is the whole window; the prompt of a choice is its question.
-    prompts = [row.sequence for row in windows] + [row.sequence[: row.told] for row in choices]
+    prompts = [row.sequence for row in windows] + [row.sequence[: row.first_counted] for row in choices]
     return AskedTokens(tuple(prompts), tuple(row.sequence for row in rows), likelihoods)
 
 
@@ -156,11 +152,11 @@ def tokenize_choice(encode: Encode, before: str, choice: str, prefix: Sequence[i
     """
     question = before.rstrip()
     whole = encode(question + before[len(question) :] + choice)
-    told = len(encode(question))
-    return (*prefix, *whole), len(prefix) + told
+    return (*prefix, *whole), len(prefix) + len(encode(question))
 
 
-def _text_of(case: Case, encode: Encode, most: int) -> _Text:
+def _text_of(case: Case, encode: Encode, most: int) -> tuple[list[_ScoredTokens], int]:
+    """Return the windows of the text of `case`, and its words as lm-eval counts them; 0 for a part of the text."""
     generate = generate_of(case)
     path = Path(case.folder, generate.score_text)
     try:
@@ -172,7 +168,7 @@ def _text_of(case: Case, encode: Encode, most: int) -> _Text:
         raise _refusal(case, "score_text", "has too few tokens for any to count")
     windows = [_ScoredTokens(*one) for one in found[: generate.windows]]
     # Parts between white space, an empty part at either end included.
-    return _Text(windows, len(re.split(r"\s+", text)) if len(windows) == len(found) else 0)
+    return windows, len(re.split(r"\s+", text)) if len(windows) == len(found) else 0
 
 
 def _choices_of(
@@ -186,16 +182,16 @@ def _choices_of(
     questions, rows, prefix = [], [], prefix_of(case)
     for number, question in enumerate(written_questions(task, generate.documents)):
         for choice in question.choices:
-            tokens, told = tokenize_choice(encode, question.text, f"{task.target_delimiter}{choice}", prefix)
+            tokens, first_own = tokenize_choice(encode, question.text, f"{task.target_delimiter}{choice}", prefix)
             over = max(0, len(tokens) - most)
-            if told >= len(tokens):
+            if first_own >= len(tokens):
                 raise ConfigError(task.path, "doc_to_choice", f"question {number}: {choice!r} has no token of its own")
-            if not told:
+            if not first_own:
                 raise _refusal(case, "prefix", f"is missing: question {number} has no token before its choices")
-            if told - over < 1:
-                problem = f"question {number}: a choice has {len(tokens) - told} tokens, expected at most {most - 1}"
-                raise ConfigError(task.path, "doc_to_choice", problem)
-            rows.append(_ScoredTokens(tokens[over:], told - over, is_cut=over > 0))
+            if first_own - over < 1:
+                many = f"a choice has {len(tokens) - first_own} tokens, expected at most {most - 1}"
+                raise ConfigError(task.path, "doc_to_choice", f"question {number}: {many}")
+            rows.append(_ScoredTokens(tokens[over:], first_own - over, is_cut=over > 0))
         questions.append(TaskQuestion(question.right, tuple(map(len, question.choices))))
     return questions, rows, task.metrics
 

@@ -29,6 +29,15 @@ _WITHOUT_EFFECT = frozenset({
 })  # fmt: skip
 # Keys that are accepted with their default values alone.
 _USUAL = {"num_fewshot": (None, 0), "repeats": (None, 1), "dataset_name": (None,), "process_docs": (None,)}
+# Types of the keys that make a question.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "doc_to_text": (str,),
+    "doc_to_choice": (str, list, dict),
+    "doc_to_target": (str, int, list),
+    "target_delimiter": (str,),
+    "description": (str,),
+}
+_DEFAULTS = {"target_delimiter": " ", "description": ""}
 _INSTEAD = {
     "num_fewshot": "examples before a question are not drawn here: write them into description",
     "process_docs": "it is Python code, which is not run: change the data, or write a template",
@@ -53,8 +62,8 @@ class TaskFile(msgspec.Struct, frozen=True):
     """A column or a template (str), a list, or a table whose values count."""
     doc_to_target: Any
     """A column or a template (str), an index, or a list of these."""
-    target_delimiter: str = " "
-    description: str = ""
+    target_delimiter: str
+    description: str
     metrics: tuple[str, ...] = METRICS
 
 
@@ -71,33 +80,19 @@ def read_task(path: Path, inside: Path | None = None) -> TaskFile:
     if table.get("output_type") != "multiple_choice":
         problem = f"is {table.get('output_type')!r}, expected 'multiple_choice': a text is scored with score_text"
         raise ConfigError(path, "output_type", problem)
-    for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
-        if table.get(key) is None:
-            raise ConfigError(
-                path,
-                key,
-                "is missing: a task names its questions, choices and right choices by the keys doc_to_...",
-            )
-    for key, wanted in (
-        ("doc_to_text", str),
-        ("doc_to_choice", (str, list, dict)),
-        ("doc_to_target", (str, int, list)),
-    ):
-        if not isinstance(table[key], wanted):
-            raise ConfigError(path, key, f"is {table[key]!r}, expected a column, a template, or the value itself")
-    for key in ("target_delimiter", "description"):
-        if not isinstance(table.get(key, ""), str):
-            raise ConfigError(path, key, f"is {table[key]!r}, expected a text")
+    texts: dict[str, Any] = {key: table.get(key, _DEFAULTS.get(key)) for key in _KINDS}
+    for key, value in texts.items():
+        if value is None and key not in _DEFAULTS:
+            problem = "is missing: a task names its questions, choices and right choices by the keys doc_to_..."
+            raise ConfigError(path, key, problem)
+        if not isinstance(value, _KINDS[key]):
+            raise ConfigError(path, key, f"is {value!r}, expected a text, the name of a column, or the value itself")
     data = _data_of(path, table, inside)
     return TaskFile(
         path=path,
         files=(*files, *data),
         data=data,
-        doc_to_text=table["doc_to_text"],
-        doc_to_choice=table["doc_to_choice"],
-        doc_to_target=table["doc_to_target"],
-        target_delimiter=table.get("target_delimiter", " "),
-        description=table.get("description", ""),
+        **texts,
         metrics=_metrics_of(path, table.get("metric_list")),
     )
 

@@ -9,29 +9,24 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import pandas as pd  # type: ignore[import-untyped]
 import torch
 from executorch.backends.qualcomm._passes.layout_transform import LayoutTransform
 from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base import QcomNumericalComparatorBase
 from executorch.devtools import Inspector
 from executorch.exir.sym_util import eval_shape
+from torch.export import ExportedProgram
 
-from farm.builds.compile.debug.compiler import REFERENCE_GRAPH
-from farm.builds.compile.debug.metrics import scores_of
-from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch.export import ExportedProgram
-
-    from farm.builds.compile.debug.compiler import DebugProgram
-    from farm.builds.compile.debug.metrics import BoundMetric
-    from farm.builds.compile.debug.protocol import Written
-    from farm.builds.compile.debug.reference import LayerNode
+from farm.builds.compile.debug.compiler import REFERENCE_GRAPH, DebugProgram
+from farm.builds.compile.debug.metrics import BoundMetric, scores_of
+from farm.builds.compile.debug.protocol import Written
+from farm.builds.compile.debug.reference import LayerNode
+from farm.builds.program.layers import Gap, Layer, LayerStep
 
 # QNN's name of a tensor: the node that computes it, and the number of the node's output.
 _WRITTEN = re.compile(r"(?:output_(?:mutbuf_\d+_)?)?(?P<node>.+)@(?P<output>\d+)")
@@ -92,25 +87,25 @@ def compare_layers(program: DebugProgram, simulator: Written, device: Written | 
     simulated = _ran(program, simulator)
     measured = _ran(program, device) if device else _Ran({}, {}, {})
     figures = partial(_gap, program.metrics)
-    rows = []
+    layers = []
     for node in program.nodes:
-        gaps: dict[LayerStep, Gap] = {}
+        layer, gaps = node.layer, dict[LayerStep, Gap | None]()
         reference = fp32 = program.fp32.layers.get(node.value)
         if program.quantized is not None:
             reference = program.quantized.layers.get(node.value)
-            _put(gaps, LayerStep.QUANTIZATION, figures(node, fp32, reference, of_steps=False))
-        ran = simulated.values.get(node.name)
-        _put(gaps, LayerStep.COMPILER, figures(node, reference, ran))
-        _put(gaps, LayerStep.DEVICE, figures(node, ran, measured.values.get(node.name)))
-        inspector = figures(node, simulated.references.get(node.name), ran)
-        names = measured.names.get(node.name) or simulated.names.get(node.name, ())
-        rows.append(
-            Layer(
-                node.name, node.operator or INPUT, node.inputs, gaps, inspector, node.tensor,
-                node.origin.module, node.origin.source, node.exported, names,
+            gaps[LayerStep.QUANTIZATION] = figures(layer, fp32, reference, of_steps=False)
+        ran = simulated.values.get(layer.name)
+        gaps[LayerStep.COMPILER] = figures(layer, reference, ran)
+        gaps[LayerStep.DEVICE] = figures(layer, ran, measured.values.get(layer.name))
+        layers.append(
+            msgspec.structs.replace(
+                layer,
+                gaps={step: gap for step, gap in gaps.items() if gap is not None},
+                inspector=figures(layer, simulated.references.get(layer.name), ran),
+                ran=measured.names.get(layer.name) or simulated.names.get(layer.name, ()),
             )
-        )  # fmt: skip
-    return tuple(rows)
+        )
+    return tuple(layers)
 
 
 def missing_layers(layers: tuple[Layer, ...]) -> list[str]:
@@ -125,15 +120,15 @@ def _ran(program: DebugProgram, written: Written) -> _Ran:
         etrecord=str(program.etrecord),
         reference_graph_name=REFERENCE_GRAPH,
     )
-    events = [event for block in inspector.event_blocks for event in block.events]
-    written_by = list(_written_by(program.nodes, events))
     # The Inspector maps no operator of the CPU, and no operator with several outputs.
-    others = {node.name: value for node, _, value in written_by if isinstance(value, torch.Tensor)}
+    values: dict[str, torch.Tensor] = {}
     names: dict[str, tuple[str, ...]] = {}
-    for node, name, _ in written_by:
-        names[node.name] = tuple(dict.fromkeys((*names.get(node.name, ()), name)))
+    events = [event for block in inspector.event_blocks for event in block.events]
+    for layer, name, value in _written_by(program.nodes, events):
+        names[layer.name] = tuple(dict.fromkeys((*names.get(layer.name, ()), name)))
+        if isinstance(value, torch.Tensor):
+            values[layer.name] = value
     for block in inspector.event_blocks:
-        # The operators of the CPU are in `others`.
         block.events = [event for event in block.events if event.is_delegated_op]
         for event in block.events:
             # The Inspector of ExecuTorch 1.5 expects all outputs of a delegate at each of its nodes, and fails on a
@@ -141,44 +136,35 @@ def _ran(program: DebugProgram, written: Written) -> _Ran:
             event.num_outputs = 1
     collector = _Collector(program.edge)
     inspector.calculate_numeric_gap(distance=collector, reference_graph=REFERENCE_GRAPH)
-    pairs = {node.name: collector.pairs.get(node.tensor.handle or -1) for node in program.nodes if not _picked(node)}
-    known = {name: pair for name, pair in pairs.items() if pair is not None}
-    return _Ran(
-        {**others, **{name: value for name, (_, value) in known.items()}},
-        {name: reference for name, (reference, _) in known.items()},
-        names,
-    )
+    # Outputs of one operator share a handle.
+    single = [node.layer for node in program.nodes if node.layer.name == node.node]
+    pairs = {layer.name: pair for layer in single if (pair := collector.pairs.get(layer.tensor.handle or -1))}
+    references = {name: reference for name, (reference, _) in pairs.items()}
+    return _Ran({**values, **{name: value for name, (_, value) in pairs.items()}}, references, names)
 
 
-def _written_by(nodes: Sequence[LayerNode], events: Sequence[Any]) -> Iterator[tuple[LayerNode, str, Any]]:
+def _written_by(nodes: Sequence[LayerNode], events: Sequence[Any]) -> Iterator[tuple[Layer, str, Any]]:
     """Yield each layer that an event wrote, with the event's name and the value.
 
     ExecuTorch 1.5 leaves operators with several outputs out of its map from names to handles. QNN still writes them, as
     `aten_topk_default@1`, and outputs of the delegate as `output_aten_topk_default@1`.
     """
-    by_place = {(node.node, node.tensor.output or 0): node for node in nodes if node.tensor.partition is not None}
-    on_cpu: dict[int, list[LayerNode]] = {}
-    for node in nodes:
-        if node.tensor.handle is not None and node.tensor.partition is None:
-            on_cpu.setdefault(node.tensor.handle, []).append(node)
+    delegated = [node for node in nodes if node.layer.tensor.partition is not None]
+    by_place = {(node.node, node.layer.tensor.output or 0): node for node in delegated}
+    on_cpu = [node.layer for node in nodes if node.layer.tensor.partition is None]
     for event in events:
         if event.is_delegated_op:
-            match = _WRITTEN.fullmatch(str(event.delegate_debug_identifier))
+            identifier = str(event.delegate_debug_identifier)
+            match = _WRITTEN.fullmatch(identifier)
             written = by_place.get((match["node"], int(match["output"]))) if match else None
             if written is not None and event.debug_data:
-                identifier = str(event.delegate_debug_identifier)
-                yield written, identifier, _in_torch_layout(written, event.debug_data[-1])
+                yield written.layer, identifier, _in_torch_layout(written, event.debug_data[-1])
         elif isinstance(event.debug_handles, int) and event.name.startswith(_KERNEL):
-            for node in on_cpu.get(event.debug_handles, ()):
+            for layer in on_cpu:
                 # The handle of a kernel with another name is from a later pass of ExecuTorch.
-                output = node.tensor.output or 0
-                if _is_kernel_of(event.name, node.operator) and output < len(event.debug_data):
-                    yield node, event.name, event.debug_data[output]
-
-
-def _picked(node: LayerNode) -> bool:
-    """Return whether a layer is an output of an operator with several outputs, which share a handle."""
-    return node.name != node.node
+                output, is_same = layer.tensor.output or 0, layer.tensor.handle == event.debug_handles
+                if is_same and _is_kernel_of(event.name, layer.operator) and output < len(event.debug_data):
+                    yield layer, event.name, event.debug_data[output]
 
 
 def _is_kernel_of(event: str, operator: str) -> bool:
@@ -190,8 +176,9 @@ def _in_torch_layout(node: LayerNode, value: Any) -> Any:
     """Return an output of QNN dequantized and in torch's layout, as upstream's comparators do for single outputs."""
     if not isinstance(value, torch.Tensor):
         return value
-    if node.tensor.scale is not None:
-        value = (value.to(torch.float32) - (node.tensor.zero_point or 0)) * node.tensor.scale
+    tensor = node.layer.tensor
+    if tensor.scale is not None:
+        value = (value.to(torch.float32) - (tensor.zero_point or 0)) * tensor.scale
     if node.axis_order:
         value = value.permute(LayoutTransform.get_axis_order(eval_shape(value.shape), reverse=True))
     return value
@@ -199,7 +186,7 @@ def _in_torch_layout(node: LayerNode, value: Any) -> Any:
 
 def _gap(
     metrics: Sequence[BoundMetric],
-    node: LayerNode,
+    layer: Layer,
     before: torch.Tensor | None,
     after: torch.Tensor | None,
     *,
@@ -217,12 +204,12 @@ def _gap(
         mse = float(torch.mean((a - b) ** 2)) if finite else math.inf
         return Gap(mse, -math.inf, None, None, problem)
     # A comparator of the user gets float32 tensors, as from ExecuTorch.
-    scores = scores_of(metrics, node.name, a.float(), b.float())
+    scores = scores_of(metrics, layer.name, a.float(), b.float())
     numbers = torch.isfinite(a)
     a, b = a[numbers], b[numbers]
     if torch.equal(a, b):
         return Gap(0.0, math.inf, 1.0, 0.0, scores=scores)
-    scale = node.tensor.scale if of_steps else None
+    scale = layer.tensor.scale if of_steps else None
     steps = float((a - b).abs().max()) / scale if scale else None
     return Gap(float(torch.mean((a - b) ** 2)), sqnr_db(a, b), cosine(a, b), steps, scores=scores)
 
@@ -258,11 +245,6 @@ def _problem(before: torch.Tensor, after: torch.Tensor) -> str:
     ):
         return f"is the constant {float(after.flatten()[0]):.6g}"
     return ""
-
-
-def _put(gaps: dict[LayerStep, Gap], step: LayerStep, gap: Gap | None) -> None:
-    if gap is not None:
-        gaps[step] = gap
 
 
 def _first(value: Any) -> Any:

@@ -1,12 +1,11 @@
-"""Compiler process of `farm debug`, `python -m farm.builds.compile.debug.debugger FOLDER`; FOLDER keeps its programs.
+"""Compiler process of `farm debug`: `python -m farm.builds.compile.debug.debugger FOLDER LOG`.
 
-The process answers a CompileRequest and any number of CompareRequests on standard output. All other output goes to
-standard error.
+The process answers a CompileRequest and any number of CompareRequests on standard output. FOLDER keeps its programs;
+all other output goes to standard error, which is LOG.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -18,8 +17,8 @@ from farm.base.errors import UsageError
 from farm.base.text import one_line
 from farm.builds.bundles.cache import work_in
 from farm.builds.compile.debug.protocol import CompareRequest, CompileRequest, DebugReply
+from farm.builds.compile.loaded import import_from_source
 from farm.builds.compile.protocol import collect_rarely, dump_stacks, failure_of, reply_pipe
-from farm.builds.compile.source_only import import_from_source
 from farm.builds.compile.watched import watched_failure_of
 
 if TYPE_CHECKING:
@@ -30,12 +29,13 @@ _NAMED = 4
 
 def main(argv: list[str]) -> int:
     """Serve requests from stdin until it is closed, in a folder for the compiler's leftovers."""
-    work_in(Path(argv[0]))
+    folder, log = map(Path, argv)
+    work_in(folder)
     replies = reply_pipe()
     dump_stacks()
     collect_rarely()
     import_from_source()
-    debugger = Debugger()
+    debugger = Debugger(log=log)
     decoder = msgspec.json.Decoder(CompileRequest | CompareRequest)
     for line in sys.stdin.buffer:
         replies.write(msgspec.json.encode(debugger.serve(decoder.decode(line))) + b"\n")
@@ -43,20 +43,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _own_log() -> Path | None:
-    """Return the file that standard error goes to; None for a pipe or a terminal."""
-    try:
-        path = Path(os.readlink("/proc/self/fd/2"))  # noqa: PTH115 - what is no file has a name as well
-    except OSError:
-        return None
-    return path if path.is_file() else None
-
-
 class Debugger:
     """Compiler of one program, and comparison of its layers."""
 
-    def __init__(self, program: DebugProgram | None = None) -> None:
-        self._program = program
+    def __init__(self, program: DebugProgram | None = None, log: Path | None = None) -> None:
+        self._program, self._log = program, log
         self._began = time.perf_counter()
 
     def serve(self, request: CompileRequest | CompareRequest) -> DebugReply:
@@ -72,8 +63,8 @@ class Debugger:
             except UsageError as error:
                 replies.append(DebugReply(ok=False, reason=one_line(str(error)), refused=True))
 
-        if isinstance(request, CompileRequest) and (log := _own_log()) is not None:
-            reason, infra = watched_failure_of(request.job, log, act)
+        if isinstance(request, CompileRequest) and self._log is not None:
+            reason, infra = watched_failure_of(request.job, self._log, act)
         else:
             reason, infra = failure_of(act)
         return replies[0] if replies else DebugReply(ok=False, reason=reason, infra=infra)

@@ -13,28 +13,23 @@ import inspect
 import math
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base import QcomNumericalComparatorBase
 from executorch.devtools.inspector.numerical_comparator import NumericalComparatorBase
+from torch.export import ExportedProgram
 
 from farm.base.errors import UsageError
 from farm.base.trust import weakness
-from farm.builds.compile.debug.protocol import no_module
+from farm.builds.compile.debug.protocol import UserMetric, no_module, refusal
 from farm.builds.compile.flows.factory import import_name
 from farm.builds.compile.protocol import reason_of
 from farm.builds.program.layers import Score
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import ModuleType
-
-    from torch.export import ExportedProgram
-
-    from farm.builds.compile.debug.protocol import UserMetric
-    from farm.suites.suite import Case
+from farm.suites.suite import Case
 
 _NAME_LIMIT = 40
 
@@ -48,12 +43,10 @@ class MetricClass:
         module = _import(metric, case)
         found = getattr(module, metric.name, None)
         if found is None:
-            raise UsageError(f"--comparator {metric}: {metric.module} has no class {metric.name}")
+            raise refusal(metric, f"{metric.module} has no class {metric.name}")
         if not inspect.isclass(found) or not issubclass(found, NumericalComparatorBase):
-            raise UsageError(
-                f"--comparator {metric}: {metric.name} is no comparator: derive a class from "
-                "QcomNumericalComparatorBase of executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base"
-            )
+            base = "QcomNumericalComparatorBase of executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base"
+            raise refusal(metric, f"{metric.name} is no comparator: derive a class from {base}")
         self._class: Any = found
         self._origin = Path(module.__file__) if module.__file__ else None
 
@@ -74,17 +67,17 @@ class MetricClass:
             comparator = self._class(**limits)
             name = comparator.metric_name() if hasattr(comparator, "metric_name") else self._metric.name
         except Exception as error:
-            raise UsageError(f"--comparator {self._metric}: {reason_of(error)}") from error
+            raise refusal(self._metric, reason_of(error)) from error
         return BoundMetric(self._metric, re.sub(r"[^\w.-]+", "_", str(name))[:_NAME_LIMIT], comparator)
 
 
-class BoundMetric:
+class BoundMetric(NamedTuple):
     """Comparator of the user for one program."""
 
-    def __init__(self, metric: UserMetric, name: str, comparator: Any) -> None:
-        self.name = name
-        """Name of its scores."""
-        self._metric, self._comparator = metric, comparator
+    metric: UserMetric
+    name: str
+    """Name of its scores."""
+    comparator: Any
 
     def score(self, layer: str, before: torch.Tensor, after: torch.Tensor) -> Score:
         """Return the score of `after` against `before`, both of one shape and in torch's layout.
@@ -93,11 +86,11 @@ class BoundMetric:
         comparator's exceptions.
         """
         try:
-            value = float(self._comparator.element_compare(before, after))
-            judge = getattr(self._comparator, "is_valid_score", None)
+            value = float(self.comparator.element_compare(before, after))
+            judge = getattr(self.comparator, "is_valid_score", None)
             valid = None if judge is None else bool(judge(value)) or torch.equal(before, after)
         except Exception as error:
-            raise UsageError(f"--comparator {self._metric}: at {layer}: {reason_of(error)}") from error
+            raise refusal(self.metric, f"at {layer}: {reason_of(error)}") from error
         return Score(value, valid)
 
 
@@ -128,7 +121,7 @@ def _import(metric: UserMetric, case: Case) -> ModuleType:
         raise
     except Exception as error:
         # The code of a module may raise any exception.
-        raise UsageError(f"--comparator {metric}: {metric.module} cannot be imported: {reason_of(error)}") from error
+        raise refusal(metric, f"{metric.module} cannot be imported: {reason_of(error)}") from error
 
 
 def _require_own_files(metric: UserMetric) -> None:
@@ -146,4 +139,4 @@ def _require_own_files(metric: UserMetric) -> None:
         for place in (Path(place) for place in [spec.origin, *(spec.submodule_search_locations or ())] if place):
             own = not place.is_absolute() or any(place.is_relative_to(each) for each in (sys.prefix, sys.base_prefix))
             if not own and (problem := weakness(place)):
-                raise UsageError(f"--comparator {metric}: {place} is not executed: {problem}")
+                raise refusal(metric, f"{place} is not executed: {problem}")

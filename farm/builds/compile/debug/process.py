@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.builds.compile.compiler_process import CompilerEnding, CompilerProcess
-from farm.builds.compile.current_node import take_node
 from farm.builds.compile.debug.protocol import DebugReply, no_module
+from farm.builds.compile.watched import take_node
 from farm.builds.toolchains.interpreters import process_environment
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ class DebugProcess(CompilerProcess):
         The caller removes the folder with the compiler's leftovers.
         """
         folder.mkdir()
-        super().__init__("farm.builds.compile.debug.debugger", [str(folder)], supervisor, "debugger", compiler, log)
+        # The process has another current folder than this process, so that the path must be absolute.
+        words = [str(folder), str(log.absolute())]
+        super().__init__("farm.builds.compile.debug.debugger", words, supervisor, "debugger", compiler, log)
 
     def receive(self, timeout_s: float) -> DebugReply:
         """Return the reply to the request; a crash and an exceeded time limit become a reply as well."""

@@ -48,12 +48,15 @@ def parse_metric(text: str) -> UserMetric:
     return UserMetric(match["module"], match["name"], threshold)
 
 
+def refusal(metric: UserMetric, problem: str) -> UsageError:
+    """Return the error for a comparator that cannot be used."""
+    return UsageError(f"--comparator {metric}: {problem}")
+
+
 def no_module(metric: UserMetric, name: str) -> UsageError:
     """Return the error for a metric whose module, or a package above it, is missing: `name`."""
-    return UsageError(
-        f"--comparator {metric}: no module {name}: put its folder on PYTHONPATH, or the file beside the suite and "
-        "write --comparator .metrics:Name"
-    )
+    place = "put its folder on PYTHONPATH, or the file beside the suite and write --comparator .metrics:Name"
+    return refusal(metric, f"no module {name}: {place}")
 
 
 class CompileRequest(msgspec.Struct, frozen=True, tag="compile"):

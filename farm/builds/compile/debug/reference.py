@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from executorch.backends.qualcomm.builders.node_visitor import dq_ops, q_ops
 from executorch.backends.qualcomm.utils.constants import (
@@ -30,15 +33,9 @@ from executorch.backends.qualcomm.utils.constants import (
 )
 from torch.utils import _pytree as pytree
 
-from farm.builds.bundles.origins import UNKNOWN, Origin
 from farm.builds.compile.flows.calls import copies, state_kept
 from farm.builds.compile.flows.node_origins import origin_of
-from farm.builds.program.layers import LayerTensor
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
+from farm.builds.program.layers import INPUT, Layer, LayerTensor
 
 # `aten.conv2d.default`, as torch prints an operator.
 _OPERATOR = re.compile(r"[a-z]\w*\.\w+(\.\w+)?")
@@ -54,22 +51,15 @@ class Computed(NamedTuple):
 
 
 class LayerNode(NamedTuple):
-    """Layer: an output of a computing node, or an input of the program."""
+    """Layer of the graph: an output of a computing node, or an input of the program."""
 
-    name: str
-    """Name of `node`, followed by `:1` if several outputs of it are used."""
+    layer: Layer
+    """Layer without gaps. Its name is `node`, followed by `:1` if several outputs of it are used."""
     node: str
     value: str
     """Node of the value: `node`, or the node that picks this output of it."""
-    operator: str
-    inputs: tuple[str, ...]
-    """Layers that this layer reads."""
     axis_order: tuple[int, ...] | None
     """Order of the axes in QNN's layout; None for torch's layout."""
-    tensor: LayerTensor
-    origin: Origin = UNKNOWN
-    exported: tuple[str, ...] = ()
-    """Operators of the exported program from which the layer comes."""
 
 
 def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int], places: Sequence[Path] = ()) -> list[LayerNode]:
@@ -94,21 +84,24 @@ def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int], places: Se
             sources[pick] = [name]
             handle = node.meta.get("debug_handle")
             tensor = _tensor(pick, handle, index, partitions.get(handle) if handle is not None else None)
-            what = "" if node.op == "placeholder" else _operator(node)
-            layout = pick.meta.get(QCOM_AXIS_ORDER)
-            origin = origin_of(node.meta, places) if what else UNKNOWN
-            exported = exported_operators(node.meta) if what else ()
-            found.append(LayerNode(name, node.name, pick.name, what, tuple(read), layout, tensor, origin, exported))
+            layer = Layer(name, INPUT, tuple(read), {}, tensor=tensor)
+            if node.op == "call_function":
+                target = "quantize" if node.target in q_ops else getattr(node.target, "__name__", str(node.target))
+                origin, exported = origin_of(node, places), _exported_operators(node)
+                layer = msgspec.structs.replace(
+                    layer, operator=target, module=origin.module, source=origin.source, exported=exported
+                )
+            found.append(LayerNode(layer, node.name, pick.name, pick.meta.get(QCOM_AXIS_ORDER)))
     return found
 
 
-def exported_operators(meta: Mapping[str, Any]) -> tuple[str, ...]:
+def _exported_operators(node: torch.fx.Node) -> tuple[str, ...]:
     """Return the operators of the exported program that a node comes from, by torch's record of its origins.
 
     The record has each pass, the newest first. Before the exported program there are functions, not operators.
     """
     found: dict[str, None] = {}
-    for newest in meta.get("from_node") or ():
+    for newest in node.meta.get("from_node") or ():
         source, last = newest, ""
         while source is not None:
             last = str(source.target) if _OPERATOR.fullmatch(str(source.target)) else last
@@ -224,8 +217,3 @@ def _fake_quantized(value: Any, attributes: Mapping[str, Any] | None) -> Any:
     )
     operators = torch.ops.quantized_decomposed
     return operators.dequantize_per_tensor(operators.quantize_per_tensor(value.float(), *arguments), *arguments)
-
-
-def _operator(node: torch.fx.Node) -> str:
-    name = getattr(node.target, "__name__", str(node.target))
-    return "quantize" if node.target in q_ops else name

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from farm.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from farm.suites.suite import Case
+from farm.suites.suite import Case
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -28,6 +25,7 @@ _NORMS = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.defaul
 # Positions of arguments of both operators.
 _STATISTICS, _TRAINING = 3, 5
 _PLAIN_KEY = re.compile(r"[\w-]+")
+_PLAIN = (bool, int, float, str)
 _INTERNALS = frozenset(vars(torch.nn.Module()))
 
 
@@ -125,36 +123,25 @@ class ModuleState:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()}
-        # References keep the tensors and objects alive, so that no new object gets the address of a replaced one.
-        self._parameters = {name: (one, _contents(one)) for name, one in module.named_parameters()}
-        self._attributes = _attributes(module)
+        self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        self._parameters = _with_contents(module.named_parameters())
+        self._attributes = _with_contents(_attributes(module))
 
     def written_buffers(self) -> tuple[str, ...]:
         """Return the names of the buffers with other contents than before the calls."""
         return tuple(
             name
             for name, buffer in self._module.named_buffers()
-            if name not in self._buffers or not equal(buffer, self._buffers[name][1])
+            if name not in self._buffers or not equal(buffer, self._buffers[name])
         )
 
     def written_parameters(self) -> tuple[str, ...]:
         """Return the names of the parameters that were written or replaced."""
-        return tuple(
-            name
-            for name, one in self._module.named_parameters()
-            if name not in self._parameters
-            or self._parameters[name][0] is not one
-            or self._parameters[name][1] != _contents(one)
-        )
-
-    def is_changed(self) -> bool:
-        """Return whether calls changed a buffer, a parameter or an attribute of the module."""
-        return bool(self.written_buffers() or self.written_parameters()) or not self.has_same_attributes()
+        return _changed(self._parameters, _with_contents(self._module.named_parameters()))
 
     def has_same_attributes(self) -> bool:
         """Return whether everything beside buffers and parameters is as before the calls."""
-        return _same_attributes(self._attributes, _attributes(self._module))
+        return not _changed(self._attributes, _with_contents(_attributes(self._module)))
 
 
 @contextmanager
@@ -192,15 +179,19 @@ def writes_in_place(node: torch.fx.Node) -> bool:
     return bool(schema.is_mutable) or trains
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch has no other name
-
-
 def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors have the same elements, NaN among them."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN
+
+
+def elements_of(tensor: torch.Tensor) -> memoryview | None:
+    """Return the bytes of a tensor in C order; None for subclasses and other layouts, which have none of their own."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    if not is_plain or tensor.is_quantized:
+        return None
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _contents(value: Any) -> tuple[int, int]:
@@ -209,36 +200,41 @@ def _contents(value: Any) -> tuple[int, int]:
         return 0, zlib.crc32(value.tobytes())
     if not isinstance(value, torch.Tensor):
         return 0, 0
-    version = _version(value)
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_quantized:
-        # Subclasses and other layouts have no bytes of their own.
-        return version, 0
-    plain = value.detach().cpu().contiguous().reshape(-1)
-    return version, zlib.crc32(memoryview(plain.view(torch.uint8).numpy()))
+    version = 0 if value.is_inference() else value._version  # noqa: SLF001 - torch has no other name
+    elements = elements_of(value)
+    return version, 0 if elements is None else zlib.crc32(elements)
 
 
-def _attributes(module: torch.nn.Module) -> list[tuple[str, Any, tuple[int, int]]]:
-    """Return the values that modules keep beside buffers and parameters, tensors and arrays with their contents."""
-    return [
-        (f"{name}.{key}", leaf, _contents(leaf))
-        for name, part in module.named_modules()
-        for key, value in vars(part).items()
-        if key not in _INTERNALS
-        for leaf in pytree.tree_leaves(value)
-    ]
+def _with_contents(values: Iterable[tuple[str, Any]]) -> dict[str, tuple[Any, tuple[int, int]]]:
+    # References keep the tensors and objects alive, so that no new object gets the address of a replaced one.
+    return {name: (value, _contents(value)) for name, value in values}
 
 
-def _same_attributes(
-    before: Sequence[tuple[str, Any, tuple[int, int]]], after: Sequence[tuple[str, Any, tuple[int, int]]]
-) -> bool:
+def _changed(
+    before: Mapping[str, tuple[Any, tuple[int, int]]], after: Mapping[str, tuple[Any, tuple[int, int]]]
+) -> tuple[str, ...]:
+    """Return the names of values that were replaced or written."""
+
     def is_same(one: Any, other: Any) -> bool:
-        plain = (bool, int, float, str)
-        return one is other or (isinstance(one, plain) and type(one) is type(other) and one == other)
+        return one is other or (isinstance(one, _PLAIN) and type(one) is type(other) and one == other)
 
-    return len(before) == len(after) and all(
-        old[0] == new[0] and old[2] == new[2] and is_same(old[1], new[1])
-        for old, new in zip(before, after, strict=True)
+    return tuple(
+        name
+        for name in {**before, **after}
+        if name not in before
+        or name not in after
+        or before[name][1] != after[name][1]
+        or not is_same(before[name][0], after[name][0])
     )
+
+
+def _attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the values that modules keep beside buffers and parameters, each with a name of its own."""
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if key not in _INTERNALS:
+                for number, leaf in enumerate(pytree.tree_leaves(value)):
+                    yield f"{name}.{key}.{number}", leaf
 
 
 def _refusal(case: Case, problem: str) -> ConfigError:

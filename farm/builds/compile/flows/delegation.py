@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import torch
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.lowered_backend_module import get_lowered_submodules
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
-
 _CALL = "executorch_call_delegate"
-_QUANTIZE = "quantized_decomposed.quantize_per_"
-_DEQUANTIZE = "quantized_decomposed.dequantize_per_"
-_QUANTIZE_CODES = f"{_QUANTIZE}tensor.default"
-_DEQUANTIZE_CODES = f"{_DEQUANTIZE}tensor.default"
+_QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
+_DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 
 # Logger of ExecuTorch 1.5 (QnnOperatorSupport) with a verdict on every operator: whether the backend takes it.
 _VERDICTS = "executorch.backends.qualcomm.partition.qnn_partitioner"
@@ -38,33 +33,19 @@ class Delegation(NamedTuple):
     """Calls of delegates."""
     delegated_ops: int
     """Nodes inside of delegates."""
-    edge_ops: dict[str, int]
-    """Operators on the CPU that quantize an input or dequantize an output of the graph, and how often."""
     cpu_ops: dict[str, int]
-    """All other operators on the CPU, and how often."""
+    """Operators on the CPU, and how often."""
 
 
 def read_delegation(graph_module: torch.fx.GraphModule) -> Delegation:
     """Return the delegation of a lowered edge graph. Pure."""
-    inside = sum(
-        node.op == "call_function"
-        for _, submodule, _ in get_lowered_submodules(graph_module)
-        for node in submodule.original_module.graph_module.graph.nodes
-    )
-    partitions = 0
-    edge: Counter[str] = Counter()
-    cpu: Counter[str] = Counter()
-    for node in graph_module.graph.nodes:
-        if node.op != "call_function":
-            continue
-        name = getattr(node.target, "__name__", str(node.target))
-        if name == _CALL:
-            partitions += 1
-        elif name != "getitem":
-            # The text of an edge operator would be its whole schema.
-            shown = name if isinstance(node.target, EdgeOpOverload) else str(node.target)
-            (edge if _is_edge(node, name) else cpu)[shown] += 1
-    return Delegation(partitions, inside, dict(edge), dict(cpu))
+    lowered = [one.original_module.graph_module.graph for _, one, _ in get_lowered_submodules(graph_module)]
+    inside = sum(node.op == "call_function" for graph in lowered for node in graph.nodes)
+    called = [node.target for node in graph_module.graph.nodes if node.op == "call_function"]
+    on_cpu = [target for target in called if getattr(target, "__name__", "") not in (_CALL, "getitem")]
+    # The text of an edge operator would be its whole schema.
+    names = (one.__name__ if isinstance(one, EdgeOpOverload) else str(one) for one in on_cpu)
+    return Delegation(len(lowered), inside, dict(Counter(names)))
 
 
 def misread_codes(graph_module: torch.fx.GraphModule) -> tuple[torch.dtype, torch.dtype] | None:
@@ -79,8 +60,8 @@ def misread_codes(graph_module: torch.fx.GraphModule) -> tuple[torch.dtype, torc
     for node in graph_module.graph.nodes:
         name = getattr(node.target, "__name__", "")
         # A delegate returns all outputs as one value, and `getitem` picks each of them.
-        near = node.users if name == _QUANTIZE_CODES else (*_producers(node),)
-        if name not in (_QUANTIZE_CODES, _DEQUANTIZE_CODES) or not any(_is_call(one) for one in near):
+        near = node.users if name == _QUANTIZE else (*_producers(node),)
+        if name not in (_QUANTIZE, _DEQUANTIZE) or not any(_is_call(one) for one in near):
             continue
         least, greatest, on_cpu = node.args[3:6]
         in_qnn = deduce_dtype(None, {"quant_min": least, "quant_max": greatest, "dtype": on_cpu})
@@ -148,12 +129,6 @@ def _listening(logger_name: str, listen: Callable[[str], None]) -> Iterator[None
         yield
     finally:
         logger.removeHandler(listener)
-
-
-def _is_edge(node: torch.fx.Node, name: str) -> bool:
-    if name.startswith(_QUANTIZE):
-        return bool(node.all_input_nodes[0].op == "placeholder")
-    return name.startswith(_DEQUANTIZE) and all(user.op == "output" for user in node.users)
 
 
 def _is_call(node: torch.fx.Node) -> bool:

@@ -6,19 +6,18 @@ import copy
 import hashlib
 import importlib
 import inspect
+import math
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from farm.base.errors import ConfigError
 from farm.builds.compile.flows.flow import Example
-from farm.suites.suite import FORWARD
-
-if TYPE_CHECKING:
-    from farm.suites.suite import Case, InputSpec
+from farm.suites.suite import FORWARD, Case, InputSpec
 
 # Distance of the seeds of two samples, so that no two inputs of a case share a seed with small seeds in its manifest.
 _SAMPLE_STRIDE = 1000
@@ -76,19 +75,22 @@ def _load_program(case: Case) -> torch.nn.Module:
 
 
 def _load_checkpoint(case: Case, module: torch.nn.Module) -> None:
-    path = Path(case.folder, case.checkpoint)
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            state = load_file(path)
-        else:
-            # Only tensors and plain containers are accepted, as other objects in a pickle could run code.
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        module.load_state_dict(state)
+        module.load_state_dict(load_tensors(Path(case.folder, case.checkpoint)))
     except Exception as error:  # a broken file may raise any exception
         problem = f"{case.checkpoint} does not fit the module: {error}"
         raise ConfigError(case.manifest, f"case.{case.name}.checkpoint", problem) from error
+
+
+def load_tensors(path: Path) -> Any:
+    """Return the tensors in a file of torch or safetensors, by name. Raises any exception for a broken file."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    # Only tensors and plain containers are accepted, as other objects in a pickle could run code. Files of torch 1.6
+    # and later are ZIP archives, which are mapped and read piece by piece.
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def _import(case: Case, name: str) -> ModuleType:
@@ -174,9 +176,7 @@ def _read_array(case: Case, file: str, spec: InputSpec | None = None) -> torch.T
 
 def _tensor(spec: InputSpec, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     made: Any
     match spec.distribution:
         case "normal":

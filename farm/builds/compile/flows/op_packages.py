@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from executorch.backends.qualcomm.quantizer.qconfig import QuantizationConfig
-    from executorch.exir import EdgeProgramManager
 
     from farm.base.socs import Soc
     from farm.suites.features import OpPackage
@@ -43,7 +42,7 @@ _DSP, _CPU = QnnExecuTorchOpPackageTarget.HTP, QnnExecuTorchOpPackageTarget.CPU
 _ANDROID, _HOST = QnnExecuTorchOpPackagePlatform.AARCH64_ANDROID, QnnExecuTorchOpPackagePlatform.X86_64
 
 
-class _Variant(NamedTuple):
+class _Library(NamedTuple):
     """Library of a package for one machine."""
 
     file: str
@@ -70,9 +69,17 @@ def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTo
     # With an incomplete package a device would compute a part of the program and then fail.
     on_device = all(one.android and f"v{soc.htp_arch}" in one.hexagon for one in packages)
     infos = [
-        _info(package, variant, _keep(case, variant, soc, folder))
+        QnnExecuTorchOpPackageInfo(
+            op_package_name=package.name,
+            op_package_path=_keep(case, library, soc, folder),
+            interface_provider=package.interface_provider,
+            target=library.target,
+            custom_op_name=package.operator,
+            qnn_op_type_name=package.qnn_operator,
+            platform=library.platform,
+        )
         for package in packages
-        for variant in _variants(package, soc, on_device=on_device)
+        for library in _libraries(package, soc, on_device=on_device)
     ]
     here = Path.cwd() / OP_PACKAGES
     # A process that crashed in a package may have left the link.
@@ -84,46 +91,32 @@ def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTo
         here.unlink()
 
 
-def _variants(package: OpPackage, soc: Soc, *, on_device: bool) -> list[_Variant]:
+def _libraries(package: OpPackage, soc: Soc, *, on_device: bool) -> list[_Library]:
     """Return the libraries for a program of `soc`, in the order of ExecuTorch's example."""
-    [host] = PACKAGES_OF["simulator"]
-    found = [_Variant(package.library, host, X86_64, 0, _CPU, _HOST)]
-    if not on_device:
-        return found
-    on_dsp, on_cpu = PACKAGES_OF["android"]
-    dsp = package.hexagon[f"v{soc.htp_arch}"]
-    return [
-        _Variant(dsp, on_dsp, HEXAGON, soc.htp_arch, _DSP, _ANDROID),
-        _Variant(package.android, on_cpu, AARCH64, 0, _CPU, _ANDROID),
-        *found,
-    ]
+    [host], (on_dsp, on_cpu) = PACKAGES_OF["simulator"], PACKAGES_OF["android"]
+    found = [_Library(package.library, host, X86_64, 0, _CPU, _HOST)]
+    if on_device:
+        found = [
+            _Library(package.hexagon[f"v{soc.htp_arch}"], on_dsp, HEXAGON, soc.htp_arch, _DSP, _ANDROID),
+            _Library(package.android, on_cpu, AARCH64, 0, _CPU, _ANDROID),
+            *found,
+        ]
+    return found
 
 
-def _keep(case: Case, variant: _Variant, soc: Soc, folder: Path) -> str:
+def _keep(case: Case, library: _Library, soc: Soc, folder: Path) -> str:
     """Copy a library into the bundle in `folder`, and return its path relative to `folder`."""
     get = "QNN's op package generator makes a Makefile, with a target for each machine"
-    source = Path(case.folder, variant.file)
-    part = RuntimePart(variant.file, source, variant.machine, get, variant.hexagon, exact=False, soc=soc.name)
+    source = Path(case.folder, library.file)
+    part = RuntimePart(library.file, source, library.machine, get, library.hexagon, exact=False, soc=soc.name)
     if fault := find_fault(part):
         key = f"case.{case.name}.features.op_packages"
-        raise ConfigError(case.manifest, key, f"{variant.file} {fault.problem}: {fault.repair}")
-    place = folder / OP_PACKAGES / variant.folder
+        raise ConfigError(case.manifest, key, f"{library.file} {fault.problem}: {fault.repair}")
+    place = folder / OP_PACKAGES / library.folder
     place.mkdir(parents=True, exist_ok=True)
     copy = Path(shutil.copyfile(source, place / "copied.so"))
     named = copy.rename(place / f"{sha256_of(copy)}.so")
     return str(named.relative_to(folder))
-
-
-def _info(package: OpPackage, variant: _Variant, path: str) -> QnnExecuTorchOpPackageInfo:
-    return QnnExecuTorchOpPackageInfo(
-        op_package_name=package.name,
-        op_package_path=path,
-        interface_provider=package.interface_provider,
-        target=variant.target,
-        custom_op_name=package.operator,
-        qnn_op_type_name=package.qnn_operator,
-        platform=variant.platform,
-    )
 
 
 def annotation_of(case: Case, config: QuantizationConfig) -> Callable[[torch.fx.GraphModule], None]:
@@ -140,12 +133,10 @@ def annotation_of(case: Case, config: QuantizationConfig) -> Callable[[torch.fx.
             if str(node.target) not in names or Q_ANNOTATION_KEY in node.meta:
                 continue
             tensors = [index for index, arg in enumerate(node.args) if isinstance(arg, torch.fx.Node)]
-            outputs = node.meta["val"]
+            outputs = range(len(node.meta["val"]) if isinstance(node.meta["val"], tuple) else 1)
             specs = IOQuantConfig(
                 input_quant_specs=dict.fromkeys(tensors, config.input_activation),
-                output_quant_specs=dict.fromkeys(
-                    range(len(outputs) if isinstance(outputs, tuple) else 1), config.output_activation
-                ),
+                output_quant_specs=dict.fromkeys(outputs, config.output_activation),
             )
             annotator.register_annotation(node.target, specs)
         annotator.build_annotation_fn()(graph)
@@ -153,15 +144,10 @@ def annotation_of(case: Case, config: QuantizationConfig) -> Callable[[torch.fx.
     return annotate
 
 
-def require_packaged(edge: EdgeProgramManager, case: Case) -> None:
+def require_packaged(graph_module: torch.fx.GraphModule, case: Case) -> None:
     """Raise ConfigError for an operator of a package that QNN refused: ExecuTorch 1.5 leaves it to the CPU."""
-    if not case.features.op_packages:
-        return
-    taken = {
-        getattr(node.target, "__name__", "")
-        for _, submodule, _ in get_lowered_submodules(edge.exported_program(case.method).graph_module)
-        for node in submodule.original_module.graph_module.graph.nodes
-    }
+    lowered = [one.original_module.graph_module.graph for _, one, _ in get_lowered_submodules(graph_module)]
+    taken = {getattr(node.target, "__name__", "") for graph in lowered for node in graph.nodes}
     for package in case.features.op_packages:
         if package.operator not in taken:
             problem = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_type_hints
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_type_hints
 
 import torch
 from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
@@ -12,34 +13,35 @@ from executorch.backends.qualcomm.serialization.qc_schema import (
     QnnExecuTorchBackendType,
     QnnExecuTorchOpPackageOptions,
 )
+from executorch.backends.qualcomm.serialization.qc_schema_serialize import flatbuffer_to_option, option_to_flatbuffer
 from executorch.backends.qualcomm.utils import utils
 from executorch.backends.qualcomm.utils.utils import (
     generate_qnn_executorch_compiler_spec,
     get_qnn_context_binary_alignment,
     to_edge_transform_and_lower_to_qnn,
+    update_spill_fill_size,
 )
+from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
+from executorch.exir.passes import MemoryPlanningPass
+from torch._ops import HigherOrderOperator
+from torch.export import ExportedProgram
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from farm.base.backends.descriptor import DIRECT_MODE, QUANTIZED_PRECISIONS
-from farm.base.backends.registry import BACKENDS
-from farm.base.errors import DelegationError, MisreadCodesError, MissingToolError
+from farm.base.backends.registry import BACKENDS, cpu_backends
+from farm.base.errors import ConfigError, DelegationError, MisreadCodesError, MissingToolError
+from farm.builds.bundles.bundle import SAVER
 from farm.builds.bundles.key import HOST_CPU
-from farm.builds.compile.flows import qnn_features
+from farm.builds.bundles.origins import place_of
 from farm.builds.compile.flows.calls import copies, state_kept
-from farm.builds.compile.flows.control_flow import refuse_control_flow
-from farm.builds.compile.flows.delegation import misread_codes, refused_operators
+from farm.builds.compile.flows.delegation import misread_codes, read_delegation, refused_operators
 from farm.builds.compile.flows.flow import Flow, Lowered, Lowering
+from farm.builds.compile.flows.node_origins import origin_of, source_places
 from farm.builds.compile.flows.op_packages import annotation_of, packages_of, require_packaged
 from farm.suites.features import Features
 from farm.suites.options import compile_numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from executorch.exir import EdgeProgramManager
-
-    from farm.suites.suite import Case, Target
+from farm.suites.suite import Case, Target
 
 # Operators with blocks of weights in the precisions called `_block`, along the second dimension, the input channels.
 _BLOCK_TARGETS = (torch.ops.aten.conv2d.default, torch.ops.aten.linear.default)
@@ -57,6 +59,19 @@ _RULES: dict[str, Any] = {
 _WITH_WEIGHTS = "Fallback nodes with weights"
 # Options that are no parameters of a backend's function for its compiler specs.
 _OF_ALL_BACKENDS = ("profile_level", DIRECT_MODE)
+# Features that are parameters of that function, and features that are parameters of the specs of all backends.
+_OF_BACKEND = ("use_multi_contexts", "use_weight_sharing")
+_OF_SPECS = ("shared_buffer", "dump_intermediate_outputs", "use_mha2sha")
+# Files of QNN's Saver.
+_SAVED = ("saver_output.c", "params.bin")
+# Operators with graphs as arguments, by the names of torch 2.13, and the functions that make them.
+_CONTROL_FLOW = {
+    "cond": "torch.cond",
+    "while_loop": "torch.while_loop",
+    "map_impl": "torch's map",
+    "scan": "torch's scan",
+    "associative_scan": "torch's associative_scan",
+}
 
 
 def _lower(lowering: Lowering) -> Lowered:
@@ -76,29 +91,85 @@ def _lower(lowering: Lowering) -> Lowered:
         if features.saver:
             with watch.step("saver"):
                 specs = compiler_specs(target, lowering.versions, features, packages=packages, saver=True)
-                qnn_features.record_calls(lambda specs: _to_edge(graphs, lowering, specs), specs, lowering.folder)
+                _record_calls(graphs, lowering, specs)
         with watch.step("lower"):
             specs = compiler_specs(target, lowering.versions, features, packages=packages)
             edge = _to_edge(graphs, lowering, specs)
-            spill_fill_bytes = qnn_features.share_spill_fill(edge, features, graphs)
-    _require_codes(edge, target, graphs)
-    qnn_features.require_skipped(edge, case)
-    require_packaged(edge, case)
-    config = qnn_features.serialization(features, get_qnn_context_binary_alignment(), direct=target.direct)
+            programs = {name: edge.exported_program(name) for name in graphs}
+            # The contexts of the program share a buffer.
+            sizes = map(update_spill_fill_size, programs.values()) if features.use_multi_contexts else ()
+            spill_fill_bytes = max(map(int, sizes), default=None)
+    if BACKENDS[target.backend].cpu_quantizes:
+        _require_codes(programs.values(), target)
+    own = programs[lowering.method].graph_module
+    _require_skipped(own, case)
+    require_packaged(own, case)
+    config = ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment())
+    if features.shared_buffer or target.direct:
+        # The runner provides memory of the DSP for inputs and outputs; ExecuTorch's export_utils.py plans none either.
+        config.memory_planning_pass = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
     return Lowered(edge, quantized, config, exported[lowering.method], spill_fill_bytes)
 
 
 FLOW: Flow = _lower
 
 
-def _require_codes(edge: EdgeProgramManager, target: Target, methods: Iterable[str]) -> None:
+def refuse_control_flow(exported: ExportedProgram, case: Case, backend: str) -> None:
+    """Raise ConfigError for a graph with a branch or a loop that depends on values.
+
+    Qualcomm's quantizer and passes of ExecuTorch 1.5 take no graph inside a graph; ExecuTorch's CPU runs branches.
+    """
+    for node in exported.graph_module.graph.nodes:
+        name = node.target.name() if isinstance(node.target, HigherOrderOperator) else ""
+        if name not in _CONTROL_FLOW:
+            continue
+        place = place_of(origin_of(node, source_places(case)))
+        remedy = "write the iterations out"
+        if name == "cond":
+            remedy = "compute both branches and choose one with torch.where"
+        problem = f"{_CONTROL_FLOW[name]}{place} is control flow, which {backend} does not take: {remedy}"
+        raise ConfigError(
+            case.manifest, f"case.{case.name}.module", f"{problem}, or run the case on {' or '.join(cpu_backends())}"
+        )
+
+
+def _record_calls(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: list[Any]) -> None:
+    """Record QNN's calls of a lowering in the bundle; `specs` are the specs of ExecuTorch's saver.
+
+    ExecuTorch 1.5 raises SystemExit after it has recorded the first method. Raises MissingToolError without a record.
+    """
+    place = lowering.folder / SAVER
+    for spec in specs:
+        options = flatbuffer_to_option(spec.value)
+        options.saver_output_dir = str(place)
+        spec.value = option_to_flatbuffer(options)
+    try:
+        _to_edge(graphs, lowering, specs)
+    except SystemExit:
+        if all((place / name).is_file() for name in _SAVED):
+            return
+    raise MissingToolError(f"QNN's Saver left no {' and '.join(_SAVED)}: its words are in the build log")
+
+
+def _require_codes(programs: Iterable[ExportedProgram], target: Target) -> None:
     """Raise MisreadCodesError if codes at the edge of a delegate have different sizes on the CPU and in QNN."""
-    if not BACKENDS[target.backend].cpu_quantizes:
-        return
-    for name in methods:
-        if (found := misread_codes(edge.exported_program(name).graph_module)) is not None:
+    for program in programs:
+        if (found := misread_codes(program.graph_module)) is not None:
             on_cpu, in_qnn = (str(dtype).removeprefix("torch.") for dtype in found)
             raise MisreadCodesError(target.backend, target.precision, on_cpu, in_qnn)
+
+
+def _require_skipped(graph_module: torch.fx.GraphModule, case: Case) -> None:
+    """Raise ConfigError for an operator or node that the case leaves to the CPU and that is not in the program."""
+    features, on_cpu = case.features, read_delegation(graph_module).cpu_ops
+    for key, names, there in (
+        ("skip_node_ops", features.skip_node_ops, on_cpu),
+        ("skip_node_ids", features.skip_node_ids, {node.name for node in graph_module.graph.nodes}),
+    ):
+        if missing := [name for name in names if name not in there]:
+            left = ", ".join(sorted(on_cpu)) or "nothing"
+            problem = f"{missing[0]!r} is nowhere in the program; left to the CPU: {left}"
+            raise ConfigError(case.manifest, f"case.{case.name}.features.{key}", problem)
 
 
 def calibrate(
@@ -167,7 +238,6 @@ def compiler_specs(
     features: Features = Features(),  # noqa: B008 - frozen
     *,
     packages: QnnExecuTorchOpPackageOptions | None = None,
-    dump_intermediate_outputs: bool = False,
     saver: bool = False,
 ) -> list[Any]:
     """Return ExecuTorch's compile specs for `target`, with `features` and their packages.
@@ -175,7 +245,7 @@ def compiler_specs(
     `versions` are the other dependencies of the bundle: see key.py.
     """
     options = compile_numbers(target)
-    given = {"dump_intermediate_outputs": dump_intermediate_outputs, **qnn_features.specs_of(features)}
+    given: dict[str, Any] = {name: True for name in _OF_SPECS if getattr(features, name)}
     if packages is not None:
         given["op_package_options"] = packages
     return generate_qnn_executorch_compiler_spec(  # type: ignore[no-any-return]
@@ -197,7 +267,7 @@ def _backend_options(
         place = versions[HOST_CPU]
         numbers["target_env"] = backend.host_cpus["adsp" if target.direct and place == "arm" else place]
     numbers |= {name: number for name, number in options.items() if name not in _OF_ALL_BACKENDS}
-    numbers |= qnn_features.switches_of(features)
+    numbers |= {name: True for name in _OF_BACKEND if getattr(features, name)}
     generate = getattr(utils, backend.compiler_spec)
     kinds = get_type_hints(generate)
     return generate(**{name: kinds[name](number) for name, number in numbers.items()})
@@ -232,8 +302,8 @@ def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: l
             if "Failed to initialize QNN backend" in str(error):
                 library = f"libQnn{target.backend.title()}.so"
                 raise MissingToolError(
-                    f"{library} of the QNN SDK does not start on this machine (its words are in the build log): "
-                    f"docs/reference/backends.md says which SDK can compile for the {target.backend} backend"
+                    f"{library} of the QNN SDK does not start on this machine (its output is in the build log): "
+                    f"docs/reference/backends.md lists SDKs that can compile for the {target.backend} backend"
                 ) from error
             if refused:
                 # The pass manager raises its own error, with the error of the pass as the cause.

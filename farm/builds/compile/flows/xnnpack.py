@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge_transform_and_lower
+from torch.export import ExportedProgram
 
 from farm.base.backends.registry import DEFAULT_BACKEND
 from farm.base.errors import ConfigError
 from farm.builds.compile.flows.flow import Flow, Lowered, Lowering
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-
-    from farm.suites.suite import Case
+from farm.suites.suite import Case
 
 
 def _lower(lowering: Lowering) -> Lowered:

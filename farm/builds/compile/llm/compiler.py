@@ -6,42 +6,38 @@ import gc
 import json
 import tempfile
 import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
 import torch
 
-from farm.builds.bundles.bundle import INPUTS, MODEL, Generation, TensorSpec
+from farm.builds.bundles.bundle import MODEL, Generation, Manifest
 from farm.builds.bundles.generation import DECODE, PREFILL
 from farm.builds.bundles.key import shares_weights
 from farm.builds.bundles.origins import write_origins
-from farm.builds.compile.flows.compiler import CompiledProgram, settings_of_one_job, write_manifest, write_tensors
+from farm.builds.compile.flows.compiler import CompiledProgram, settings_of_one_job, write_bundle
 from farm.builds.compile.flows.delegation import Delegation, built_operators, read_delegation
 from farm.builds.compile.flows.flow import Stopwatch
 from farm.builds.compile.flows.node_origins import EdgeOrigins
 from farm.builds.compile.flows.qualcomm import backend_type, compiler_specs
+from farm.builds.compile.flows.reference import tensor_spec
 from farm.builds.compile.flows.shortcuts.every import less_work
 from farm.builds.compile.llm import upstream
-from farm.builds.compile.llm.greedy import Row, continuation
+from farm.builds.compile.llm.greedy import Row
 from farm.builds.compile.llm.ready import token_tensors
-from farm.builds.compile.llm.references import Stepwise, WholeContext, log_probabilities
+from farm.builds.compile.llm.references import EagerDecoder, QuantizedDecoder, log_probabilities
 from farm.builds.compile.llm.weights import checkpoint_in_use, make_checkpoint
 from farm.builds.program.pte import read_pte
-from farm.suites.accuracy.asked import asked_of, most_scored
+from farm.suites.accuracy.asked import AskedTokens, asked_of, most_scored
 from farm.suites.architectures import find_architecture
 from farm.suites.prompts import decoder_params, generate_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from farm.builds.bundles.bundle import Manifest
-    from farm.suites.accuracy.asked import AskedTokens
-    from farm.suites.suite import Case, Job
-
-Tensors = tuple[torch.Tensor, ...]
+from farm.suites.suite import Case, Job
 
 # Offset that keeps the seeds of calibration data apart from the seeds of prompts.
 _CALIBRATION = 999
@@ -54,29 +50,22 @@ def compile_text_job(job: Job, key: str, versions: Mapping[str, str], folder: Pa
     watch = Stopwatch()
     try:
         with torch.no_grad(), settings_of_one_job(), tempfile.TemporaryDirectory(dir=Path.cwd()) as work:
-            samples, program = _compile(job, versions, folder, Path(work), watch)
+            program = _compile(job, versions, folder, Path(work), watch)
     finally:
         # torch keeps traced graphs, and with them all weights of a large decoder.
         torch._dynamo.reset()  # noqa: SLF001 - torch has no other name
         gc.collect()
-    write_tensors(folder / INPUTS, "input", samples)
-    for kind, outputs in program.references.items():
-        write_tensors(folder / f"reference_{kind}", "output", outputs)
-    return write_manifest(job, key, versions, folder, samples, program, watch)
+    return write_bundle(job, key, versions, folder, program, watch)
 
 
-def _compile(
-    job: Job, versions: Mapping[str, str], folder: Path, work: Path, watch: Stopwatch
-) -> tuple[list[Tensors], CompiledProgram]:
+def _compile(job: Job, versions: Mapping[str, str], folder: Path, work: Path, watch: Stopwatch) -> CompiledProgram:
     case = job.case
     decoder = make_decoder(job, work)
     asked = _asked(case)
     prompts, given = asked.prompts, asked.scored
     with watch.step("reference"):
         references = ReferenceDecoder(decoder, case)
-        # The choices of a question share one prompt, which needs a single continuation.
-        eager = {prompt: references.eager_continuation(prompt) for prompt in dict.fromkeys(prompts)}
-        continued = [eager[prompt] for prompt in prompts]
+        continued = references.continuations(references.fp32, prompts)
     with watch.step("quantize"):
         rows = _calibration(case, prompts, given, continued)
         decoder.process(_request("quantize", job, _specs(job, versions), decoder, rows))
@@ -90,10 +79,25 @@ def _compile(
     (work / f"{_PTE}.pte").replace(folder / MODEL)
     generation = _generation(case, decoder.decode.meta, asked, generated)
     del decoder
-    features = (*case.features.named, *(("use_weight_sharing",) if shares_weights(job, versions) else ()))
-    program = _program(folder, generated, generation, hooks)
-    program = msgspec.structs.replace(program, operators=dict(operators), features=features)
-    return token_tensors(prompts, generated.scored), program
+    method = read_pte(folder / MODEL).method(DECODE, "the mode of its case")
+    delegations = hooks.delegations.values()
+    # With a separate method for prompts, the outputs of both methods are compared. Sequences for likelihoods may be
+    # long, and have one output.
+    times = 2 if generation.prefill and generation.likelihoods is None else 1
+    return CompiledProgram(
+        references={kind: [(rows,) * times for rows in samples] for kind, samples in generated.logits.items()},
+        inputs=token_tensors(prompts, generated.scored),
+        outputs=(tensor_spec(generated.logits["fp32"][0]),) * times,
+        delegates=method.partitions,
+        delegated_ops=sum(one.delegated_ops for one in delegations),
+        fallback_ops=dict(sum((Counter(one.cpu_ops) for one in delegations), Counter[str]())),
+        operators=dict(operators),
+        method=DECODE,
+        method_index=method.index,
+        features=(*case.features.named, *(("use_weight_sharing",) if shares_weights(job, versions) else ())),
+        spill_fill_bytes=hooks.spill_fill_bytes,
+        generation=generation,
+    )
 
 
 def make_decoder(job: Job, work: Path) -> Any:
@@ -126,51 +130,36 @@ class ReferenceDecoder:
     """Decoder on the CPU: the FP32 module, and the quantized module after the calibration."""
 
     def __init__(self, decoder: Any, case: Case) -> None:
-        self._decoder, self._case = decoder, case
         whole = decoder.calibration_prefill
-        self._fp32 = whole.decoder
-        self._whole = WholeContext(whole._decoder_inference, tuple(whole.attn_mask))  # noqa: SLF001 - no other name
+        self._decoder, self._case = decoder, case
+        self._context = (whole._decoder_inference, tuple(whole.attn_mask))  # noqa: SLF001 - no other name
+        self.fp32 = EagerDecoder(whole.decoder, *self._context)
 
-    def fp32(self, tokens: Row) -> torch.Tensor:
-        """Return float32 [tokens, vocabulary] of the FP32 module."""
-        return self._whole.eager_logits(self._fp32, tokens)
-
-    def eager_continuation(self, prompt: Row) -> Row:
-        """Return the tokens that the FP32 module generates after `prompt`."""
-        return self._whole.eager_continuation(self._fp32, prompt, self._most(prompt), generate_of(self._case).stop)
+    def continuations(self, decoder: EagerDecoder | QuantizedDecoder, prompts: Sequence[Row]) -> tuple[Row, ...]:
+        """Return the tokens that `decoder` generates after each prompt."""
+        generate, room = generate_of(self._case), positions_of(self._case)
+        # The choices of a question share one prompt, which needs a single continuation. The last token needs no
+        # position of its own.
+        found = {
+            prompt: decoder.continuation(prompt, min(generate.new_tokens, room - len(prompt) + 1), generate.stop)
+            for prompt in dict.fromkeys(prompts)
+        }
+        return tuple(found[prompt] for prompt in prompts)
 
     def quantized(self, prompts: Sequence[Row], given: Sequence[Row], continued: Sequence[Row]) -> _ReferenceResults:
         """Return the results of both modules; `given` are the sequences to score, () to score the generated tokens."""
-        decoder, stop = self._decoder, generate_of(self._case).stop
-        quantized = decoder.calibration_prefill.decoder
         # Compiling sets the encodings again in the same way; without this call the decoder has no scales yet.
-        decoder._encoding_override(quantized, decoder.decode.decoder, override_kv_cache=True)  # noqa: SLF001 - no other name
-        stepwise = Stepwise(decoder.decode.decoder, decoder.decode._decoder_inference)  # noqa: SLF001 - no other name
-
-        def logits(tokens: Row) -> torch.Tensor:
-            return self._whole.logits(quantized, tokens)
-
-        def chosen(tokens: Row) -> list[int]:
-            return [int(token) for token in logits(tokens).argmax(dim=-1)]
-
-        def generated(prompt: Row) -> Row:
-            most = self._most(prompt)
-            draft = self._whole.continuation(quantized, stepwise, prompt, most, stop) if most > 1 else ()
-            return continuation(chosen, prompt, most, stop, draft)
-
-        found = {prompt: generated(prompt) for prompt in dict.fromkeys(prompts)}
-        tokens = tuple(found[prompt] for prompt in prompts)
+        modules = (self._decoder.calibration_prefill.decoder, self._decoder.decode.decoder)
+        self._decoder._encoding_override(*modules, override_kv_cache=True)  # noqa: SLF001 - no other name
+        quantized = QuantizedDecoder(self._decoder, *self._context)
+        tokens = self.continuations(quantized, prompts)
         room = positions_of(self._case)
         scored = tuple(given) or tuple((*prompt, *row)[:room] for prompt, row in zip(prompts, tokens, strict=True))
-        longest = max(map(len, scored))
-        return _ReferenceResults(
-            {"fp32": tuple(continued), "quantized": tokens},
-            scored,
-            {
-                "fp32": [self._rows(self.fp32(row), row, longest) for row in scored],
-                "quantized": [self._rows(logits(row), row, longest) for row in scored],
-            },
-        )
+        logits = {
+            kind: [self._rows(decoder.logits(row), row, max(map(len, scored))) for row in scored]
+            for kind, decoder in (("fp32", self.fp32), ("quantized", quantized))
+        }
+        return _ReferenceResults({"fp32": tuple(continued), "quantized": tokens}, scored, logits)
 
     def _rows(self, logits: torch.Tensor, sequence: Row, longest: int) -> torch.Tensor:
         rows = log_probabilities(logits, sequence) if generate_of(self._case).scores_likelihood else logits
@@ -178,11 +167,7 @@ class ReferenceDecoder:
 
     def forget(self) -> None:
         """Drop the modules, to free their memory."""
-        del self._decoder, self._fp32, self._whole
-
-    def _most(self, prompt: Row) -> int:
-        # The last token needs no position of its own.
-        return min(generate_of(self._case).new_tokens, positions_of(self._case) - len(prompt) + 1)
+        del self._decoder, self._context, self.fp32
 
 
 def positions_of(case: Case) -> int:
@@ -257,7 +242,7 @@ class _LoweringHooks:
                 edge = lower(**given)
             for method in given["module"]:
                 self.delegations[method] = read_delegation(edge.exported_program(method).graph_module)
-            self._keep_origins(edge)
+            edge.to_executorch = partial(self._serialize, edge, edge.to_executorch)
             return edge
 
         def shared(exported: Any) -> Any:
@@ -277,17 +262,12 @@ class _LoweringHooks:
         ):
             yield
 
-    def _keep_origins(self, edge: Any) -> None:
-        serialize = edge.to_executorch
-
-        def to_executorch(config: Any) -> Any:
-            with self._watch.step("serialize"):
-                origins = EdgeOrigins(edge, Path(self._case.folder).parent, DECODE)
-                program = serialize(config)
-                write_origins(self._folder, origins.of(program))
-            return program
-
-        edge.to_executorch = to_executorch
+    def _serialize(self, edge: Any, serialize: Callable[[Any], Any], config: Any) -> Any:
+        with self._watch.step("serialize"):
+            origins = EdgeOrigins(edge, self._case, DECODE)
+            program = serialize(config)
+            write_origins(self._folder, origins.of(program))
+        return program
 
 
 def _generation(case: Case, meta: Mapping[str, Any], asked: AskedTokens, generated: _ReferenceResults) -> Generation:
@@ -306,31 +286,6 @@ def _generation(case: Case, meta: Mapping[str, Any], asked: AskedTokens, generat
         scored=tuple(map(len, generated.scored)),
         tokens=generated.tokens,
         likelihoods=asked.likelihoods,
-    )
-
-
-def _program(
-    folder: Path, generated: _ReferenceResults, generation: Generation, hooks: _LoweringHooks
-) -> CompiledProgram:
-    method = read_pte(folder / MODEL).method(DECODE, "the mode of its case")
-    fallback: dict[str, int] = {}
-    for one in hooks.delegations.values():
-        for name, count in {**one.edge_ops, **one.cpu_ops}.items():
-            fallback[name] = fallback.get(name, 0) + count
-    # With a separate method for prompts, the outputs of both methods are compared. Sequences for likelihoods may be
-    # long, and have one output.
-    times = 2 if generation.prefill and generation.likelihoods is None else 1
-    shape = tuple(generated.logits["fp32"][0].shape)
-    return CompiledProgram(
-        references={kind: [(rows,) * times for rows in samples] for kind, samples in generated.logits.items()},
-        outputs=(TensorSpec(shape, "float32"),) * times,
-        delegates=method.partitions,
-        delegated_ops=sum(one.delegated_ops for one in hooks.delegations.values()),
-        fallback_ops=fallback,
-        method=DECODE,
-        method_index=method.index,
-        spill_fill_bytes=hooks.spill_fill_bytes,
-        generation=generation,
     )
 
 

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
 from farm.base.errors import ConfigError
-from farm.builds.bundles.bundle import INPUTS, LIKELIHOOD_COLUMNS, MODEL, TensorSpec
+from farm.builds.bundles.bundle import LIKELIHOOD_COLUMNS, MODEL, Manifest, TensorSpec
 from farm.builds.bundles.generation import DECODE, generation_of, padded
 from farm.builds.bundles.ready import features_of, read_ready
-from farm.builds.compile.flows.compiler import CompiledProgram, write_manifest, write_tensors
+from farm.builds.compile.flows.compiler import CompiledProgram, write_bundle
 from farm.builds.compile.flows.factory import read_expected
 from farm.builds.compile.flows.flow import Stopwatch
-from farm.builds.compile.flows.outputs import tensor_spec
-from farm.builds.program.pte import read_pte
-from farm.suites.accuracy.asked import asked_of, most_scored
+from farm.builds.compile.flows.reference import tensor_spec
+from farm.builds.program.pte import Program, read_pte
+from farm.suites.accuracy.asked import AskedTokens, asked_of, most_scored
 from farm.suites.prompts import expected_of, generate_of
+from farm.suites.suite import Case, Job
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from farm.builds.bundles.bundle import Manifest
-    from farm.builds.program.pte import Program
-    from farm.suites.accuracy.asked import AskedTokens
-    from farm.suites.suite import Case, Job
-
-    Tokens = Sequence[Sequence[int]]
+Tokens = Sequence[Sequence[int]]
 
 
 def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder: Path) -> Manifest:
@@ -50,19 +43,17 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
     if expected:
         generation = msgspec.structs.replace(generation, tokens={"expected": expected})
     shutil.copyfile(path, folder / MODEL)
-    samples = token_tensors(prompts, scored)
-    write_tensors(folder / INPUTS, "input", samples)
     columns = generation.vocabulary if asked.likelihoods is None else LIKELIHOOD_COLUMNS
     logits = TensorSpec((max(map(len, scored), default=0), columns), "float32")
     outputs = (logits,) * ((2 if generation.prefill and asked.likelihoods is None else 1) if scored else 0)
     references = {"fp32": read_expected(case)} if case.expected else {}
-    for kind, given in references.items():
-        if odd := next((row for row in given if tuple(map(tensor_spec, row)) != outputs), None):
-            found, wanted = (", ".join(map(str, row)) for row in (map(tensor_spec, odd), outputs))
+    for row in references.get("fp32", ()):
+        if (specs := tuple(map(tensor_spec, row))) != outputs:
+            found, wanted = (", ".join(map(str, one)) for one in (specs, outputs))
             raise ConfigError(case.manifest, f"case.{case.name}.expected", f"are {found}, the program gives {wanted}")
-        write_tensors(folder / f"reference_{kind}", "output", given)
     program = CompiledProgram(
         references=references,
+        inputs=token_tensors(prompts, scored),
         outputs=outputs,
         delegates=method.partitions,
         delegated_ops=None,
@@ -72,7 +63,7 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
         features=features_of(method),
         generation=generation,
     )
-    return write_manifest(job, key, versions, folder, samples, program, watch)
+    return write_bundle(job, key, versions, folder, program, watch)
 
 
 def _asked(case: Case, program: Program) -> AskedTokens:

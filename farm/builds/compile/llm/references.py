@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from farm.builds.compile.flows.calls import copies
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.builds.compile.llm.greedy import Row
+from farm.builds.compile.llm.greedy import Row, continuation
 
 
 def log_probabilities(logits: torch.Tensor, sequence: Row) -> torch.Tensor:
@@ -33,86 +30,22 @@ def _position_axes(caches: Sequence[torch.Tensor]) -> list[int]:
     return [3] * layers + [2] * layers
 
 
-class Stepwise:
-    """Exported decoder of fixed sizes that takes the last token and has the tokens before it in caches."""
+class EagerDecoder:
+    """FP32 decoder, at the cost of the given tokens alone; each position attends to the positions before it."""
 
-    def __init__(self, module: torch.nn.Module, inference: Any) -> None:
-        """Take `inference`, ExecuTorch's inference of the decoder."""
-        self._module = module
-        self._context = inference.max_context_len
-        self._room = inference._k_caches[0].shape[-1]  # noqa: SLF001 - no other name
-        self._width = self._context - self._room
-
-    def caches(self, columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return caches with `columns`: the keys and values of every position, from a decoder of the whole context."""
-        return [
-            one.narrow(axis, 0, self._room).clone(memory_format=torch.contiguous_format)
-            for axis, one in zip(_position_axes(columns), columns, strict=True)
-        ]
-
-    def after(self, token: int, done: int, masks: Sequence[torch.Tensor], caches: Sequence[torch.Tensor]) -> int:
-        """Return the token after `token`, which has `done` tokens before it, and add its keys and values to the caches.
-
-        `masks` are the masks of a full context. In a step of several tokens, no position attends to the padding behind
-        the first.
-        """
-        tokens = torch.zeros(1, self._width, dtype=torch.int32)
-        tokens[0, 0] = token
-        positions = torch.arange(done, done + self._width, dtype=torch.int32).clamp_(max=self._context - 1)[None]
-        steps = []
-        for mask in masks:
-            step = torch.full((1, 1, self._width, self._context), float(mask.min()))
-            step[0, 0, 0, :done] = mask[0, 0, done, :done]
-            step[0, 0, 0, self._room] = mask[0, 0, done, done]
-            steps.append(step)
-        logits, keys, values = self._module(*copies((tokens, *steps, positions, *caches)))
-        if done < self._room:
-            for axis, cache, one in zip(_position_axes(caches), caches, [*keys, *values], strict=True):
-                cache.narrow(axis, done, 1).copy_(one.narrow(axis, 0, 1))
-        return int(logits[0, 0].argmax())
-
-
-class WholeContext:
-    """Decoder of its whole context at once, in FP32 or quantized; each position attends to the positions before it."""
-
-    def __init__(self, inference: Any, masks: Sequence[torch.Tensor]) -> None:
+    def __init__(self, module: torch.nn.Module, inference: Any, masks: Sequence[torch.Tensor]) -> None:
         """Take ExecuTorch's `inference`, with positions and empty caches, and the `masks` of a full context."""
-        self._inference = inference
-        self._masks = tuple(masks)
+        self._module, self._inference, self._masks = module, inference, masks
 
-    def logits(self, module: torch.nn.Module, tokens: Row) -> torch.Tensor:
-        """Return float32 [tokens, vocabulary] of an exported `module`, whose sizes are fixed."""
-        return self._logits_and_columns(module, tokens)[0][: len(tokens)].float().clone()
+    def logits(self, tokens: Row) -> torch.Tensor:
+        """Return float32 [tokens, vocabulary]."""
+        return self._step(tokens, 0, self._no_caches())[0]
 
-    def continuation(
-        self, module: torch.nn.Module, stepwise: Stepwise, prompt: Row, most: int, stop: Sequence[int]
-    ) -> Row:
-        """Return the greedy continuation of `prompt`: the first token by an exported `module`, the rest by `stepwise`.
-
-        `stepwise` computes in another order, which nearly always gives the same tokens, and computes each step alone.
-        """
-        logits, columns = self._logits_and_columns(module, prompt)
-        found = [int(logits[len(prompt) - 1].argmax())]
-        caches = stepwise.caches(columns)
-        while len(found) < most and found[-1] not in stop:
-            found.append(stepwise.after(found[-1], len(prompt) + len(found) - 1, self._masks, caches))
-        return tuple(found)
-
-    def _logits_and_columns(self, module: torch.nn.Module, tokens: Row) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        padded = torch.zeros(1, self._masks[0].shape[-1], dtype=torch.int32)
-        padded[0, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        logits, keys, values = module(*copies(self._inference.get_inputs(padded, self._masks)))
-        return torch.as_tensor(logits)[0], [*keys, *values]
-
-    def eager_logits(self, module: torch.nn.Module, tokens: Row) -> torch.Tensor:
-        """Return the logits as `logits` does, of an eager `module` and at the cost of `tokens` alone."""
-        return self._step(module, tokens, 0, self._no_caches())[0]
-
-    def eager_continuation(self, module: torch.nn.Module, prompt: Row, most: int, stop: Sequence[int]) -> Row:
-        """Return the greedy continuation of `prompt` by an eager `module`: at most `most` tokens, a stop token last."""
+    def continuation(self, prompt: Row, most: int, stop: Sequence[int]) -> Row:
+        """Return the greedy continuation of `prompt`: at most `most` tokens, a stop token last."""
         caches, start, pending, found = self._no_caches(), 0, prompt, list[int]()
         while len(found) < most and not (found and found[-1] in stop):
-            logits, caches = self._step(module, pending, start, caches)
+            logits, caches = self._step(pending, start, caches)
             start += len(pending)
             found.append(int(logits[-1].argmax()))
             pending = (found[-1],)
@@ -121,15 +54,79 @@ class WholeContext:
     def _no_caches(self) -> list[torch.Tensor]:
         return [*self._inference._k_caches, *self._inference._v_caches]  # noqa: SLF001 - no other name
 
-    def _step(
-        self, module: torch.nn.Module, tokens: Row, start: int, caches: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _step(self, tokens: Row, start: int, caches: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         end = start + len(tokens)
         masks = (mask[:, :, start:end, :end] for mask in self._masks)
         positions = self._inference.pos_ids[:1, start:end]
         given = (torch.tensor([tokens], dtype=torch.int32), *masks, positions, *caches)
-        logits, keys, values = module(*copies(given))
+        logits, keys, values = self._module(*copies(given))
         new = [*keys, *values]
         axes = _position_axes(caches)
         grown = [torch.cat(pair, dim=axis) for axis, *pair in zip(axes, caches, new, strict=True)]
         return logits[0].to(torch.float32, copy=True), grown
+
+
+class QuantizedDecoder:
+    """Quantized decoder: exported modules of fixed sizes, one for the whole context and one for the last token.
+
+    The module for the last token has the tokens before it in caches. It computes in another order, which nearly always
+    gives the same tokens.
+    """
+
+    def __init__(self, decoder: Any, inference: Any, masks: Sequence[torch.Tensor]) -> None:
+        """Take ExecuTorch's `decoder`, with the `inference` and the `masks` of a full context."""
+        self._whole, self._inference, self._masks = decoder.calibration_prefill.decoder, inference, masks
+        self._step, step_inference = decoder.decode.decoder, decoder.decode._decoder_inference  # noqa: SLF001 - no other name
+        self._context = step_inference.max_context_len
+        self._room = step_inference._k_caches[0].shape[-1]  # noqa: SLF001 - as above
+        self._width = self._context - self._room
+
+    def logits(self, tokens: Row) -> torch.Tensor:
+        """Return float32 [tokens, vocabulary]."""
+        return self._logits_and_columns(tokens)[0][: len(tokens)].float().clone()
+
+    def continuation(self, prompt: Row, most: int, stop: Sequence[int]) -> Row:
+        """Return the greedy continuation of `prompt` by the module of the whole context; the other makes the draft."""
+
+        def chosen(tokens: Row) -> list[int]:
+            return [int(token) for token in self.logits(tokens).argmax(dim=-1)]
+
+        return continuation(chosen, prompt, most, stop, self._draft(prompt, most, stop) if most > 1 else ())
+
+    def _draft(self, prompt: Row, most: int, stop: Sequence[int]) -> Row:
+        logits, columns = self._logits_and_columns(prompt)
+        found = [int(logits[len(prompt) - 1].argmax())]
+        caches = [
+            one.narrow(axis, 0, self._room).clone(memory_format=torch.contiguous_format)
+            for axis, one in zip(_position_axes(columns), columns, strict=True)
+        ]
+        while len(found) < most and found[-1] not in stop:
+            found.append(self._after(found[-1], len(prompt) + len(found) - 1, caches))
+        return tuple(found)
+
+    def _logits_and_columns(self, tokens: Row) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the logits, and the keys and values of every position."""
+        padded = torch.zeros(1, self._masks[0].shape[-1], dtype=torch.int32)
+        padded[0, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        logits, keys, values = self._whole(*copies(self._inference.get_inputs(padded, self._masks)))
+        return torch.as_tensor(logits)[0], [*keys, *values]
+
+    def _after(self, token: int, done: int, caches: Sequence[torch.Tensor]) -> int:
+        """Return the token after `token`, which has `done` tokens before it, and add its keys and values to the caches.
+
+        In a step of several tokens, no position attends to the padding behind the first.
+        """
+        tokens = torch.zeros(1, self._width, dtype=torch.int32)
+        tokens[0, 0] = token
+        positions = torch.arange(done, done + self._width, dtype=torch.int32).clamp_(max=self._context - 1)[None]
+        steps = []
+        for mask in self._masks:
+            step = torch.full((1, 1, self._width, self._context), float(mask.min()))
+            step[0, 0, 0, :done] = mask[0, 0, done, :done]
+            step[0, 0, 0, self._room] = mask[0, 0, done, done]
+            steps.append(step)
+        logits, keys, values = self._step(*copies((tokens, *steps, positions, *caches)))
+        if done < self._room:
+            for axis, cache, one in zip(_position_axes(caches), caches, [*keys, *values], strict=True):
+                cache.narrow(axis, done, 1).copy_(one.narrow(axis, 0, 1))
+        return int(logits[0, 0].argmax())

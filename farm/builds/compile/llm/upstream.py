@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from executorch.backends.qualcomm.quantizer.quant_recipe import QuantGranularity, QuantRecipe
@@ -24,14 +24,13 @@ try:
 except ImportError as error:
     raise MissingToolError(
         f"the ExecuTorch of this toolchain has no decoders of its Qualcomm examples that can be imported ({error}): "
-        "cases that generate text need one of 1.5 or later"
+        "cases that generate text need ExecuTorch 1.5 or later"
     ) from error
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
-    from farm.suites.architectures import Architecture
-    from farm.suites.generate import Generate
+from farm.suites.architectures import Architecture
+from farm.suites.generate import Generate
 
 __all__ = ["arguments", "collators", "components", "configuration", "constants", "llama", "wrappers"]
 

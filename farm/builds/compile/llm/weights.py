@@ -6,21 +6,19 @@ import json
 import pickle
 import shutil
 import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from farm.base.errors import ConfigError, FarmError
+from farm.builds.compile.flows.factory import load_tensors
 from farm.builds.compile.llm.upstream import components, llama, wrappers
 from farm.suites.prompts import generate_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from farm.suites.suite import Case
+from farm.suites.suite import Case
 
 _FILE = "checkpoint.pth"
 _SAFETENSORS = "*.safetensors"
@@ -77,17 +75,9 @@ def _drawn(seed: int, config: Any, arguments: Any, folder: Path) -> Path:
 
 def _readable(path: Path, folder: Path) -> Path:
     """Return `path` if ExecuTorch can read it, else a readable copy. Raises torch's exceptions for a broken file."""
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        state = load_file(path)
-    else:
-        # Files of torch 1.6 and later are ZIP archives, which are mapped and read piece by piece.
-        pieces = zipfile.is_zipfile(path)
-        # Only tensors and plain containers are accepted, as other objects in a pickle could run code.
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=pieces)
-        if pieces:
-            return path
+    state = load_tensors(path)
+    if path.suffix != ".safetensors" and zipfile.is_zipfile(path):
+        return path
     torch.save(state, folder / _FILE)
     return folder / _FILE
 
@@ -101,16 +91,11 @@ def _converted(source: Path, config: Any, decoder: str, folder: Path) -> Path:
         (alone / file.name).symlink_to(file.absolute())
     if decoder == "phi_4_mini":
         # ExecuTorch reads safetensors of this decoder with torchtune, but a pickle of tensors without it.
-        torch.save(_load_folder(alone), alone / "pytorch_model.bin")
+        files = map(load_tensors, sorted(alone.glob(_SAFETENSORS)))
+        torch.save({name: tensor for file in files for name, tensor in file.items()}, alone / "pytorch_model.bin")
     config.convert_weights.__func__(str(alone), str(folder / _FILE))
     shutil.rmtree(alone)
     return folder / _FILE
-
-
-def _load_folder(source: Path) -> Mapping[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return {name: tensor for path in sorted(source.glob(_SAFETENSORS)) for name, tensor in load_file(path).items()}
 
 
 def _of_user(case: Case, key: str, read: Callable[[], Path]) -> Path:

@@ -29,14 +29,24 @@ _TAIL_LINES = 12
 
 @dataclass(frozen=True)
 class NativeBuild:
-    """Build of native_runner/; `key` is the hash of all its ingredients."""
+    """Build of native_runner/; the name of its folder is the key, a hash of all its ingredients."""
 
     folder: Path
-    runner: Path
-    bridge: Path
-    """Bridge of this machine's build. Builds for devices have none, as a device gets the libraries of a single SDK."""
-    key: str
-    target: str = HOST
+
+    @property
+    def key(self) -> str:
+        """Hash of all ingredients."""
+        return self.folder.name
+
+    @property
+    def runner(self) -> Path:
+        """Path of the runner."""
+        return self.folder / RUNNER
+
+    @property
+    def bridge(self) -> Path:
+        """Path of this machine's bridge. Builds for devices have none, as a device gets the libraries of one SDK."""
+        return self.folder / BRIDGE
 
     @property
     def built(self) -> bool:
@@ -63,10 +73,9 @@ def build_native(
     return build
 
 
-def native_of(cache_dir: Path, key: str, target: str = HOST) -> NativeBuild:
-    """Return the build of `key` for `target`, there or not."""
-    folder = cache_dir / "native" / key
-    return NativeBuild(folder, folder / RUNNER, folder / BRIDGE, key, target)
+def native_of(cache_dir: Path, key: str) -> NativeBuild:
+    """Return the build of `key`, there or not."""
+    return NativeBuild(cache_dir / "native" / key)
 
 
 def planned_native(
@@ -90,7 +99,7 @@ def _plan(
 ) -> tuple[Path, CMakeToolchain, NativeBuild]:
     sources = data_folder("native_runner")
     toolchain = find_toolchain(find_target(target), sources, cache_dir, android, executorch)
-    return sources, toolchain, native_of(cache_dir, _key(sources, toolchain), target)
+    return sources, toolchain, native_of(cache_dir, _key(sources, toolchain))
 
 
 def _key(sources: Path, toolchain: CMakeToolchain) -> str:
@@ -131,13 +140,7 @@ def _build(sources: Path, toolchain: CMakeToolchain, cache_dir: Path, folder: Pa
             shutil.copy2(tree / name, folder / name)
 
 
-def _run(
-    argv: list[str | Path],
-    *,
-    record: Path,
-    scratch: Path,
-    env: dict[str, str],
-) -> None:
+def _run(argv: list[str | Path], *, record: Path, scratch: Path, env: dict[str, str]) -> None:
     name = Path(argv[0]).name
     errors = scratch / f"{name}.stderr"
     lines: list[str] = []

@@ -173,27 +173,25 @@ def _android(target: BuildTarget, cache_dir: Path, kit: AndroidKit) -> CMakeTool
 
 
 def _ndk_root(target: BuildTarget, root: Path | None) -> Path:
-    hint = f"set ANDROID_NDK_ROOT to the folder of an Android NDK (one with {_NDK_TOOLCHAIN}), or android_ndk_root in "
-    hint += "the [qnn] table of farm.toml"
-    if root is None:
-        raise MissingToolError(f"{target.name} needs an Android NDK and ANDROID_NDK_ROOT is not set: {hint}")
-    if not (root / _NDK_TOOLCHAIN).is_file():
-        raise MissingToolError(f"{target.name} needs an Android NDK and {root / _NDK_TOOLCHAIN} is not there: {hint}")
-    return root
+    if root is not None and (root / _NDK_TOOLCHAIN).is_file():
+        return root
+    problem = f"{root / _NDK_TOOLCHAIN} is not there" if root is not None else "ANDROID_NDK_ROOT is not set"
+    raise MissingToolError(
+        f"{target.name} needs an Android NDK and {problem}: set ANDROID_NDK_ROOT to the folder of an Android NDK (one "
+        f"with {_NDK_TOOLCHAIN}), or android_ndk_root in the [qnn] table of farm.toml"
+    )
 
 
 def _prefix_package(target: BuildTarget, prefix: Path | None) -> Path:
-    hint = "build ExecuTorch for Android and install it (docs/guides/runtime.md has the commands), then set "
-    hint += "FARM_ANDROID_EXECUTORCH to its prefix, or android_executorch in the [qnn] table of farm.toml"
-    if prefix is None:
-        raise MissingToolError(
-            f"{target.name} needs ExecuTorch for Android and FARM_ANDROID_EXECUTORCH is not set: {hint}"
-        )
-    if (package := prefix_package(prefix)) is not None:
+    if prefix is not None and (package := prefix_package(prefix)) is not None:
         return package
-    looked = " and ".join(str(prefix / folder) for folder in IN_PREFIX)
+    problem = "FARM_ANDROID_EXECUTORCH is not set"
+    if prefix is not None:
+        problem = f"there is no executorch-config.cmake in {' and '.join(str(prefix / place) for place in IN_PREFIX)}"
     raise MissingToolError(
-        f"{target.name} needs ExecuTorch for Android and there is no executorch-config.cmake in {looked}: {hint}"
+        f"{target.name} needs ExecuTorch for Android and {problem}: build ExecuTorch for Android and install it "
+        "(docs/guides/runtime.md has the commands), then set FARM_ANDROID_EXECUTORCH to its prefix, or "
+        "android_executorch in the [qnn] table of farm.toml"
     )
 
 

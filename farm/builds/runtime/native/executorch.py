@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.errors import MissingToolError, UsageError
-from farm.base.hashes import hash_files
+from farm.base.hashes import digest_of, hash_files
 from farm.base.text import one_line
 from farm.builds.runtime.native.targets import HOST
 from farm.builds.runtime.packages import package_folder
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from farm.base.config.settings import Config
-    from farm.base.config.toolchains import ToolchainConfig
 
 _CONFIG = "executorch-config.cmake"
 _RUNTIME = Path("lib/libexecutorch.so")
@@ -65,10 +63,7 @@ def content_of(cache_dir: Path, root: Path) -> str:
     """Return the hash of the headers, libraries and CMake files below `root`, an ExecuTorch package or prefix."""
     files = sorted(_files(root))
     hashes = hash_files(cache_dir, files)
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.relative_to(root)}\0{hashes[path]}\0".encode())
-    return digest.hexdigest()
+    return digest_of((path.relative_to(root), hashes[path]) for path in files)
 
 
 def runner_executorch(config: Config) -> NativeExecutorch:
@@ -86,13 +81,13 @@ def runner_executorch(config: Config) -> NativeExecutorch:
     try:
         default = default_executorch()
     except MissingToolError as error:
-        if not _is_other(toolchain):
+        if toolchain.executorch is None:
             raise
         raise MissingToolError(
             f"the toolchain {one_line(toolchain.name or str(toolchain.executorch), 200)} ships no C++ runtime of "
             f"ExecuTorch to build the runner with, and farm's own environment has none: {error}"
         ) from None
-    return msgspec.structs.replace(default, own=not _is_other(toolchain))
+    return msgspec.structs.replace(default, own=toolchain.executorch is None)
 
 
 def default_executorch() -> NativeExecutorch:
@@ -143,10 +138,6 @@ def _prefix(root: Path, key: str, package_root: Path | None) -> NativeExecutorch
         looked = " and ".join(str(root / folder) for folder in IN_PREFIX)
         raise UsageError(f"{key}: there is no {_CONFIG} in {looked}: name a folder that ExecuTorch was installed into")
     return NativeExecutorch(root, package, executorch_version(root), shared=False, headers=wheel_headers(package_root))
-
-
-def _is_other(toolchain: ToolchainConfig) -> bool:
-    return toolchain.executorch is not None
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.base.errors import InfraError, MissingToolError
+from farm.base.processes import ask_program
 from farm.base.publish import published
 from farm.builds.runtime.packages import install_hint
 
@@ -93,24 +94,15 @@ def pip_download(wanted: str, machine: str, options: list[str], folder: Path) ->
     argv += ["--only-binary=:all:", *options, "--progress-bar=off", f"--dest={folder}", wanted]
     whose = f"{machine} wheel" if machine else "wheel"
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PIP_SECONDS,
-            check=False,
-        )
+        answer = ask_program(argv, _PIP_SECONDS)
     except subprocess.TimeoutExpired:
         raise MissingToolError(f"the {whose} of {wanted} was not fetched within {_PIP_SECONDS} s: try again") from None
-    for line in (*done.stdout.splitlines(), *done.stderr.splitlines()):
+    for line in (*answer.output.splitlines(), *answer.errors.splitlines()):
         logger.debug("%s", line)
     wheels = list(folder.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
-        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if answer.code != 0 or len(wheels) != 1:
         raise MissingToolError(
-            f"the {whose} of {wanted} cannot be fetched: {why}: check the network and pip's configuration "
+            f"the {whose} of {wanted} cannot be fetched: {answer.reason}: check the network and pip's configuration "
             "(PIP_FIND_LINKS may name a folder that has the wheel) and run the same again"
         )
     return wheels[0]

@@ -33,16 +33,12 @@ _LINE_BYTES = 4096
 
 def find_elfsigner(hexagon_sdk: Path | None) -> Path:
     """Return the tool of a Hexagon SDK. Raises MissingToolError."""
-    if hexagon_sdk is None:
+    tool = hexagon_sdk / ELFSIGNER if hexagon_sdk is not None else None
+    if tool is None or not tool.is_file():
+        problem = f"{tool} is not there" if tool is not None else "HEXAGON_SDK_ROOT is not set"
         raise MissingToolError(
-            "signing needs the Hexagon SDK and HEXAGON_SDK_ROOT is not set: set HEXAGON_SDK_ROOT to a Hexagon SDK from "
-            "Qualcomm, or hexagon_sdk_root in the [qnn] table of farm.toml"
-        )
-    tool = hexagon_sdk / ELFSIGNER
-    if not tool.is_file():
-        raise MissingToolError(
-            f"signing needs the Hexagon SDK and {tool} is not there: set HEXAGON_SDK_ROOT to a Hexagon SDK from "
-            "Qualcomm"
+            f"signing needs the Hexagon SDK and {problem}: set HEXAGON_SDK_ROOT to a Hexagon SDK from Qualcomm, or "
+            "hexagon_sdk_root in the [qnn] table of farm.toml"
         )
     return tool
 
@@ -103,7 +99,7 @@ def run_elfsigner(
         raise InfraError(f"elfsigner did not sign {source.name}: it ended with exit code {code}; its lines are above")
     made = signed / source.name
     if made.is_symlink() or not made.is_file():
-        raise InfraError(f"elfsigner says that it signed {source.name}, with exit code 0, and left no {made.name}")
+        raise InfraError(f"elfsigner signed {source.name} with exit code 0, and wrote no {made.name}")
     return made
 
 

@@ -17,15 +17,15 @@ from farm.base.hashes import sha256_of
 from farm.base.publish import own_folder
 from farm.base.socs import Soc, load_socs
 from farm.base.user import user_name
-from farm.builds.runtime.device_files import Places, android_places, direct_sources, signed_path, unsigned_skel
+from farm.builds.runtime.device_files import android_places, direct_sources, signed_path, unsigned_skel
 from farm.builds.runtime.native.elf import HEXAGON, MACHINES, ElfHeader, read_elf
-from farm.builds.runtime.parts import RuntimePart, find_fault
+from farm.builds.runtime.parts import RuntimePart, find_fault, require_sound
 from farm.builds.runtime.qnn_sdk import GET_SDK
 from farm.builds.runtime.sign_record import SignRecord, find_signing_fault, replace_file, write_record
 from farm.builds.runtime.signing.elfsigner import SIGNING_SECONDS, run_elfsigner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from farm.base.config.settings import Config
 
@@ -51,15 +51,13 @@ def plan_signing(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Signi
     Raises UsageError for versions that no SoC has, MissingToolError with the names of all missing unsigned files,
     ConfigError for an unsigned file that is made for another machine.
     """
-    places, soc = _places(config), _soc_of(lpai, direct_arch)
-    parts = _sources(soc, places, direct=bool(direct_arch))
-    missing = [fault for part in parts if not _is_there(part) and (fault := find_fault(part)) is not None]
-    if missing:
+    pairs = _pairs(config, lpai, direct_arch, direct=bool(direct_arch))
+    parts = [part for part, _ in pairs]
+    if missing := [fault for part in parts if not part.present and (fault := find_fault(part)) is not None]:
         names = ", ".join(fault.problem for fault in missing)
         raise MissingToolError(f"{names}: {'; '.join(dict.fromkeys(fault.repair for fault in missing))}")
-    _require_sound(parts)
-    signed = [signed_path(soc, _SIGNED, places.qnn, part.name) for part in parts]
-    return tuple(_planned(part.path, path) for part, path in zip(parts, signed, strict=True) if part.path and path)
+    require_sound(parts)
+    return tuple(_planned(part.path, path) for part, path in pairs if part.path is not None)
 
 
 def adopt_all(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Path, ...]:
@@ -68,10 +66,7 @@ def adopt_all(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Path, ..
 
     The unsigned originals may be missing. Raises UsageError without a file to adopt, else as `plan_signing`.
     """
-    soc = _soc_of(lpai, direct_arch)
-    places = _places(config)
-    parts = _sources(soc, places, direct=True)
-    signed = [(part, path) for part in parts if (path := signed_path(soc, _SIGNED, places.qnn, part.name)) is not None]
+    signed = _pairs(config, lpai, direct_arch, direct=True)
     there = [(part, path) for part, path in signed if path.is_file()]
     lacking = [path for _, path in (signed[1:] if direct_arch else ()) if not path.is_file()]
     if lacking:
@@ -83,33 +78,24 @@ def adopt_all(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Path, ..
         skel = signed[0][1]
         problem = f"there is nothing to adopt in {skel.parent}: put signed files there, as {skel.name}"
         raise UsageError(f"{problem}; without --adopt, farm setup sign makes them")
-    _require_sound([part for part, _ in there if _is_there(part)])
+    require_sound(part for part, _ in there if part.present)
     for part, path in there:
         adopt(part.path, path)
     return tuple(path for _, path in there)
 
 
-def _places(config: Config) -> Places:
-    if config.sdk_root is None:
-        raise MissingToolError(f"signing needs the files of a QNN SDK and QNN_SDK_ROOT is not set: {GET_SDK}")
-    if not config.sdk_root.is_dir():
-        raise MissingToolError(f"the QNN SDK folder {config.sdk_root} does not exist: {GET_SDK}")
-    return android_places(config)
+def _pairs(config: Config, lpai: int, direct_arch: int, *, direct: bool) -> list[tuple[RuntimePart, Path]]:
+    """Return the unsigned skel and, with `direct`, direct mode's files, each with the place of its signed file.
 
-
-def _sources(soc: Soc, places: Places, *, direct: bool) -> list[RuntimePart]:
-    """Return the unsigned skel and, with `direct`, direct mode's unsigned files."""
-    return [unsigned_skel(soc, _SIGNED, places.qnn), *(direct_sources(soc, _SIGNED, places) if direct else ())]
-
-
-def _is_there(part: RuntimePart) -> bool:
-    return part.path is not None and part.path.is_file()
-
-
-def _require_sound(parts: Sequence[RuntimePart]) -> None:
-    for part in parts:
-        if (fault := find_fault(part)) is not None:
-            raise ConfigError(part.path or part.name, "", f"{fault.problem}: {fault.repair}")
+    Raises UsageError, MissingToolError without an SDK.
+    """
+    soc, root = _soc_of(lpai, direct_arch), config.sdk_root
+    if root is None or not root.is_dir():
+        problem = "QNN_SDK_ROOT is not set" if root is None else f"the QNN SDK folder {root} does not exist"
+        raise MissingToolError(f"signing needs the files of a QNN SDK and {problem}: {GET_SDK}")
+    places = android_places(config)
+    parts = [unsigned_skel(soc, _SIGNED, places.qnn), *(direct_sources(soc, _SIGNED, places) if direct else ())]
+    return [(part, path) for part in parts if (path := signed_path(soc, _SIGNED, places.qnn, part.name)) is not None]
 
 
 def sign(
@@ -138,7 +124,14 @@ def sign(
         except ConfigError as error:
             raise InfraError(f"elfsigner ended with exit code 0, but {made.name} {error.problem}") from None
         record = _record("signed", one.unsigned, source, made, tool)
-        _install(made, one.signed, record)
+        try:
+            one.signed.parent.mkdir(parents=True, exist_ok=True)
+            # A process that is killed between the two lines leaves a file without a record, which is refused; the same
+            # command signs it again.
+            replace_file(one.signed, made.read_bytes())
+            write_record(one.signed, record)
+        except OSError as error:
+            raise InfraError(f"cannot write {one.signed}: {error.strerror or error}") from None
         return record
 
 
@@ -192,7 +185,7 @@ def _check_signed(made: Path, source: ElfHeader | None) -> None:
     if not header.signed:
         raise ConfigError(made, "", "has no segment with a signature: it is not signed")
     if source is not None and (header.machine, header.flags) != (source.machine, source.flags):
-        problem = f"has e_flags {header.flags:#x}, and what was to be signed has {source.flags:#x}"
+        problem = f"has e_flags {header.flags:#x}, and its original has {source.flags:#x}"
         raise ConfigError(made, "", f"{problem}: it is another file")
 
 
@@ -210,14 +203,3 @@ def _record(
         input_sha256=sha256_of(source) if source else "",
         output_sha256=sha256_of(made),
     )
-
-
-def _install(made: Path, signed: Path, record: SignRecord) -> None:
-    try:
-        signed.parent.mkdir(parents=True, exist_ok=True)
-        # A process that is killed between the two lines leaves a file without a record, which is refused; the same
-        # command signs it again.
-        replace_file(signed, made.read_bytes())
-        write_record(signed, record)
-    except OSError as error:
-        raise InfraError(f"cannot write {signed}: {error.strerror or error}") from None

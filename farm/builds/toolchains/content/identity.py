@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 
 import farm
-from farm.base.hashes import hash_files, hash_tree
+from farm.base.hashes import digest_of, hash_files, hash_tree
+from farm.base.paths import files_below
 from farm.base.resources import data_folder
 from farm.builds.bundles.key import CONTENT
 from farm.builds.runtime.native.targets import BRIDGE
@@ -198,17 +199,14 @@ def _python(cache_dir: Path, python: Path, facts: InterpreterFacts) -> str:
 
 def _libraries(cache_dir: Path, folder: Path) -> str:
     """Return the hash of the libraries in a folder and below, with names; links are followed."""
-    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    paths = {str(path.relative_to(folder)): path for path in sorted(files_below(folder))}
     if (folder / "real" / BRIDGE).is_file():
         # farm's bridge is in front of the library. Its sources count, as its bytes differ between machines.
         del paths[BRIDGE]
         sources = data_folder("native_runner") / "bridge"
         paths |= {f"bridge/{path.name}": path for path in sorted(sources.glob("*.cpp"))}
     hashes = hash_files(cache_dir, paths.values())
-    digest = hashlib.sha256()
-    for name, path in paths.items():
-        digest.update(f"{name}\0{hashes[path]}\0".encode())
-    return digest.hexdigest()
+    return digest_of((name, hashes[path]) for name, path in paths.items())
 
 
 def _foreign_flatc(cache_dir: Path, facts: InterpreterFacts, env: Mapping[str, str]) -> str:

@@ -51,21 +51,21 @@ def source_state(cache_dir: Path, trees: Mapping[str, tuple[PackageTree, ...]]) 
     checkouts = [
         (name, tree.folder) for name in _DEVELOPED for tree in trees.get(name, ()) if not is_installed(tree.folder)
     ]
-    state, asked = SourceState(), set[Path | None]()
-    if checkouts and checkouts[0][0] == "executorch":
-        _, folder = checkouts.pop(0)
-        state = _checkout_state(folder)
-        asked.add(_top_of(folder))
-    dirty, changed, warnings = state.dirty or bool(edited), [*state.changed, *edited], [*state.warnings]
+    state, dirty, changed, warnings = SourceState(), bool(edited), edited, list[str]()
+    asked = set[Path | None]()
     for name, folder in checkouts:
         # A submodule has a state of its own, which git's state of the outer tree does not contain.
         top = _top_of(folder)
-        if top is None or top not in asked:
-            asked.add(top)
-            found = _checkout_state(folder)
-            dirty |= found.dirty
+        if top is not None and top in asked:
+            continue
+        found = _checkout_state(folder)
+        if name == "executorch" and not asked:
+            state, changed = found, [*found.changed, *edited]
+        else:
             changed += [f"{name}: {path}" for path in found.changed]
-            warnings += found.warnings
+        asked.add(top)
+        dirty |= found.dirty
+        warnings += found.warnings
     return msgspec.structs.replace(state, dirty=dirty, changed=tuple(changed[:_MOST_CHANGED]), warnings=tuple(warnings))
 
 
@@ -138,7 +138,7 @@ def _checkout_state(folder: Path) -> SourceState:
     top = _top_of(folder)
     warnings = tuple(_older_libraries(folder))
     if top is None:
-        return SourceState(warnings=(f"{folder} is no checkout of git: nobody can tell which commit it is", *warnings))
+        return SourceState(warnings=(f"{folder} is no checkout of git: its commit is unknown", *warnings))
     try:
         commit, seconds, subject = git(top, "log", "-1", "--format=%H%n%ct%n%s", timeout_s=_GIT_SECONDS).split("\n", 2)
         branch = git(top, "symbolic-ref", "-q", "--short", "HEAD", timeout_s=_GIT_SECONDS, okay=(0, 1)).strip()
@@ -205,6 +205,6 @@ def _older_libraries(folder: Path) -> Iterator[str]:
         # A linked library belongs to another tree.
         if not library.is_symlink() and library.stat().st_mtime_ns < newest.stat().st_mtime_ns:
             yield (
-                f"{library.relative_to(folder)} is older than {newest.relative_to(folder)}: what runs may not be what "
-                f"is written there; {_NATIVE / 'scripts/build.sh'} builds it again"
+                f"{library.relative_to(folder)} is older than {newest.relative_to(folder)}: the library may lack "
+                f"changes of the source; {_NATIVE / 'scripts/build.sh'} builds it again"
             )

@@ -73,7 +73,7 @@ def check_sdk(folder: Path, version: str) -> None:
     """Raise InfraError unless `folder` has the SDK of `version` for this machine, with each library in its place."""
     actual = sdk_field(folder, "version")
     if actual != version:
-        raise refused(f"its sdk.yaml says version {one_line(actual, 80) or 'nothing'}, and {version} was fetched")
+        raise refused(f"its sdk.yaml has version {one_line(actual, 80) or 'nothing'}, and {version} was fetched")
     missing = [name for name in _NEEDED if not (folder / "lib" / TARGET / name).is_file()]
     if missing:
         raise refused(f"it has no lib/{TARGET}/{missing[0]}")
@@ -166,4 +166,4 @@ def _require_space(folder: Path, nbytes: int) -> None:
 
 def refused(why: str) -> InfraError:
     """Return the error for fetched files that farm will not use."""
-    return InfraError(f"what was fetched is no QNN SDK that farm will use: {why}")
+    return InfraError(f"the fetched archive is no usable QNN SDK: {why}")

@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import io
-import logging
 import re
 import shutil
-import time
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-import msgspec
-
 from farm.base.errors import ConfigError, InfraError, MissingToolError
-from farm.base.publish import published
 from farm.base.text import one_line
 from farm.builds.runtime.native.elf import AARCH64, HEXAGON, read_elf
-from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, MAVEN, ORIGIN, FetchedSdk, require_archive
+from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, MAVEN
 from farm.builds.toolchains.sdk.archive import refused, unpack
-from farm.builds.toolchains.sdk.download import download, read_small, require_safe, size_of
+from farm.builds.toolchains.sdk.download import SdkOffer, fetch_offer, read_small, require_safe
 from farm.builds.toolchains.sdks import is_version, sdks_folder, version_numbers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.base.config.settings import Config
-
-logger = logging.getLogger(__name__)
 
 _GROUP, _ARTIFACT = MAVEN.split(":")
 _LIBRARIES = "jni/arm64-v8a/"
@@ -44,19 +37,7 @@ _CHECKSUMS = ("sha512", "sha256", "sha1")
 _VERSION = re.compile(r"\d{1,6}(\.\d{1,6}){1,3}")
 
 
-class MavenRelease(msgspec.Struct, frozen=True):
-    """Release of the artifact in a repository."""
-
-    version: str
-    url: str
-    """Address of the AAR."""
-    nbytes: int
-    """Size of the AAR; 0 if unreported."""
-    licence: str
-    """Licence in the POM: name and address."""
-
-
-def offered_release(config: Config, wanted: str) -> MavenRelease:
+def offered_release(config: Config, wanted: str) -> SdkOffer:
     """Return the newest release of version `wanted`, or of all for "". Raises MissingToolError, InfraError."""
     repository = require_safe(config.maven_url, "maven_url in the [qnn] table:")
     folder = f"{repository}/{_GROUP.replace('.', '/')}/{_ARTIFACT}"
@@ -74,33 +55,24 @@ def offered_release(config: Config, wanted: str) -> MavenRelease:
         raise MissingToolError(f"{config.maven_url} has no {MAVEN} {wanted}: the newest are {known}")
     version = found[-1]
     url = f"{folder}/{version}/{_ARTIFACT}-{version}.aar"
-    return MavenRelease(version, url, size_of(url), _licence(url, version))
+    return SdkOffer(MAVEN, version, url, _licence(url, version), f"{MAVEN} {version}")
 
 
-def fetch_release(config: Config, release: MavenRelease, sha256: str = "") -> Path:
+def fetch_release(config: Config, release: SdkOffer, sha256: str = "") -> Path:
     """Return the folder of the release in the cache, downloaded and verified on the first call.
 
-    The caller must have the user's consent to the licence. `sha256` is the expected hash of the AAR besides the
-    repository's own checksums. Raises InfraError.
+    The repository's own checksum is verified besides `sha256`. Raises as `fetch_offer`.
     """
 
-    def fetch(folder: Path) -> None:
-        archive = folder / "qnn.aar"
-        logger.info("fetching %s %s from %s", MAVEN, release.version, release.url)
-        download(release.url, archive, _MOST_BYTES)
-        found = _verify(release.url, archive)
-        if sha256 and found != sha256.lower():
-            raise InfraError(f"the archive from {release.url} has the SHA-256 {found}, expected {sha256.lower()}")
+    def unpack_aar(archive: Path, folder: Path) -> None:
+        with archive.open("rb") as file:
+            _require_checksum(release.url, file)
         unpack(archive, folder / "aar", "", _MOST_UNPACKED)
-        archive.unlink()
         _lay_out(folder)
         about = f"# {MAVEN} {release.version}: libraries for Android, without a compiler.\nversion: {release.version}\n"
         (folder / "sdk.yaml").write_text(about)
-        origin = f"{MAVEN} {release.version}"
-        fetched = FetchedSdk(release.version, origin, found, int(time.time() * 1000), licence_accepted=True)
-        (folder / ORIGIN).write_bytes(msgspec.json.encode(fetched))
 
-    return require_archive(published(release_folder(config, release.version), fetch), sha256)
+    return fetch_offer(release, release_folder(config, release.version), unpack_aar, sha256, _MOST_BYTES)
 
 
 def release_folder(config: Config, version: str) -> Path:
@@ -117,23 +89,14 @@ def _licence(url: str, version: str) -> str:
         raise InfraError(f"{place} is missing: the repository is incomplete") from None
     _require_checksum(place, io.BytesIO(data))
     pom = _parse(data, place)
-    described = tuple(_text(pom, name) for name in ("groupId", "artifactId", "version", "packaging"))
+    described = tuple(
+        pom.findtext(f"{{*}}{name}", "").strip() for name in ("groupId", "artifactId", "version", "packaging")
+    )
     if described != (_GROUP, _ARTIFACT, version, "aar"):
         raise InfraError(f"{place} describes {one_line(':'.join(described), 200)}, expected {MAVEN}:{version}:aar")
-    texts = [
-        " ".join(filter(None, (_text(one, "name"), _text(one, "url"))))
-        for one in pom.iter()
-        if _local(one) == "license"
-    ]
+    licences = pom.iterfind(".//{*}license")
+    texts = [" ".join(filter(None, (one.findtext("{*}name"), one.findtext("{*}url")))) for one in licences]
     return one_line(", ".join(filter(None, texts)), 400) or "no licence is named in its POM"
-
-
-def _verify(url: str, archive: Path) -> str:
-    """Return the SHA-256 of a file whose strongest checksum in the repository is right. Raises InfraError."""
-    with archive.open("rb") as file:
-        _require_checksum(url, file)
-        file.seek(0)
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _require_checksum(url: str, file: io.BufferedIOBase) -> None:
@@ -198,11 +161,3 @@ def _parse(data: bytes, url: str) -> ElementTree.Element:
         return ElementTree.fromstring(data, parser)  # noqa: S314 - without entities, and of bounded size
     except (ElementTree.ParseError, UnicodeDecodeError) as error:
         raise InfraError(f"{url} is no XML ({error}): it is not the expected file") from None
-
-
-def _text(parent: ElementTree.Element, name: str) -> str:
-    return next(((one.text or "").strip() for one in parent if _local(one) == name), "")
-
-
-def _local(element: ElementTree.Element) -> str:
-    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""

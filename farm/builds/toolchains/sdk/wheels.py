@@ -16,7 +16,9 @@ import msgspec
 
 from farm.base.errors import InfraError, MissingToolError
 from farm.base.hashes import sha256_of
+from farm.base.processes import ask_program
 from farm.base.publish import own_folder, published
+from farm.base.trust import require_own
 from farm.builds.runtime.native.wheels import pip_download
 from farm.builds.runtime.qnn_sdk import ORIGIN, WHEEL, FetchedSdk, fetched_sdk
 from farm.builds.runtime.simulator import LIBRARY, TARGET, library_version
@@ -64,7 +66,8 @@ def fetch_wheel_sdk(cache_dir: Path, wanted: str) -> Path:
 
 def candidates(wanted: str) -> list[str]:
     """Return the versions of the wheel that may have QNN `wanted`, newest first; without a known one, newer wheels."""
-    known = [wheel for wheel, qnn in KNOWN_WHEELS.items() if _may_be(qnn, wanted)]
+    # `wanted` may have fewer or more numbers than a known version.
+    known = [wheel for wheel, qnn in KNOWN_WHEELS.items() if is_version(qnn, wanted) or is_version(wanted, qnn)]
     if known:
         return sorted(known, key=version_numbers, reverse=True)
     newest = max(map(version_numbers, KNOWN_WHEELS))
@@ -76,12 +79,10 @@ def published_wheels() -> list[str]:
     """Return the versions of the wheel that pip's index has for this Python, newest first; none without an index."""
     argv = [sys.executable, "-P", "-m", "pip", "index", "versions", "--disable-pip-version-check", "--no-input", WHEEL]
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_INDEX_SECONDS, check=False
-        )
+        answer = ask_program(argv, _INDEX_SECONDS)
     except subprocess.TimeoutExpired:
         return []
-    found = _AVAILABLE.search(done.stdout)
+    found = _AVAILABLE.search(answer.output)
     versions = [text.strip() for text in found[1].split(",")] if found else []
     plain = [text for text in versions if re.fullmatch(r"\d{1,6}(\.\d{1,6}){0,3}", text)]
     return sorted(plain, key=version_numbers, reverse=True)
@@ -94,7 +95,8 @@ def _make(cache_dir: Path, wheel: str) -> tuple[Path, str]:
     for marker in sorted(sdks.glob(f"*/{ORIGIN}")):
         noted = fetched_sdk(marker.parent)
         if noted is not None and noted.origin == origin:
-            return published(marker.parent, _no_fill), noted.version
+            require_own(marker.parent)
+            return marker.parent, noted.version
     # The name of the folder is known only after the download.
     with own_folder(cache_dir / "fetching", secrets.token_hex(8)) as scratch:
         logger.info("fetching %s %s, about %s MB", WHEEL, wheel, WHEEL_MB)
@@ -116,10 +118,6 @@ def _make(cache_dir: Path, wheel: str) -> tuple[Path, str]:
                 path.rename(folder / path.name)
 
         return published(sdks / version, fill), version
-
-
-def _no_fill(folder: Path) -> None:
-    raise InfraError(f"{folder.name} was removed meanwhile: run the same again")
 
 
 def _unpack(wheel: Path, folder: Path) -> str:
@@ -144,8 +142,3 @@ def _unpack(wheel: Path, folder: Path) -> str:
     except (zipfile.BadZipFile, EOFError, FileExistsError) as error:
         raise InfraError(f"{wheel.name} is damaged ({error}): run the same again to fetch it anew") from None
     return version_in_wheel(folder)
-
-
-def _may_be(known: str, wanted: str) -> bool:
-    """Return whether a build of `known` can be of `wanted`, which may have more numbers."""
-    return is_version(known, wanted) or is_version(wanted, known)

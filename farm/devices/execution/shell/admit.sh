@@ -1,6 +1,6 @@
 # shellcheck shell=sh disable=SC2086
-# $1: the folder of objects. Standard input, for each file of the current folder: its size and its name, which is only
-# measured then, or - and its name. Prints the names that are in `objects` now.
+# $1: folder of objects. Standard input: files of the current folder, each with its size, to check only that, or with -,
+# to check that its name is its hash. Moves intact files to the folder of objects and prints their names.
 objects=$1 names=
 good=$({
     while read -r size name; do

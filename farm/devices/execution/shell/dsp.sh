@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# $1: seconds since it began, $2: greatest number of bytes. What the DSP logs comes with the logs of the program that it
-# works for (FastRPC), and is not pushed out here by what others log. Times are the device's own.
+# $1: seconds since the start of the job, $2: greatest number of bytes. Prints only lines of the DSP and of FastRPC, so
+# that other lines do not use up $2. Times are relative to the device's clock.
 start=$(date -d "@$(($(date +%s) - $1))" '+%m-%d %H:%M:%S.000' 2>/dev/null)
 {
     [ -n "$start" ] && logcat -d -v threadtime -t "$start" 2>/dev/null || logcat -d -v threadtime -t 3000 2>/dev/null ||

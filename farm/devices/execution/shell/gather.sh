@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# In the workspace. $1: the folder of outputs, $2: a file with the mean time. Standard input: files of that folder, and
-# what each is called in the workspace. Prints size and name, then hash and name, of every output, and the time.
+# Runs in the workspace. $1: folder of outputs, $2: file with the mean time. Standard input: names of files of that
+# folder, each with its name in the workspace. Prints size and name, then hash and name of every output, and the time.
 cd -- "$1" || exit 1
 set -- "$2" output_*_*.raw
 speed=$1; shift

@@ -1,5 +1,6 @@
 # shellcheck shell=sh
-# In the folder. Standard input: names of files. Prints what a link leads to, the SHA-256 of another file, and the name.
+# Runs in the folder. Standard input: names of files. Prints the target of a link, or the SHA-256 of a file, and the
+# name.
 set --
 while read -r name; do
     if [ -L "$name" ]; then echo "$(readlink -- "$name") $name"; elif [ -f "$name" ]; then set -- "$@" "$name"; fi

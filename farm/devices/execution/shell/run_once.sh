@@ -1,7 +1,7 @@
 # shellcheck shell=sh
-# In the workspace. $1: how often each line of the input list is executed, $2: the list with the lines repeated, $3: the
-# folder of outputs; then the program, with its flags. Standard input stays open as long as somebody waits: its end ends
-# the program, which reads none. What it prints is standard error. The exit code is the program's.
+# Runs in the workspace. $1: number of executions of each line of the input list, $2: the list with the lines repeated,
+# $3: folder of outputs; then the program with its flags. The program is killed at the end of standard input, which
+# stays open while farm waits. Output of the program goes to standard error. The exit code is the program's.
 times=$1 repeated=$2 outputs=$3; shift 3
 mkdir -p -- "$outputs" || exit 1
 while IFS= read -r line; do

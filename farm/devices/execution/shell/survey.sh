@@ -1,7 +1,7 @@
 # shellcheck shell=sh
-# $1: the root, $2: the session's own folder, which is old only where a clock was set, $3: minutes after which what
-# another session left is removed, $4: what asks for the room that there is. Standard input: hashes that are wanted.
-# Prints the room, size, time and name of every object, and hash and name of every wanted one.
+# $1: root folder, $2: folder of this session, which is kept even if the clock was set, $3: minutes after which files of
+# other sessions are removed, $4: command that prints the free space. Standard input: wanted hashes. Prints the free
+# space; size, time and name of every object; hash and name of every wanted object.
 mkdir -p -- "$1/objects" && cd -- "$1" || exit 1
 find . -maxdepth 1 -name 'run-*' ! -name "$2" -mmin "+$3" -exec rm -rf {} +
 cd objects || exit 1

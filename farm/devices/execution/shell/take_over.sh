@@ -1,8 +1,8 @@
 # shellcheck shell=sh disable=SC2086
-# $1: the farm's folder, $2: the session that stays, $3: the exit code for processes that do not end.
-# A process belongs to a session when it works in its folder, or executes one of its files. One `ls` tells that of all
-# processes; what it says is asked for again of those few that are to be ended, as a folder's name can be made to look
-# like a line of it. `rm` follows no link.
+# $1: farm's folder, $2: session to keep, $3: exit code if processes do not end.
+# A process belongs to a session if its current folder is the session's, or if it executes a file of the session. One
+# `ls` finds the processes; each is checked again before it is ended, because a hostile folder name may look like a line
+# of `ls`. `rm` follows no links.
 cd -- "$1" 2>/dev/null || exit 0
 root=$(pwd -P) keep=$2
 strangers() {

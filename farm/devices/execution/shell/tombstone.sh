@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# $1: seconds since it began, $2: greatest number of bytes. Times are the device's own, whatever its clock says.
+# $1: seconds since the start of the job, $2: greatest number of bytes. Times are relative to the device's clock.
 cd /data/tombstones 2>/dev/null || exit 0
 newest=$(find . -maxdepth 1 -type f -name 'tombstone_*' ! -name '*.pb' -mmin "-$(($1 / 60 + 1))" \
     -exec ls -t {} + 2>/dev/null | head -n 1)

@@ -39,10 +39,10 @@ from farm.builds.bundles.cache import BundleCache, remove_leftovers
 from farm.builds.bundles.key import HOST_CPU, bundle_key, recipe_digest, recipe_now, source_as_of_ns
 from farm.builds.bundles.reuse import forget_pruned
 from farm.builds.bundles.source import named_files
-from farm.builds.compile.builder_slot import BuilderGate, BuilderSettings, BuilderSlot
+from farm.builds.compile.pool import BuilderGate, BuilderSettings, BuilderSlot
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.compile.template import BuilderTemplate
-from farm.dispatch.cluster.bundles import failed_build, sent_build
+from farm.dispatch.cluster.files.exchange import failed_build, sent_build, unpack_source
 from farm.dispatch.cluster.toolchain_id import offered
 from farm.dispatch.device_forks import SECRETS
 
@@ -77,7 +77,6 @@ class HostToolchains:
         self._looking = threading.Lock()
         self._tools: dict[str, Toolchain] = {}
         """Toolchains by name."""
-        self._by_id: dict[str, Toolchain] = {}
         self._offered: tuple[OfferedToolchain, ...] = ()
         self._problems: dict[str, str] = {}
         self._looked_s = float("-inf")
@@ -90,11 +89,11 @@ class HostToolchains:
     @property
     def ids(self) -> tuple[str, ...]:
         """Ids of the offered toolchains, sorted."""
-        return tuple(sorted(self._by_id))
+        return tuple(sorted(one.id for one in self._offered))
 
     def find(self, toolchain: str) -> Toolchain | None:
         """Return the toolchain of an id; None if this host does not have it, or no longer has it."""
-        return self._by_id.get(toolchain)
+        return next((self._tools.get(one.name) for one in self._offered if one.id == toolchain), None)
 
     def look(self, *, at_once: bool = False) -> None:
         """Read the toolchains anew if the last look is half a minute old, or always with `at_once`.
@@ -105,22 +104,17 @@ class HostToolchains:
             if not at_once and time.monotonic() < self._looked_s + _LOOK_EVERY_S:
                 return
             found = {name: tools for name in (DEFAULT, *self._config.toolchains) if (tools := self._look_at(name))}
-            if at_once or {name: one.versions for name, one in found.items()} != self._versions():
-                # Keep the objects of unchanged toolchains: a builder takes another object for another toolchain.
-                same = {} if at_once else self._tools
-                self._tools = {
-                    name: same[name] if name in same and same[name].versions == one.versions else one
-                    for name, one in found.items()
-                }
+            # Keep the objects of unchanged toolchains: a builder takes another object for another toolchain.
+            same = {} if at_once else self._tools
+            self._tools = {
+                name: same[name] if name in same and same[name].versions == one.versions else one
+                for name, one in found.items()
+            }
             self._publish()
             self._looked_s = time.monotonic()
 
-    def _versions(self) -> dict[str, dict[str, str]]:
-        return {name: one.versions for name, one in self._tools.items()}
-
     def _publish(self) -> None:
-        by_id: dict[str, Toolchain] = {}
-        known: list[OfferedToolchain] = []
+        known: dict[str, OfferedToolchain] = {}
         for name, tools in self._tools.items():
             for one in offered(name, tools.versions):
                 if recipe_now(one.backend) != recipe_digest(one.backend):
@@ -129,9 +123,9 @@ class HostToolchains:
                         f"farm was upgraded: restart this agent, which builds nothing for {one.backend} until then"
                     )
                     self._warn_once(one.backend, problem)
-                elif by_id.setdefault(one.id, tools) is tools:
-                    known.append(one)
-        self._by_id, self._offered = by_id, tuple(known)
+                else:
+                    known.setdefault(one.id, one)
+        self._offered = tuple(known.values())
 
     def _look_at(self, name: str) -> Toolchain | None:
         from farm.builds.toolchains.prepare import prepare
@@ -248,12 +242,7 @@ _T = TypeVar("_T")
 class BuildHost:
     """Builds of one agent. All methods but `begin`, `drain` and `stop` return at once; any thread may call them."""
 
-    def __init__(
-        self,
-        config: Config,
-        store: Store,
-        objects: Objects,
-    ) -> None:
+    def __init__(self, config: Config, store: Store, objects: Objects) -> None:
         self._config, self._store, self._objects = config, store, objects
         self.toolchains = HostToolchains(config)
         self._cache = BundleCache(config.cache_dir)
@@ -440,7 +429,7 @@ class BuildHost:
             elif reply.infra or reply.ok:
                 self._fail_here(held, reply)
             else:
-                self._record(lambda _: self._store.cluster.failed(held, failed_build(reply, log)))
+                self._record(lambda _: self._store.cluster.record_build(held, failed_build(reply, log)))
         except FarmError as error:
             self._put_back(held, str(error), tried=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, others are to have the build
@@ -451,17 +440,15 @@ class BuildHost:
             slot.builder.clean_up(held.task.key)
 
     def _unpack(self, source: str, job: Job) -> Job:
-        from farm.dispatch.cluster.files.suite_archive import unpack_source
-
         return self._retry_while_away(lambda: unpack_source(self._objects, self._config.cache_dir, source, job))
 
     def _send(self, held: HeldBuild, bundle: Bundle, reply: BuildReply) -> None:
         build = self._retry_while_away(lambda: sent_build(self._objects, bundle, reply))
-        self._record(lambda _: self._store.cluster.built(held, build, bundle.manifest))
+        self._record(lambda _: self._store.cluster.record_build(held, build, bundle.manifest))
 
     def _fail_here(self, held: HeldBuild, reply: BuildReply) -> None:
         """Put a build back for another host; a full disk does not exclude this host from another try."""
-        reason = reply.reason or "the bundle was built and is not there: is somebody pruning the cache?"
+        reason = reply.lost_reason
         job_id = held.task.job.id
         logger.warning("%s could not be built here: %s", job_id, reason, extra={"job": job_id})
         # A file of the toolchain may have been saved meanwhile: offer the toolchain as it is now.
@@ -502,10 +489,11 @@ class BuildHost:
             wait_s = min(2 * wait_s, _MOST_WAIT_S)
 
 
-class _BuildSlot:
+class _BuildSlot(threading.Thread):
     """Thread with a builder, which makes one bundle after the other."""
 
     def __init__(self, host: BuildHost, builder: BuilderSlot, folder: Path) -> None:
+        super().__init__(name="build-slot")
         self._host, self.builder, self.folder = host, builder, folder
         self.key = ""
         """Key of the bundle in progress; empty while idle."""
@@ -513,15 +501,17 @@ class _BuildSlot:
         """Worker of Procrastinate; None before the first job, and after an error of the database."""
         self.is_stopped = False
         """True once the bundle in progress is no longer needed."""
-        self._thread = threading.Thread(target=self._work, name="build-slot")
 
-    def start(self) -> None:
+    def run(self) -> None:
         """Claim and make bundles until the host drains."""
-        self._thread.start()
-
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
+        while (held := self._host.next_build(self)) is not None:
+            self.is_stopped, self.key = False, held.task.key
+            try:
+                self._host.make(held, self)
+            finally:
+                self.key = ""
+            self._host.notify_slots()
+        self.builder.end()
 
     def abandon(self) -> None:
         """Stop the build in progress, and go on with the next."""
@@ -531,18 +521,8 @@ class _BuildSlot:
 
     def end(self) -> None:
         """End the builder in any state, and wait until the thread has recorded the outcome in the store."""
-        while self._thread.is_alive():
+        while self.is_alive():
             # The builder may be starting a process that did not exist at the last interrupt: interrupt again.
             self.is_stopped = True
             self.builder.interrupt()
-            self._thread.join(timeout=0.1)
-
-    def _work(self) -> None:
-        while (held := self._host.next_build(self)) is not None:
-            self.is_stopped, self.key = False, held.task.key
-            try:
-                self._host.make(held, self)
-            finally:
-                self.key = ""
-            self._host.notify_slots()
-        self.builder.end()
+            self.join(timeout=0.1)

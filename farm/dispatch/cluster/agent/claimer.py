@@ -143,7 +143,7 @@ class Claimer:
         until_s = now_s() + self._ttl_s
         keep = {device: request.keep for device, request in requests.items() if request.keep is not None}
         try:
-            with self._ledger.changing():
+            with self._ledger.changing:
                 found = self._store.cluster.claim(
                     agent, soc, list(requests), ttl_s=self._ttl_s, keep=keep, is_stable=self._is_stable
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,31 +13,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.dispatch.cluster.agent.host_devices import Attachments, HostDevice
-    from farm.dispatch.job_source import Host, JobSource
+    from farm.dispatch.dispatcher import Dispatcher
+    from farm.dispatch.job_source import JobSource
     from farm.store.cluster.records import AgentDevice, HeartbeatReply, HeldShard
 
 logger = logging.getLogger(__name__)
 
 
-class Timing(NamedTuple):
-    """Intervals and patience, in seconds."""
-
-    scan_s: float = 3.0
-    """Interval between two scans of attached devices."""
-    linger_s: float = 0.5
-    """Time for which a device without work keeps its lease and its session."""
-    rest_s: float = 60.0
-    """Time without work for a device on which a shard could not begin."""
-    fetch_s: float = 15.0
-    """Patience with an unreachable artifact store; afterwards hosts that reach it get the shard."""
-
-
 class DeviceRunners:
     """Device runners of an agent, by device. Other threads may call `facts`, `busy` and `has`."""
 
-    def __init__(self, source: JobSource, host: Host, closing: Callable[[DeviceRunner], None], timing: Timing) -> None:
-        """`closing` ends the process of a detached device, in another thread."""
-        self._source, self._host, self._closing, self._timing = source, host, closing, timing
+    def __init__(
+        self, source: JobSource, host: Dispatcher, closing: Callable[[DeviceRunner], None], rest_s: float
+    ) -> None:
+        """`closing` ends the process of a detached device, in another thread.
+
+        A device on which a shard could not begin rests for `rest_s`.
+        """
+        self._source, self._host, self._closing, self._rest_s = source, host, closing, rest_s
         self._runners: dict[str, DeviceRunner] = {}
         self._facts: dict[str, AgentDevice] = {}
         self._others: tuple[AgentDevice, ...] = ()
@@ -95,7 +88,7 @@ class DeviceRunners:
         self._others = look.others
         found = {one.device.id: one for one in look.devices}
         for id_ in [id_ for id_ in self._runners if id_ not in found]:
-            self._runners[id_].drain("it is not attached any more")
+            self._runners[id_].drain("it is no longer attached")
             if self._runners[id_].is_free:
                 self._forget(id_)
         for id_, one in found.items():
@@ -110,7 +103,7 @@ class DeviceRunners:
             if id_ in reply.lost:
                 if runner.lease is not None:
                     name = runner.device.called
-                    logger.warning("%s is not ours any more: its lease was lost", name, extra={"device": name})
+                    logger.warning("%s: its lease was lost", name, extra={"device": name})
                 runner.lease_lost()
             elif runner.lease is not None:
                 runner.renewed(until_s)
@@ -144,21 +137,18 @@ class DeviceRunners:
             self._forget(id_)
             self._facts[id_], runner = one.facts, None
         if runner is None:
-            timing = self._timing
-            self._runners[id_] = DeviceRunner(
-                one.device, self._source, self._host, linger_s=timing.linger_s, rest_s=timing.rest_s
-            )
+            self._runners[id_] = DeviceRunner(one.device, self._source, self._host, rest_s=self._rest_s)
         self._use(id_)
 
     def _use(self, id_: str) -> None:
         refused = self._facts[id_].refused
         if refused or not self._is_open:
-            self._runners[id_].drain(refused or "its agent takes no more work")
+            self._runners[id_].drain(refused or "its agent takes no further work")
         else:
             self._runners[id_].open()
 
     def _forget(self, id_: str) -> None:
         self._facts.pop(id_, None)
         runner = self._runners.pop(id_)
-        runner.drain("it is not attached any more")
+        runner.drain("it is no longer attached")
         self._closing(runner)

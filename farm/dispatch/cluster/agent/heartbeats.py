@@ -45,13 +45,8 @@ class HeartbeatSender:
 
         `on_hints` receives notifications, and returns whether a heartbeat should follow at once.
         """
-        self._store, self._ledger, self._facts, self._on_reply, self._on_hints = (
-            store,
-            ledger,
-            facts,
-            on_reply,
-            on_hints,
-        )
+        self._store, self._ledger, self._facts = store, ledger, facts
+        self._on_reply, self._on_hints = on_reply, on_hints
         self._ttl_s, self._heartbeat_s = ttl_s, heartbeat_s
         self._agent: AgentId | None = None
         self._sent: AgentFacts | None = None
@@ -88,7 +83,7 @@ class HeartbeatSender:
 
     def _run(self) -> None:
         due_s = time.monotonic()
-        with Hints(self._store) as hints:
+        with contextlib.closing(Hints(self._store)) as hints:
             while not self._is_ending:
                 received = hints.wait(max(0.0, due_s - time.monotonic()), self._wake_read)
                 was_woken = self._was_woken()
@@ -111,9 +106,9 @@ class HeartbeatSender:
         until_s = now_s() + self._ttl_s
         changed_facts = None if facts == self._sent else facts
         try:
-            with self._ledger.changing():
-                held, claimed = self._ledger.held(), self._ledger.claimed()
-                reply = self._store.cluster.heartbeat(self._agent, changed_facts, self._ttl_s, held, claimed)
+            with self._ledger.changing:
+                leases, claimed = list(self._ledger.leases.values()), self._ledger.claimed
+                reply = self._store.cluster.heartbeat(self._agent, changed_facts, self._ttl_s, leases, claimed)
                 self._ledger.apply(reply)
                 self._on_reply(reply, until_s)
         except FarmError as error:

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from farm import __version__
 from farm.base.atomic import write_atomically
@@ -26,17 +26,17 @@ from farm.base.log_setup import JsonFormatter, logged_to
 from farm.base.private import hide_environment
 from farm.base.threads import noticing_deaths
 from farm.dispatch.cluster.agent.claimer import Claimer
-from farm.dispatch.cluster.agent.device_runners import DeviceRunners, Timing
+from farm.dispatch.cluster.agent.device_runners import DeviceRunners
 from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
 from farm.dispatch.cluster.agent.host_devices import Attachments, HostDevices
 from farm.dispatch.cluster.agent.ledger import Ledger, SharedRecords
-from farm.dispatch.cluster.agent.shared_jobs import SharedJobs, SharedParts
+from farm.dispatch.cluster.agent.shared_jobs import SharedJobs
 from farm.dispatch.cluster.files.prepare import Preparer
-from farm.dispatch.cluster.nightly_starter import receivers_of
+from farm.dispatch.cluster.nightly_starter import NightlyStarter, receivers_of
 from farm.dispatch.device_forks import device_forks
 from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.notify.delivery import find_receivers
-from farm.dispatch.pool.announce import Announcer
+from farm.dispatch.notify.quarantine import Announcer
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import open_result_log
@@ -44,9 +44,8 @@ from farm.store.cluster.records import AgentFacts, AgentId, HeartbeatReply, Held
 from farm.store.protocol import PROTOCOL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from farm.base.config.settings import Config
     from farm.base.fork_server import ForkServer
@@ -54,75 +53,37 @@ if TYPE_CHECKING:
     from farm.dispatch.cluster.agent.builds import BuildHost
     from farm.dispatch.cluster.delivery.worker import MessageDelivery
     from farm.dispatch.cluster.nightly_starter import NightlyStarter
-    from farm.dispatch.messages import DeviceProcess
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
+_SCAN_SECONDS = 3.0
+"""Interval between two scans of attached devices."""
 
 
-class AgentFolder:
-    """Folder of an agent, locked from start to end of its process; a context manager.
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Create the folder of an agent, and lock it while the body runs.
 
     Raises AgentRefusedError if another process has the folder.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.previous_token = ""
-        """Token of the previous process of this agent, if it ended without `remove_token`."""
-
-    def __enter__(self) -> Self:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InfraError(f"{folder}: {error.strerror}: an agent keeps its result log there") from None
+    try:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise InfraError(f"{self.path}: {error.strerror}: an agent keeps there what is not recorded yet") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._lock)
             raise AgentRefusedError(
-                f"an agent {self.path.name} runs on this host already: "
+                f"an agent {folder.name} runs on this host already: "
                 "end that one, or give this one another name with '--name'"
             ) from None
-        if self._token.exists():
-            self.previous_token = self._token.read_text()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._lock)
-
-    def write_token(self, token: str) -> None:
-        """Write the token of this process for the next one. Raises OSError."""
-        write_atomically(self._token, token, mode=0o600, durable=True)
-
-    def remove_token(self) -> None:
-        """Remove the token: the store has the end of this process."""
-        self._token.unlink(missing_ok=True)
-
-    @property
-    def _token(self) -> Path:
-        return self.path / "token"
-
-
-def register_when_free(register: Callable[[], AgentId], ttl_s: float, ending: threading.Event) -> AgentId:
-    """Return the result of `register`, called again until a dead agent of the same name has expired in the store.
-
-    Needed on a host that lost its folder, or took over the name of another. Raises AgentRefusedError if that agent
-    lives on.
-    """
-    # The database may have started a moment ago: agents expire only after it has been up for a lease duration.
-    deadline = time.monotonic() + 2 * ttl_s + _RETRY_SECONDS
-    while True:
-        try:
-            return register()
-        except AgentRefusedError as error:
-            if not error.may_pass or time.monotonic() > deadline or ending.wait(_RETRY_SECONDS):
-                raise
+        yield
+    finally:
+        os.close(lock)
 
 
 LOG_NAME = "agent.log"
@@ -143,27 +104,20 @@ class HostAgent:
         builds: bool = False,
         has_devices: bool = True,
         devices: Callable[[], Sequence[Device]] | None = None,
-        processes: Callable[[Device], DeviceProcess] | None = None,
-        timing: Timing = Timing(),  # noqa: B008 - frozen
+        processes: Callable[[Device], ForkedProcess] | None = None,
+        rest_s: float = 60.0,
+        fetch_s: float = 15.0,
     ) -> None:
         """`builds` makes this host a build host.
 
-        `devices` replaces the attached devices, `processes` makes their processes.
+        `devices` replaces the attached devices, `processes` makes their processes. A device on which a shard could not
+        begin rests for `rest_s`. Hosts that reach the artifact store get a shard after `fetch_s` without it here.
         """
-        self._config, self._timing = config, timing
+        self._config, self._rest_s, self._fetch_s = config, rest_s, fetch_s
         self.name = name or config.agent.name or socket.gethostname()
         self._builds, self._has_devices = builds, has_devices
         self._find = devices
         self._dispatcher = Dispatcher(processes or self._device_process)
-        self._jobs = SharedJobs(
-            self._dispatcher,
-            lambda device: self._runners.get(device).device.called,
-            lambda device: self._runners.get(device).device.soc,
-            self._changed,
-        )
-        self._runners = DeviceRunners(
-            self._jobs, self._dispatcher, lambda runner: self._jobs.aside(runner.close), timing
-        )
         self._forks: ForkServer | None = None
         self._is_draining = False
         self._drainer = threading.Thread(target=self._drain_others, daemon=True, name="drain")
@@ -203,13 +157,14 @@ class HostAgent:
                     "runs, or let the login be a member of the group of agents (docs/guides/three_hosts.md, 'Roles')"
                 )
             self._supervisor = self._stack.enter_context(Supervisor())
-            self._folder = self._stack.enter_context(AgentFolder(self._config.state_dir / "agent" / self.name))
-            log = self._folder.path / LOG_NAME
-            self._stack.enter_context(logged_to(log, JsonFormatter(agent=self.name)))
+            self._folder = self._config.state_dir / "agent" / self.name
+            self._stack.enter_context(locked(self._folder))
+            self._stack.enter_context(logged_to(self._folder / LOG_NAME, JsonFormatter(agent=self.name)))
             self._open_parts()
             self._look_at_devices(is_first=True)
             self._agent = self._register()
-            self._folder.write_token(self._agent.token)
+            # The next process of this agent takes over the leases of this token, if this one ends without `leave`.
+            write_atomically(self._token, self._agent.token, mode=0o600, durable=True)
             try:
                 self._begin()
                 self._dispatcher.run(self._is_over, self._tick, _TICK_SECONDS)
@@ -233,13 +188,13 @@ class HostAgent:
     def _open_parts(self) -> None:
         from farm.store.objects.objects import open_objects
 
-        ttl_s, folder = self._config.leases.ttl_s, self._folder.path
-        objects = open_objects(self._config, patience_s=self._timing.fetch_s)
+        ttl_s = self._config.leases.ttl_s
+        objects = open_objects(self._config, patience_s=self._fetch_s)
         preparer = Preparer(
-            self._config, objects, self._store.cluster.build_of, folder / "runs", self._store.files.lose_bundle
+            self._config, objects, self._store.cluster.build_of, self._folder / "runs", self._store.files.lose_bundle
         )
         self._stack.callback(preparer.close)
-        self._log = open_result_log(folder)
+        self._log = open_result_log(self._folder)
         ledger = Ledger()
         self._records = SharedRecords(self._store, ledger, ttl_s)
         self._recorder = Recorder(self._records, self._log, preparer)
@@ -253,12 +208,16 @@ class HostAgent:
             heartbeat_s=self._config.leases.heartbeat_s,
         )
         self._claimer = Claimer(self._store, ledger, self._claimed, ttl_s, self._heartbeats.is_stable)
-        self._jobs.open(SharedParts(self._store, self._recorder, self._claimer, preparer))
+        self._jobs = SharedJobs(
+            self._dispatcher, self._store, self._recorder, self._claimer, preparer,
+            device_of=lambda device: self._runners.get(device).device, changed=self._changed,
+        )  # fmt: skip
+        self._runners = DeviceRunners(
+            self._jobs, self._dispatcher, lambda runner: self._jobs.aside(runner.close), self._rest_s
+        )
         self._announcer = Announcer(self._config, self._store)
         self._host_devices = HostDevices(self._config, self._store, self._supervisor, self._find)
         if self._config.agent.nights:
-            from farm.dispatch.cluster.nightly_starter import NightlyStarter
-
             self._nightly_runs = NightlyStarter(self._config, self._store)
         if self._builds:
             from farm.dispatch.cluster.agent.builds import BuildHost
@@ -270,9 +229,26 @@ class HostAgent:
         self._dispatcher.post(partial(self._runners.claimed, held, until_s))
 
     def _register(self) -> AgentId:
-        ttl_s, who = self._config.leases.ttl_s, {"user": self._store.user, "replaces": self._folder.previous_token}
-        register = partial(self._store.cluster.register, self.name, self.facts(), ttl_s, **who)
-        return register_when_free(register, ttl_s, self._ending)
+        """Register, waiting until a dead agent of the same name has expired in the store.
+
+        Needed on a host that lost its folder, or took over the name of another. Raises AgentRefusedError if that agent
+        lives on.
+        """
+        ttl_s, before = self._config.leases.ttl_s, self._token.read_text() if self._token.exists() else ""
+        facts = self.facts()
+        # The database may have started a moment ago: agents expire only after it has been up for a lease duration.
+        deadline = time.monotonic() + 2 * ttl_s + _RETRY_SECONDS
+        while True:
+            try:
+                return self._store.cluster.register(self.name, facts, ttl_s, user=self._store.user, replaces=before)
+            except AgentRefusedError as error:
+                if not error.may_pass or time.monotonic() > deadline or self._ending.wait(_RETRY_SECONDS):
+                    raise
+
+    @property
+    def _token(self) -> Path:
+        """File with the token of this process; it stays behind if the process ends without its end in the store."""
+        return self._folder / "token"
 
     def _begin(self) -> None:
         agent = self._agent
@@ -298,19 +274,17 @@ class HostAgent:
         from farm.dispatch.cluster.delivery.notices import NoticeTask
         from farm.dispatch.cluster.delivery.worker import MessageDelivery, recover
 
-        periodic = self._nightly_runs.periodic() if self._nightly_runs is not None else ()
+        checks = self._nightly_runs.checks() if self._nightly_runs is not None else {}
         ttl_s, is_stable = self._config.leases.ttl_s, self._heartbeats.is_stable
         recover_work = partial(recover, self._store, ttl_s=ttl_s, is_stable=is_stable)
         notices = NoticeTask(self._store, self._receivers)
-        self._delivery = MessageDelivery(
-            self._store, recover=recover_work, ttl_s=ttl_s, periodic=periodic, notices=notices
-        )
+        self._delivery = MessageDelivery(self._store, recover=recover_work, ttl_s=ttl_s, checks=checks, notices=notices)
         self._delivery.start()
 
     def _device_process(self, device: Device) -> ForkedProcess:
         if self._forks is None:
             self._forks = device_forks(self._supervisor)
-        return ForkedProcess(self._forks, self._folder.path / "logs" / f"{device.id.replace('/', '_')}.log")
+        return ForkedProcess(self._forks, self._folder / "logs" / f"{device.id.replace('/', '_')}.log")
 
     # The decision thread.
 
@@ -341,7 +315,7 @@ class HostAgent:
             return
         self._is_draining = True
         logger.info("finishing what runs; nothing else begins")
-        self._runners.drain("its agent takes no more work")
+        self._runners.drain("its agent takes no further work")
         self._heartbeats.wake()
         self._drainer.start()
 
@@ -392,7 +366,7 @@ class HostAgent:
     # Attached devices.
 
     def _keep_looking(self) -> None:
-        while not self._ending.wait(self._timing.scan_s):
+        while not self._ending.wait(_SCAN_SECONDS):
             self._look_at_devices()
             if self._jobs.has_quarantined:
                 self._jobs.has_quarantined = False
@@ -406,7 +380,7 @@ class HostAgent:
         except FarmError as error:
             if is_first:
                 raise
-            logger.warning("what is attached cannot be seen: %s", error)
+            logger.warning("attached devices cannot be listed: %s", error)
             return
         if is_first:
             self._update_devices(look)
@@ -459,7 +433,7 @@ class HostAgent:
         self._dispatcher.close()
         self._jobs.close()
         if not self._recorder.close(_LAST_SECONDS):
-            logger.warning("the store is away: what is not recorded is offered at the next start")
+            logger.warning("the store cannot be reached: the result log is sent at the next start")
         elif self._jobs.has_quarantined:
             self._announcer.close()
         self._log.close()
@@ -467,7 +441,7 @@ class HostAgent:
         if not is_replaced:
             with contextlib.suppress(FarmError):
                 self._store.cluster.leave(self._agent)
-                self._folder.remove_token()
+                self._token.unlink(missing_ok=True)
 
 
 def stop_by_signal(agent: HostAgent) -> None:

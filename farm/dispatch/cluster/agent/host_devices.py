@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
-    from farm.devices.device import Device, Unusable
+    from farm.devices.device import Device
     from farm.devices.discovery import Scan
     from farm.store.store import Store
 
@@ -83,7 +83,11 @@ class HostDevices:
             self._asked_s, self._found = time.monotonic(), found
         known = self._known
         devices = tuple(described(device, known.get(device.id), load_socs()) for device in found.devices)
-        return Attachments(devices, tuple(map(_refused, found.unusable)), self._outvoted(devices, known))
+        others = tuple(
+            AgentDevice(one.serial, one.serial, "", "", "", refused=f"{one.state}: {one.reason}")
+            for one in found.unusable
+        )
+        return Attachments(devices, others, self._outvoted(devices, known))
 
     def _attached(self, busy: Collection[str]) -> Scan:
         from farm.devices.discovery import Scan, scan_all
@@ -132,7 +136,7 @@ def described(device: Device, known: Registered | None, socs: Collection[str]) -
     if known is not None:
         labels = tuple(dict.fromkeys((*device.labels, *known.labels)))
         device = msgspec.structs.replace(device, name=device.name or known.name)
-        refused = out_of_use(device, known)
+        refused = out_of_use(known, device.called)
     if device.soc not in socs:
         refused = no_profile(device.soc)
     facts = AgentDevice(device.id, device.serial, device.soc, device.kind, device.os, labels, device.name, refused)
@@ -151,10 +155,6 @@ def keep_busy(scan: Scan, before: Scan | None, busy: Collection[str]) -> Scan:
     serials = {device.serial for device in kept}
     unusable = tuple(one for one in scan.unusable if one.serial not in serials)
     return msgspec.structs.replace(scan, devices=(*scan.devices, *kept), unusable=unusable)
-
-
-def _refused(one: Unusable) -> AgentDevice:
-    return AgentDevice(one.serial, one.serial, "", "", "", refused=f"{one.state}: {one.reason}")
 
 
 def _listing() -> object:

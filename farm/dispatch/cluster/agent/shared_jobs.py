@@ -6,11 +6,11 @@ import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError, InfraError, UnreadableRowError
 from farm.devices.health import Health, HealthEvent
-from farm.dispatch.job_source import Host, Prepared
+from farm.dispatch.job_source import Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.dispatch.cluster.agent.claimer import Claimer
     from farm.dispatch.cluster.files.prepare import Preparer
+    from farm.dispatch.dispatcher import Dispatcher
     from farm.dispatch.recorder import Recorder
     from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
@@ -29,40 +30,38 @@ _FETCHING = 4
 """Shards that are prepared at once."""
 
 
-class SharedParts(NamedTuple):
-    """Parts of an agent that its job source uses."""
-
-    store: Store
-    recorder: Recorder
-    claimer: Claimer
-    preparer: Preparer
-
-
 class SharedJobs:
     """A `JobSource`. Belongs to the decision thread."""
 
     def __init__(
-        self, host: Host, called: Callable[[str], str], soc_of: Callable[[str], str], changed: Callable[[], None]
+        self,
+        host: Dispatcher,
+        store: Store,
+        recorder: Recorder,
+        claimer: Claimer,
+        preparer: Preparer,
+        *,
+        device_of: Callable[[str], Device],
+        changed: Callable[[], None],
     ) -> None:
-        """`called` and `soc_of` return name and SoC of a device by its id; `changed` is called when a device rests."""
-        self._host, self._called, self._soc_of, self._changed = host, called, soc_of, changed
+        """`device_of` returns a device by its id; `changed` is called when a device rests."""
+        self._host, self._store, self._recorder, self._claimer, self._preparer = (
+            host, store, recorder, claimer, preparer
+        )  # fmt: skip
+        self._device_of, self._changed = device_of, changed
         self._fetchers = ThreadPoolExecutor(_FETCHING, "prepare")
         self._recorded: set[tuple[str, str]] = set()
         """Run and device of each recorded device of a run."""
         self.has_quarantined = False
         """True once a device was quarantined, so that a notice may be due."""
 
-    def open(self, parts: SharedParts) -> None:
-        """Use these parts."""
-        self._parts = parts
-
     def request(self, device: str, keep: Lease | None) -> None:
         """Claim a shard for a device."""
-        self._parts.claimer.request(device, self._soc_of(device), keep)
+        self._claimer.request(device, self._device_of(device).soc, keep)
 
     def cancel_request(self, device: str) -> None:
         """Claim nothing for a device."""
-        self._parts.claimer.cancel_request(device)
+        self._claimer.cancel_request(device)
 
     def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
         """Fetch the files of a shard, then call `done`."""
@@ -73,7 +72,7 @@ class SharedJobs:
             except UnreadableRowError as error:
                 answer = error
                 with contextlib.suppress(FarmError):
-                    self._parts.store.cluster.set_aside(error)
+                    self._store.cluster.set_aside(error)
             except FarmError as error:
                 answer = error
             except Exception as error:  # noqa: BLE001 - a shard that cannot be prepared must not stay with this host
@@ -83,11 +82,11 @@ class SharedJobs:
         self._fetchers.submit(prepare)
 
     def _prepared(self, held: HeldShard, device: Device) -> Prepared:
-        ready = self._parts.preparer.prepare(held, device)
+        ready = self._preparer.prepare(held, device)
         key = held.run_id, device.id
         if key not in self._recorded:
             runtime = ready.plan.runtimes[device.serial]
-            self._parts.store.record_device(held.run_id, device, runtime.versions)
+            self._store.record_device(held.run_id, device, runtime.versions)
             self._recorded.add(key)
         return ready
 
@@ -98,30 +97,30 @@ class SharedJobs:
     def forget_run(self, run_id: str) -> None:
         """Remove the files of a run that is over."""
         self._recorded = {one for one in self._recorded if one[0] != run_id}
-        self._fetchers.submit(self._parts.preparer.forget, run_id)
+        self._fetchers.submit(self._preparer.forget, run_id)
 
     def result(self, result: ShardResult) -> None:
         """Record a result."""
-        self._parts.recorder.result(result)
+        self._recorder.result(result)
 
     def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Put back a shard with its remaining jobs."""
-        self._parts.recorder.put_back(held, jobs, why)
+        self._recorder.put_back(held, jobs, why)
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:
         """End a lease after all results are recorded, then call `done`."""
-        self._parts.recorder.release(lease, partial(self._host.post, done))
+        self._recorder.release(lease, partial(self._host.post, done))
 
     def health(self, event: HealthEvent) -> None:
         """Record a health event of a device."""
-        self._parts.recorder.health(event)
+        self._recorder.health(event)
         self.has_quarantined = self.has_quarantined or event.state == Health.QUARANTINED
 
     def resting(self, device: str, why: str, *, halts: bool) -> None:
         """Announce that a device rests, or has jobs again."""
         del halts
         if why:
-            name = self._called(device)
+            name = self._device_of(device).called
             logger.warning("%s is not used for a while: %s", name, why, extra={"device": name})
         self._changed()
 

@@ -1,4 +1,4 @@
-"""Following a run on a shared farm: the display of a local run, from the records of agents.
+"""Following a run on a shared farm, and cancelling it: the display of a local run, from the records of agents.
 
 The store is read after a notification, at most five times a second, and every two seconds without one. Following only
 reads: the run goes on, and ends, without it.
@@ -11,11 +11,11 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from farm.base.errors import StoreError, StoreLostError
+from farm.base.errors import StoreError, StoreLostError, UsageError
 from farm.dispatch.cluster.hints import Hints
 
 if TYPE_CHECKING:
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
     from farm.base.interrupts import InterruptHandler
     from farm.dispatch.progress import ProgressListener
-    from farm.store.cluster.records import RunProgress
+    from farm.store.cluster.records import Order, RunProgress
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 2.0
+# The same while a command waits for the end of a cancelled run.
+_END_LOOK_SECONDS = 1.0
 # Least time between two reads of the store, for any number of notifications.
 _LEAST_SECONDS = 0.2
 # Seconds between two looks at why a run waits.
@@ -116,7 +118,7 @@ class Signals:
 
 
 class Follower:
-    """Display of a run until it is over, or until the user leaves it."""
+    """Display of a run until it is over, or until the user leaves or cancels it."""
 
     def __init__(
         self,
@@ -124,7 +126,6 @@ class Follower:
         run_id: str,
         listener: ProgressListener,
         *,
-        cancel: Callable[[], object],
         ask: Callable[[], InterruptChoice] | None = None,
         built: int = 0,
     ) -> None:
@@ -133,7 +134,7 @@ class Follower:
         `ask` asks the user for the meaning of Ctrl-C; without it (no terminal), Ctrl-C cancels the run.
         """
         self._store, self._run_id = store, run_id
-        self._cancel, self._ask = cancel, ask
+        self._ask = ask
         self._view = ProgressView(listener, built)
         self._cancelled_s: float | None = None
         self._unreachable_since_s: float | None = None
@@ -145,7 +146,7 @@ class Follower:
         `signals` is a handler that is active already. Raises StoreError for a lost store, not for an unreachable one.
         """
         self._view.show(first)
-        with Hints(self._store) as hints, Signals() if signals is None else nullcontext(signals) as noted:
+        with closing(Hints(self._store)) as hints, Signals() if signals is None else nullcontext(signals) as noted:
             try:
                 return self._loop(hints, first.last, noted)
             except KeyboardInterrupt:
@@ -196,7 +197,7 @@ class Follower:
             choice = self._ask()
         if choice is InterruptChoice.CANCEL:
             again = "" if signals.is_within else "; Ctrl-C again does not wait for its devices"
-            self._cancel()
+            self._store.cluster.cancel(self._run_id, self._store.user, may_others=False)
             self._cancelled_s = time.monotonic()
             logger.info("the run is cancelled%s", again)
         elif choice is InterruptChoice.FOLLOW:
@@ -244,22 +245,6 @@ class Follower:
             logger.info("waiting: %s", words)
 
 
-def follower_of(
-    store: Store,
-    run_id: str,
-    listener: ProgressListener,
-    *,
-    built: int = 0,
-    ask: Callable[[], InterruptChoice] | None = None,
-) -> Follower:
-    """Return a follower of a run that may cancel it; `built` as for `Follower`."""
-
-    def cancel() -> None:
-        store.cluster.cancel(run_id, store.user, may_others=False)
-
-    return Follower(store, run_id, listener, cancel=cancel, ask=ask, built=built)
-
-
 class ProgressView:
     """State of a listener's view of a run: each job ends once, for any number of reads."""
 
@@ -300,3 +285,34 @@ class ProgressView:
         for job_id in names:
             self._listener.build_ended(job_id, BuildReply("", ok=True, seconds=0.0))
         self._building, self._built = building, max(self._built, progress.built)
+
+
+def cancel(store: Store, run_id: str, user: str, *, force: bool = False) -> Order:
+    """Cancel a run for `user` and return its order as it was before; a run of another user needs `force`.
+
+    Raises UsageError for a run that is over, belongs to another user, or was never submitted.
+    """
+    order = store.cluster.order(run_id)
+    if order is None:
+        raise UsageError(f"run {run_id} was not submitted to the shared farm: Ctrl-C ends it where it was started")
+    if order.state != "open":
+        how = "cancelled" if order.cancelled_by else "over"
+        raise UsageError(f"run {run_id} is {how} already: 'farm report {run_id}' shows its results")
+    if order.user != user and not force:
+        raise UsageError(f"run {run_id} is {order.user}'s: ask them, or give --force")
+    store.cluster.cancel(run_id, user, may_others=force)
+    return order
+
+
+def await_end(store: Store, run_id: str, seconds: float) -> bool:
+    """Wait until agents have released all devices of a run and ended it; return False after `seconds`."""
+    end_s = time.monotonic() + seconds
+    with closing(Hints(store)) as hints:
+        while True:
+            order = store.cluster.order(run_id)
+            if order is None or order.state == "ended":
+                return True
+            left = end_s - time.monotonic()
+            if left <= 0:
+                return False
+            hints.wait(min(left, _END_LOOK_SECONDS))

@@ -6,9 +6,10 @@ killed before it leaves a run that never began, and a run whose command is kille
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -17,29 +18,64 @@ from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.base.socs import find_soc
 from farm.builds.bundles.cache import BundleCache
 from farm.dispatch.cluster.client.devices import Wanted, pinned
-from farm.dispatch.cluster.client.follow import FollowEnd, Signals, follower_of
+from farm.dispatch.cluster.client.follow import FollowEnd, Follower, InterruptChoice, Signals
 from farm.dispatch.cluster.client.submit_options import SubmitOptions, require_possible
-from farm.dispatch.cluster.client.work import RunWork, manifests_of, upload_runtimes
 from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
-from farm.dispatch.request.budget import Budget
+from farm.dispatch.request.choose import narrow
 from farm.dispatch.request.request import RunOutcome, RunRequest
-from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers, narrowed
+from farm.dispatch.request.selection import Budget
+from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers, report_of
 from farm.report.model.format import plural
 from farm.store.protocol import PROTOCOL
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from farm.base.config.settings import Config
+    from farm.builds.bundles.bundle import Manifest
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.dispatch.progress import ProgressListener
-    from farm.store.cluster.records import Build, NewOrder, PlannedJob
+    from farm.store.cluster.records import Build, NewBuild, NewOrder, NewShard, PlannedJob
     from farm.store.objects.objects import Objects
-    from farm.store.store import Store
+    from farm.store.view import SkipReason
     from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
+
+
+class RunWork(NamedTuple):
+    """Work of the agents for a run, and the jobs that are left out."""
+
+    shards: Sequence[NewShard]
+    to_build: Sequence[NewBuild]
+    built: Sequence[tuple[Build, Manifest | None]]
+    """Bundles that exist already, with the manifests of bundles that only this machine had."""
+    skipped: Mapping[str, SkipReason]
+    """Reasons of jobs that are left out, by job id."""
+    jobs: int
+    """Number of jobs to run."""
+    terms: WorkTerms
+
+
+def upload_runtimes(
+    config: Config, request: RunRequest, jobs: Sequence[Job], classes: Sequence[str], objects: Objects
+) -> tuple[RemoteRuntime, ...]:
+    """Upload the runtime of each class of devices for `jobs`, and return them. Raises MissingToolError."""
+    from farm.builds.runtime.runtime import runtime_for
+    from farm.dispatch.cluster.files.exchange import upload_runtime
+
+    # The options of one request have one mode.
+    mode = jobs[0].target.mode
+    socs = {job.target.soc for job in jobs}
+    uploaded = []
+    for name in classes:
+        soc, kind, os = name.split("/")
+        if soc not in socs:
+            continue
+        runtime = runtime_for(config, soc, kind, os, request.backend, mode)
+        uploaded.append(upload_runtime(objects, runtime, soc=soc, device_kind=kind, os=os))
+    return tuple(uploaded)
 
 
 def submit(
@@ -66,8 +102,8 @@ def submit(
         wanted = Wanted(store, [find_soc(name).name for name in request.socs], request.choice)
         given_up = wanted.find(wait=options.wait, wait_s=request.wait_s)
         jobs = tuple(job for job in jobs if job.target.soc not in given_up)
-        jobs = narrowed(config, request, store, jobs, lambda: wanted.kind or "hardware")
-        run = _SharedRun(config, request, listener, store, interrupts, budget, options, wanted)
+        jobs = narrow(config, request, jobs, store, lambda: wanted.kind or "hardware")
+        run = _SharedRun(config, request, listener, store, budget, interrupts, options, wanted)
         return run.execute(jobs, begun=begun)
 
 
@@ -96,26 +132,17 @@ def resume(
         wanted = Wanted(store, [job.target.soc for job in missing], request.choice)
         given_up = wanted.find(wait=options.wait, wait_s=request.wait_s)
         missing = tuple(job for job in missing if job.target.soc not in given_up)
-        run = _SharedRun(config, request, listener, store, interrupts, budget, options, wanted)
+        run = _SharedRun(config, request, listener, store, budget, interrupts, options, wanted)
         return run.execute(missing, view.id, was_submitted=order is not None)
 
 
+@dataclass
 class _SharedRun(RunSteps):
     """Steps of a run that is submitted to agents."""
 
-    def __init__(
-        self,
-        config: Config,
-        request: RunRequest,
-        listener: ProgressListener,
-        store: Store,
-        interrupts: InterruptHandler | None,
-        budget: Budget,
-        options: SubmitOptions,
-        wanted: Wanted,
-    ) -> None:
-        super().__init__(config, request, listener, store, budget)
-        self._interrupts, self._submit_options, self._wanted = interrupts, options, wanted
+    _interrupts: InterruptHandler | None
+    _submit_options: SubmitOptions
+    _wanted: Wanted
 
     def execute(
         self,
@@ -146,7 +173,9 @@ class _SharedRun(RunSteps):
             runtimes = work.terms.runtimes
             require_same_runtimes(
                 before.devices,
-                lambda one: [each.versions for each in runtimes if (each.soc, each.device_kind) == (one.soc, one.kind)],
+                lambda one: [
+                    each.runtime.versions for each in runtimes if (each.soc, each.device_kind) == (one.soc, one.kind)
+                ],
                 run_id,
             )
         after = made_before = 0
@@ -159,27 +188,22 @@ class _SharedRun(RunSteps):
         skipped = {**dict.fromkeys(was_skipped), **work.skipped}
         # From here on Ctrl-C may concern a submitted run: note it, for the follower to ask the user.
         with Signals(self._interrupts) as signals:
-            if was_submitted:
-                self._store.cluster.add(
-                    run_id, work.shards, work.to_build, work.built,
-                    order=order, jobs=jobs, skipped=skipped, manifests=work.manifests,
-                )  # fmt: skip
-            else:
-                self._store.cluster.submit(
-                    order, work.shards, work.to_build, work.built, jobs=jobs, skipped=skipped, manifests=work.manifests
-                )
+            self._store.cluster.submit(
+                order, work.shards, work.to_build, work.built,
+                jobs=jobs, skipped=skipped, again=was_submitted,
+            )  # fmt: skip
             begun(run_id)
-            self._log_skipped(len(work.skipped), len(jobs))
             return self._followed(run_id, (after, made_before), work, tools, objects, signals)
 
     def _work(self, jobs: Sequence[Job], tools: Toolchain, objects: Objects) -> RunWork:
         """Return the work of the run, with all of its files uploaded."""
         from farm.dispatch.cluster.client.upload import new_builds
-        from farm.dispatch.cluster.files.suite_archive import upload_sources
+        from farm.dispatch.cluster.files.exchange import upload_sources
+        from farm.dispatch.cluster.toolchain_id import toolchain_id
         from farm.policy.divide import divide
         from farm.store.cluster.records import NewShard
 
-        planned = self._order(jobs, tools, self._rebuild)
+        planned = self._order(jobs, self._rebuild.find(jobs, tools))
         health_checks = self._order_health_checks(jobs, tools)
         runtimes = upload_runtimes(self._config, self._request, jobs, self._wanted.classes, objects)
         built = self._built([*health_checks, *planned], objects)
@@ -188,11 +212,10 @@ class _SharedRun(RunSteps):
         planned = [msgspec.structs.replace(one, cached=one.key in built) for one in planned]
         most = self._request.most_devices
         devices = {soc: min(count, most or count) for soc, count in self._wanted.per_soc.items()}
-        planned, skipped = self._cut(planned, devices, width)
+        planned, skipped = self._budget.cut(planned, self._past, devices=devices, builders=width, first=self._first)
         keys = {one.key for one in (*health_checks, *planned)}
         lacking = [one for one in lacking if one.key in keys]
         sources = upload_sources(objects, [one.job for one in lacking])
-        anew = self._rebuild.keys if self._rebuild is not None else frozenset()
         parts = divide(
             planned,
             devices=devices,
@@ -204,43 +227,29 @@ class _SharedRun(RunSteps):
         return RunWork(
             # A device begins only with the bundle of its health check.
             shards=[NewShard(*part, needs=needs.get(part.soc, ())) for part in parts],
-            to_build=new_builds(lacking, tools, self._request.backend, sources, anew),
+            to_build=new_builds(lacking, tools, self._request.backend, sources, self._rebuild.keys),
             built=[one for key, one in built.items() if key in keys],
-            manifests=manifests_of(BundleCache(self._config.cache_dir), built),
             skipped=skipped,
             jobs=len(planned),
-            terms=self._terms(jobs, tools, runtimes, health_checks),
+            terms=WorkTerms(
+                protocol=PROTOCOL,
+                toolchain=toolchain_id(tools.versions, self._request.backend),
+                backend=self._request.backend,
+                mode=jobs[0].target.mode,
+                runtimes=runtimes,
+                health_checks=tuple(health_checks),
+                budget_s=self._budget.seconds,
+                **self._request.execution,
+            ),
         )
 
-    def _terms(
-        self,
-        jobs: Sequence[Job],
-        tools: Toolchain,
-        runtimes: tuple[RemoteRuntime, ...],
-        health_checks: Sequence[PlannedJob],
-    ) -> WorkTerms:
-        from farm.dispatch.cluster.toolchain_id import toolchain_id
-
-        request = self._request
-        return WorkTerms(
-            protocol=PROTOCOL,
-            toolchain=toolchain_id(tools.versions, request.backend),
-            backend=request.backend,
-            mode=jobs[0].target.mode,
-            runtimes=runtimes,
-            health_checks=tuple(health_checks),
-            budget_s=self._budget.seconds,
-            **request.execution,
-        )
-
-    def _built(self, planned: Sequence[PlannedJob], objects: Objects) -> dict[str, Build]:
+    def _built(self, planned: Sequence[PlannedJob], objects: Objects) -> dict[str, tuple[Build, Manifest | None]]:
         """Return the bundles that need no compiling, by key; uploads bundles that only this machine has."""
         from farm.dispatch.cluster.client.upload import upload_bundles
 
-        anew = self._rebuild.keys if self._rebuild is not None else frozenset()
-        keys = list(dict.fromkeys(one.key for one in planned if one.key not in anew))
-        known = {
-            key: build
+        keys = list(dict.fromkeys(one.key for one in planned if one.key not in self._rebuild.keys))
+        known: dict[str, tuple[Build, Manifest | None]] = {
+            key: (build, None)
             for key, build in self._store.cluster.build_of(keys).items()
             if build.state == "built" and objects.has(build.archive)
         }
@@ -294,53 +303,59 @@ class _SharedRun(RunSteps):
         `before` holds the last attempt and the number of bundles of the run's earlier part.
         """
         after, made_before = before
-        logger.info("run %s is handed in", run_id, extra={"run": run_id})
+        logger.info("run %s is submitted", run_id, extra={"run": run_id})
         if self._submit_options.detach:
             return self._left(run_id, 0)
         first = self._store.cluster.progress(run_id, after)
         names = [device.called for device in self._wanted.devices]
         self._listener.begin(jobs=work.jobs, to_build=max(0, first.to_build - made_before), devices=names)
-        follower = follower_of(
-            self._store,
-            run_id,
-            self._listener,
-            built=made_before,
-            ask=self._submit_options.ask,
-        )
-        with self._building(run_id, work, tools, objects):
+        follower = Follower(self._store, run_id, self._listener, built=made_before, ask=self._submit_options.ask)
+        with contextlib.ExitStack() as stack:
+            if self._submit_options.build_here and work.to_build:
+                from farm.dispatch.cluster.client.upload import build_here
+
+                here = build_here(self._config, run_id, work.to_build, tools, objects, self._store, self._rebuild.ended)
+                stack.enter_context(here)
             ending = follower.follow(first, signals)
-        return self._ended(run_id, ending)
-
-    @contextmanager
-    def _building(self, run_id: str, work: RunWork, tools: Toolchain, objects: Objects) -> Iterator[None]:
-        """Compile on this machine while the body runs, with `--build-on here`."""
-        if not self._submit_options.build_here or not work.to_build:
-            yield
-            return
-        from farm.base.processes import Supervisor
-        from farm.dispatch.cluster.client.upload import build_here
-
-        folder = self._config.run_folder(run_id)
-        ended = self._rebuild.ended if self._rebuild is not None else lambda _: ""
-        with (
-            Supervisor() as supervisor,
-            build_here(
-                self._config, run_id, folder, work.to_build, tools, objects, self._store, supervisor, ended
-            ),
-        ):  # fmt: skip
-            yield
-
-    def _ended(self, run_id: str, ending: FollowEnd) -> RunOutcome:
-        """Return the outcome of a run after following it."""
-        view = self._store.runs.view(run_id)
         if ending is FollowEnd.LEFT:
             return self._left(run_id, INTERRUPTED)
-        if ending is FollowEnd.CANCELLED or view.exit_code is None:
+        code = self._store.runs.view(run_id).exit_code
+        if ending is FollowEnd.CANCELLED or code is None:
             return self._outcome(run_id, INTERRUPTED)
         log_numbers(self._store, run_id, confirm=self._request.confirm)
-        return self._outcome(run_id, view.exit_code)
+        return self._outcome(run_id, code)
 
     def _left(self, run_id: str, code: int) -> RunOutcome:
         """Return the outcome of a run that goes on."""
         report = self._config.run_folder(run_id) / "report.html"
         return RunOutcome(code, self._store.runs.view(run_id), report, toolchain=self._request.toolchain, left=True)
+
+
+def attach(
+    config: Config, ref: str, listener: ProgressListener, ask: Callable[[], InterruptChoice] | None = None
+) -> RunOutcome:
+    """Follow a run, `latest`, an id or a name, and return its outcome.
+
+    Ctrl-C cannot cancel the run of another user. Raises UnknownNameError, UsageError for a run that was not submitted.
+    """
+    from farm.store.store import open_store
+
+    with open_store(config.store_url) as store:
+        run_id = store.runs.resolve(ref)
+        order = store.cluster.order(run_id)
+        if order is None:
+            raise UsageError(f"run {run_id} was not submitted to the shared farm: 'farm report {run_id}' shows it")
+        first = store.cluster.progress(run_id, 0)
+        ending = FollowEnd.FINISHED
+        if not first.finished:
+            view = store.runs.view(run_id)
+            jobs = sum(job.skipped is None or bool(job.attempts) for job in view.jobs)
+            listener.begin(jobs=jobs, to_build=first.to_build - first.built, devices=sorted(first.running))
+            ending = Follower(store, run_id, listener, built=first.built, ask=ask).follow(first)
+        view = store.runs.view(run_id)
+        path = config.run_folder(run_id) / "report.html"
+        if ending is FollowEnd.LEFT:
+            return RunOutcome(INTERRUPTED, view, path, left=True)
+        log_numbers(store, run_id)
+        code = view.exit_code if ending is FollowEnd.FINISHED and view.exit_code is not None else INTERRUPTED
+        return RunOutcome(code, view, report_of(config, store, view))

@@ -32,11 +32,9 @@ def require_possible(request: RunRequest, options: SubmitOptions) -> None:
     if options.detach and options.build_here:
         raise UsageError("--build-on here compiles in this process, which --detach ends: leave one of them out")
     if options.detach and request.confirm:
-        raise UsageError(
-            "--confirm measures again once the run is over: leave --detach out, or use 'farm perf confirm'"
-        )
+        raise UsageError("--confirm measures again after the run: leave --detach out, or use 'farm perf confirm'")
     if request.profile is Profile.OPTRACE:
         raise UsageError(
-            "--profile optrace needs the SDK that made the program beside the device: run it on the machine that the "
-            "device hangs on, without artifacts in farm.toml, or on the simulator with --virtual"
+            "--profile optrace needs the SDK of the program on the host of the device: run it on that host, without "
+            "artifacts in farm.toml, or on the simulator with --virtual"
         )

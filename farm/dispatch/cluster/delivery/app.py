@@ -7,25 +7,29 @@ retries are timed by this machine's clock, which may be wrong.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from asyncio import CancelledError
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from procrastinate import App, PsycopgConnector, RetryDecision
 from procrastinate.retry import BaseRetryStrategy
 from psycopg_pool import AsyncConnectionPool
 
 from farm.dispatch.cluster.delivery.notices import TryAgainError
-from farm.store.messages.notices import NOTIFY
+from farm.store.messages.messages import NOTIFY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from procrastinate.job_context import JobContext
     from procrastinate.jobs import Job
     from psycopg import AsyncConnection
+
+logger = logging.getLogger(__name__)
 
 SERVICE_QUEUE = "farm"
 """Queue of the tasks for any agent: ends of runs, recovery of abandoned work."""
@@ -33,42 +37,39 @@ MOST_CONNECTIONS = 2
 """Most connections of an app beside the listening one."""
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _EVERY_10_S = "* * * * * */10"
+_EVERY_HALF_MINUTE = "* * * * * */30"
 _EVERY_HOUR = "17 * * * *"
 
 
-@dataclass(frozen=True)
-class Periodic:
-    """Periodic call by a single agent of several with the same configuration."""
-
-    name: str
-    cron: str
-    """Minute, hour, day, month, weekday, and seconds, if they matter: `0 1 * * *`, `* * * * * */30`."""
-    call: Callable[[], object]
-    """Callable, run in a thread; hosts with different clocks may call it twice at once."""
-
-    @property
-    def queue(self) -> str:
-        """Queue of the agents that are configured for it; other agents do not listen to it."""
-        return f"{SERVICE_QUEUE}:{self.name}"
+REPEAT_S = 5.0
+SERVICES = 4
+"""Handlers that run at once."""
 
 
-class Handler(Protocol):
-    """Handler of messages, on the event loop."""
+class Serving:
+    """Handlers of jobs, each called in a thread."""
 
-    async def finish(self, run: str) -> None:
-        """Record the end of a run whose work is over."""
+    def __init__(
+        self,
+        *,
+        finish: Callable[[str], object],
+        recover: Callable[[], bool],
+        remove_ended: Callable[[], object],
+        notify: Callable[[Job], None],
+    ) -> None:
+        """`finish` gets a run whose work is over; `recover` returns whether any run goes on; `notify` raises
+        TryAgainError."""
+        self.finish, self.recover, self.remove_ended, self.notify = finish, recover, remove_ended, notify
+        # Not asyncio's own pool, which other code of the loop may fill.
+        self.threads = ThreadPoolExecutor(SERVICES, thread_name_prefix="service")
 
-    async def recover(self) -> None:
-        """Repair the rows and messages of dead agents."""
-
-    async def remove_ended(self) -> None:
-        """Remove ended messages."""
-
-    async def call(self, periodic: Periodic) -> None:
-        """Make a periodic call."""
-
-    async def notify(self, job: Job) -> None:
-        """Attempt to send a notice. Raises TryAgainError."""
+    async def call(self, what: str, call: Callable[[], object]) -> object:
+        """Return the result of `call`; None after a logged error. A cancelled handler leaves `call` running."""
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self.threads.submit(call)))
+        except Exception as error:  # noqa: BLE001 - the next job of its kind comes within seconds
+            logger.warning("%s: %s", what, error)
+            return None
 
 
 class _PutBack(BaseRetryStrategy):
@@ -93,8 +94,12 @@ def _make_pool(**settings: Any) -> AsyncConnectionPool:
     return AsyncConnectionPool(**{**settings, "check": None})
 
 
-def make_app(arguments: Mapping[str, Any], handler: Handler, periodic: Sequence[Periodic]) -> App:
-    """Return the app, not open yet, which connects to the database by `arguments` of psycopg's `connect`."""
+def make_app(arguments: Mapping[str, Any], serving: Serving, checks: Mapping[str, Callable[[], object]]) -> App:
+    """Return the app, not open yet, which connects to the database by `arguments` of psycopg's `connect`.
+
+    `checks` are called every half minute, each by a single agent of several that have it: hosts with different clocks
+    may call it twice at once.
+    """
     # The agent logs all problems itself; without a handler Python would print the warnings of these loggers.
     for name in ("procrastinate", "psycopg"):
         logging.getLogger(name).addHandler(logging.NullHandler())
@@ -113,33 +118,48 @@ def make_app(arguments: Mapping[str, Any], handler: Handler, periodic: Sequence[
 
     @app.task(name="farm.finish", queue=SERVICE_QUEUE, retry=put_back)
     async def finish(run: str) -> None:
-        await handler.finish(run)
+        await serving.call(f"the end of run {run}", partial(serving.finish, run))
 
     @app.task(name=NOTIFY, retry=put_back, pass_context=True)
     async def notify(context: JobContext, /, **_: Any) -> None:
-        await handler.notify(context.job)
+        attempt = asyncio.wrap_future(serving.threads.submit(serving.notify, context.job))
+        try:
+            await asyncio.shield(attempt)
+        except CancelledError:
+            # An attempt that has begun is recorded also at the end of the worker.
+            await attempt
 
     # No lock: the message of a dead worker would keep it, and with it this task, which puts such messages back.
     @app.periodic(cron=_EVERY_10_S)
     @app.task(name="farm.recover", queue=SERVICE_QUEUE, queueing_lock="farm.recover", priority=100)
     async def recover(timestamp: int) -> None:
         del timestamp
-        await handler.recover()
+        # Once more after a pause while runs go on: an idle farm asks half as often.
+        if await serving.call("recovery", serving.recover):
+            await asyncio.sleep(REPEAT_S)
+            await serving.call("recovery", serving.recover)
 
     @app.periodic(cron=_EVERY_HOUR)
     @app.task(name="farm.remove_ended", queue=SERVICE_QUEUE, queueing_lock="farm.remove_ended")
     async def remove_ended(timestamp: int) -> None:
         del timestamp
-        await handler.remove_ended()
+        await serving.call("old messages", serving.remove_ended)
 
-    for one in periodic:
-        _add_periodic(app, one, handler)
+    for name, check in checks.items():
+        _add_check(app, serving, name, check)
     return app
 
 
-def _add_periodic(app: App, one: Periodic, handler: Handler) -> None:
-    @app.periodic(cron=one.cron)
-    @app.task(name=f"farm.periodic.{one.name}", queue=one.queue, queueing_lock=one.queue, priority=75)
+def queue_of(check: str) -> str:
+    """Return the queue of the agents that have a check; other agents do not listen to it."""
+    return f"{SERVICE_QUEUE}:{check}"
+
+
+def _add_check(app: App, serving: Serving, name: str, check: Callable[[], object]) -> None:
+    queue = queue_of(name)
+
+    @app.periodic(cron=_EVERY_HALF_MINUTE)
+    @app.task(name=f"farm.periodic.{name}", queue=queue, queueing_lock=queue, priority=75)
     async def call(timestamp: int) -> None:
         del timestamp
-        await handler.call(one)
+        await serving.call(name, check)

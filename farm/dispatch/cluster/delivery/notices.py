@@ -17,7 +17,7 @@ from farm.base.errors import FarmError, StoreError
 from farm.base.text import one_line
 from farm.dispatch.notify.credentials import NotifyError
 from farm.dispatch.notify.delivery import Delivery
-from farm.store.messages.notices import NoticeArguments
+from farm.store.messages.messages import NoticeArguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,7 +88,7 @@ class NoticeTask:
     def _after(self, wait_s: float) -> datetime:
         """Return the time in `wait_s` on the clock of the database, by which jobs are due."""
         try:
-            now_s = self._store.cluster.nightly_runs.now_ms() / 1000
+            now_s = self._store.leases.now_ms() / 1000
         except StoreError:
             now_s = time.time()
         return datetime.fromtimestamp(now_s + wait_s, UTC)

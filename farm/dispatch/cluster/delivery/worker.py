@@ -1,6 +1,6 @@
-"""An agent's worker of Procrastinate, in a thread of its own, and the handlers of its jobs.
+"""An agent's worker of Procrastinate, in a thread of its own, and what its jobs do.
 
-Handlers are callables, each in a thread. `finish` records the end of a run: several agents may call it at once and
+`finish` records the end of a run: several agents may call it at once and
 again, and only the first complete call counts.
 """
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,21 +19,20 @@ from farm.base.errors import FarmError
 from farm.base.exit_codes import ExitCode
 from farm.base.interrupts import INTERRUPTED
 from farm.base.text import one_line
+from farm.dispatch.cluster.delivery.app import SERVICE_QUEUE, SERVICES, Serving, make_app, queue_of
 from farm.dispatch.cluster.delivery.notices import NoticeTask
 from farm.dispatch.cluster.terms import decode_terms
-from farm.dispatch.request.budget import Budget
 from farm.dispatch.request.ending import exit_code_of
+from farm.dispatch.request.selection import Budget
 from farm.store.cluster.part import REFUSED_BY
 from farm.store.leases.rows import always_stable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
 
     from procrastinate import App
-    from procrastinate.jobs import Job
     from procrastinate.worker import Worker
 
-    from farm.dispatch.cluster.delivery.app import Periodic
     from farm.store.cluster.records import Order
     from farm.store.store import Store
     from farm.store.view import RunView
@@ -112,71 +109,6 @@ def _mark_skipped(store: Store, view: RunView, order: Order) -> None:
     store.mark_skipped(view.id, dict(Budget(terms.budget_s).unbegun(left, past)))
 
 
-REPEAT_S = 5.0
-SERVICES = 4
-"""Handlers that run at once."""
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Callables of the jobs, each called in a thread."""
-
-    finish: Callable[[str], object]
-    """Called with a run whose work is over."""
-    recover: Callable[[], bool]
-    """Returns whether any run goes on."""
-    remove_ended: Callable[[], object]
-    notify: Callable[[Job], None]
-    """Raises TryAgainError."""
-
-
-class Serving:
-    """Handlers of jobs on one event loop (`farm.dispatch.cluster.delivery.app.Handler`)."""
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        # Not asyncio's own pool, which other code of the loop may fill.
-        self._threads = ThreadPoolExecutor(SERVICES, thread_name_prefix="service")
-
-    async def finish(self, run: str) -> None:
-        """Record the end of a run."""
-        await self._call(f"the end of run {run}", lambda: self._calls.finish(run))
-
-    async def recover(self) -> None:
-        """Repair rows of dead agents, once more after a pause while runs go on: an idle farm asks half as often."""
-        if await self._call("recovery", self._calls.recover):
-            await asyncio.sleep(REPEAT_S)
-            await self._call("recovery", self._calls.recover)
-
-    async def remove_ended(self) -> None:
-        """Remove ended jobs."""
-        await self._call("old messages", self._calls.remove_ended)
-
-    async def call(self, periodic: Periodic) -> None:
-        """Call a periodic callable."""
-        await self._call(periodic.name, periodic.call)
-
-    async def notify(self, job: Job) -> None:
-        """Attempt to send a notice. An attempt that has begun is recorded also at the end of the worker."""
-        attempt = asyncio.wrap_future(self._threads.submit(self._calls.notify, job))
-        try:
-            await asyncio.shield(attempt)
-        except asyncio.CancelledError:
-            await attempt
-
-    def close(self) -> None:
-        """Begin no other handler; running handlers go on."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _call(self, what: str, call: Callable[[], object]) -> object:
-        """Return the result of `call`; None after a logged error. A cancelled handler leaves `call` running."""
-        try:
-            return await asyncio.shield(asyncio.wrap_future(self._threads.submit(call)))
-        except Exception as error:  # noqa: BLE001 - the next job of its kind comes within seconds
-            logger.warning("%s: %s", what, error)
-            return None
-
-
 # Interval of looks without a notification, which may be lost. Every recovery job sends one, so that looks are rare.
 _LOOK_S = 12.0
 _CONNECT_EVERY_S = 1.0
@@ -195,17 +127,19 @@ class MessageDelivery:
         self,
         store: Store,
         *,
-        finish: Callable[[str], object] | None = None,
+        finish_run: Callable[[str], object] | None = None,
         recover: Callable[[], bool],
         ttl_s: float,
-        periodic: Sequence[Periodic] = (),
+        checks: Mapping[str, Callable[[], object]] | None = None,
         notices: NoticeTask | None = None,
     ) -> None:
-        self._store, self._periodic = store, tuple(periodic)
-        self._ttl_s = ttl_s
+        self._store, self._checks, self._ttl_s = store, checks or {}, ttl_s
         self._notices = notices or NoticeTask(store, ())
         self._serving = Serving(
-            Calls(finish or self._finish_run, recover, partial(remove_ended, store), self._notices.attempt)
+            finish=finish_run or partial(finish, store),
+            recover=recover,
+            remove_ended=partial(remove_ended, store),
+            notify=self._notices.attempt,
         )
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -257,7 +191,7 @@ class MessageDelivery:
                 await self._pause(_CONNECT_EVERY_S)
         if self._cleanups:
             await asyncio.wait(self._cleanups, timeout=_CONNECT_EVERY_S)
-        self._serving.close()
+        self._serving.threads.shutdown(wait=False, cancel_futures=True)
 
     async def _await_database(self) -> None:
         """Return once the database can be reached, or once this delivery ends."""
@@ -284,9 +218,7 @@ class MessageDelivery:
 
     async def _listen(self) -> None:
         """Run a worker until this delivery ends, or the worker ends by itself; raises the worker's error."""
-        from farm.dispatch.cluster.delivery.app import make_app
-
-        app = make_app(self._store.connection_arguments(), self._serving, self._periodic)
+        app = make_app(self._store.connection_arguments(), self._serving, self._checks)
         await app.open_async()
         task, worker = self._start_worker(app)
         self._worker = worker
@@ -309,11 +241,9 @@ class MessageDelivery:
     def _start_worker(self, app: App) -> tuple[asyncio.Task[None], Worker]:
         from procrastinate.worker import Worker
 
-        from farm.dispatch.cluster.delivery.app import SERVICE_QUEUE
-
         worker = Worker(
             app,
-            queues=[SERVICE_QUEUE, *(one.queue for one in self._periodic), *self._notices.queues],
+            queues=[SERVICE_QUEUE, *map(queue_of, self._checks), *self._notices.queues],
             concurrency=SERVICES,
             fetch_job_polling_interval=_LOOK_S,
             update_heartbeat_interval=self._ttl_s / 3,
@@ -329,9 +259,6 @@ class MessageDelivery:
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), seconds)
-
-    def _finish_run(self, run_id: str) -> None:
-        finish(self._store, run_id)
 
 
 async def _wind_up(app: App, task: asyncio.Task[None], worker: Worker, patience_s: float) -> None:

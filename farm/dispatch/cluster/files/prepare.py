@@ -16,10 +16,9 @@ from farm.base.publish import make_folders
 from farm.builds.bundles.bundle import MANIFEST
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.compile.protocol import BuildReply
-from farm.devices.local.files import local_errors
-from farm.dispatch.cluster.files.runtime_files import fetch_runtime
+from farm.devices.local_files import local_errors
+from farm.dispatch.cluster.files.exchange import fetch_runtime
 from farm.dispatch.cluster.terms import decode_terms
-from farm.dispatch.device_run.builds import builds_folder, leave_reply
 from farm.dispatch.job_source import Prepared
 from farm.dispatch.request.plan import RunPlan
 from farm.store.artifacts import ArtifactStore
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.builds.runtime.runtime import Runtime
     from farm.devices.device import Device
-    from farm.devices.execution.optrace import OptraceTools
-    from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
+    from farm.dispatch.cluster.terms import WorkTerms
     from farm.store.cluster.records import Build, HeldShard, PlannedJob
     from farm.store.objects.objects import Objects
     from farm.store.records import ArtifactRecord
@@ -56,22 +54,21 @@ class Preparer:
         config: Config,
         objects: Objects,
         build_of: BuildsOf,
-        folder: Path | None = None,
-        lose: LoseBundle | None = None,
+        folder: Path,
+        lose: LoseBundle,
     ) -> None:
         """`build_of` (of the store) finds builds that a shard lacks; `lose` has lost bundles made again.
 
         `folder` holds the plans of this agent alone; files of the agent's former life are removed from it.
         """
-        self._config, self._objects, self._build_of, self._lose = config, objects, build_of, lose
-        self._folder = folder or config.state_dir / "agent" / "runs"
+        self._config, self._objects, self._build_of = config, objects, build_of
+        self._folder, self._lose = folder, lose
         self._cache = BundleCache(config.cache_dir)
         self._artifacts = ArtifactStore(config.state_dir / "artifacts")
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_AT_ONCE, "fetch")
         self._bundles: dict[str, Future[None]] = {}
         """Bundles that are being fetched, by key: several shards wait for the same future."""
-        self._terms: dict[str, WorkTerms] = {}
         self._runtimes: dict[str, Runtime] = {}
         self._plans: dict[tuple[str, str], RunPlan] = {}
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -84,18 +81,12 @@ class Preparer:
         a run that this version of farm does not execute, LocalError and InfraError for failed writes on this host: in
         every case no device and no code is at fault, and the caller puts the shard back.
         """
-        terms = self._terms_of(held)
+        terms = _terms_of(held)
         health_checks = [one for one in terms.health_checks if one.job.target.soc == device.soc]
         builds = self._builds(held, health_checks)
         lost = self._fetch(builds)
         plan = self._plan_of(held, terms, device, health_checks, builds, lost)
-        return Prepared(plan, [self._planned(plan.folder, one, builds.get(one.key), lost) for one in held.jobs])
-
-    def prefetch(self, held: HeldShard) -> None:
-        """Begin to fetch the bundles of a shard; returns at once, and `prepare` repeats failed fetches."""
-        for build in held.builds.values():
-            if build.state == "built" and not self._is_here(build.key):
-                self._begin(build)
+        return Prepared(plan, [self._planned(plan, one, builds.get(one.key), lost) for one in held.jobs])
 
     def upload(self, records: Iterable[ArtifactRecord]) -> None:
         """Upload the files of an attempt to the artifact store, before the attempt is recorded.
@@ -116,30 +107,14 @@ class Preparer:
             self._artifacts.discard(record.sha256, grace_s=-1.0)
 
     def forget(self, run_id: str) -> None:
-        """Remove the plans and terms of a run that is over, or has no further work for this host."""
+        """Remove the plans of a run that is over, or has no further work for this host."""
         with self._lock:
-            self._terms.pop(run_id, None)
             for key in [key for key in self._plans if key[0] == run_id]:
                 shutil.rmtree(self._plans.pop(key).folder, ignore_errors=True)
 
     def close(self) -> None:
         """Stop fetching, and wait for the fetches under way."""
         self._threads.shutdown(cancel_futures=True)
-
-    def _terms_of(self, held: HeldShard) -> WorkTerms:
-        with self._lock:
-            terms = self._terms.get(held.run_id)
-        if terms is None:
-            try:
-                terms = decode_terms(held.terms)
-            except msgspec.MsgspecError as error:
-                why = f"its terms are of another version of farm ({error}): install the same one on all hosts"
-                raise UnreadableRowError("run_order", held.run_id, why) from None
-            if terms.protocol != PROTOCOL:
-                raise _other_version(held.run_id, f"protocol {terms.protocol}, expected {PROTOCOL}")
-            with self._lock:
-                self._terms[held.run_id] = terms
-        return terms
 
     def _builds(self, held: HeldShard, health_checks: Sequence[PlannedJob]) -> dict[str, Build]:
         builds = dict(held.builds)
@@ -162,8 +137,7 @@ class Preparer:
                 future.result()
             except ArtifactLostError as error:
                 lost[key] = str(error)
-                if self._lose is not None:
-                    self._lose(key, builds[key].archive, str(error))
+                self._lose(key, builds[key].archive, str(error))
             finally:
                 with self._lock:
                     self._bundles.pop(key, None)
@@ -205,7 +179,6 @@ class Preparer:
             devices=(device,),
             runtimes={device.serial: runtime},
             artifact_root=self._config.state_dir / "artifacts",
-            optrace=self._optrace_tools(terms, device),
             leased=True,
             health=self._config.health,
             failures=self._config.failures,
@@ -215,8 +188,12 @@ class Preparer:
             make_folders(folder)
             draft.prepare_folder()
             # Do not wait for a health check without a bundle: the next shard of the run will have it.
-            ended = [one for one in health_checks if self._is_here(one.key) or _has_ended(builds.get(one.key))]
-            planned = tuple(self._planned(folder, one, builds.get(one.key), lost) for one in ended)
+            ended = [
+                one
+                for one in health_checks
+                if self._is_here(one.key) or (one.key in builds and builds[one.key].state != "waiting")
+            ]
+            planned = tuple(self._planned(draft, one, builds.get(one.key), lost) for one in ended)
             plan = msgspec.structs.replace(draft, health_checks=planned)
             plan.write()
         if len(ended) == len(health_checks):
@@ -224,55 +201,45 @@ class Preparer:
                 self._plans[held.run_id, device.id] = plan
         return plan
 
-    def _planned(self, folder: Path, one: PlannedJob, build: Build | None, lost: Mapping[str, str]) -> PlannedJob:
-        """Return a job for the executor; a job without a bundle gets the reply of its build in `folder`."""
+    def _planned(self, plan: RunPlan, one: PlannedJob, build: Build | None, lost: Mapping[str, str]) -> PlannedJob:
+        """Return a job for the executor; a job without a bundle gets the reply of its build, with `plan`."""
         if self._is_here(one.key) and one.key not in lost:
             return msgspec.structs.replace(one, cached=True)
         reply = build.reply if build is not None and build.state == "failed" else None
         if reply is None or reply.ok:
             why = lost.get(one.key) or "its bundle is not built, or was pruned while the run went on"
             reply = BuildReply(one.key, ok=False, seconds=0.0, reason=f"the bundle is lost: {why}", infra=True)
-        with local_errors(folder):
+        with local_errors(plan.folder):
             if build is not None and build.log:
-                write_atomically(builds_folder(folder) / f"{one.key}.log", build.log)
-            leave_reply(folder, msgspec.structs.replace(reply, key=one.key))
+                write_atomically(plan.build_log(one.key), build.log)
+            plan.leave_reply(msgspec.structs.replace(reply, key=one.key))
         return msgspec.structs.replace(one, cached=False)
 
     def _runtime(self, run_id: str, terms: WorkTerms, device: Device) -> Runtime:
-        remote = _runtime_for(terms.runtimes, device)
+        facts = (device.soc, device.kind, device.os)
+        remote = next((one for one in terms.runtimes if (one.soc, one.device_kind, one.os) == facts), None)
         if remote is None:
             raise NoDeviceError(
                 f"run {run_id} brings no runtime for {device.called}, a {device.kind} {device.soc} with {device.os}"
             )
         with self._lock:
-            runtime = self._runtimes.get(remote.digest)
+            runtime = self._runtimes.get(remote.runtime.digest)
         if runtime is None or not all(path.is_file() for path in runtime.files.values()):
             runtime = fetch_runtime(self._objects, remote)
             with self._lock:
-                self._runtimes[remote.digest] = runtime
+                self._runtimes[remote.runtime.digest] = runtime
         return runtime
 
-    def _optrace_tools(self, terms: WorkTerms, device: Device) -> OptraceTools | None:
-        from farm.dispatch.request.profiling import Profile
 
-        if terms.profile is not Profile.OPTRACE:
-            return None
-        from farm.devices.execution.optrace import find_optrace_tools
-
-        target = "x86_64-linux-clang" if device.kind == "virtual" else "aarch64-android"
-        return find_optrace_tools(self._config.sdk_root, target)
-
-
-def _runtime_for(runtimes: Iterable[RemoteRuntime], device: Device) -> RemoteRuntime | None:
-    facts = (device.soc, device.kind, device.os)
-    return next((one for one in runtimes if (one.soc, one.device_kind, one.os) == facts), None)
-
-
-def _has_ended(build: Build | None) -> bool:
-    return build is not None and build.state in ("built", "failed")
-
-
-def _other_version(run_id: str, problem: str) -> InfraError:
-    return InfraError(
-        f"run {run_id} was submitted by another version of farm ({problem}): install the same one on all hosts"
-    )
+def _terms_of(held: HeldShard) -> WorkTerms:
+    try:
+        terms = decode_terms(held.terms)
+    except msgspec.MsgspecError as error:
+        why = f"its terms are of another version of farm ({error}): install the same one on all hosts"
+        raise UnreadableRowError("run_order", held.run_id, why) from None
+    if terms.protocol != PROTOCOL:
+        raise InfraError(
+            f"run {held.run_id} was submitted by another version of farm (protocol {terms.protocol}, expected "
+            f"{PROTOCOL}): install the same one on all hosts"
+        )
+    return terms

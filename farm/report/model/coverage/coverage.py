@@ -141,17 +141,20 @@ def items_of(
     for result in results.values():
         if result.operators:
             by_case.setdefault((result.module, result.case), {}).update(dict.fromkeys(result.operators))
-
-    def operators(key: tuple[str, str], result: JobResult | None) -> tuple[str, ...] | None:
-        if result is not None and result.operators:
-            return tuple(result.operators)
-        return tuple(by_case[key]) if key in by_case else declared.get(key)
-
-    return tuple(
-        _item(job, operators((job.module, job.case), found), found, versions.get(job.job_id))
-        for job in jobs
-        for found in (results.get(job.job_id),)
-    )
+    items = []
+    for job in jobs:
+        found, key = results.get(job.job_id), (job.module, job.case)
+        known = tuple(by_case[key]) if key in by_case else declared.get(key)
+        if found and found.operators:
+            known = tuple(found.operators)
+        if found is None:
+            items.append(CoveredJob(job.job_id, job.case, job.precision, Outcome.NOT_RUN, "", known))
+            continue
+        (state, reason), one = _state(found, versions.get(job.job_id)), found.result
+        items.append(
+            CoveredJob(job.job_id, job.case, job.precision, state, reason, known, one.run_id, one.time_ms, one.kind)
+        )
+    return tuple(items)
 
 
 def coverage(
@@ -223,18 +226,6 @@ def made_of_others(
         if others and all(having):
             found.append(MadeOfOthers(name, others, (whole,) if whole else tuple(dict.fromkeys(having))))
     return tuple(found)
-
-
-def _item(
-    job: ListedJob, operators: tuple[str, ...] | None, result: JobResult | None, version: str | None
-) -> CoveredJob:
-    if result is None:
-        return CoveredJob(job.job_id, job.case, job.precision, Outcome.NOT_RUN, "", operators)
-    state, reason = _state(result, version)
-    found = result.result
-    return CoveredJob(
-        job.job_id, job.case, job.precision, state, reason, operators, found.run_id, found.time_ms, found.kind
-    )
 
 
 def _state(result: JobResult, version: str | None) -> tuple[Outcome, str]:

@@ -12,11 +12,10 @@ from farm.base.errors import IllegalTargetError, UsageError
 from farm.base.socs import check_backend, find_soc
 from farm.report.model import format as fmt
 from farm.report.model.coverage.coverage import Coverage, CoveredJob, coverage, items_of, listed, made_of_others
-from farm.store.recording import case_versions
+from farm.store.rows import case_versions
 from farm.suites.manifests import find_suites, resolve_suite
-from farm.suites.op_builders import installed_builders, suite_operators
+from farm.suites.op_builders import installed_builders, operators_in_tests, suite_operators
 from farm.suites.suite import Job, Suite, plan
-from farm.suites.tested_operators import operators_in_tests
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy import Column
 
-from farm.store.schema.base import RowId
+from farm.store.schema import RowId
 
 revision = "0017"
 down_revision = "0016"

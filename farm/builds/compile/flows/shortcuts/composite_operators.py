@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from torch._C import DispatchKey, _dispatch_get_registrations_for_dispatch_key
@@ -12,8 +13,7 @@ from torch._ops import OperatorBase
 from torch._subclasses import fake_impls
 from torch.export import decomp_utils, exported_program
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+from farm.builds.compile.flows.shortcuts.tried import replaced
 
 _COMPOSITE = "CompositeImplicitAutograd"
 _LOOK, _LIST = "_materialize_cpp_cia_ops", "_collect_all_valid_cia_ops"
@@ -70,39 +70,37 @@ _kernels: dict[Any, _Kernels] = {}
 """Kernels by operator, of all overrides of this process. The key CompositeImplicitAutograd is the override itself."""
 
 
-@contextmanager
-def cached_kernels() -> Iterator[None]:
+def cached_kernels() -> AbstractContextManager[None]:
     """Let torch make the kernels of overridden composite operators once a process, not three times a compilation.
 
     An override sets 25 kernels of each of 250 operators, a fifth of the time of compiling an operator. torch overrides
     operators with changed kernels itself. A torch with other functions stays unchanged.
     """
-    override, rules = getattr(exported_program, _OVERRIDE, None), getattr(fake_impls, _RULES, None)
-    if not callable(override) or not isinstance(rules, dict):
-        yield
-        return
+    rules: Any = getattr(fake_impls, _RULES, None)
 
-    @contextmanager
-    def override_cached(composites: Mapping[Any, Any]) -> Iterator[None]:
-        known = {name: _kernels[name] for name in composites if _is_known(name, rules)}
-        new = {name: implementation for name, implementation in composites.items() if name not in known}
-        before = {name: (dict(name.py_kernels), name in rules) for name in new}
-        with override(new):
-            for name, (kernels, has_rule) in before.items():
-                if not has_rule and name in rules:
-                    _kernels[name] = _Kernels(kernels, dict(name.py_kernels), rules[name])
-            try:
-                for name, one in known.items():
-                    _set_kernels(name, {**one.during, DispatchKey.CompositeImplicitAutograd: composites[name]})
-                    rules[name] = one.rule
-                yield
-            finally:
-                for name, one in known.items():
-                    _set_kernels(name, one.before)
-                    rules.pop(name, None)
+    def with_cache(override: Callable[..., AbstractContextManager[Any]]) -> Callable[..., AbstractContextManager[None]]:
+        @contextmanager
+        def override_cached(composites: Mapping[Any, Any]) -> Iterator[None]:
+            known = {name: _kernels[name] for name in composites if _is_known(name, rules)}
+            new = {name: implementation for name, implementation in composites.items() if name not in known}
+            before = {name: (dict(name.py_kernels), name in rules) for name in new}
+            with override(new):
+                for name, (kernels, has_rule) in before.items():
+                    if not has_rule and name in rules:
+                        _kernels[name] = _Kernels(kernels, dict(name.py_kernels), rules[name])
+                try:
+                    for name, one in known.items():
+                        _set_kernels(name, {**one.during, DispatchKey.CompositeImplicitAutograd: composites[name]})
+                        rules[name] = one.rule
+                    yield
+                finally:
+                    for name, one in known.items():
+                        _set_kernels(name, one.before)
+                        rules.pop(name, None)
 
-    with patch.object(exported_program, _OVERRIDE, override_cached):
-        yield
+        return override_cached
+
+    return replaced(exported_program if isinstance(rules, dict) else None, _OVERRIDE, with_cache)
 
 
 def _is_known(operator: Any, rules: Mapping[Any, Callable[..., Any]]) -> bool:

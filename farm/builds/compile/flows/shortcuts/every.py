@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from farm.builds.compile.flows.shortcuts.bn_patterns import bn_patterns
 from farm.builds.compile.flows.shortcuts.composite_operators import cached_kernels, single_scan_per_list
-from farm.builds.compile.flows.shortcuts.delegate_options import options_read_once
+from farm.builds.compile.flows.shortcuts.executorch_reads import options_read_once, vendor_from_kernel
 from farm.builds.compile.flows.shortcuts.flat_graphs import flat_graphs
 from farm.builds.compile.flows.shortcuts.graph_code import late_code, shared_origins
-from farm.builds.compile.flows.shortcuts.processor_vendor import vendor_from_kernel
 from farm.builds.compile.flows.shortcuts.settled_programs import settled_programs
 from farm.builds.compile.flows.shortcuts.shared_exports import shared_exports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
 SHORTCUTS: tuple[Callable[[], AbstractContextManager[None]], ...] = (
     single_scan_per_list,

@@ -1,18 +1,17 @@
-"""A flat graph of operators as its own trace. Imports torch.
+"""Copies of flat graphs of operators in place of traces by dynamo. Imports torch.
 
-A lowering exports the quantized graph again, and dynamo reads the Python code of the graph, instruction by instruction,
-to write down the graph that it was generated from: a fifth of the time of compiling an operator. A graph of operators
-alone is copied here as dynamo would write it. torch traces the copy on as it traces dynamo's graph.
-
-Tried with torch 2.13 (ExecuTorch 1.5.1); another version is not changed.
+A lowering exports the quantized graph again: dynamo interprets the Python code that was generated from the graph and
+builds an equal graph, which takes a fifth of the time of compiling an operator. This module copies graphs that have
+only operators, in the form of dynamo's result; torch continues with the copy.
 """
 
 from __future__ import annotations
 
 import operator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch._dynamo import functional_export
@@ -25,16 +24,8 @@ from torch.fx.proxy import _COPY_META_FIELDS
 from torch.fx.traceback import NodeSource, NodeSourceAction
 from torch.utils import _pytree as pytree
 
-from farm.builds.compile.flows.shortcuts.tried import has_parameters, is_tried
+from farm.builds.compile.flows.shortcuts.tried import replaced
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-_TRACE = "_export_to_torch_ir"
-_PARAMETERS = (
-    "f", "args", "kwargs", "dynamic_shapes", "preserve_module_call_signature", "disable_constraint_solver",
-    "prefer_deferred_runtime_asserts_over_guards", "restore_fqn", "_log_export_usage", "same_signature",
-)  # fmt: skip
 _GUARDS = "_guards_fn"
 """Call of torch's check of sizes, which traces to nothing for fixed sizes."""
 _STEP = "Interpreter_DynamoGraphTransformer"
@@ -49,31 +40,28 @@ _LEFT_TO_DYNAMO = {
 _NOWHERE = f'  File "{functional_export.__file__}", line -1, in forward\n'
 
 
-@contextmanager
-def flat_graphs() -> Iterator[None]:
+def flat_graphs() -> AbstractContextManager[None]:
     """Let a strict export of a flat graph of operators copy the graph while the body runs."""
-    trace = getattr(_trace, _TRACE, None)
-    if not is_tried() or trace is None or not has_parameters(trace, *_PARAMETERS):
-        yield
-        return
 
-    def trace_or_copy(f: Any, args: Any, kwargs: Any = None, dynamic_shapes: Any = None, **options: Any) -> Any:
-        is_usual = not kwargs and not dynamic_shapes and options.get("restore_fqn") is False
-        if is_usual and not options.get("preserve_module_call_signature") and _is_flat(f, args):
-            # As dynamo does before it traces a graph: the frames of earlier modules are forgotten.
-            torch._dynamo.reset()  # noqa: SLF001 - torch has no other name
-            return _copy(f, args)
-        return trace(f, args, kwargs, dynamic_shapes, **options)
+    def or_copy(trace: Callable[..., Any]) -> Callable[..., Any]:
+        def trace_or_copy(f: Any, args: Any, kwargs: Any = None, dynamic_shapes: Any = None, **options: Any) -> Any:
+            is_usual = not kwargs and not dynamic_shapes and options.get("restore_fqn") is False
+            if is_usual and not options.get("preserve_module_call_signature") and _is_flat(f, args):
+                # dynamo does this before it traces a graph, to drop its cached frames of earlier modules.
+                torch._dynamo.reset()  # noqa: SLF001 - torch has no other name
+                return _copy(f, args)
+            return trace(f, args, kwargs, dynamic_shapes, **options)
 
-    with patch.object(_trace, _TRACE, trace_or_copy):
-        yield
+        return trace_or_copy
+
+    return replaced(_trace, "_export_to_torch_ir", or_copy, tried_only=True)
 
 
 def _is_flat(module: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether dynamo would write down the graph of `module` unchanged for the inputs `args`."""
+    """Return whether dynamo would return the graph of `module` unchanged for the inputs `args`."""
     if not isinstance(module, torch.fx.GraphModule) or not _is_as_made(module):
         return False
-    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    inputs = module.graph.find_nodes(op="placeholder")
     are_tensors = all(type(one) is torch.Tensor and not one.requires_grad for one in args)
     if not are_tensors or len(inputs) != len(args) or len({id(one) for one in args}) != len(args):
         return False
@@ -136,8 +124,8 @@ def _has_fixed_sizes(value: Any) -> bool:
 
 def _has_simple_tensors(module: torch.fx.GraphModule) -> bool:
     """Return whether each constant of the graph is a tensor of its own with one node."""
-    nodes = [node for node in module.graph.nodes if node.op == "get_attr"]
-    tensors = [_tensor(module, node) for node in nodes]
+    nodes = module.graph.find_nodes(op="get_attr")
+    tensors = [attrgetter(node.target)(module) for node in nodes]
     parts = [(node.args[0], node.args[1]) for node in module.graph.nodes if node.target is operator.getitem]
     return (
         all(type(one) in (torch.Tensor, torch.nn.Parameter) for one in tensors)
@@ -146,19 +134,12 @@ def _has_simple_tensors(module: torch.fx.GraphModule) -> bool:
     )
 
 
-def _tensor(module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    found: Any = module
-    for name in str(node.target).split("."):
-        found = getattr(found, name, None)
-    return found
-
-
 def _flat(node: torch.fx.Node) -> str:
     return f"L__self___{str(node.target).replace('.', '_')}"
 
 
 def _copy(module: torch.fx.GraphModule, args: tuple[Any, ...]) -> torch.fx.GraphModule:
-    """Return the graph of `module` as dynamo writes it: inputs first, parts of a result behind it."""
+    """Return the graph of `module` in dynamo's order: inputs first, and each result before its parts."""
     fake_mode = FakeTensorMode(
         shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True),
         allow_non_fake_inputs=True,
@@ -166,13 +147,13 @@ def _copy(module: torch.fx.GraphModule, args: tuple[Any, ...]) -> torch.fx.Graph
     )
     graph, root, flat = torch.fx.Graph(), torch.nn.Module(), {}
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    for number, (node, value) in enumerate(zip(_inputs(module), args, strict=True)):
+    for number, (node, value) in enumerate(zip(module.graph.find_nodes(op="placeholder"), args, strict=True)):
         copied = graph.create_node("placeholder", f"arg_{number}", name=f"l_flat_args_{number}_")
         copied.meta = {"stack_trace": _NOWHERE, "val": fake_mode.from_tensor(value, static_shapes=True)}
         copies[node] = copied
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            tensor, name = _tensor(module, node), _flat(node)
+            tensor, name = attrgetter(node.target)(module), _flat(node)
             if isinstance(tensor, torch.nn.Parameter):
                 root.register_parameter(name, tensor)
             else:
@@ -184,7 +165,7 @@ def _copy(module: torch.fx.GraphModule, args: tuple[Any, ...]) -> torch.fx.Graph
             _copy_call(graph, node, node, copies)
             parts = [user for user in node.users if user.target is operator.getitem]
             for part in sorted(parts, key=lambda one: int(one.args[1])):
-                # dynamo takes a result apart in the line that computes it.
+                # dynamo unpacks a result in the line that computes it.
                 _copy_call(graph, part, node, copies)
         elif node.op == "output":
             graph.output(tuple(copies[one] for one in node.args[0]))
@@ -195,10 +176,6 @@ def _copy(module: torch.fx.GraphModule, args: tuple[Any, ...]) -> torch.fx.Graph
     found.recompile()
     found.meta = {"dynamo_flat_name_to_original_fqn": flat, "module_call_specs": {}}
     return found
-
-
-def _inputs(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    return [node for node in module.graph.nodes if node.op == "placeholder"]
 
 
 def _copy_call(

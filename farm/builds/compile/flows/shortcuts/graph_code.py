@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from torch.fx.graph_module import GraphModule
 from torch.fx.traceback import NodeSource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _COPY = "__deepcopy__"
 _GENERATED = ("forward", "_code", "_lineno_map", "_prologue_start")

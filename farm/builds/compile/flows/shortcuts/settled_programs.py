@@ -1,18 +1,16 @@
-"""Decompositions that would change nothing. Imports torch.
+"""Decompositions of programs that are decomposed already, which are left out. Imports torch.
 
-ExecuTorch decomposes a program three times: without a table, with a table that spares the backend's operators, and with
-the whole table while these operators have other names. torch traces the whole graph each time, a tenth of the time of
-compiling an operator. The second and third trace of most programs of operators and models return the same graph.
-
-Tried with torch 2.13 (ExecuTorch 1.5.1); another version is not changed.
+ExecuTorch decomposes a program three times: without a table, with a table without operators that the backend keeps,
+and with the whole table while these operators have other names. torch traces the whole graph each time, a tenth of the
+time of compiling an operator. The second and third trace of most programs return the same graph.
 """
 
 from __future__ import annotations
 
 import operator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest.mock import patch
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch._ops import OpOverload
@@ -21,52 +19,39 @@ from torch.export.decomp_utils import CustomDecompTable
 from torch.export.graph_signature import OutputKind
 from torch.fx.graph import _Namespace
 
-from farm.builds.compile.flows.shortcuts.tried import has_parameters, is_tried
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from farm.builds.compile.flows.shortcuts.tried import replaced
 
 _TRANSFORMED = "EDGE_DO_NOT_DECOMP"
-"""Namespace of ExecuTorch for operators that it spares, with the names and kernels of theirs in `aten`."""
+"""Namespace of ExecuTorch for operators that it keeps, with the names and kernels of `aten`."""
 
 
-class _Settled(NamedTuple):
-    """Graph of a program as torch returned it from a decomposition."""
+def settled_programs() -> AbstractContextManager[None]:
+    """Return decomposed programs unchanged from a further decomposition while the body runs, if it cannot change them.
 
-    nodes: tuple[tuple[Any, ...], ...]
-
-
-@contextmanager
-def settled_programs() -> Iterator[None]:
-    """Let a program that comes from a decomposition be its own decomposition, if another trace cannot change it.
-
-    A program is taken for its decomposition without operators of the table and nested graphs, while its nodes are
-    unchanged since the decomposition, and if a trace would give them the same names.
+    This holds for a program without operators of the table and without nested graphs, whose nodes are unchanged since
+    its decomposition and would get the same names from a trace.
     """
-    decompose = ExportedProgram.run_decompositions
-    if not is_tried() or not has_parameters(decompose, "self", "decomp_table", "decompose_custom_triton_ops"):
-        yield
-        return
-    settled: WeakKeyDictionary[Any, _Settled] = WeakKeyDictionary()
+    settled: WeakKeyDictionary[Any, list[tuple[Any, ...]]] = WeakKeyDictionary()
+    """Nodes of programs as torch returned them from a decomposition."""
 
-    def decompose_once(program: Any, decomp_table: Any = None, decompose_custom_triton_ops: bool = False) -> Any:
-        if decomp_table is not None and not decompose_custom_triton_ops:
-            before = settled.get(program)
-            if before is not None and before == _read(program) and _is_free_of(program, decomp_table):
-                return program
-        found = decompose(program, decomp_table, decompose_custom_triton_ops)
-        if _is_plain(found):
-            settled[found] = _read(found)
-        return found
+    def once(decompose: Callable[..., Any]) -> Callable[..., Any]:
+        def decompose_once(program: Any, decomp_table: Any = None, decompose_custom_triton_ops: bool = False) -> Any:
+            if decomp_table is not None and not decompose_custom_triton_ops:
+                is_settled = program in settled and settled[program] == _nodes(program)
+                if is_settled and _is_free_of(program, decomp_table):
+                    return program
+            found = decompose(program, decomp_table, decompose_custom_triton_ops)
+            if _is_plain(found):
+                settled[found] = _nodes(found)
+            return found
 
-    with patch.object(ExportedProgram, "run_decompositions", decompose_once):
-        yield
+        return decompose_once
+
+    return replaced(ExportedProgram, "run_decompositions", once, tried_only=True)
 
 
-def _read(program: Any) -> _Settled:
-    return _Settled(
-        tuple((node, node.name, node.op, _own(node.target), node.args, node.kwargs) for node in program.graph.nodes)
-    )
+def _nodes(program: Any) -> list[tuple[Any, ...]]:
+    return [(node, node.name, node.op, _own(node.target), node.args, node.kwargs) for node in program.graph.nodes]
 
 
 def _own(target: Any) -> Any:
@@ -91,15 +76,12 @@ def _is_plain(program: Any) -> bool:
         return False
     names = _Namespace()
     for node in program.graph.nodes:
-        if node.op == "call_function":
-            if node.target is operator.getitem:
-                base = "getitem"
-            elif isinstance(node.target, OpOverload):
-                base = node.target.overloadpacket.__name__
-            else:
-                return False
-            if names.create_name(base, None) != node.name:
-                return False
-        elif node.op not in ("placeholder", "output"):
+        if node.op in ("placeholder", "output"):
+            continue
+        is_known = node.target is operator.getitem or isinstance(node.target, OpOverload)
+        if node.op != "call_function" or not is_known:
+            return False
+        base = node.target.overloadpacket if isinstance(node.target, OpOverload) else node.target
+        if names.create_name(base.__name__, None) != node.name:
             return False
     return True

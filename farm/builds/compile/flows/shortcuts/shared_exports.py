@@ -8,20 +8,17 @@ module with equal attributes, weights and outputs. A builder that traces forks f
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from torch.utils import _pytree as pytree
 
 from farm.base.backends.registry import runs_on_cpu
+from farm.builds.compile.flows.calls import elements_of
 from farm.builds.compile.flows.flow import Lowering
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm.suites.suite import Case
 
 _MOST_BYTES = 64 * 2**20
 """Most bytes of weights of a kept export, so that a builder does not grow by a second model."""
@@ -32,12 +29,8 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.d
 class _Kept(NamedTuple):
     """Export, and everything that decides it."""
 
-    case: Case
-    method: str
-    module: list[Any]
-    """Facts about the module before its export."""
-    calls: list[Any]
-    """Facts about the inputs and outputs of the module."""
+    facts: tuple[Any, ...]
+    """Case, method, and facts about the module before its export and about its inputs and outputs."""
     exported: torch.export.ExportedProgram
     tensors: list[Any]
     """Facts about the tensors of the export, which a later step may write to."""
@@ -55,19 +48,14 @@ def shared_exports() -> Iterator[None]:
         if not _may_share(lowering):
             return export(lowering)
         # The facts before the export, as a module may change while it is traced.
-        module = _module_facts(lowering.module)
         calls = _facts([lowering.example.inputs, *lowering.outputs])
-        if _last:
-            kept = _last[0]
-            if (
-                (kept.case, kept.method, kept.module, kept.calls) == (lowering.case, lowering.method, module, calls)
-                and kept.tensors == _tensors_of(kept.exported)
-            ):  # fmt: skip
+        facts = (lowering.case, lowering.method, _module_facts(lowering.module), calls)
+        for kept in _last:
+            if kept.facts == facts and kept.tensors == _tensors_of(kept.exported):
                 with lowering.watch.step("export"):
                     return kept.exported
-        _last.clear()
         exported = export(lowering)
-        _last.append(_Kept(lowering.case, lowering.method, module, calls, exported, _tensors_of(exported)))
+        _last[:] = [_Kept(facts, exported, _tensors_of(exported))]
         return exported
 
     with patch.object(Lowering, "export", export_or_share):
@@ -118,15 +106,9 @@ def _facts(value: Any) -> list[Any]:
 def _fact(leaf: Any) -> Any:
     match leaf:
         case torch.Tensor():
-            if (
-                type(leaf) not in (torch.Tensor, torch.nn.Parameter)
-                or leaf.layout != torch.strided
-                or leaf.is_quantized
-            ):
-                # Subclasses and other layouts have no bytes of their own.
+            if (elements := elements_of(leaf)) is None:
                 return object()
-            plain = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest = hashlib.sha256(memoryview(plain.numpy())).hexdigest()
+            digest = hashlib.sha256(elements).hexdigest()
             return type(leaf), leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.requires_grad, digest
         case _ if type(leaf) in _PLAIN:
             # repr, because 0.0 equals -0.0 and NaN differs from itself.

@@ -1,19 +1,18 @@
-"""Toolchain that shortcuts were tried with. Imports torch."""
+"""Replacement of a function by a shortcut, and the toolchain that shortcuts were tried with. Imports torch."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import inspect
 import os
 import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest.mock import patch
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 TRIED = {"executorch": ("1.5.1",), "torch": ("2.13.0",), "torchao": ("0.18.0",)}
 """Releases by package. A development version, such as 2.13.0a0+git1234567, is none of them."""
@@ -44,6 +43,17 @@ def is_tried(versions: Mapping[str, str] | None = None) -> bool:
     return all(_BUILD.sub("", versions.get(name, "")) in releases for name, releases in TRIED.items())
 
 
-def has_parameters(function: Callable[..., Any], *names: str) -> bool:
-    """Return whether `function` takes the parameters `names`, in this order and no others."""
-    return tuple(inspect.signature(function).parameters) == names
+@contextmanager
+def replaced(
+    owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]], *, tried_only: bool = False
+) -> Iterator[None]:
+    """Replace the function `name` of `owner` by `make(function)` while the body runs.
+
+    The function stays if `owner` lacks `name`, and with `tried_only` if another toolchain is installed.
+    """
+    function = getattr(owner, name, None)
+    if not callable(function) or (tried_only and not is_tried()):
+        yield
+        return
+    with patch.object(owner, name, make(function)):
+        yield

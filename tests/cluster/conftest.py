@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos_store import Cluster
+from farm_home import FarmHome
+from postgresql_server import server_binaries
+
+
+@pytest.fixture(scope="session")
+def compiled(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cache with every bundle of `smoke` for SM8650."""
+    folder = tmp_path_factory.mktemp("compiled")
+    home = FarmHome(farm_cache, folder / "state", folder)
+    home.farm("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", timeout_s=300, code=0)
+    return farm_cache
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    """PostgreSQL server that a test may stop and start."""
+    with contextlib.closing(Cluster(server_binaries())) as cluster:
+        yield cluster

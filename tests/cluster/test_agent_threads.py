@@ -1,0 +1,150 @@
+"""Threads of an agent: heartbeats, claims and records, with answers that are late or lost, and defects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_lines import LogLines
+from made_shards import made_config
+from shared_rows import SOC, TTL_S, agent, facts, shards, submit
+from store_template import drop_database
+from waiting import until
+
+from farm.base.clock import now_s
+from farm.base.errors import InfraError, StoreError
+from farm.base.exit_codes import ExitCode
+from farm.dispatch.cluster.agent import heartbeats
+from farm.dispatch.cluster.agent.claimer import Claimer
+from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
+from farm.dispatch.cluster.agent.host_agent import HostAgent
+from farm.dispatch.cluster.agent.ledger import Ledger
+from farm.dispatch.recorder import Recorder
+from farm.store import answers
+from farm.store.cluster.records import AgentId, HeartbeatReply, HeldShard
+from farm.store.store import open_store
+
+_HEARTBEAT_S = 3.0
+
+
+class Slow:
+    """A store whose clock is the test's; it answers a heartbeat `late_s` after it was sent, or refuses it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.late_s, self.is_away = 1000.0, 0.0, False
+        self.asked: list[bool] = []
+        for module in (heartbeats, answers):
+            monkeypatch.setattr(module, "now_s", lambda: self.now_s)
+        monkeypatch.setattr(HeartbeatSender, "_run", lambda _: None)
+        facts: Any = object()
+        store: Any = self
+        self.sender = HeartbeatSender(
+            store, Ledger(), lambda: facts, on_reply=lambda *_: None, on_hints=lambda _: False,
+            ttl_s=TTL_S, heartbeat_s=_HEARTBEAT_S,
+        )  # fmt: skip
+        self.sender.begin(AgentId("h1", "token"))
+
+    @property
+    def cluster(self) -> Slow:
+        return self
+
+    def heartbeat(self, *_: Any) -> HeartbeatReply:
+        self.now_s += self.late_s
+        # A repair pass that waits at the same time, and is answered first, asks for this.
+        self.asked.append(self.sender.is_stable())
+        if self.is_away:
+            raise StoreError("no answer")
+        return HeartbeatReply()
+
+    def beat(self, times: int = 1) -> bool:
+        for _ in range(times):
+            self.now_s += _HEARTBEAT_S
+            self.sender._send()
+        return self.sender.is_stable()
+
+
+def test_an_agent_is_stable_after_a_time_to_live_with_answers_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Slow(monkeypatch)
+    assert not store.sender.is_stable()
+    assert not store.beat(3)
+    assert store.beat()
+    # An answer that is a little late changes nothing.
+    store.late_s = 1.5
+    assert store.beat()
+    # Not after a gap, nor while it lasts.
+    store.late_s = 8.0
+    assert not store.beat()
+    assert store.asked[-1] is False
+    store.late_s = 0.0
+    assert not store.beat(3)
+    assert store.beat()
+    # Not while the database is away.
+    store.is_away = True
+    assert not store.beat(2)
+    store.is_away = False
+    assert not store.beat(4)
+    assert store.beat()
+
+
+def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
+    new_store: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = new_store("lost_answer")
+    with open_store(address, connections=2) as store:
+        claim = store.cluster.claim
+        lost, heard, notes = list[HeldShard](), list[tuple[HeldShard, float]](), LogLines()
+
+        def claim_unheard(*args: Any, **kwargs: Any) -> list[HeldShard]:
+            found = claim(*args, **kwargs)
+            if found and not lost:
+                lost.extend(found)
+                raise StoreError("server closed the connection unexpectedly")
+            return found
+
+        monkeypatch.setattr(store.cluster, "claim", claim_unheard)
+        one = agent(store)
+        submit(store, shards(1))
+        ledger = Ledger()
+        sender = HeartbeatSender(
+            store, ledger, lambda: facts("h1"), on_reply=lambda *_: None, on_hints=lambda _: claimer.wake() or False,
+            ttl_s=TTL_S, heartbeat_s=0.2,
+        )  # fmt: skip
+
+        claimer = Claimer(store, ledger, lambda *what: heard.append(what), TTL_S, sender.is_stable)
+        try:
+            asked_s = now_s()
+            claimer.begin(one)
+            sender.begin(one)
+            claimer.request("h1-0", SOC, None)
+            until(lambda: heard, lambda: f"the shard for its device: {notes}", 15)
+        finally:
+            claimer.close()
+            sender.close()
+    # The process may use the device for the time of the lease, counted from before the request.
+    [(held, end_s)] = heard
+    assert TTL_S - 5 < end_s - asked_s < TTL_S + 15
+    assert (held.id, held.lease.fence) == (lost[0].id, lost[0].lease.fence + 1)
+    drop_database(address)
+
+
+@pytest.mark.parametrize(
+    ("part", "method"), [(HeartbeatSender, "_send"), (Claimer, "_until_undecided"), (Recorder, "_next")]
+)
+def test_an_agent_ends_with_its_thread(
+    new_store: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, method: str
+) -> None:
+    address = new_store(f"death_of_{part.__name__.lower()}")
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+
+    def broken(*_: object, **__: object) -> None:
+        raise AttributeError("a defect")
+
+    monkeypatch.setattr(part, method, broken)
+    agent = HostAgent(made_config(tmp_path, "h1", store=address), "h1", has_devices=False)
+    with pytest.raises(InfraError, match="AttributeError: a defect: the agent ends, to be started again") as raised:
+        agent.run()
+    # systemd starts an agent again after this exit code: see tests/test_exit_codes.py.
+    assert raised.value.exit_code == ExitCode.INFRA
+    drop_database(address)

@@ -1,0 +1,263 @@
+"""Calls of a module: a write reaches no other sample, state goes to the next one, and outputs have names."""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from farm.base.errors import ConfigError
+from farm.builds.bundles.bundle import load_bundle
+from farm.builds.compile.flows.calls import call, flat_outputs, output_names, state_kept
+from farm.builds.compile.flows.compiler import compile_job
+from farm.builds.compile.flows.factory import make_inputs
+from farm.builds.compile.flows.reference import run_reference, run_samples
+from farm.suites.state import State
+from farm.suites.suite import Case, InputSpec, Job, Target
+
+CASE = Case("odd", "one", ".odd:One", (InputSpec((4,)),), folder="/nowhere", samples=3)
+X = torch.tensor([1.0, -2.0, 3.0, -4.0])
+
+
+def module_of(forward: Any, buffer: torch.Tensor | None = None, **attributes: Any) -> torch.nn.Module:
+    made = type("Made", (torch.nn.Module,), {"forward": forward})()
+    if buffer is not None:
+        made.register_buffer("c", buffer)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def in_place(_: Any, x: torch.Tensor) -> torch.Tensor:
+    x[:2] = 0.0
+    return x.relu() + x
+
+
+def through(_: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.add_(1.0)
+
+
+def own_buffer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.c.copy_(x * 2)
+
+
+def view_of_buffer(self: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return self.c[1:3].add_(x[1:3]), x
+
+
+def replaces(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.c = x * 2
+    return x
+
+
+def past_its_version(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.c.data.mul_(2.0)
+    return x
+
+
+def reads_buffer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + self.c.nan_to_num()
+
+
+def writes_attribute(self: Any, x: torch.Tensor) -> torch.Tensor:
+    memory = self.kept.data if isinstance(self.kept, torch.Tensor) else self.kept
+    memory *= 2.0
+    return reads_attribute(self, x)
+
+
+def reads_attribute(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * torch.as_tensor(self.kept).sum()
+
+
+def counts(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.kept += 1
+    return x * self.kept
+
+
+def samples() -> list[tuple[torch.Tensor]]:
+    return [(X * factor,) for factor in (1.0, 2.0, 3.0)]
+
+
+def equal(one: Any, other: Any) -> bool:
+    return all(torch.equal(a, b) for (a, *_), (b, *_) in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("forward", [in_place, through])
+def test_a_write_to_an_input_reaches_no_other_sample_and_no_later_call(forward: Any) -> None:
+    given, module = samples(), module_of(forward)
+    ran = run_samples(module, CASE, given)
+    assert equal(given, samples())
+    assert equal(ran.inputs, given)
+    assert not any(torch.equal(left, before) for (left,), (before,) in zip(ran.left, given, strict=True))
+    assert equal(ran.outputs, run_samples(module, CASE, given).outputs)
+
+
+@pytest.mark.parametrize("forward", [own_buffer, view_of_buffer])
+def test_a_returned_buffer_is_another_output_in_each_sample(forward: Any) -> None:
+    ran = run_samples(module_of(forward, torch.zeros(4)), CASE, samples())
+    assert len({tuple(output.tolist()) for output, *_ in ran.outputs}) == 3
+
+
+@pytest.mark.parametrize(
+    ("forward", "buffer", "named", "is_changed"),
+    [
+        (view_of_buffer, torch.zeros(4), ["buffer c"], True),
+        (in_place, None, ["input x"], False),
+        (replaces, torch.ones(4), ["buffer c"], True),
+        (past_its_version, torch.ones(4), ["buffer c"], True),
+        (reads_buffer, torch.full((4,), torch.nan), [], False),
+    ],
+)
+def test_writes_to_inputs_and_buffers_are_named(
+    forward: Any, buffer: torch.Tensor | None, named: list[str], *, is_changed: bool
+) -> None:
+    found = run_reference(module_of(forward, buffer), CASE, samples())
+    assert list(found.writes.named(found.input_names)) == named
+    assert found.is_changed == is_changed
+
+
+@pytest.mark.parametrize(
+    ("write", "weight"),
+    [
+        (lambda weight: weight.mul_(2.0), torch.ones(4)),
+        (lambda weight: weight.data.mul_(2.0), torch.ones(4)),
+        (lambda weight: weight.data.t()[0].zero_(), torch.ones(2, 3).t()),
+    ],
+)
+def test_a_module_that_writes_to_a_parameter_is_refused(write: Any, weight: torch.Tensor) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return write(self.weight).sum() * x
+
+    module = module_of(forward, weight=torch.nn.Parameter(weight, requires_grad=False))
+    with pytest.raises(ConfigError, match=r"suite.toml: case\.one\.module: forward writes to its parameter weight: "):
+        run_reference(module, CASE, samples())
+
+
+def test_an_attribute_that_is_written_changes_the_module() -> None:
+    for kept in (torch.ones(4), np.ones(4)):
+        assert run_reference(module_of(writes_attribute, kept=kept), CASE, samples()).is_changed
+        assert not run_reference(module_of(reads_attribute, kept=kept), CASE, samples()).is_changed
+    module = module_of(counts, kept=0)
+    assert run_reference(module, CASE, samples()).is_changed
+
+
+def test_a_graph_begins_again_where_it_began() -> None:
+    module = module_of(own_buffer, torch.zeros(4)).eval()
+    graph = torch.export.export(module, (X,), strict=True).module()
+    with state_kept(graph):
+        call(graph, (X,))
+    assert module.c.tolist() == [0.0] * 4
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: tuple[torch.Tensor, torch.Tensor]
+
+
+Scores = namedtuple("Scores", "boxes")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "names"),
+    [
+        (X, [""]),
+        ((X, X), ["", ""]),
+        ({"out": X, "aux": X}, ["out", "aux"]),
+        ((X, [X, X]), ["[0]", "[1].0", "[1].1"]),
+        ([{"boxes": X}, X], ["[0].boxes", "[1]"]),
+        (Pair(X, (X, X)), ["left", "right.0", "right.1"]),
+        (Scores(X), ["boxes"]),
+        ({"pyramid": {"p3": X, "p4": [X]}}, ["pyramid.p3", "pyramid.p4.0"]),
+        # Names are one line, and no name is another output's.
+        (
+            {"a.b": X, "a": {"b": X}, "two\nlines": X, "[0]": X, "": X, "with blank": [X]},
+            ["['a.b']", "a.b", "['two\\nlines']", "['[0]']", "['']", "['with blank'].0"],
+        ),
+    ],
+)
+def test_outputs_have_the_paths_of_what_the_module_returns(outputs: Any, names: list[str]) -> None:
+    assert list(output_names(outputs)) == names
+    assert len(flat_outputs(outputs, CASE)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "problem"),
+    [
+        (None, "None, expected tensors alone"),
+        ((X, None), r"None in output \[1\], expected"),
+        ({"out": X, "count": 3}, "3 in output count, expected"),
+        ((X, 0.5), r"0\.5 in output \[1\]"),
+        ((X, [X, True]), r"True in output \[1\]\.1"),
+        ((X, "label"), r"a str in output \[1\]"),
+        ((), "no tensor"),
+    ],
+)
+def test_what_is_no_tensor_is_refused_in_one_line(outputs: Any, problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        flat_outputs(outputs, CASE)
+    assert re.fullmatch(rf".*suite\.toml: case\.one\.module: forward returns {problem}.*", str(raised.value))
+
+
+def test_uniform_inputs_fill_the_range_from_low_to_high() -> None:
+    uniform = InputSpec((1000,), distribution="uniform", low=2.0, high=6.0)
+    (found,) = make_inputs(Case("odd", "one", ".odd:One", (uniform,), folder="/nowhere"), 0)
+    assert 2.0 <= found.min() < 2.1
+    assert 3.8 < found.mean() < 4.2
+    assert 5.9 < found.max() < 6.0
+
+
+def stateful(state: State | None, module: str = "", folder: str = "/nowhere") -> Case:
+    kept = () if state is None else (state,)
+    return Case("kept", "sums", module, (InputSpec((4,)),) * 2, folder=folder, samples=3, state=kept)
+
+
+@pytest.mark.parametrize(("state", "inputs"), [(State(output=1, input=1), [0, 1, 2]), (None, [0, 0, 0])])
+def test_each_sample_takes_what_the_one_before_left(state: State | None, inputs: list[int]) -> None:
+    def sums(_: Any, x: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total += x
+        return total * 2, total
+
+    ran = run_samples(module_of(sums), stateful(state), [(torch.ones(4), torch.zeros(4))] * 3)
+    assert [total[0] for _, total in ran.inputs] == inputs
+    assert [total[0] for _, total in ran.outputs] == [one + 1 for one in inputs]
+
+
+@pytest.mark.parametrize(
+    ("state", "wrong"),
+    [
+        (State(output=2, input=1), "names output 2, and there are 2, from 0"),
+        (State(output=0, input=0), r"output 0 is float32\[2\], and the input takes float32\[3\]"),
+    ],
+)
+def test_an_output_that_the_input_does_not_take_is_refused(state: State, wrong: str) -> None:
+    module = module_of(lambda _, x, total: (total, x))
+    with pytest.raises(ConfigError, match=wrong):
+        run_samples(module, stateful(state), [(torch.ones(3), torch.zeros(2))] * 2)
+
+
+SHIFTED = """
+import torch
+class Sums(torch.nn.Module):
+    def forward(self, x, total):
+        x += 1.0
+        total = total + x
+        return total * 2, total
+"""
+
+
+def test_a_state_beside_a_written_input_has_the_place_of_its_program(tmp_path: Path) -> None:
+    # The program gives the written input first: output 1 of the module is its output 2.
+    (tmp_path / "shifted.py").write_text(SHIFTED)
+    case = stateful(State(output=1, input=1), ".shifted:Sums", str(tmp_path))
+    (tmp_path / "bundle").mkdir()
+    compile_job(Job(case, Target("SM8650", "xnnpack", "fp32")), "0123456789abcdef", {}, tmp_path / "bundle")
+    bundle = load_bundle(tmp_path / "bundle")
+    assert [(one.output, one.input) for one in bundle.manifest.state] == [(2, 1)]
+    outputs = [(spec.name, spec.written) for spec in bundle.manifest.outputs]
+    assert outputs == [("x", True), ("", False), ("", False)]
+    assert bundle.reference("fp32", 0, 2).tolist() == np.fromfile(bundle.input_files(1)[1], np.float32).tolist()
