@@ -15,6 +15,7 @@ from farm.builds.toolchains.sdks import CachedSdk, cached_sdks, removable_sdks, 
 from farm.builds.toolchains.worktrees import STALE_S, prune_worktrees, worktrees
 from farm.cli.options import SuggestingGroup, configured, json_option
 from farm.cli.output import as_called, show
+from farm.devices.virtual.storage import kept_objects, remove_kept
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
 from farm.store.objects.cached import cached_objects, prune_objects
@@ -32,6 +33,7 @@ _OTHERS = {
     "leftovers": ("folder", " that compiles left", f"{_PRUNE} and the next compile remove them"),
     "environments": ("environment", " of toolchains", "'farm setup toolchain list' shows them"),
     "sdks": ("QNN SDK", "", "'farm setup sdk list' shows them"),
+    "virtual": ("virtual device", " with pushed files", f"{_PRUNE} removes the files of unused ones"),
     "worktrees": ("source tree", " of commits", f"{_PRUNE} removes the unused ones"),
     "files": ("file", " of a shared farm", f"{_PRUNE} removes them, and farm fetches them again"),
 }
@@ -63,6 +65,7 @@ def show_bundles() -> None:
         "leftovers": leftovers(cache.root),
         "environments": environment_rows(cache.root),
         "sdks": cached_sdks(config),
+        "virtual": kept_objects(cache.root),
         "worktrees": worktrees(cache.root),
     }
     rows = [[entry.key[:12], size(entry.nbytes), short_age(entry.used_ms), entry.job_id] for entry in entries]
@@ -84,7 +87,8 @@ def prune(older: str | None, keep: str | None, *, everything: bool, yes: bool) -
 
     Environments of toolchains are removed as well: by AGE or all; with --keep-size
     unusable ones, as farm's own packages have changed since. QNN
-    SDKs are removed by AGE, or all, unless farm.toml names them. Source trees
+    SDKs are removed by AGE, or all, unless farm.toml names them. Files on virtual
+    devices are removed by AGE, or all. Source trees
     of commits are removed by AGE, or all, unless a command uses one.
 
     Without --yes nothing is removed.
@@ -100,7 +104,9 @@ def prune(older: str | None, keep: str | None, *, everything: bool, yes: bool) -
     removed = cache.prune(older_than_s=age_s or 0.0, keep_bytes=_parse_size(keep) if keep else None, dry_run=not yes)
     least_s = 0.0 if everything else age_s
     environments, sdks = _old_environments(cache.root, least_s), removable_sdks(config, least_s)
+    virtual = [] if keep else kept_objects(cache.root, age_s or 0.0)
     if yes:
+        remove_kept(virtual)
         for row in environments:
             remove_environment(row)
         for sdk in sdks:
@@ -109,6 +115,7 @@ def prune(older: str | None, keep: str | None, *, everything: bool, yes: bool) -
         "leftovers": left,
         "environments": environments,
         "sdks": sdks,
+        "virtual": virtual,
         "worktrees": prune_worktrees(cache.root, older_than_s=STALE_S if least_s is None else least_s, dry_run=not yes),
         # --keep-size limits the size of bundles; these files are small and stay.
         "files": [] if keep else prune_objects(cache.root, older_than_s=age_s or 0.0, dry_run=not yes),

@@ -47,13 +47,15 @@ def boot(
     fault_rate: float = 0.0,
     fault_seed: int = 0,
     fault_kinds: Sequence[str] = (),
+    before: Callable[[Path], None] = lambda _: None,
 ) -> list[Device]:
     """Start one virtual device per entry of `socs` and return them, in that order, ready to be used.
 
     The n-th device of an SoC is `virtual-SM8650-n`; the folder of that name in `root` keeps the files of all its
-    starts. `build` is an entry of `tree.BUILDS`. Once all devices are up, each operation meets a fault with the
-    probability `fault_rate`, of `fault_kinds` or of all kinds; equal seeds give equal faults. Raises UnknownNameError
-    before the first start, and InfraError with the log of a device that does not start.
+    starts; `before` is called with it before the first start. `build` is an entry of `tree.BUILDS`. Once all devices
+    are up, each operation meets a fault with the probability `fault_rate`, of `fault_kinds` or of all kinds; equal
+    seeds give equal faults. Raises UnknownNameError before the first start, and InfraError with the log of a device
+    that does not start.
     """
     seen: Counter[str] = Counter()
     serials: dict[str, str] = {}
@@ -63,6 +65,8 @@ def boot(
         seen[soc] += 1
     if not serials:
         return []
+    for serial in serials:
+        before(root / serial)
     children = [start_device(supervisor, serial, soc, root, build) for serial, soc in serials.items()]
     try:
         with ThreadPoolExecutor(max_workers=min(16, len(children))) as pool:

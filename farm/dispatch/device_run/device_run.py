@@ -370,12 +370,16 @@ class DeviceRun:
 
         return self._in_stager(stage)
 
-    def prepare(self, session: DeviceSession, find: Callable[[], list[Bundle]]) -> None:
-        """Push many bundles in one batch, in the staging thread; the first job reports a failure."""
+    def prepare(self, session: DeviceSession, find: Callable[[], tuple[list[Bundle], int]]) -> None:
+        """Look for many bundles, and push the first ones in one batch; the first job reports a failure.
+
+        `find` returns the bundles, and how many to push. It is called in the staging thread.
+        """
 
         def prepare() -> None:
             try:
-                session.prepare(find())
+                bundles, share = find()
+                session.prepare(bundles, share=share)
             except (FarmError, OSError):
                 return
 

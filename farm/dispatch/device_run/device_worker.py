@@ -199,16 +199,15 @@ class DeviceWorker:
             self.await_health_check()
         self.run.prepare(session, self._compiled)
 
-    def _compiled(self) -> list[Bundle]:
-        """Return what can be brought to the device already: as many of the first jobs as are its share of the run."""
+    def _compiled(self) -> tuple[list[Bundle], int]:
+        """Return the compiled programs of the run, and how many of the first are the device's share."""
         of_soc = [one for one in (*self._plan.health_checks, *self._plan.jobs) if one.job.target.soc == self.device.soc]
         devices = sum(device.soc == self.device.soc for device in self._plan.devices)
-        keys = dict.fromkeys(one.key for one in of_soc[: math.ceil(len(of_soc) / devices)] if one.cached)
         bundles = []
-        for key in keys:
+        for key in dict.fromkeys(one.key for one in of_soc if one.cached):
             with contextlib.suppress(FarmError):
                 bundles.append(load_bundle(self._cache.folder(key)))
-        return bundles
+        return bundles, math.ceil(len(bundles) / devices)
 
     def _probe(self) -> str:
         """Return the problem of the device, empty for none."""

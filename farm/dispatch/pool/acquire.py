@@ -60,11 +60,11 @@ class DeviceAcquirer:
 
     def __enter__(self) -> Self:
         from farm.base.processes import Supervisor
-        from farm.base.publish import own_folder
+        from farm.devices.virtual.storage import virtual_storage
 
         with self._stack:
             name = f"{self.name}-{secrets.token_hex(6)}"
-            self.folder: Path = self._stack.enter_context(own_folder(self.config.cache_dir / "virtual", name))
+            self.folder: Path = self._stack.enter_context(virtual_storage(self.config.cache_dir, name))
             self.supervisor = self._stack.enter_context(Supervisor())
             self._stack = self._stack.pop_all()
         return self
@@ -94,9 +94,9 @@ class DeviceAcquirer:
     def _virtual(self) -> AcquiredDevice:
         from farm.dispatch.pool.fleet import virtual_fleet
 
-        target, storage = self.target, self.folder / "device"
+        target = self.target
         fleet = virtual_fleet(
-            self.config, [find_soc(target.soc)], 1, target.backend, self.supervisor, storage, mode=target.mode
+            self.config, [find_soc(target.soc)], 1, target.backend, self.supervisor, self.folder, mode=target.mode
         )
         [device] = fleet.devices
         return AcquiredDevice(device, fleet.runtimes[device.serial])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -72,12 +73,14 @@ def virtual_fleet(
     from farm.builds.runtime.runtime import virtual_runtime
     from farm.devices.adb.server import start_adb_server
     from farm.devices.virtual.boot import Reviver, boot
+    from farm.devices.virtual.storage import take_objects
 
     # Runtimes come first, as one may be missing.
     made = {soc.name: virtual_runtime(config, soc, backend, mode=mode, native=native) for soc in socs}
     runtimes = {name: keep(config.cache_dir, runtime) for name, runtime in made.items()}
     server = start_adb_server(supervisor, config.state_dir / "adb")
-    devices = boot(supervisor, server, [soc.name for soc in socs for _ in range(count)], folder)
+    wanted = [soc.name for soc in socs for _ in range(count)]
+    devices = boot(supervisor, server, wanted, folder, before=partial(take_objects, config.cache_dir))
     reviver = Reviver(supervisor, server, devices, folder)
     by_serial = {device.serial: runtimes[device.soc] for device in devices}
     fleet = Fleet(devices, by_serial, leased=False, revive=reviver.revive)

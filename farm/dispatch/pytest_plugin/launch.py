@@ -286,15 +286,15 @@ class _Launch:
         self._interrupted = False
 
     def execute(self, supervisor: Supervisor) -> RunOutcome:
-        from farm.base.publish import own_folder
         from farm.builds.toolchains.prepare import prepare
+        from farm.devices.virtual.storage import virtual_storage
 
         tools = prepare(self._config, virtual=self._request.virtual > 0)
         _require_plugin(tools.compiler)
         require_tree(self._request.arguments, Path.cwd(), tools.compiler)
         token = secrets.token_hex(6)
         plan: SuitePlan | None = None
-        with own_folder(self._config.cache_dir / "virtual", f"pytest-{token}") as folder:
+        with virtual_storage(self._config.cache_dir, f"pytest-{token}") as folder:
             try:
                 fleet = self._fleet(folder, supervisor)
                 plan = self._plan(token, folder, fleet, tools)
@@ -314,7 +314,7 @@ class _Launch:
 
         config, request = self._config, self._request
         if request.virtual:
-            return virtual_fleet(config, [self._soc], request.virtual, request.backend, supervisor, folder / "devices")
+            return virtual_fleet(config, [self._soc], request.virtual, request.backend, supervisor, folder)
         return attached_fleet(config, [self._soc], request.backend, request.choice, supervisor, self._store)
 
     @contextlib.contextmanager

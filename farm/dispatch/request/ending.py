@@ -60,9 +60,9 @@ def report_context(
 
 def exit_code_of(view: RunView) -> int:
     """Return the exit code of `farm run` for a run: 0, 1 (a job failed), 4 (infrastructure), 5 (all skipped)."""
-    from farm.report.model.summary import Outcome, summarize
+    from farm.report.model.summary import Outcome, count_outcomes
 
-    counts = summarize(view).counts
+    counts = count_outcomes(view)
     if counts[Outcome.FAILED]:
         return 1
     if counts[Outcome.INFRA] or counts[Outcome.NOT_RUN]:

@@ -335,8 +335,8 @@ class _Run(RunSteps):
     ) -> RunOutcome:
         """Run `jobs` in a new run, whose id `begun` gets, or with `run_id` in an unfinished one."""
         from farm.base.processes import Supervisor
-        from farm.base.publish import own_folder
         from farm.builds.toolchains.prepare import prepare
+        from farm.devices.virtual.storage import virtual_storage
         from farm.dispatch.request.resume import in_progress, require_same
 
         resumed = self._store.runs.view(run_id) if run_id else None
@@ -360,7 +360,7 @@ class _Run(RunSteps):
         with in_progress(folder) as before:
             try:
                 _release_leases(self._store, before)
-                with own_folder(self._config.cache_dir / "virtual", run_id) as storage, Supervisor() as supervisor:
+                with virtual_storage(self._config.cache_dir, run_id) as storage, Supervisor() as supervisor:
                     devices = resumed.devices if resumed is not None else ()
                     self._on_devices(jobs, run_id, folder, storage, tools, supervisor, devices)
                 was_interrupted = self._interrupts.was_interrupted

@@ -289,7 +289,7 @@ def summarize(view: RunView) -> RunSummary:
             JobSummary(
                 index=index,
                 job=job,
-                outcome=Outcome.SKIPPED if attempt is None and job.skipped is not None else outcome_of(attempt),
+                outcome=_outcome_of_job(job),
                 attempt=attempt,
                 numbers=key_numbers(job, attempt),
                 kind=kind,
@@ -305,8 +305,18 @@ def summarize(view: RunView) -> RunSummary:
                 stub="" if runs_on_cpu(job.backend) else stub,
             )
         )
-    counted = Counter(job.outcome for job in jobs)
-    return RunSummary(view, tuple(jobs), {outcome: counted[outcome] for outcome in Outcome})
+    return RunSummary(view, tuple(jobs), count_outcomes(view))
+
+
+def count_outcomes(view: RunView) -> dict[Outcome, int]:
+    """Return the number of jobs for every outcome."""
+    counted = Counter(map(_outcome_of_job, view.jobs))
+    return {outcome: counted[outcome] for outcome in Outcome}
+
+
+def _outcome_of_job(job: JobView) -> Outcome:
+    attempt = job.decisive
+    return Outcome.SKIPPED if attempt is None and job.skipped is not None else outcome_of(attempt)
 
 
 def skip_words(skipped: SkipReason, now_ms: int) -> str:
