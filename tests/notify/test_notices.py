@@ -157,6 +157,7 @@ MAIL = '[notify.mail]\nhost = "h"\nfrom = "a@b"\n'
         (f'{HOOK}url = "http://h"\ntemplate = "teams"\n', "template"),
         (f'{HOOK}url = "SECRET.lab/x"\n', "notify.webhook[0]: url: expected http://HOST/PATH"),
         (f'{HOOK}url = "https://me:SECRET@h/x"\n', "without a user"),
+        (f'{HOOK}url = "https://h:SECRET/x"\n', "expected http://HOST/PATH"),
         (f'{HOOK}url = "http://h"\ntoken_env = "T"\n', "http would send the token unencrypted"),
         (f'{MAIL}to = ["nobody"]\n', "notify.mail: to: 'nobody' is no address"),
         (f'{MAIL}to = ["c@d"]\npassword_env = "P"\n', "go together"),

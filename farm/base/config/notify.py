@@ -114,7 +114,9 @@ def _address_problems(hook: QuarantineWebhook) -> Iterator[str]:
         return
     try:
         parts = urlsplit(hook.url)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
+        # `port` raises ValueError for one that is no number.
+        has_host = bool(parts.hostname) and parts.username is None and parts.port != 0
+        is_address = has_host and parts.scheme in ("http", "https")
     except ValueError:
         is_address = False
     if not is_address:
