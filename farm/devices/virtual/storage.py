@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _VIRTUAL = "virtual"
 _MOST_BYTES = 1 << 30
 """Size of the objects of one device that stay after a command; the least recently used objects go first."""
+_LEAST_FREE_BYTES = 4 << 30
+"""Free space of the cache's disk without which no object stays."""
 
 
 @contextlib.contextmanager
@@ -73,6 +76,8 @@ def _kept(cache_dir: Path, serial: str) -> Path:
 
 def _keep_objects(objects: Path, kept: Path) -> None:
     """Move `objects` to `kept`, unless another command has left some there; errors cost a push in the next command."""
+    if shutil.disk_usage(objects).free < _LEAST_FREE_BYTES:
+        return
     with contextlib.suppress(OSError):
         with os.scandir(objects) as entries:
             found = sorted(((entry.stat(), entry.path) for entry in entries), key=lambda one: -one[0].st_mtime)
