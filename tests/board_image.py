@@ -23,11 +23,11 @@ NEEDED = {
 
 _RELEASE = "bookworm"
 # The kernel for clouds is small, and has all that QEMU's boards have.
-_PACKAGES = ("linux-image-cloud-arm64", "busybox", "dropbear-bin", "openssh-sftp-server", "libstdc++6")
+_PACKAGES = ("linux-image-cloud-arm64", "busybox", "dropbear-bin", "libstdc++6")
 # Load order of the modules, each after its dependencies.
 _MODULES = ("virtio", "virtio_ring", "virtio_mmio", "failover", "net_failover", "virtio_net")
 _TRIPLET = "aarch64-linux-gnu"
-_PROGRAMS = ("bin/busybox", "usr/sbin/dropbear", "usr/lib/openssh/sftp-server", "usr/lib/sftp-server")
+_PROGRAMS = ("bin/busybox", "usr/sbin/dropbear")
 _LIBRARIES = (
     "ld-linux-aarch64", "libc", "libcrypt", "libdl", "libgcc_s", "libgmp", "libm", "libnss_files", "libpthread",
     "libresolv", "librt", "libstdc++", "libtomcrypt", "libtommath", "libz",

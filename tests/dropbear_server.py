@@ -55,7 +55,7 @@ def need(program: str, package: str) -> Path:
 def newer_system(cache: Path) -> Path:
     """Return a root folder with Debian sid's dropbear in it, which takes several programs a connection."""
     try:
-        return unpack(["dropbear-bin", "openssh-sftp-server"], cache, suite="sid")
+        return unpack(["dropbear-bin"], cache, suite="sid")
     except MissingToolError as error:
         do_without(f"there is no newer dropbear: {error}")
 
