@@ -41,7 +41,7 @@ def virtual_storage(cache_dir: Path, name: str) -> Iterator[Path]:
 
 
 def take_objects(cache_dir: Path, folder: Path) -> None:
-    """Move the objects that the device of the name of `folder` had in the last command to the device, if they are free.
+    """Move the kept objects of a device into its new folder, which has its name; none if another command has them.
 
     A session on the device hashes an object before its first use, as on a phone. Raises UntrustedError for objects
     that another user could have written.
@@ -52,7 +52,7 @@ def take_objects(cache_dir: Path, folder: Path) -> None:
     require_own_place(kept.parent)
     place = folder.joinpath(*STORAGE.parts[1:])
     place.mkdir(parents=True)
-    # Another command has taken them meanwhile.
+    # Another command may have taken the objects meanwhile.
     with contextlib.suppress(FileNotFoundError):
         kept.rename(place / OBJECTS)
 
