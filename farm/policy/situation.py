@@ -19,6 +19,11 @@ class Priority(IntEnum):
     PERSON = 1
     """Priority of all other commands."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> Priority | None:
+        """Return the lowest priority for a number that another version, or a user, wrote into a row."""
+        return cls.NIGHTLY if isinstance(value, int) else None
+
 
 class Request(msgspec.Struct, frozen=True):
     """Request of a process that waits for devices. Times are on the store's clock: epoch, milliseconds."""

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, delete, func, select, text
 
 from farm.base.errors import LeaseLostError
 from farm.devices.health import HealthEvent
@@ -408,3 +408,9 @@ def test_the_clock_is_the_databases(address: str) -> None:
     before_ms = time.time_ns() // 1_000_000
     with open_store(address) as opened:
         assert before_ms - 1 <= opened.leases.now_ms() <= time.time_ns() // 1_000_000 + 1
+
+
+def test_a_lease_of_an_unknown_priority_counts_as_nightly(store: Store) -> None:
+    get(store.leases, "d1")
+    store._database.write(lambda connection: connection.execute(text("UPDATE lease SET priority = 77")))
+    assert [lease.priority for lease in store.leases.all()] == [Priority.NIGHTLY]

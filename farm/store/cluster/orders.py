@@ -184,18 +184,13 @@ def end_order(connection: Connection, run_id: str, now_ms: int) -> bool:
     return True
 
 
-def _priority(number: int) -> Priority:
-    """Return the priority of a number; the lowest for a number of another version, whose order is refused later."""
-    return Priority(number) if number in set(Priority) else min(Priority)
-
-
 def order_of(row: Row[Any], now_ms: int) -> Order:
     """Return the order of a row, with the counts of its shards."""
     facts = {name: row._mapping[name] for name in _PLAIN}  # noqa: SLF001 - public in SQLAlchemy
     return Order(
         **facts,
         user=row.user_name,
-        priority=_priority(row.priority),
+        priority=Priority(row.priority),
         terms=row.terms.encode(),
         devices=tuple(row.devices),
         labels=tuple(row.labels),

@@ -328,7 +328,10 @@ def _orders(connection: Connection, of_soc: Mapping[str, Any], *, skips_unreadab
     for row in rows:
         try:
             facts = {**row._mapping, "retries": retries.get(row.run_id, ())}  # noqa: SLF001 - public in SQLAlchemy
-            orders.append(msgspec.convert(facts, OpenOrder))
+            order = msgspec.convert(facts, OpenOrder)
+            if order.priority != row.priority:
+                raise msgspec.ValidationError(f"unknown priority {row.priority}")
+            orders.append(order)
         except msgspec.ValidationError as error:
             if not skips_unreadable:
                 raise UnreadableRowError("run_order", row.run_id, f"{type(error).__name__}: {error}") from None
