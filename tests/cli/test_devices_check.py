@@ -48,6 +48,8 @@ def phone(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("check")
     (folder / "cwd").mkdir()
     with attach(FarmHome(farm_cache, folder / "state", folder / "cwd"), folder, ["SM8650"]) as attached:
+        # The store knows the device and its SoC.
+        attached.json("devices", "list")
         yield attached
 
 

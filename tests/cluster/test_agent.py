@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.whole
 @pytest.fixture
 def hosts(new_store: Callable[[str], str], compiled: Path, toolchain: Path, tmp_path: Path) -> Iterator[AgentHosts]:
     """Yield the host `left`, whose agent runs."""
-    with agent_hosts(tmp_path, new_store(f"agent_{time.time_ns()}"), toolchain, compiled) as hosts:
+    with agent_hosts(tmp_path, new_store("agent"), toolchain, compiled) as hosts:
         hosts.host("left")
         hosts.registered("left")
         yield hosts

@@ -84,7 +84,7 @@ class Shared:
 
 @pytest.fixture
 def shared(home: FarmHome, new_store: Callable[[str], str], tmp_path: Path) -> Iterator[Shared]:
-    address = new_store(f"farm_{time.time_ns()}")
+    address = new_store("farm")
     yield Shared(home, address, tmp_path)
     drop_database(address)
 

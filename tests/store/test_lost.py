@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -189,8 +190,8 @@ os.pwrite(number, (pages + 50).to_bytes(4, "big"), 28)
 def test_a_database_that_is_dropped_is_lost_and_one_that_is_away_is_not(
     postgresql_cluster: str, make: type[Make], how: str, output: str
 ) -> None:
-    name = f"lost_{how.replace(' ', '_')}"
-    address = create_store(postgresql_cluster, name)
+    address = create_store(postgresql_cluster, "lost")
+    name = urlsplit(address).path[1:]
     with (
         psycopg.connect(f"host={postgresql_cluster} user=farm dbname=postgres", autocommit=True) as server,
         open_store(address) as store,
