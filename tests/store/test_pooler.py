@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from waiting import Started, free_port, listens, until
@@ -26,8 +27,7 @@ def pooled(
     request: pytest.FixtureRequest, new_store: Callable[[str], str], postgresql_cluster: str, tmp_path: Path
 ) -> Iterator[str]:
     """Address of a store behind a pooler in transaction mode."""
-    name = f"pooled{abs(hash(request.node.nodeid))}"
-    new_store(name)
+    name = urlsplit(new_store("pooled")).path[1:]
     port = free_port()
     (tmp_path / "pgbouncer.ini").write_text(
         f"[databases]\n* = host={postgresql_cluster} user=farm\n[pgbouncer]\npool_mode = transaction\n"
