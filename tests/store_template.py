@@ -67,7 +67,7 @@ def drop_database(address: str) -> None:
 def create_store(cluster: str, name: str) -> str:
     """Make a database with an empty store in the cluster whose socket is in a folder, and return its address.
 
-    Its name begins with `name`: in random order a fixture of a module may be set up twice.
+    The database's name begins with `name`: in random order a fixture of a module may be set up twice.
     """
     _make_template(cluster)
     return create_database(cluster, f"{name}_{time.time_ns()}", _DATABASE)

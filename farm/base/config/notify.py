@@ -114,7 +114,7 @@ def _address_problems(hook: QuarantineWebhook) -> Iterator[str]:
         return
     try:
         parts = urlsplit(hook.url)
-        # `port` raises ValueError for one that is no number.
+        # Reading `port` raises ValueError for a text that is no number.
         has_host = bool(parts.hostname) and parts.username is None and parts.port != 0
         is_address = has_host and parts.scheme in ("http", "https")
     except ValueError:

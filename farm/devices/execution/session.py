@@ -7,7 +7,6 @@ time or is refused costs one start. ExecuTorch's own runners have no session: ea
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -173,24 +172,22 @@ class DeviceSession:
         self._runtime_staged = False
 
     def prepare(
-        self, bundles: Iterable[Bundle], options: RunnerOptions | None = None, *, share: float = math.inf
+        self, bundles: Iterable[Bundle], options: RunnerOptions | None = None, *, share: int | None = None
     ) -> None:
         """Survey the device's objects of runtime and `bundles` in at most one round trip, damage included.
 
         With `options` the runner starts, so that QNN starts during the push. Small missing objects of the first `share`
-        bundles are pushed as one batch, which costs a fraction of single pushes. Raises DeviceError. No job may run
-        meanwhile.
+        bundles, or of all, are pushed as one batch, which costs a fraction of single pushes. Raises DeviceError. No job
+        may run meanwhile.
         """
-        wanted: set[str] = set()
+        objects = [job_layout(bundle, self._folder, self._runtime.kind).objects for bundle in bundles]
+        wanted = {sha256 for one in objects for sha256 in one}
         small: dict[str, Path] = {}
         room = _BATCH_BYTES
-        for number, bundle in enumerate(bundles):
-            objects = job_layout(bundle, self._folder, self._runtime.kind).objects
-            wanted |= objects.keys()
-            for sha256, path in objects.items() if number < share else ():
-                room -= (size := path.stat().st_size)
-                if size <= _SMALL_OBJECT_BYTES and room > 0:
-                    small[sha256] = path
+        for sha256, path in dict(item for one in objects[:share] for item in one.items()).items():
+            room -= (size := path.stat().st_size)
+            if size <= _SMALL_OBJECT_BYTES and room > 0:
+                small[sha256] = path
         with self._staging:
             self._begin()
             self._objects.look_for([*self._runtime.hashes.values(), *wanted])

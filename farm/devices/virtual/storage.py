@@ -51,17 +51,22 @@ def take_objects(cache_dir: Path, folder: Path) -> None:
         return
     require_own_place(kept.parent)
     place = folder.joinpath(*STORAGE.parts[1:])
-    place.mkdir(parents=True)
-    # Another command may have taken the objects meanwhile.
-    with contextlib.suppress(FileNotFoundError):
+    # Another command may have taken the objects meanwhile, and without them a session pushes its own.
+    with contextlib.suppress(OSError):
+        place.mkdir(parents=True, exist_ok=True)
         kept.rename(place / OBJECTS)
 
 
 def kept_objects(cache_dir: Path, unused_s: float = 0.0) -> list[Leftover]:
     """Return the folders of objects that wait for a command, one per device, if unused for `unused_s`."""
     horizon_s = time.time() - unused_s
-    found = (one for one in _kept(cache_dir, "").glob(f"{VIRTUAL_PREFIX}*") if not one.suffix)
-    return [Leftover(str(one), *folder_size(one)) for one in sorted(found) if one.stat().st_mtime <= horizon_s]
+    found = []
+    for folder in sorted(_kept(cache_dir, "").glob(f"{VIRTUAL_PREFIX}*")):
+        # A command may take the folder meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            if not folder.suffix and folder.stat().st_mtime <= horizon_s:
+                found.append(Leftover(str(folder), *folder_size(folder)))
+    return found
 
 
 def remove_kept(kept: Iterable[Leftover]) -> None:
@@ -76,9 +81,9 @@ def _kept(cache_dir: Path, serial: str) -> Path:
 
 def _keep_objects(objects: Path, kept: Path) -> None:
     """Move `objects` to `kept`, unless another command has left some there; errors cost a push in the next command."""
-    if shutil.disk_usage(objects).free < _LEAST_FREE_BYTES:
-        return
     with contextlib.suppress(OSError):
+        if shutil.disk_usage(objects).free < _LEAST_FREE_BYTES:
+            return
         with os.scandir(objects) as entries:
             found = sorted(((entry.stat(), entry.path) for entry in entries), key=lambda one: -one[0].st_mtime)
         room = _MOST_BYTES
