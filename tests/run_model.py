@@ -8,7 +8,7 @@ A device process is a `Process` here, which handles one message at a time; each 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -336,8 +336,9 @@ class Records:
         self._world = world
         self.devices = SimpleNamespace(health=lambda _: ("suspect", "as the model has it"))
 
-    def record_attempt(self, run_id: str, attempt: Attempt, **_: Any) -> None:
-        self._world.recorded.setdefault(attempt.job_id, []).append(attempt)
+    def record_attempts(self, run_id: str, attempts: Sequence[tuple[Attempt, object]], **_: Any) -> None:
+        for attempt, _artifacts in attempts:
+            self._world.recorded.setdefault(attempt.job_id, []).append(attempt)
 
 
 class Stepped(DevicePool):

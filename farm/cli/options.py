@@ -339,7 +339,7 @@ purpose_options = together(
 one_off_options = together(
     virtual_option("Run it on a virtual device.", one=True),
     click.option("--iterations", type=click.IntRange(1, 100_000),
-                 help="Timed executions of each inference; 3 by default."),
+                 help="Timed executions of each inference; 3 by default, 1 on virtual devices."),
     click.option("--warm-up", type=click.IntRange(0, 100_000),
                  help="Executions before them, not timed; 1 by default."),
     timeout_option("Time limit on the device."),

@@ -20,7 +20,7 @@ from farm.store.statements import statement
 from farm.store.toolchains import toolchain_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from farm.devices.device import Device
@@ -195,18 +195,35 @@ class Store:
         again. With `fence`, the id of the leased device and the lease's fence, the lease has to be alive: raises
         LeaseLostError without a record if it is not.
         """
-        attempt = bounded(attempt)
+        self.record_attempts(run_id, [(attempt, artifacts)], device, fences=() if fence is None else (fence,))
+
+    def record_attempts(
+        self,
+        run_id: str,
+        attempts: Sequence[tuple[Attempt, Sequence[ArtifactRecord]]],
+        device: Device | None = None,
+        *,
+        fences: Collection[tuple[str, int]] = (),
+    ) -> None:
+        """Record attempts with their artifacts, as `record_attempt` records one: all of them, or none.
+
+        `device` is the device of every attempt. Every lease of `fences` has to be alive.
+        """
+        attempts = [(bounded(attempt), artifacts) for attempt, artifacts in attempts]
 
         def insert(connection: Connection) -> None:
-            if fence is not None:
+            if fences:
                 from farm.store.leases.rows import require_live
 
-                require_live(connection, *fence, self._clock(connection))
+                now_ms = self._clock(connection)
+                for fence in sorted(fences):
+                    require_live(connection, *fence, now_ms)
             known: dict[str, int] = {}
             if device is not None:
                 rows.require_run(connection, run_id)
-                known[attempt.device] = rows.insert_device(connection, run_id, device)
-            rows.insert_attempts(connection, run_id, [(attempt, artifacts)], known)
+                row_id = rows.insert_device(connection, run_id, device)
+                known = {attempt.device: row_id for attempt, _ in attempts}
+            rows.insert_attempts(connection, run_id, attempts, known)
 
         self._database.write(insert)
 

@@ -149,7 +149,7 @@ def test_a_wanted_device_is_handed_over_after_its_job_is_recorded(
     bench.until(lambda: not bench.of(0).grant.go, "the end of the grant")
     assert bench.of(0).running is not None
     assert not user.has_it()
-    monkeypatch.setattr(Store, "record_attempt", _cut_off)
+    monkeypatch.setattr(Store, "record_attempts", _cut_off)
     bench.let_end(0)
     assert not bench.of(0).has_session
     # The device is left, and its result is not recorded yet.
@@ -390,7 +390,7 @@ def test_a_run_that_is_stopped_asks_for_no_other_device(make: Make) -> None:
 def test_results_of_a_run_that_lost_its_store_are_recorded_later(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make(4)
     begin_on_both(bench)
-    monkeypatch.setattr(Store, "record_attempt", _cut_off)
+    monkeypatch.setattr(Store, "record_attempts", _cut_off)
     bench.let_end(0)
     bench.until(lambda: any("cut off" in note for note in bench.notes), "a note")
     bench.jobs.store_failing(StoreError("cut off"), bench.plan.health.store_wait_s + 1)

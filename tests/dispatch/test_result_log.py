@@ -7,20 +7,21 @@ import multiprocessing
 import resource
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from made import job
 from waiting import until
 
-from farm.base.errors import FarmError
+from farm.base.errors import FarmError, LeaseLostError, StoreError
 from farm.dispatch.recorder import Recorder
 from farm.dispatch.result_log import ResultLog, open_result_log
-from farm.dispatch.run.run import replay_results, result_log
+from farm.dispatch.run.run import LocalRecords, replay_results, result_log
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
 from farm.store.cluster.records import ShardResult
 from farm.store.records import RunRecord
-from farm.store.store import open_store
+from farm.store.store import Store, open_store
 
 FORK = multiprocessing.get_context("fork")
 
@@ -157,3 +158,35 @@ def test_results_that_a_killed_run_left_are_recorded_once(tmp_path: Path, caplog
         replay_results(run_id, tmp_path, store)
         assert len(store.runs.view(run_id).jobs[0].attempts) == 1
         assert "is not recorded" in caplog.text
+
+
+def test_a_refused_result_takes_no_other_of_its_batch_along_and_a_lost_batch_is_recorded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [job(name) for name in ("add", "relu", "gelu")]
+    with open_store(tmp_path / "farm.db") as store:
+        run_id = store.begin_run(RunRecord("farm run", "ann", "bench", {}))
+        store.plan_jobs(run_id, jobs)
+        # Without a start time, nothing tells an attempt that is offered again from another one.
+        attempts = [Attempt(one.id, Verdict.PASSED, Stage.DONE, "") for one in jobs]
+        results = [
+            ShardResult(n, "phone", 7 * (n == 1), one.job_id, (one, one) if n == 2 else (one,))
+            for n, one in enumerate(attempts)
+        ]
+        records = LocalRecords(run_id, store)
+        record, calls = Store.record_attempts, []
+
+        def cut_off(*args: Any, **words: Any) -> None:
+            calls.append(args)
+            # The whole batch is refused, then each result is recorded alone: the store is lost before the last.
+            if len(calls) == 4:
+                raise StoreError("cut off")
+            record(*args, **words)
+
+        monkeypatch.setattr(Store, "record_attempts", cut_off)
+        with pytest.raises(StoreError):
+            records.record(results)
+        refused = records.record(results)
+        assert [type(refused[1])] == [LeaseLostError]
+        assert len(refused) == 1
+        assert [len(one.attempts) for one in store.runs.view(run_id).jobs] == [1, 0, 2]

@@ -67,6 +67,19 @@ def test_what_a_program_is_asked_to_go_on_for_is_no_delay(tmp_path: Path) -> Non
     assert asked[0].timeout_s == 300, "the time to go on comes to that where the runner is asked"
 
 
+def test_a_simulator_executes_a_sample_once_after_its_warm_up(tmp_path: Path) -> None:
+    _, other = jobs(tmp_path)
+    certain = msgspec.structs.replace(other, case=msgspec.structs.replace(other.case, deterministic=True))
+    plan = RunPlan("r", tmp_path, tmp_path, (), (), {}, tmp_path, reducible=True)
+    named = msgspec.structs.replace(plan, iterations=5, reducible=False)
+    counts = {}
+    for kind in ("virtual", "hardware"):
+        run: Any = SimpleNamespace(flags=lambda *_: {}, device=SimpleNamespace(kind=kind))
+        asked = [DeviceRun.options(run, *one) for one in ((other, plan), (certain, plan), (other, named))]
+        counts[kind] = [(one.warm_up, one.iterations) for one in asked]
+    assert counts == {"virtual": [(1, 1), (1, 3), (1, 5)], "hardware": [(1, 3), (1, 3), (1, 5)]}
+
+
 def test_runs_of_another_length_are_no_history_of_it() -> None:
     lengths = (None, 60, 60, 600, None, 60)
     points = [

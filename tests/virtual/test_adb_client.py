@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import hashlib
 import os
 import stat
 import subprocess
@@ -78,6 +79,16 @@ def test_only_whole_device_paths_are_mapped(device: Attached) -> None:
     echoed = device.adb("shell", "echo /data/local/tmp/x /data/local/tmpfs a/data/local/tmp L=/data/local/tmp").stdout
     here = f"{device.root}/data/local/tmp"
     assert echoed.decode().split() == [f"{here}/x", "/data/local/tmpfs", "a/data/local/tmp", f"L={here}"]
+
+
+def test_many_files_are_hashed_as_one_is(device: Attached) -> None:
+    root = "/data/local/tmp/hashed"
+    made = f"mkdir {root}; cd {root}; for n in 1 2 3 4 5 6 7 8 9 10; do echo $n >file-$n; done"
+    shown = device.adb("shell", f"{made}; sha256sum -- *; echo and; for one in *; do sha256sum -- $one; done")
+    many, one_by_one = (part.split("\n") for part in shown.stdout.decode().rstrip("\n").split("\nand\n"))
+    assert device.adb("shell", f"cd {root}; sha256sum -- * none", check=False).returncode == 1
+    assert many == one_by_one
+    assert many[0] == f"{hashlib.sha256(b'1' + bytes([10])).hexdigest()}  file-1"
 
 
 def test_links_that_lead_out_are_refused(device: Attached, tmp_path: Path) -> None:

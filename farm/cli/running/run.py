@@ -127,7 +127,7 @@ _EXCLUDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 @click.option("--rebuild", is_flag=True,
               help="Compile cached bundles as well, and report differences of the new programs.")  # fmt: skip
 @click.option("--iterations", type=click.IntRange(1, 100_000),
-              help="Timed inferences of every sample; 3 by default.")  # fmt: skip
+              help="Timed inferences of every sample; 3 by default, 1 on virtual devices.")  # fmt: skip
 @click.option("--warm-up", type=click.IntRange(0, 100_000),
               help="Inferences before those, not timed; 1 by default.")  # fmt: skip
 @click.option("--seconds", type=click.IntRange(1, MOST_SECONDS), metavar="S",

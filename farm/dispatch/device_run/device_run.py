@@ -337,14 +337,17 @@ class DeviceRun:
         if execution.heap:
             processes = 1 if execution.reducible else execution.iterations
             return RunnerOptions(processes, 0, execution.timeout_s, self.flags(job.target, None), heap=True)
+        repeats = job.case.deterministic is True
+        # Times of a simulator are no measurements: see docs/reference/virtual_devices.md.
+        few = execution.reducible and self.device.kind == "virtual" and not repeats
         return RunnerOptions(
-            iterations=execution.iterations,
+            iterations=1 if few else execution.iterations,
             warm_up=execution.warm_up,
             timeout_s=execution.timeout_s,
             flags=self.flags(job.target, execution.profile),
             etdump=execution.profile.kept,
             reducible=execution.reducible,
-            repeats=job.case.deterministic is True,
+            repeats=repeats,
             # A health check generates nothing.
             seconds=execution.seconds if job.case.generate is not None else None,
         )

@@ -126,31 +126,38 @@ class LocalRecords:
         """`let_go` ends the lease of a device, by its id and fence."""
         self._run_id, self._store = run_id, store
         self._let_go = let_go or (lambda *_: None)
-        self._recorded: set[tuple[int, str, int]] = set()
-        """Attempts of the present batch that are recorded, by shard, job and index."""
+        self._recorded: set[tuple[int, str]] = set()
+        """Results of the present batch that are recorded, by shard and job."""
 
     def record(self, results: Sequence[ShardResult]) -> Mapping[int, FarmError]:
         """Record the attempts of results under their fences; return the reason for each refused result, by index.
 
-        Raises StoreError; the next call with the same results goes on after the recorded attempts.
+        Raises StoreError; the next call with the same results goes on after the recorded results.
         """
         refused: dict[int, FarmError] = {}
-        for index, result in enumerate(results):
-            try:
-                self._record(result)
-            except (LeaseLostError, RowRefusedError) as error:
-                refused[index] = error
+        try:
+            # In one transaction; one refused result refuses it, and then each result has its own.
+            self._record(results)
+        except (LeaseLostError, RowRefusedError):
+            for index, result in enumerate(results):
+                try:
+                    self._record([result])
+                except (LeaseLostError, RowRefusedError) as error:
+                    refused[index] = error
         self._recorded.clear()
         return refused
 
-    def _record(self, result: ShardResult) -> None:
-        fence = (result.device, result.fence) if result.fence else None
-        for number, attempt in enumerate(result.attempts):
-            key = result.shard, result.job_id, number
-            if key not in self._recorded:
-                artifacts = result.artifacts if number == len(result.attempts) - 1 else ()
-                self._store.record_attempt(self._run_id, attempt, artifacts=artifacts, fence=fence)
-                self._recorded.add(key)
+    def _record(self, results: Sequence[ShardResult]) -> None:
+        left = [result for result in results if (result.shard, result.job_id) not in self._recorded]
+        attempts = [
+            (attempt, result.artifacts if number == len(result.attempts) else ())
+            for result in left
+            for number, attempt in enumerate(result.attempts, 1)
+        ]
+        self._store.record_attempts(
+            self._run_id, attempts, fences={(result.device, result.fence) for result in left if result.fence}
+        )
+        self._recorded.update((result.shard, result.job_id) for result in left)
 
     def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Do nothing: the jobs are in memory."""
