@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farm.numbers.regressions.bisect import BisectOutcome
 from farm.results.analysis.confirmation import Answer
 from farm.results.analysis.first_bad import MOST_PROBES, Bracket, narrowed, next_probe, suspicion
 from farm.results.analysis.scale import Scale
@@ -31,6 +34,19 @@ def searched(values: list[float], first: int, change: float = STEP) -> tuple[Bra
         probes += 1
         bracket = narrowed(bracket, probe, Answer.CONFIRMED if probe >= first else Answer.REFUTED)
     return bracket, probes
+
+
+def test_a_range_instead_of_a_run_names_what_was_not_looked_at() -> None:
+    runs = [SimpleNamespace(run=SimpleNamespace(id=f"run-{number}")) for number in range(5)]
+    whole: Any = None
+
+    def reason(*probes: Any) -> str:
+        known: Any = tuple(runs)
+        return BisectOutcome(known, (), 0, "phone", "hardware", whole, probes, Bracket(0, 4)).reason
+
+    pruned = [SimpleNamespace(number=number, reason="its bundle is pruned") for number in (1, 2, 3)]
+    assert reason(*pruned) == "; ".join(f"run-{number}: its bundle is pruned" for number in (1, 2, 3))
+    assert reason(pruned[1]).startswith("run-2: its bundle is pruned; 2 more that were not looked at")
 
 
 def test_a_history_that_tells_saves_probes() -> None:

@@ -148,6 +148,28 @@ def test_a_run_for_a_reserved_device_begins_when_the_reservation_ends() -> None:
     assert "no living host has" in why_it_waits(view(labels=("camera",)), ORDER.run_id)
 
 
+def test_living_build_hosts_share_the_compilation_of_a_queue() -> None:
+    order = msgspec.structs.replace(ORDER, lacking=12)
+    sums = (ShardSum(ORDER.run_id, "SM8650", 12, 1.0, 0, 0.0),)
+
+    def begins_s(*agents: Agent) -> float:
+        situation = view().situations["SM8650"]
+        orders = [msgspec.structs.replace(situation.orders[0], ready=0)]
+        situation = msgspec.structs.replace(situation, orders=orders)
+        queue = QueueView(1_060_000, (order,), {"SM8650": situation}, sums, {}, agents)
+        [run] = queued(queue)
+        assert run.ends_s is not None
+        return run.ends_s
+
+    def builds(host: Agent) -> Agent:
+        return msgspec.structs.replace(host, facts=msgspec.structs.replace(host.facts, toolchains=("t",)))
+
+    one, two = builds(agent("a")), builds(agent("b"))
+    others = agent("c", device("phone")), builds(agent("d", alive=False))
+    assert begins_s(one, *others) == begins_s(one)
+    assert begins_s(one) == pytest.approx(2 * begins_s(one, two, *others), abs=2.0)
+
+
 def test_the_end_of_an_enclosing_command_wakes_the_follower_and_a_second_one_ends_it() -> None:
     with InterruptHandler(term=True) as command, Signals(command) as signals:
         assert ready_of([signals.descriptor], 0.0) == set()

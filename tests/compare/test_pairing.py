@@ -234,3 +234,11 @@ def test_chance_among_many_jobs_is_taken_back() -> None:
 def test_short_programs_get_more_inferences_and_long_ones_fewer(latency_ms: float, inferences: int) -> None:
     latency = Measurement("latency", "ns", Direction.LOWER, (latency_ms * 1e6,) * 3)
     assert inferences_of([latency]) == inferences
+
+
+def test_sides_of_two_runtimes_share_no_process() -> None:
+    one, other = (
+        msgspec.structs.replace(side("a"), runtime=cast("Any", SimpleNamespace(digest=digest))) for digest in "ab"
+    )
+    assert (side("a").place, one.place, other.place) == ("", "a", "b")
+    assert len({side("a").key, one.key, other.key}) == 3

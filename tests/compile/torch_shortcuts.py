@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import math
 import os
 import subprocess
@@ -23,6 +24,7 @@ from executorch.backends.qualcomm.serialization.qc_schema_serialize import flatb
 from executorch.backends.qualcomm.utils import qnn_sdk_setup
 from executorch.exir.dialects.edge import _ops
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
 from torch._dynamo import functional_export
 from torch._export import utils
 from torch.export import ExportedProgram, _trace, decomp_utils
@@ -256,6 +258,10 @@ def test_the_types_of_edge_operators_are_the_same_from_another_parser() -> None:
     with edge_types_by_libyaml(), patch.object(YAML, "get_constructor_parser", side_effect=AssertionError):
         assert _ops._load_edge_dialect_info() == plain
     assert len(plain) > 100
+    # Another user of ruamel.yaml gets its own parser: comments stay, and files are read.
+    with edge_types_by_libyaml():
+        assert isinstance(YAML().load("a: 1  # why"), CommentedMap)
+        assert YAML(typ="safe").load(io.StringIO("a: 1")) == {"a": 1}
 
 
 # Shortcuts that are not taken with other versions, with a function that each replaces.

@@ -197,7 +197,7 @@ class Daemon:
     async def _accept(self, listener: socket.socket) -> None:
         while True:
             accepted = await accept_own_async(listener)
-            link = PacketLink(accepted, self._throttle)
+            link = await PacketLink.over(accepted, self._throttle)
             connection = HostConnection(link, self._banner, FEATURES, self._find, self._trusts)
             task = asyncio.create_task(connection.serve())
             self._connections[task] = connection

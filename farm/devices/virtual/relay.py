@@ -151,7 +151,7 @@ class Relay:
                 # As a device that is away; the adb server tries again.
                 accepted.close()
                 continue
-            link = PacketLink(accepted, LinkThrottle())
+            link = await PacketLink.over(accepted, LinkThrottle())
             connection = HostConnection(link, self._properties, self._features, self._find)
             task = asyncio.create_task(connection.serve())
             self._connections[task] = connection

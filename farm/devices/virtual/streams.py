@@ -46,12 +46,12 @@ class Stream:
         self.connection = connection
         """Connection of the stream."""
         self._link, self._number, self.peer = link, number, peer
-        self._received: deque[bytearray] = deque()
+        self._received: deque[bytes] = deque()
         self._changed = asyncio.Event()
         self._may_write = peer != 0
         self._closed = asyncio.Event()
 
-    async def read(self) -> bytearray | None:
+    async def read(self) -> bytes | None:
         """Return what came next, None when the host has closed. The host may send more once this returns."""
         while not self._received:
             if self._closed.is_set():
@@ -86,7 +86,7 @@ class Stream:
         self._changed.clear()
         await self._changed.wait()
 
-    def deliver(self, data: bytearray) -> None:
+    def deliver(self, data: bytes) -> None:
         """Take data of the host. Raises ProtocolError for data before an acknowledgement."""
         if len(self._received) >= _MOST_UNREAD:
             raise ProtocolError("packets on a stream that did not wait for an acknowledgement")

@@ -28,12 +28,12 @@ class ProtocolError(Exception):
 
 
 class Packet(NamedTuple):
-    """Packet; its payload belongs to the receiver."""
+    """Packet."""
 
     command: int
     arg0: int
     arg1: int
-    payload: bytearray
+    payload: bytes
 
 
 class LinkThrottle:
@@ -71,28 +71,29 @@ class LinkThrottle:
 class PacketLink:
     """Reader and writer of whole packets, for all traffic of a device."""
 
-    def __init__(self, connection: socket.socket, throttle: LinkThrottle) -> None:
-        connection.setblocking(False)
-        self._socket, self._throttle = connection, throttle
-        self._sender: asyncio.Task[None] | None = None
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, throttle: LinkThrottle) -> None:
+        self._reader, self._writer, self._throttle = reader, writer, throttle
         self._writing = asyncio.Lock()
-        self._header = bytearray(_HEADER.size)
         self.max_payload = MAX_PAYLOAD
         """Most bytes of a written payload; the peer may lower it when it connects."""
         self.sums = True
         """True if written packets carry a checksum, until the peer's version is known. Received checksums are not
         checked, as in adbd."""
 
+    @classmethod
+    async def over(cls, connection: socket.socket, throttle: LinkThrottle) -> PacketLink:
+        """Return the link over an accepted connection. Raises OSError."""
+        return cls(*await asyncio.open_connection(sock=connection, limit=MAX_PAYLOAD), throttle)
+
     async def read(self) -> Packet | None:
         """Return the next packet, None when the peer is gone. Raises ProtocolError."""
-        if not await self._fill(self._header):
-            return None
-        command, arg0, arg1, size, _, magic = _HEADER.unpack(self._header)
-        if magic != command ^ 0xFFFFFFFF or size > MAX_PAYLOAD:
-            raise ProtocolError(f"not a packet of adb's protocol: {self._header.hex()}")
-        payload = bytearray(size)
-        if size and not await self._fill(payload):
+        try:
+            header = await self._reader.readexactly(_HEADER.size)
+            command, arg0, arg1, size, _, magic = _HEADER.unpack(header)
+            if magic != command ^ 0xFFFFFFFF or size > MAX_PAYLOAD:
+                raise ProtocolError(f"not a packet of adb's protocol: {header.hex()}")
+            payload = await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError:
             return None
         if self._throttle.busy:
             await self._throttle.wait(size)
@@ -102,50 +103,18 @@ class PacketLink:
         """Send one packet. Raises OSError when the peer is gone."""
         checksum = sum(payload) & 0xFFFFFFFF if self.sums else 0
         header = _HEADER.pack(command, arg0, arg1, len(payload), checksum, command ^ 0xFFFFFFFF)
-        await self._writing.acquire()
-        try:
+        async with self._writing:
             if self._throttle.busy:
                 await self._throttle.wait(len(payload))
-            sent = self._socket.sendmsg((header, payload))
-        except BlockingIOError:
-            sent = 0
-        except BaseException:
-            self._writing.release()
-            raise
-        if sent == len(header) + len(payload):
-            self._writing.release()
-        else:
-            # Half a packet would spoil every stream, so a caller that is cancelled does not stop it.
-            self._sender = self._loop.create_task(self._send_rest(header, memoryview(payload), sent))
-            await asyncio.shield(self._sender)
-
-    async def _send_rest(self, header: bytes, payload: memoryview, sent: int) -> None:
-        try:
-            if sent < len(header):
-                await self._loop.sock_sendall(self._socket, header[sent:])
-                sent = len(header)
-            if sent < len(header) + len(payload):
-                await self._loop.sock_sendall(self._socket, payload[sent - len(header) :])
-        finally:
-            self._writing.release()
-
-    async def _fill(self, buffer: bytearray) -> bool:
-        view = memoryview(buffer)
-        while view:
-            count = await self._loop.sock_recv_into(self._socket, view)
-            if not count:
-                return False
-            view = view[count:]
-        return True
+            # In one call, so that a caller that is cancelled leaves no half packet.
+            self._writer.writelines((header, payload))
+            await self._writer.drain()
 
     def close(self) -> None:
         """Hang up. A packet that was being sent stays half."""
-        if self._sender is not None and not self._sender.done():
-            # The loop would look for a descriptor that soon belongs to another.
-            self._loop.remove_writer(self._socket)
-            self._sender.cancel()
-        self._socket.close()
+        self._writer.transport.abort()
 
     def reset_on_close(self) -> None:
         """Let the end of this link reach the peer as a reset, and not as an end in order."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection = self._writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,4 +1,4 @@
-"""`farm run` on this machine, from names to exit code: `run`, `_Run.execute`, `_Run._on_devices`, in order.
+"""`farm run` on this machine, from names to exit code: `run`, `_Run._execute`, `_Run._on_devices`, in order.
 
 `LocalRun` has dispatcher, device processes, result log and recorder of the jobs; `Wait` is the wait for devices.
 `farm.dispatch.run.steps` has the steps common with runs on a shared farm.
@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -342,6 +343,23 @@ class _Run(RunSteps):
     ) -> RunOutcome:
         """Run `jobs` in a new run, whose id `begun` gets, or with `run_id` in an unfinished one."""
         from farm.base.processes import Supervisor
+        from farm.dispatch.device_forks import device_forks
+
+        with ExitStack() as processes:
+            supervisor = processes.enter_context(Supervisor())
+            # The fork server imports its modules meanwhile.
+            forks = device_forks(supervisor)
+            return self._execute(jobs, run_id, begun, processes, supervisor, forks)
+
+    def _execute(
+        self,
+        jobs: tuple[Job, ...],
+        run_id: str,
+        begun: Callable[[str], None],
+        processes: ExitStack,
+        supervisor: Supervisor,
+        forks: ForkServer,
+    ) -> RunOutcome:
         from farm.builds.toolchains.prepare import prepare
         from farm.devices.virtual.storage import virtual_storage
         from farm.dispatch.request.resume import in_progress, require_same
@@ -367,9 +385,10 @@ class _Run(RunSteps):
         with in_progress(folder) as before:
             try:
                 _release_leases(self._store, before)
-                with virtual_storage(self._config.cache_dir, run_id) as storage, Supervisor() as supervisor:
+                # The processes end before their files are removed.
+                with virtual_storage(self._config.cache_dir, run_id) as storage, processes.pop_all():
                     devices = resumed.devices if resumed is not None else ()
-                    self._on_devices(jobs, run_id, folder, storage, tools, supervisor, devices)
+                    self._on_devices(jobs, run_id, folder, storage, tools, supervisor, forks, devices)
                 was_interrupted = self._interrupts.was_interrupted
                 exit_code = INTERRUPTED if was_interrupted else exit_code_of(self._store.runs.view(run_id))
             except KeyboardInterrupt:
@@ -390,18 +409,16 @@ class _Run(RunSteps):
         storage: Path,
         tools: Toolchain,
         supervisor: Supervisor,
+        forks: ForkServer,
         before: Sequence[DeviceView],
     ) -> None:
         """Run `jobs`; `before` has the devices of a resumed run."""
         from farm.builds.runtime.native.build import native_of
-        from farm.dispatch.device_forks import device_forks
         from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
         from farm.dispatch.request.resume import require_same_runtimes
         from farm.policy.situation import Priority
 
         wait = Wait(self._request.wait_s)
-        # The fork server imports its modules meanwhile.
-        forks = device_forks(supervisor)
         with ThreadPoolExecutor(1) as aside:
             native = native_of(self._config.cache_dir, tools.runner)
             allocation = aside.submit(self._fleet, jobs, storage, supervisor, native)
