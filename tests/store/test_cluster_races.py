@@ -322,6 +322,20 @@ def test_a_job_that_agents_die_of_is_run_no_more(store: Store, monkeypatch: pyte
     assert (attempt.verdict, attempt.cause) == (Verdict.INFRA, "worker")
 
 
+def test_deaths_before_a_result_are_no_fault_of_the_job_after_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_rows, "_UP_MS", "SELECT 3600000")
+    run_id = submit(store, shards(1))
+    for death in range(4):
+        one = agent(store)
+        [held] = claim(store, one)
+        if death == 2:
+            assert record(store, one, held, 0) == []
+        expire_leases(store)
+        lines = store.cluster.recover(ttl_s=0).lines
+        assert not any("is not tried again" in line for line in lines), death
+    assert [len(each.attempts) for each in store.runs.view(run_id).jobs] == [1, 0]
+
+
 def refuse_updates(store: Store, condition: str) -> None:
     """Let the database refuse every update of the shards that fit."""
     body = "BEGIN RAISE EXCEPTION 'a bad row' USING ERRCODE = 'check_violation'; END"
