@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -272,6 +273,7 @@ VERIFICATION_TIME = "verification_time"
 """Time of farm's own check for damage before a load; no comparison uses it."""
 
 
+@lru_cache(4096)
 def figure_of(metric: str) -> Figure | None:
     """Return the figure of a metric: `sqnr_db` for `sqnr_fp32[0]`; None for metrics without one."""
     word = metric.partition("[")[0]

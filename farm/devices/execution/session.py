@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING
 from farm.base.errors import DeviceError, DeviceSpaceError
 from farm.builds.bundles.bundle import MODEL, Bundle, Manifest
 from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime
-from farm.devices.execution.content_store import SESSION_PREFIX, ContentStore, differing, expected_content, hashes_of
+from farm.devices.execution.content_store import (
+    OBJECTS,
+    SESSION_PREFIX,
+    ContentStore,
+    differing,
+    expected_content,
+    hashes_of,
+)
 from farm.devices.execution.liveness import Liveness, StagingError, cause_of, staging_error
 from farm.devices.execution.one_shot import OneShot, reduced, run_once
 from farm.devices.execution.raw import (
@@ -272,12 +279,13 @@ class DeviceSession:
         """
         try:
             # Not the runtime: all jobs would be wrong, and it is large.
-            if spoilt := self._damaged(bundle, raw.workspace, ()):
-                return f"files on the device differed from the pushed ones ({spoilt})"
-            changed = differing(self._transport, raw.workspace, hashes_of(raw.folder.glob("output_*.raw")))
+            outputs = hashes_of(raw.folder.glob("output_*.raw"))
+            spoilt, changed = self._damaged(bundle, raw.workspace, (), outputs)
         except DeviceError as problem:
             return f"its files could not be checked for damage: {problem}"
-        return f"{', '.join(changed[:3])} did not arrive as the device has it" if changed else ""
+        if spoilt:
+            return f"files on the device differed from the pushed ones ({spoilt})"
+        return f"{changed} did not arrive as the device has it" if changed else ""
 
     def run_tool(
         self,
@@ -342,8 +350,8 @@ class DeviceSession:
     def _execute(self, execution: Execution, options: RunnerOptions) -> None:
         execution.ending = self._run(execution.workspace, options)
         bundle = execution.workspace.bundle
-        if _may_be_damage(execution.ending) and self._damaged(
-            bundle, execution.workspace.folder, self._runtime.hashes.values()
+        if _may_be_damage(execution.ending) and any(
+            self._damaged(bundle, execution.workspace.folder, self._runtime.hashes.values(), {})
         ):
             self.end_process()
             execution.notes.append("files on the device were damaged; they were replaced and the job run again")
@@ -420,17 +428,28 @@ class DeviceSession:
         self._liveness.learn(done.stdout)
         self._runtime_staged = True
 
-    def _damaged(self, bundle: Bundle, folder: PurePosixPath, others: Iterable[str]) -> str:
-        """Hash the files of an execution in `folder` and `others` again; return the names of damaged ones.
+    def _damaged(
+        self, bundle: Bundle, folder: PurePosixPath, others: Iterable[str], outputs: Mapping[str, str]
+    ) -> tuple[str, str]:
+        """Hash the files of an execution in `folder`, the objects `others` and `outputs`, which have these hashes.
 
-        Damaged objects are removed from the device.
+        Return the names of damaged files, and of changed outputs. Damaged objects are removed from the device.
         """
         layout = job_layout(bundle, folder, self._runtime.kind)
+        objects = {f"../../{OBJECTS}/{name}": name for name in (*others, *layout.objects)}
+        expected = {**objects, **expected_content(layout.files, folder), **outputs}
         with self._staging:
-            if not self._objects.verify([*others, *layout.objects]):
+            try:
+                wrong = differing(self._transport, folder, expected)
+            except StagingError:
+                # The folder itself is gone.
+                wrong = list(expected)
+            lost = [objects[name] for name in wrong if name in objects]
+            if lost and not self._objects.verify(lost):
                 self._runtime_staged = False
-                return "whole files of the runtime or the job"
-            return ", ".join(differing(self._transport, folder, expected_content(layout.files, folder))[:3])
+                return "whole files of the runtime or the job", ""
+        spoilt = [name for name in wrong if name not in objects and name not in outputs]
+        return ", ".join(spoilt[:3]), ", ".join([name for name in wrong if name in outputs][:3])
 
     def _sweep(self) -> None:
         """Remove the workspaces of executions that are over."""

@@ -124,8 +124,10 @@ def distributions(attempt: Attempt) -> tuple[Distribution, ...]:
 
 
 def _distribution(measured: Measurement) -> Distribution | None:
+    if measured.unit not in _TIMES or len(measured.samples) < _LEAST_SAMPLES:
+        return None
     spread = spread_of(measured)
-    if spread is None or spread.n < _LEAST_SAMPLES or measured.unit not in _TIMES:
+    if spread is None or spread.n < _LEAST_SAMPLES:
         return None
     if not (math.isfinite(spread.least) and math.isfinite(spread.most) and spread.least < spread.most):
         return None

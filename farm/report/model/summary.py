@@ -344,14 +344,19 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
     fallback = float(sum(job.fallback_ops.values())) if job.fallback_ops else None
     if attempt is None:
         return KeyNumbers(fallback_ops=fallback)
-    values = {m.metric: spread.value for m in attempt.measurements if (spread := spread_of(m)) is not None}
+    measured = {one.metric: one for one in attempt.measurements}
+
+    def value(metric: str) -> float | None:
+        spread = spread_of(measured[metric]) if metric in measured else None
+        return spread.value if spread is not None else None
 
     def worst(reference: str, field: str, pick: Callable[[Iterable[float]], float]) -> float | None:
         chosen = [c for c in attempt.comparisons if reference in {"", c.reference}]
         return _worst([getattr(c, field) for c in chosen], pick)
 
     def in_ms(metric: str) -> float | None:
-        return values[metric] / 1e6 if metric in values else None
+        found = value(metric)
+        return found / 1e6 if found is not None else None
 
     return KeyNumbers(
         sqnr_fp32=worst("fp32", "sqnr_db", min),
@@ -360,11 +365,11 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
         max_abs=worst("fp32", "max_abs", max),
         mismatch=worst("", "mismatch", max),
         latency_ms=in_ms("latency"),
-        load_ms=in_ms(next((metric for metric in LOAD_TIMES if metric in values), "")),
-        htp_cycles=values.get("htp_cycles"),
-        pte_bytes=values.get("pte_size"),
-        partitions=values.get("partitions"),
-        fallback_ops=values.get("fallback_ops", fallback),
+        load_ms=next((found for metric in LOAD_TIMES if (found := in_ms(metric)) is not None), None),
+        htp_cycles=value("htp_cycles"),
+        pte_bytes=value("pte_size"),
+        partitions=value("partitions"),
+        fallback_ops=fallback if (found := value("fallback_ops")) is None else found,
     )
 
 

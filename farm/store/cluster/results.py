@@ -43,7 +43,8 @@ _SHARDS = text("""
 # Deaths of earlier agents were those of the jobs that are done now.
 _DONE = text("""
     WITH noted AS (UPDATE shard_jobs SET done = :done, next_job = :next_job WHERE shard = :shard)
-    UPDATE shard SET remaining = :left, tries = 0, state = CASE WHEN :left = 0 THEN 'ended' ELSE state END WHERE id = :shard
+    UPDATE shard SET remaining = :left, tries = 0, state = CASE WHEN :left = 0 THEN 'ended' ELSE state END
+    WHERE id = :shard
 """)
 _JOBS_OF = text("SELECT jobs FROM shard_jobs WHERE shard = :shard")
 _FAILED = text("""
