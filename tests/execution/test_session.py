@@ -16,6 +16,7 @@ from watched_transport import Watched
 
 from farm.builds.bundles.bundle import Bundle
 from farm.builds.runtime.runtime import Runtime
+from farm.devices.execution import session as session_module
 from farm.devices.execution.raw import DEBUG_FILE, ETDUMP_FILE, HEAP_FILE, RawResult, RunnerOptions, heap_folders
 from farm.devices.execution.session import DeviceSession
 
@@ -57,13 +58,20 @@ def test_no_result_of_an_earlier_execution_is_left(session: DeviceSession, make_
     assert names_in(tmp_path / "out") == set()
 
 
-def test_one_process_takes_many_jobs(run: Run, session: DeviceSession, transport: Watched) -> None:
-    raws = [run(b"good") for _ in range(40)]
+def test_one_process_takes_many_jobs(
+    run: Run, session: DeviceSession, transport: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"run-r-{os.getpid()}"
+    raws = []
+    # A suite must not fill the device: neither by many workspaces nor by large outputs.
+    for most, bound in (("_SWEEP", 8), ("_SWEEP_BYTES", 64)):
+        with monkeypatch.context() as limit:
+            limit.setattr(session_module, most, bound)
+            raws += [run(b"good") for _ in range(20)]
+            assert len(transport.listed(transport.storage / name)) < 15, most
     assert [raw.exit_code for raw in raws] == [0] * 40
     first, *later = map(process_of, raws)
     assert (bool(first), any(later)) == (True, False)
-    name = f"run-r-{os.getpid()}"
-    assert len(transport.listed(transport.storage / name)) < 30, "a suite must not fill the device"
     # Packed weights are as large as the program.
     options = RunnerOptions(timeout_s=30, flags={"weight_cache_enabled": "1", "packed_cache_path": "w.packed"})
     raws = [run(b"good", options) for _ in range(6)]

@@ -132,8 +132,10 @@ _BATCH_BYTES = 32 << 20
 _SMALL_OBJECT_BYTES = 1 << 20
 # ExecuTorch 1.5's QNN library keeps 1.5 KB of every program that was loaded: a process gives them back by its end.
 _JOBS_OF_A_PROCESS = 2000
-# Workspaces that are removed at a time; with a file in each that is as large as its program, one.
-_SWEEP = 16
+# Workspaces that are removed at a time, and the bytes of their outputs; with a file in each that is as large as its
+# program, one workspace.
+_SWEEP = 128
+_SWEEP_BYTES = 64 << 20
 _LARGE_FILE = "packed_cache_path"
 # Stages in which a damaged file on the device becomes visible.
 _FILE_STAGES = ("load", "inputs")
@@ -161,6 +163,7 @@ class DeviceSession:
         self._staging = threading.Lock()
         self._count = 0
         self._done: list[PurePosixPath] = []
+        self._done_bytes = 0
         self._anchor: Bundle | None = None
         self._runtime_staged = False
         self._runner: RunnerProcess | None = None
@@ -212,7 +215,8 @@ class DeviceSession:
             error = ""
             cause: ErrorCause = ""
             try:
-                if len(self._done) >= (1 if _LARGE_FILE in self._runner_flags else _SWEEP):
+                most = 1 if _LARGE_FILE in self._runner_flags else _SWEEP
+                if len(self._done) >= most or self._done_bytes > _SWEEP_BYTES:
                     self._sweep()
                 self._stage_runtime()
                 self._place(job_layout(bundle, folder, self._runtime.kind))
@@ -228,7 +232,9 @@ class DeviceSession:
         manifest = workspace.bundle.manifest
         wanted, options = options, options_for(manifest, options)
         if self._last is not None:
-            self._done.append(self._last.workspace.folder)
+            last = self._last.workspace
+            self._done.append(last.folder)
+            self._done_bytes += sum(spec.nbytes for spec in last.bundle.manifest.outputs) * last.bundle.manifest.samples
         self._last = execution = Execution(job_id, self.serial, workspace, folder)
         if self._runtime.one_shot and options.reducible:
             asked, options = options, reduced(options, manifest)
@@ -453,7 +459,7 @@ class DeviceSession:
 
     def _sweep(self) -> None:
         """Remove the workspaces of executions that are over."""
-        done, self._done = self._done, []
+        done, self._done, self._done_bytes = self._done, [], 0
         if done:
             self._remove(done)
 
