@@ -119,11 +119,16 @@ def one_job(rounds: int, *checkouts: Path | None) -> list[dict[str, float]]:
     started are waited for. The farms of `checkouts`, None for this one, run alternately. Raises CalledProcessError when
     a run fails.
     """
-    argv = [sys.executable, "-m", "farm.cli.main", "run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d"]
+    words = ["-P", "-m", "farm.cli.main", "run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d"]
     # A user's Python writes bytecode.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    envs = [env if checkout is None else {**env, "PYTHONPATH": str(checkout)} for checkout in checkouts]
-    found = [[_run(argv, one) for one in envs] for _ in range(rounds + 1)][1:]
+    commands = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, checkout in enumerate(checkouts):
+            python = checkout / ".venv/bin/python" if checkout else Path(sys.executable)
+            # An older farm does not open the store of a newer one.
+            commands.append(([str(python), *words], {**env, "FARM_STATE_DIR": f"{folder}/{number}"}))
+        found = [[_run(*command) for command in commands] for _ in range(rounds + 1)][1:]
     return [
         {name: statistics.median(one[name] for one in runs) for name in runs[0]} for runs in zip(*found, strict=True)
     ]
@@ -134,7 +139,13 @@ def _run(argv: list[str], env: dict[str, str]) -> dict[str, float]:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(
-        [*argv, "--virtual", "1"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        # An older farm imports itself from the current folder.
+        [*argv, "--virtual", "1"],
+        cwd="/",
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     with Sampler(process.pid, _EVERY_OF_A_SHORT_COMMAND_S) as sampler:
         output, _ = process.communicate()
@@ -237,7 +248,9 @@ def main() -> None:
     parser.add_argument("--latency-ms", type=int, default=200)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 8, 16, 32])
     parser.add_argument("--rounds", type=int, default=5, help="runs of one job")
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="checkout of farm to compare one job with")
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="checkout of farm with its .venv, to compare one job with"
+    )
     parser.add_argument("--quick", action="store_true", help="10 jobs on 1 and 2 devices")
     arguments = parser.parse_args()
     if arguments.quick:

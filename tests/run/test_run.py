@@ -81,7 +81,7 @@ def test_operators_are_compiled_and_executed(main_job: dict[str, Any]) -> None:
         metrics = {measurement["metric"]: measurement["samples"] for measurement in attempt["measurements"]}
         loads = {"warm_model_load_time", "verification_time"}
         assert {"latency", *loads, "pte_size", "partitions", "htp_cycles"} <= set(metrics), job["id"]
-        assert len(metrics["latency"]) >= 3
+        assert len(metrics["latency"]) == 1, "a simulator runs once after its warm-up"
         assert metrics["partitions"] == [1]
         assert {comparison["reference"] for comparison in attempt["comparisons"]} == {"fp32", "quantized"}
     devices = {device["serial"]: (device["kind"], device["jobs"] > 0) for device in main_job["devices"]}
