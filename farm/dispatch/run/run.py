@@ -377,9 +377,6 @@ class _Run(RunSteps):
         else:
             run_id = self._begin(jobs, tools, fingerprint)
             begun(run_id)
-        # Also of a run that was killed before it had done so.
-        self._store.plan_jobs(run_id, jobs)
-        self._read_history(jobs, tools, kind)
         folder = self._config.run_folder(run_id)
         exit_code: int = ExitCode.INFRA
         with in_progress(folder) as before:
@@ -388,7 +385,7 @@ class _Run(RunSteps):
                 # The processes end before their files are removed.
                 with virtual_storage(self._config.cache_dir, run_id) as storage, processes.pop_all():
                     devices = resumed.devices if resumed is not None else ()
-                    self._on_devices(jobs, run_id, folder, storage, tools, supervisor, forks, devices)
+                    self._on_devices(jobs, run_id, folder, storage, tools, kind, supervisor, forks, devices)
                 was_interrupted = self._interrupts.was_interrupted
                 exit_code = INTERRUPTED if was_interrupted else exit_code_of(self._store.runs.view(run_id))
             except KeyboardInterrupt:
@@ -408,11 +405,12 @@ class _Run(RunSteps):
         folder: Path,
         storage: Path,
         tools: Toolchain,
+        kind: str,
         supervisor: Supervisor,
         forks: ForkServer,
         before: Sequence[DeviceView],
     ) -> None:
-        """Run `jobs`; `before` has the devices of a resumed run."""
+        """Run `jobs` on devices of `kind`; `before` has the devices of a resumed run."""
         from farm.builds.runtime.native.build import native_of
         from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
         from farm.dispatch.request.resume import require_same_runtimes
@@ -422,6 +420,9 @@ class _Run(RunSteps):
         with ThreadPoolExecutor(1) as aside:
             native = native_of(self._config.cache_dir, tools.runner)
             allocation = aside.submit(self._fleet, jobs, storage, supervisor, native)
+            # Also of a run that was killed before it had done so.
+            self._store.plan_jobs(run_id, jobs)
+            self._read_history(jobs, tools, kind)
             planned = self._order(jobs, self._rebuild.find(jobs, tools))
             health_checks = self._order_health_checks(jobs, tools)
             again = partial(self._fleet, jobs, storage, supervisor, native)

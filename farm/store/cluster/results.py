@@ -40,7 +40,7 @@ _SHARDS = text("""
     FROM shard JOIN shard_jobs ON shard_jobs.shard = shard.id
     WHERE id = ANY(:shards) AND state = 'held' AND token = :token ORDER BY id FOR UPDATE OF shard
 """)
-# Deaths of earlier agents were those of the jobs that are done now.
+# Earlier agents died during jobs that are done now.
 _DONE = text("""
     WITH noted AS (UPDATE shard_jobs SET done = :done, next_job = :next_job WHERE shard = :shard)
     UPDATE shard SET remaining = :left, tries = 0, state = CASE WHEN :left = 0 THEN 'ended' ELSE state END
