@@ -127,7 +127,8 @@ def one_job(rounds: int, *checkouts: Path | None) -> list[dict[str, float]]:
         for number, checkout in enumerate(checkouts):
             python = checkout / ".venv/bin/python" if checkout else Path(sys.executable)
             # An older farm does not open the store of a newer one.
-            commands.append(([str(python), *words], {**env, "FARM_STATE_DIR": f"{folder}/{number}"}))
+            own = {"FARM_STATE_DIR": f"{folder}/{number}", **({"PYTHONPATH": str(checkout)} if checkout else {})}
+            commands.append(([str(python), *words], {**env, **own}))
         found = [[_run(*command) for command in commands] for _ in range(rounds + 1)][1:]
     return [
         {name: statistics.median(one[name] for one in runs) for name in runs[0]} for runs in zip(*found, strict=True)

@@ -9,6 +9,7 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -376,3 +377,18 @@ def test_a_reset_ends_what_the_server_would_go_on_with(tunnel: Tunnel) -> None:
         tunnel.reset(b"0012host:track-devices", answer=b"OKAY")
     until(lambda: tunnel.threads <= before + 2, "the end of the threads", 30)
     assert tunnel.answers()
+
+
+def test_streams_that_both_sides_end_at_once_take_no_other_along(tunnel: Tunnel) -> None:
+    """sshd ends the whole connection over a message for a stream that both sides have closed."""
+    with socket.create_connection(("127.0.0.1", tunnel.server.port), timeout=30) as endless:
+        endless.sendall(b"0012host:track-devices")
+        assert endless.recv(4) == b"OKAY"
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(tunnel.server.query, "host:version") for _ in range(400)]
+            assert {one.result() for one in asked} == {asked[0].result()}
+        # The listing, and then nothing: no end.
+        assert endless.recv(4096)
+        endless.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            endless.recv(4096)

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
 
 import msgspec
 import pytest
@@ -156,6 +157,20 @@ def test_more_programs_than_sshd_allows_wait_for_each_other(transport: SshTransp
     assert transport.run(["true"], timeout_s=SECONDS).code == 0
     for process in running:
         process.close()
+
+
+def test_programs_that_end_before_they_have_read_everything_take_no_other_along(transport: SshTransport) -> None:
+    """sshd ends the whole connection over data for a stream that both sides have closed."""
+    scripts = ("exit 3", "exec <&-; exit 3", "cat >/dev/null; exit 3")
+    with contextlib.closing(transport.start(["sleep", "60"], cwd=PurePosixPath("/"), env={})) as other:
+        with ThreadPoolExecutor(6) as pool:
+            runs = [
+                pool.submit(transport.run, ["sh", "-c", script], stdin=b"x" * size, timeout_s=SECONDS)
+                for _ in range(40)
+                for script, size in zip(scripts, (1, 100_000, 1), strict=True)
+            ]
+            assert {one.result().code for one in runs} == {3}
+        assert other.receive(0.1).code is None
 
 
 def test_a_pipe_is_not_waited_for(server: SshServer, transport: SshTransport, tmp_path: Path) -> None:

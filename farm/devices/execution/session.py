@@ -45,6 +45,7 @@ from farm.devices.execution.workspace import (
     INPUT_LIST,
     OUTPUTS,
     PROMPT_LIST,
+    SMALL_BYTES,
     Layout,
     Workspace,
     job_layout,
@@ -132,9 +133,9 @@ _BATCH_BYTES = 32 << 20
 _SMALL_OBJECT_BYTES = 1 << 20
 # ExecuTorch 1.5's QNN library keeps 1.5 KB of every program that was loaded: a process gives them back by its end.
 _JOBS_OF_A_PROCESS = 2000
-# Workspaces that are removed at a time, and the bytes of their outputs; with a file in each that is as large as its
-# program, one workspace.
-_SWEEP = 128
+# Workspaces that are removed at a time, and the bytes of their small inputs and outputs; with a file in each that is as
+# large as its program, one workspace.
+_SWEEP = 32
 _SWEEP_BYTES = 64 << 20
 _LARGE_FILE = "packed_cache_path"
 # Stages in which a damaged file on the device becomes visible.
@@ -231,10 +232,8 @@ class DeviceSession:
         """
         manifest = workspace.bundle.manifest
         wanted, options = options, options_for(manifest, options)
-        if self._last is not None:
-            last = self._last.workspace
-            self._done.append(last.folder)
-            self._done_bytes += sum(spec.nbytes for spec in last.bundle.manifest.outputs) * last.bundle.manifest.samples
+        if self._last is not None and self._last.workspace.folder != workspace.folder:
+            self._leave(self._last.workspace)
         self._last = execution = Execution(job_id, self.serial, workspace, folder)
         if self._runtime.one_shot and options.reducible:
             asked, options = options, reduced(options, manifest)
@@ -361,7 +360,7 @@ class DeviceSession:
         ):
             self.end_process()
             execution.notes.append("files on the device were damaged; they were replaced and the job run again")
-            self._done.append(execution.workspace.folder)
+            self._leave(execution.workspace)
             execution.ending = None
             execution.workspace = self.stage(bundle)
             if execution.workspace.error:
@@ -448,14 +447,24 @@ class DeviceSession:
             try:
                 wrong = differing(self._transport, folder, expected)
             except StagingError:
-                # The folder itself is gone.
+                # The folder may have gone, and the objects with it.
+                if self._objects.verify(objects.values()):
+                    raise
                 wrong = list(expected)
-            lost = [objects[name] for name in wrong if name in objects]
-            if lost and not self._objects.verify(lost):
+            if lost := [objects[name] for name in wrong if name in objects]:
+                self._objects.verify(lost)
                 self._runtime_staged = False
                 return "whole files of the runtime or the job", ""
         spoilt = [name for name in wrong if name not in objects and name not in outputs]
         return ", ".join(spoilt[:3]), ", ".join([name for name in wrong if name in outputs][:3])
+
+    def _leave(self, workspace: Workspace) -> None:
+        """Let a workspace be removed with others."""
+        manifest = workspace.bundle.manifest
+        sizes = [spec.nbytes for spec in manifest.outputs]
+        sizes += [spec.nbytes for spec in manifest.inputs if spec.nbytes <= SMALL_BYTES]
+        self._done.append(workspace.folder)
+        self._done_bytes += sum(sizes) * manifest.samples
 
     def _sweep(self) -> None:
         """Remove the workspaces of executions that are over."""

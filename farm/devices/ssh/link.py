@@ -10,8 +10,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import paramiko
+from paramiko.common import cMSG_CHANNEL_CLOSE
 
 from farm.base.errors import DeviceError, DeviceGoneError, DeviceTimeoutError
 from farm.devices.device import LOOPBACK, SshAddress
@@ -40,6 +42,33 @@ def end(channel: paramiko.Channel) -> None:
     """Close a stream; where its connection has broken, nothing is left to close."""
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
         channel.close()
+
+
+class _Sender:
+    """Stands in for the transport of a channel and sends nothing of the channel after its end.
+
+    paramiko 5.1 makes a channel's messages under a lock and sends them without it, so that data, or the end of the
+    data, can follow the answer to the server's close. Over such a message OpenSSH ends the whole connection, with all
+    programs and tunnels in it ("data packet referred to nonexistent channel").
+    """
+
+    def __init__(self, transport: paramiko.Transport, channel: paramiko.Channel) -> None:
+        self.transport = transport
+        self._sending = threading.Lock()
+        self._has_ended = False
+        channel.transport = self  # type: ignore[assignment]
+        # The server may have closed it meanwhile.
+        self._has_ended = self._has_ended or channel.closed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+    def _send_user_message(self, message: paramiko.Message) -> None:
+        is_end = message.asbytes()[:1] == cMSG_CHANNEL_CLOSE
+        with self._sending:
+            if is_end or not self._has_ended:
+                self.transport._send_user_message(message)  # type: ignore[attr-defined]  # noqa: SLF001 - as channels do
+            self._has_ended = self._has_ended or is_end
 
 
 class ForwardRefusedError(DeviceError):
@@ -243,7 +272,9 @@ class SshLink:
             connection, made = self._connection(connect_s, runs_program=runs_program)
             transport = connection.transport
             try:
-                return opening(transport)
+                channel = opening(transport)
+                _Sender(transport, channel)
+                return channel
             except (paramiko.SSHException, EOFError, OSError) as error:
                 if connection.is_single and runs_program:
                     self._drop(connection)
@@ -295,7 +326,8 @@ class SshLink:
 
     def _of(self, channel: paramiko.Channel) -> Connection | None:
         with self._lock:
-            return next((one for one in self._connections if one.transport is channel.get_transport()), None)
+            sender: Any = channel.get_transport()
+            return next((one for one in self._connections if one.transport is sender.transport), None)
 
     def _drop(self, connection: Connection) -> None:
         with self._lock:

@@ -125,7 +125,7 @@ _SHA256SUM = r"""#!/bin/sh
 if [ $# -gt 9 ] && [ "$1" = -- ] && [ -x /usr/bin/openssl ]; then
     hashes=$(/usr/bin/openssl dgst -sha256 -r "$@")
     code=$?
-    printf '%s\n' "$hashes" | sed 's/ \*/  /'
+    [ -z "$hashes" ] || printf '%s\n' "$hashes" | sed 's/ \*/  /'
     exit "$code"
 else
     PATH=/usr/bin:/bin exec sha256sum "$@"

@@ -46,7 +46,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: int = 1
     timeout_s: float = 300.0
     reducible: bool = False
-    """True if farm chose iterations and warm-up: a runner that writes a file per execution may do fewer."""
+    """True if farm chose iterations and warm-up: virtual devices, and runners that write a file per execution, may do
+    fewer."""
     profile: Profile = Profile.AUTO
     heap: bool = False
     """True to measure the DSP's heap, and nothing else."""
