@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from made import job
 
 from farm.base.errors import UsageError
-from farm.dispatch.request.resume import missing_jobs, require_same_runtimes
+from farm.dispatch.request.resume import facts_to_keep, missing_jobs, require_same, require_same_runtimes
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunView
 
@@ -28,6 +29,17 @@ def test_a_run_goes_on_with_the_runtimes_that_its_devices_had() -> None:
     require_same_runtimes([then, unknown], lambda one: [other] if one is unknown else [], "r")
     with pytest.raises(UsageError, match=r"run r cannot be resumed.*: runtime of a1 \(x, now y\): start anew"):
         require_same_runtimes([then], lambda _: [other], "r")
+
+
+def test_the_kind_of_device_is_open_until_a_run_has_one() -> None:
+    guessed = RunView("r", "farm run", 0, None, None, "ann", "bench", {"device_kind": "hardware", "qnn": "2"}, (), ())
+    now = {"device_kind": "virtual", "qnn": "2"}
+    require_same(facts_to_keep(guessed, "virtual"), now, "r")
+    with pytest.raises(UsageError, match=r"resumed.*: qnn \(2, now 3\): start anew"):
+        require_same(facts_to_keep(guessed, "virtual"), {**now, "qnn": "3"}, "r")
+    known = msgspec.structs.replace(guessed, devices=(DeviceView("a1", "SM8650", "hardware", "b"),))
+    with pytest.raises(UsageError, match=r"device_kind \(hardware, now virtual\): start anew"):
+        require_same(facts_to_keep(known, "virtual"), now, "r")
 
 
 @pytest.mark.parametrize(

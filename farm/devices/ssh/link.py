@@ -52,13 +52,19 @@ class _Sender:
     programs and tunnels in it ("data packet referred to nonexistent channel").
     """
 
-    def __init__(self, transport: paramiko.Transport, channel: paramiko.Channel) -> None:
+    def __init__(self, transport: paramiko.Transport) -> None:
         self.transport = transport
         self._sending = threading.Lock()
         self._has_ended = False
-        channel.transport = self  # type: ignore[assignment]
+
+    @classmethod
+    def installed(cls, transport: paramiko.Transport, channel: paramiko.Channel) -> paramiko.Channel:
+        """Return `channel`, which sends by a stand-in for its `transport` from now on."""
+        sender = cls(transport)
+        channel.transport = sender  # type: ignore[assignment]
         # The server may have closed it meanwhile.
-        self._has_ended = self._has_ended or channel.closed
+        sender._has_ended = sender._has_ended or channel.closed
+        return channel
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.transport, name)
@@ -272,9 +278,7 @@ class SshLink:
             connection, made = self._connection(connect_s, runs_program=runs_program)
             transport = connection.transport
             try:
-                channel = opening(transport)
-                _Sender(transport, channel)
-                return channel
+                return _Sender.installed(transport, opening(transport))
             except (paramiko.SSHException, EOFError, OSError) as error:
                 if connection.is_single and runs_program:
                     self._drop(connection)

@@ -181,6 +181,15 @@ def require_same(then: Mapping[str, str], now: Mapping[str, str], run_id: str) -
         )
 
 
+def facts_to_keep(view: RunView, kind: str) -> Mapping[str, str]:
+    """Return the fingerprint of a run, which new numbers have to share.
+
+    Before the run has a device, its kind of device is a guess, which `kind` replaces: the store settles it with the
+    first device.
+    """
+    return view.fingerprint if view.devices else {**view.fingerprint, "device_kind": kind}
+
+
 def require_same_runtimes(
     then: Iterable[DeviceView], now: Callable[[DeviceView], Sequence[Mapping[str, str]]], run_id: str
 ) -> None:

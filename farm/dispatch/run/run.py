@@ -362,7 +362,7 @@ class _Run(RunSteps):
     ) -> RunOutcome:
         from farm.builds.toolchains.prepare import prepare
         from farm.devices.virtual.storage import virtual_storage
-        from farm.dispatch.request.resume import in_progress, require_same
+        from farm.dispatch.request.resume import facts_to_keep, in_progress, require_same
 
         resumed = self._store.runs.view(run_id) if run_id else None
         then = resumed.fingerprint if resumed is not None else {}
@@ -372,8 +372,8 @@ class _Run(RunSteps):
             tools = prepare(self._config, virtual=self._request.virtual > 0)
             kind = kind_now.result()
         fingerprint = self._fingerprint(tools, kind)
-        if run_id:
-            require_same(then, fingerprint, run_id)
+        if resumed is not None:
+            require_same(facts_to_keep(resumed, kind), fingerprint, run_id)
         else:
             run_id = self._begin(jobs, tools, fingerprint)
             begun(run_id)
