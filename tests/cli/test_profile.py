@@ -21,7 +21,7 @@ def profiled(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Farm
     """Home with two runs that kept profiles, and a newer run without profiles."""
     home = FarmHome.make(farm_cache, tmp_path_factory.mktemp("profiled"))
     for profile, cases in (("detailed", "conv2d or layer_norm"), ("detailed", "conv2d"), ("auto", "conv2d")):
-        home.farm(*RUN, cases, "--profile", profile, timeout_s=300, code=0)
+        home.farm(*RUN, cases, "--profile", profile, "--iterations", "3", timeout_s=300, code=0)
     return home
 
 

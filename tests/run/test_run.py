@@ -199,7 +199,7 @@ def test_any_case_runs_on_the_cpu_as_a_baseline(home: FarmHome) -> None:
         assert attempt["verdict"] == "passed", attempt["reason"]
         assert [(one["reference"], one["sqnr_db"] > 120) for one in attempt["comparisons"]] == [("fp32", True)]
         metrics = {measurement["metric"]: measurement["samples"] for measurement in attempt["measurements"]}
-        assert (len(metrics["latency"]), "htp_cycles" in metrics) == (3, False)
+        assert (len(metrics["latency"]), "htp_cycles" in metrics) == (1, False)
         partitions[job["id"]] = metrics["partitions"]
     expected = {"conv2d": [1], "layer_norm": [0]}
     assert partitions == {f"smoke/{case}[SM8650-xnnpack-fp32]": count for case, count in expected.items()}
