@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from empty_cache import empty_environment
+from empty_cache import empty_environment, python_of
 
 FARM = ["-P", "-m", "farm.cli.main"]
 """Words after the interpreter: `farm` without the current folder in the search path, which would precede a checkout."""
@@ -81,23 +81,11 @@ def set_up(python: str, env: dict[str, str]) -> None:
 
 def measure(chosen: list[str], builders: int, checkout: Path | None = None) -> Round:
     """Run the main job twice from an empty bundle cache, with this farm or the farm of `checkout`."""
-    # Processes of an earlier farm search the current folder for modules.
     with tempfile.TemporaryDirectory(prefix="farm-bench-") as folder, contextlib.chdir(folder):
         env = empty_environment(Path(folder), builders=builders)
         python = sys.executable
         if checkout is not None:
-            own = checkout / ".venv" / "bin" / "python"
-            if own.exists():
-                python = str(own)
-            else:
-                # Before the packages of this Python, in builders as well.
-                env["PYTHONPATH"] = str(checkout)
-            asked = [python, "-P", "-c", "import farm; print(farm.__file__)"]
-            imported = subprocess.check_output(asked, env=env, text=True)
-            if not Path(imported.strip()).is_relative_to(checkout):
-                sys.exit(
-                    f"--against {checkout}: Python imports {imported.strip()} instead; use another virtual environment"
-                )
+            python = python_of(checkout, env)
         set_up(python, env)
         return Round(run(python, chosen, env), run(python, chosen, env))
 

@@ -1,8 +1,10 @@
-"""Environment of `farm` for programs that measure compilation: a cache of links, without bundles."""
+"""Environment of `farm` for programs that measure it: a cache of links, without bundles; the Python of a checkout."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from farm.base.config.settings import load_config
@@ -27,3 +29,22 @@ def empty_environment(folder: Path, *, builders: int = 0) -> dict[str, str]:
         (folder / "farm.toml").write_text(f"[build]\nbuilders = {builders}\n")
         env["FARM_CONFIG"] = str(folder / "farm.toml")
     return env
+
+
+def python_of(checkout: Path, env: dict[str, str]) -> str:
+    """Return the Python that runs the farm of `checkout`: of its .venv, else this one, with PYTHONPATH in `env`.
+
+    Ends this process for a Python that imports another farm. Processes of an earlier farm search the current folder for
+    modules: it has to be an empty one.
+    """
+    own, python = checkout / ".venv" / "bin" / "python", sys.executable
+    if own.exists():
+        python = str(own)
+    else:
+        # Before the packages of this Python, in builders as well.
+        env["PYTHONPATH"] = str(checkout)
+    asked = [python, "-P", "-c", "import farm; print(farm.__file__)"]
+    imported = subprocess.check_output(asked, env=env, text=True).strip()
+    if not Path(imported).is_relative_to(checkout):
+        sys.exit(f"--against {checkout}: Python imports {imported} instead; use another virtual environment")
+    return python

@@ -16,6 +16,7 @@ by the other farm's. The last line is JSON.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -32,6 +33,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from empty_cache import python_of
 from stub_farm import make_stub_farm
 from stub_run import run_stub_farm, spans
 
@@ -123,12 +125,11 @@ def one_job(rounds: int, *checkouts: Path | None) -> list[dict[str, float]]:
     # A user's Python writes bytecode.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     commands = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for number, checkout in enumerate(checkouts):
-            python = checkout / ".venv/bin/python" if checkout else Path(sys.executable)
             # An older farm does not open the store of a newer one.
-            own = {"FARM_STATE_DIR": f"{folder}/{number}", **({"PYTHONPATH": str(checkout)} if checkout else {})}
-            commands.append(([str(python), *words], {**env, **own}))
+            own = {**env, "FARM_STATE_DIR": f"{folder}/{number}"}
+            commands.append(([python_of(checkout, own) if checkout else sys.executable, *words], own))
         found = [[_run(*command) for command in commands] for _ in range(rounds + 1)][1:]
     return [
         {name: statistics.median(one[name] for one in runs) for name in runs[0]} for runs in zip(*found, strict=True)
@@ -140,13 +141,7 @@ def _run(argv: list[str], env: dict[str, str]) -> dict[str, float]:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(
-        # An older farm imports itself from the current folder.
-        [*argv, "--virtual", "1"],
-        cwd="/",
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        [*argv, "--virtual", "1"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     with Sampler(process.pid, _EVERY_OF_A_SHORT_COMMAND_S) as sampler:
         output, _ = process.communicate()
@@ -249,9 +244,7 @@ def main() -> None:
     parser.add_argument("--latency-ms", type=int, default=200)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 8, 16, 32])
     parser.add_argument("--rounds", type=int, default=5, help="runs of one job")
-    parser.add_argument(
-        "--against", type=Path, metavar="CHECKOUT", help="checkout of farm with its .venv, to compare one job with"
-    )
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="checkout of farm to compare one job with")
     parser.add_argument("--quick", action="store_true", help="10 jobs on 1 and 2 devices")
     arguments = parser.parse_args()
     if arguments.quick:

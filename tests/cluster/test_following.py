@@ -152,7 +152,7 @@ def test_living_build_hosts_share_the_compilation_of_a_queue() -> None:
     order = msgspec.structs.replace(ORDER, lacking=12)
     sums = (ShardSum(ORDER.run_id, "SM8650", 12, 1.0, 0, 0.0),)
 
-    def begins_s(*agents: Agent) -> float:
+    def ends_s(*agents: Agent) -> float:
         situation = view().situations["SM8650"]
         orders = [msgspec.structs.replace(situation.orders[0], ready=0)]
         situation = msgspec.structs.replace(situation, orders=orders)
@@ -166,8 +166,8 @@ def test_living_build_hosts_share_the_compilation_of_a_queue() -> None:
 
     one, two = builds(agent("a")), builds(agent("b"))
     others = agent("c", device("phone")), builds(agent("d", alive=False))
-    assert begins_s(one, *others) == begins_s(one)
-    assert begins_s(one) == pytest.approx(2 * begins_s(one, two, *others), abs=2.0)
+    assert ends_s(one, *others) == ends_s(one)
+    assert ends_s(one) == pytest.approx(2 * ends_s(one, two, *others), abs=2.0)
 
 
 def test_the_end_of_an_enclosing_command_wakes_the_follower_and_a_second_one_ends_it() -> None:

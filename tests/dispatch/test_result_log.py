@@ -167,7 +167,7 @@ def test_a_refused_result_takes_no_other_of_its_batch_along_and_a_lost_batch_is_
     with open_store(tmp_path / "farm.db") as store:
         run_id = store.begin_run(RunRecord("farm run", "ann", "bench", {}))
         store.plan_jobs(run_id, jobs)
-        # Without a start time, nothing tells an attempt that is offered again from another one.
+        # Attempts without a start time have no digest, so that the store would insert a repeated one twice.
         attempts = [Attempt(one.id, Verdict.PASSED, Stage.DONE, "") for one in jobs]
         results = [
             ShardResult(n, "phone", 7 * (n == 1), one.job_id, (one, one) if n == 2 else (one,))

@@ -7,7 +7,7 @@ import pytest
 from made import job
 
 from farm.base.errors import UsageError
-from farm.dispatch.request.resume import facts_to_keep, missing_jobs, require_same, require_same_runtimes
+from farm.dispatch.request.resume import missing_jobs, require_same_conditions, require_same_runtimes
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.view import DeviceView, JobView, RunView
 
@@ -34,12 +34,12 @@ def test_a_run_goes_on_with_the_runtimes_that_its_devices_had() -> None:
 def test_the_kind_of_device_is_open_until_a_run_has_one() -> None:
     guessed = RunView("r", "farm run", 0, None, None, "ann", "bench", {"device_kind": "hardware", "qnn": "2"}, (), ())
     now = {"device_kind": "virtual", "qnn": "2"}
-    require_same(facts_to_keep(guessed, "virtual"), now, "r")
+    require_same_conditions(guessed, now)
     with pytest.raises(UsageError, match=r"resumed.*: qnn \(2, now 3\): start anew"):
-        require_same(facts_to_keep(guessed, "virtual"), {**now, "qnn": "3"}, "r")
+        require_same_conditions(guessed, {**now, "qnn": "3"})
     known = msgspec.structs.replace(guessed, devices=(DeviceView("a1", "SM8650", "hardware", "b"),))
     with pytest.raises(UsageError, match=r"device_kind \(hardware, now virtual\): start anew"):
-        require_same(facts_to_keep(known, "virtual"), now, "r")
+        require_same_conditions(known, now)
 
 
 @pytest.mark.parametrize(

@@ -285,12 +285,12 @@ class DeviceSession:
         try:
             # Not the runtime: all jobs would be wrong, and it is large.
             outputs = hashes_of(raw.folder.glob("output_*.raw"))
-            spoilt, changed = self._damaged(bundle, raw.workspace, (), outputs)
+            wrong = self._damaged(bundle, raw.workspace, (), outputs)
         except DeviceError as problem:
             return f"its files could not be checked for damage: {problem}"
-        if spoilt:
-            return f"files on the device differed from the pushed ones ({spoilt})"
-        return f"{changed} did not arrive as the device has it" if changed else ""
+        if spoilt := [name for name in wrong if name not in outputs]:
+            return f"files on the device differed from the pushed ones ({', '.join(spoilt[:3])})"
+        return f"{', '.join(wrong[:3])} did not arrive as the device has it" if wrong else ""
 
     def run_tool(
         self,
@@ -355,8 +355,8 @@ class DeviceSession:
     def _execute(self, execution: Execution, options: RunnerOptions) -> None:
         execution.ending = self._run(execution.workspace, options)
         bundle = execution.workspace.bundle
-        if _may_be_damage(execution.ending) and any(
-            self._damaged(bundle, execution.workspace.folder, self._runtime.hashes.values(), {})
+        if _may_be_damage(execution.ending) and self._damaged(
+            bundle, execution.workspace.folder, self._runtime.hashes.values(), {}
         ):
             self.end_process()
             execution.notes.append("files on the device were damaged; they were replaced and the job run again")
@@ -435,10 +435,10 @@ class DeviceSession:
 
     def _damaged(
         self, bundle: Bundle, folder: PurePosixPath, others: Iterable[str], outputs: Mapping[str, str]
-    ) -> tuple[str, str]:
+    ) -> list[str]:
         """Hash the files of an execution in `folder`, the objects `others` and `outputs`, which have these hashes.
 
-        Return the names of damaged files, and of changed outputs. Damaged objects are removed from the device.
+        Return the names of damaged files and changed outputs. Damaged objects are removed from the device.
         """
         layout = job_layout(bundle, folder, self._runtime.kind)
         objects = {f"../../{OBJECTS}/{name}": name for name in (*others, *layout.objects)}
@@ -450,16 +450,18 @@ class DeviceSession:
                 # The folder may have gone, and the objects with it.
                 if self._objects.verify(objects.values()):
                     raise
-                wrong = list(expected)
-            if lost := [objects[name] for name in wrong if name in objects]:
-                self._objects.verify(lost)
-                self._runtime_staged = False
-                return "whole files of the runtime or the job", ""
-        spoilt = [name for name in wrong if name not in objects and name not in outputs]
-        return ", ".join(spoilt[:3]), ", ".join([name for name in wrong if name in outputs][:3])
+                lost = True
+            else:
+                lost = not objects.keys().isdisjoint(wrong)
+                if lost:
+                    self._objects.verify([objects[name] for name in wrong if name in objects])
+            if not lost:
+                return wrong
+            self._runtime_staged = False
+            return ["whole files of the runtime or the job"]
 
     def _leave(self, workspace: Workspace) -> None:
-        """Let a workspace be removed with others."""
+        """Mark a workspace for the next removal."""
         manifest = workspace.bundle.manifest
         sizes = [spec.nbytes for spec in manifest.outputs]
         sizes += [spec.nbytes for spec in manifest.inputs if spec.nbytes <= SMALL_BYTES]

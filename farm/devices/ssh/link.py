@@ -63,7 +63,7 @@ class _Sender:
         sender = cls(transport)
         channel.transport = sender  # type: ignore[assignment]
         # The server may have closed it meanwhile.
-        sender._has_ended = sender._has_ended or channel.closed
+        sender._has_ended |= channel.closed
         return channel
 
     def __getattr__(self, name: str) -> Any:
@@ -74,7 +74,7 @@ class _Sender:
         with self._sending:
             if is_end or not self._has_ended:
                 self.transport._send_user_message(message)  # type: ignore[attr-defined]  # noqa: SLF001 - as channels do
-            self._has_ended = self._has_ended or is_end
+            self._has_ended |= is_end
 
 
 class ForwardRefusedError(DeviceError):

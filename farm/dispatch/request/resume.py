@@ -181,13 +181,13 @@ def require_same(then: Mapping[str, str], now: Mapping[str, str], run_id: str) -
         )
 
 
-def facts_to_keep(view: RunView, kind: str) -> Mapping[str, str]:
-    """Return the fingerprint of a run, which new numbers have to share.
+def require_same_conditions(view: RunView, now: Mapping[str, str]) -> None:
+    """Raise UsageError if new numbers, with the fingerprint `now`, would not be comparable with those of a run.
 
-    Before the run has a device, its kind of device is a guess, which `kind` replaces: the store settles it with the
-    first device.
+    Before a run has a device, its kind of device is a guess, which the store replaces with the first device.
     """
-    return view.fingerprint if view.devices else {**view.fingerprint, "device_kind": kind}
+    then = view.fingerprint if view.devices else {**view.fingerprint, "device_kind": now["device_kind"]}
+    require_same(then, now, view.id)
 
 
 def require_same_runtimes(

@@ -150,14 +150,9 @@ class LocalRecords:
 
     def _record(self, results: Sequence[ShardResult]) -> None:
         left = [result for result in results if (result.shard, result.job_id) not in self._recorded]
-        attempts = [
-            (attempt, result.artifacts if number == len(result.attempts) else ())
-            for result in left
-            for number, attempt in enumerate(result.attempts, 1)
-        ]
-        self._store.record_attempts(
-            self._run_id, attempts, fences={(result.device, result.fence) for result in left if result.fence}
-        )
+        attempts = [one for result in left for one in result.attempts_with_artifacts]
+        fences = {(result.device, result.fence) for result in left if result.fence}
+        self._store.record_attempts(self._run_id, attempts, fences=fences)
         self._recorded.update((result.shard, result.job_id) for result in left)
 
     def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
@@ -362,7 +357,7 @@ class _Run(RunSteps):
     ) -> RunOutcome:
         from farm.builds.toolchains.prepare import prepare
         from farm.devices.virtual.storage import virtual_storage
-        from farm.dispatch.request.resume import facts_to_keep, in_progress, require_same
+        from farm.dispatch.request.resume import in_progress, require_same_conditions
 
         resumed = self._store.runs.view(run_id) if run_id else None
         then = resumed.fingerprint if resumed is not None else {}
@@ -373,7 +368,7 @@ class _Run(RunSteps):
             kind = kind_now.result()
         fingerprint = self._fingerprint(tools, kind)
         if resumed is not None:
-            require_same(facts_to_keep(resumed, kind), fingerprint, run_id)
+            require_same_conditions(resumed, fingerprint)
         else:
             run_id = self._begin(jobs, tools, fingerprint)
             begun(run_id)

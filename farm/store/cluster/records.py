@@ -240,6 +240,12 @@ class ShardResult(msgspec.Struct, frozen=True):
     outvoted: tuple[str, ...] = ()
     """Devices, as the history names them, on which the job had failed, if it passed here."""
 
+    @property
+    def attempts_with_artifacts(self) -> list[tuple[Attempt, tuple[ArtifactRecord, ...]]]:
+        """Attempts, oldest first, each with its artifacts."""
+        last = len(self.attempts)
+        return [(one, self.artifacts if number == last else ()) for number, one in enumerate(self.attempts, 1)]
+
 
 Claimed = frozenset[tuple[int, int]]
 """Shards of an agent from answered claims, each by id and fence."""

@@ -93,9 +93,9 @@ class ShardResults(ClusterPart):
             taken = [shard for shard in shards.values() if shard.taken]
             for shard in taken:
                 attempts = [
-                    (bounded(attempt), result.artifacts if n == len(result.attempts) else ())
+                    (bounded(attempt), artifacts)
                     for result in shard.taken
-                    for n, attempt in enumerate(result.attempts, 1)
+                    for attempt, artifacts in result.attempts_with_artifacts
                 ]
                 rows.insert_attempts(connection, shard.row.run_id, attempts)
             self._settle(connection, taken)

@@ -154,7 +154,7 @@ class _SharedRun(RunSteps):
     ) -> RunOutcome:
         """Submit `jobs` as a new run, whose id `begun` receives, or with `run_id` as the rest of an unfinished run."""
         from farm.builds.toolchains.prepare import prepare
-        from farm.dispatch.request.resume import facts_to_keep, require_same, require_same_runtimes
+        from farm.dispatch.request.resume import require_same_conditions, require_same_runtimes
         from farm.store.objects.objects import open_objects
 
         before = self._store.runs.view(run_id) if run_id else None
@@ -165,7 +165,7 @@ class _SharedRun(RunSteps):
         tools = prepare(self._config, virtual=kind == "virtual")
         fingerprint = self._fingerprint(tools, kind)
         if before is not None:
-            require_same(facts_to_keep(before, kind), fingerprint, run_id)
+            require_same_conditions(before, fingerprint)
         self._read_history(jobs, tools, kind)
         objects = open_objects(self._config)
         work = self._work(jobs, tools, objects)
