@@ -182,7 +182,7 @@ def require_same(then: Mapping[str, str], now: Mapping[str, str], run_id: str) -
 
 
 def require_same_conditions(view: RunView, now: Mapping[str, str]) -> None:
-    """Raise UsageError if new numbers, with the fingerprint `now`, would not be comparable with those of a run.
+    """Raise UsageError if the fingerprint `now` of new numbers is not comparable with the fingerprint of a run.
 
     Before a run has a device, its kind of device is a guess, which the store replaces with the first device.
     """
